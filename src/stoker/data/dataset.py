@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,7 @@ def _read_shard(path: Path, columns: Sequence[str] | None, rows: int) -> Iterato
 def _to_json(dataset: Dataset) -> dict[str, Any]:
     return {
         "fingerprint": dataset.fingerprint,
-        "columns": [{"name": c.name, "dtype": c.dtype, "whole": c.whole} for c in dataset.columns],
+        "columns": [asdict(column) for column in dataset.columns],
         "splits": {
             split: [
                 {"file": s.file, "rows": s.rows, "size_bytes": s.size_bytes, "sha256": s.sha256}

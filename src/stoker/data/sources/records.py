@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stoker.data.columns import ARROW_TYPES, Column
+from stoker.data.columns import Column
 from stoker.data.sources.listing import Listing
 
 Reading = Literal["int", "bool", "whole", "float", "string", "image"]
@@ -203,13 +203,13 @@ def _stored(
         values = each.values if mask is None else each.values.filter(mask)
         if column.dtype == "string":
             values = pc.fill_null(values, "")
-        arrays.append(values.cast(ARROW_TYPES[column.dtype]))
+        arrays.append(values.cast(column.arrow_type))
     return pa.Table.from_arrays(arrays, schema=shard_schema(columns))
 
 
 def shard_schema(columns: Sequence[Column]) -> pa.Schema:
     """How a shard stores these columns."""
-    return pa.schema([pa.field(c.name, ARROW_TYPES[c.dtype]) for c in columns])
+    return pa.schema([pa.field(c.name, c.arrow_type) for c in columns])
 
 
 def _fault(column: Column, read: Cells, at: int, *, file: str, row: int) -> Fault:
