@@ -21,6 +21,7 @@ from stoker.core.files import (
     alone,
     full_disk_is_named,
     hash_folder,
+    lasting_folder,
     publish_folder,
     scratch_folder,
     sweep,
@@ -233,7 +234,7 @@ def _do_stage(
 def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
     began_s = time.monotonic()
     final = run.root / stage.folder
-    with _folder_for(stage, final) as folder:
+    with _folder_for(stage, final, key) as folder:
         done = stage.work(context, folder)
         files = hash_folder(folder)
         if folder != final:
@@ -256,7 +257,11 @@ def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
 
 
 @contextmanager
-def _folder_for(stage: Stage, final: Path) -> Iterator[Path]:
+def _folder_for(stage: Stage, final: Path, key: str) -> Iterator[Path]:
+    if stage.resumable:
+        with lasting_folder(final, key) as folder:
+            yield folder
+        return
     if not stage.in_place:
         with scratch_folder(final) as folder:
             yield folder

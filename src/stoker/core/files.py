@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +39,26 @@ def fsync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def full_disk_is_named(target: Path) -> Iterator[None]:
-    """Turn "no space left on device" into one line that says how much is free where."""
+def full_disk_is_named(
+    target: Path, *, need_bytes: Callable[[], int | None] = lambda: None
+) -> Iterator[None]:
+    """Turn "no space left on device" into one line that says how much is free where.
+
+    Args:
+        target: What is written.
+        need_bytes: Asked then how much more has to be written, None where nobody knows.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         folder = next(parent for parent in [target, *target.parents] if parent.exists())
-        free = shutil.disk_usage(folder).free
+        free, need = shutil.disk_usage(folder).free, need_bytes()
+        needed = "" if need is None else f", and about {need:,} bytes more to be written"
         raise UserError(
             f"the disk that holds {target} must have room for it",
-            got=Plain(f"{free:,} bytes free"),
+            got=Plain(f"{free:,} bytes free{needed}"),
             fix="Free some space, or write elsewhere with --set runs=DIR, and run it again.",
         ) from error
 
@@ -115,16 +123,45 @@ def alone(lock: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def lasting_folder(beside: Path, key: str) -> Iterator[Path]:
+    """A hidden folder on the same disk as `beside` that a killed writer finds again by its key.
+
+    Those of other keys are removed: nobody goes on with them. It is gone at the end if it was
+    renamed, or holds no file.
+
+    Args:
+        beside: What it will become.
+        key: What must be equal to go on, hexadecimal digits.
+    """
+    folder = beside.parent / f".{beside.name}.{key[:12]}.partial"
+    with full_disk_is_named(beside):
+        for other in beside.parent.glob(f".{beside.name}.*.partial"):
+            if other != folder:
+                remove(other)
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        if folder.is_dir() and not list_files(folder):
+            remove(folder)
+
+
 def sweep(folder: Path, name: str) -> None:
     """Remove what a killed writer of `name` (or of any name, by `*`) left half-made in a folder.
 
     Call it only where no other writer can be at work.
     """
     for left in folder.glob(f".{name}.*.tmp"):
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+        remove(left)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder, where there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def list_files(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,6 +38,12 @@ class Shard:
     sha256: str
     """Hash of the file."""
 
+    index: str | None = None
+    """Where each image in it lies: a file, relative to the dataset's folder; None for tables."""
+
+    index_sha256: str | None = None
+    """Hash of the index."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageShape:
@@ -51,6 +57,12 @@ class ImageShape:
 
     channels: int
     """1 (grey) or 3 (RGB)."""
+
+    fit: Literal["stretch", "crop"] = "stretch"
+    """The whole image, or the middle of it, see `data.images.fit`."""
+
+    crop: float = 0.875
+    """How much of the largest middle box `fit: crop` takes, by its sides."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +93,8 @@ class Dataset:
         column_hashes: Split -> column name -> SHA-256 of that column's values and type, so that a
             stage can depend on just the columns that it reads.
         image: How images are brought to one shape; None for tables.
+        image_store: How the training split's images are stored, and why, in one line; None for
+            tables.
         bad_rows: The records that were left out (at most `data.max_bad_rows`).
     """
 
@@ -89,6 +103,7 @@ class Dataset:
     splits: dict[str, tuple[Shard, ...]]
     column_hashes: dict[str, dict[str, str]]
     image: ImageShape | None = None
+    image_store: str | None = None
     bad_rows: tuple[BadRow, ...] = field(default=())
 
     @property
@@ -168,11 +183,12 @@ class Dataset:
 
 
 def verify_shard(root: Path, shard: Shard) -> None:
-    """Check one shard's length, then its hash.
+    """Check one shard's length, then its hash, and that of its index.
 
     Raises:
         DataError: it is missing, cut or changed.
     """
+    verify_index(root, shard)
     path = root / shard.file
     fix = "Run `stoker ingest` again: the shard is made anew from the source."
     if not path.is_file():
@@ -189,6 +205,23 @@ def verify_shard(root: Path, shard: Shard) -> None:
             f"shard {path} must have the hash that its manifest says",
             got=Plain("other content: it was changed or damaged after ingest"),
             fix=fix,
+        )
+
+
+def verify_index(root: Path, shard: Shard) -> None:
+    """Check the index of a shard's images, where it has any.
+
+    Raises:
+        DataError: it is missing or changed.
+    """
+    if shard.index is None:
+        return
+    path = root / shard.index
+    if not path.is_file() or sha256_file(path) != shard.index_sha256:
+        raise DataError(
+            f"{path} must have the hash that its manifest says",
+            got=Plain("other content" if path.is_file() else "no such file"),
+            fix="Run `stoker ingest` again: the shard is made anew from the source.",
         )
 
 
@@ -240,20 +273,11 @@ def _to_json(dataset: Dataset) -> dict[str, Any]:
         "fingerprint": dataset.fingerprint,
         "columns": [asdict(column) for column in dataset.columns],
         "splits": {
-            split: [
-                {"file": s.file, "rows": s.rows, "size_bytes": s.size_bytes, "sha256": s.sha256}
-                for s in shards
-            ]
-            for split, shards in dataset.splits.items()
+            split: [asdict(shard) for shard in shards] for split, shards in dataset.splits.items()
         },
         "column_hashes": dataset.column_hashes,
-        "image": None
-        if dataset.image is None
-        else {
-            "height": dataset.image.height,
-            "width": dataset.image.width,
-            "channels": dataset.image.channels,
-        },
+        "image": None if dataset.image is None else asdict(dataset.image),
+        "image_store": dataset.image_store,
         "bad_rows": [
             {"file": b.file, "row": b.row, "column": b.column, "reason": b.reason}
             for b in dataset.bad_rows
@@ -271,5 +295,6 @@ def _from_json(root: Path, raw: dict[str, Any]) -> Dataset:
         },
         column_hashes=raw["column_hashes"],
         image=None if raw["image"] is None else ImageShape(**raw["image"]),
+        image_store=raw["image_store"],
         bad_rows=tuple(BadRow(**row) for row in raw["bad_rows"]),
     )

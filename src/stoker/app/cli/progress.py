@@ -32,7 +32,7 @@ class ConsoleListener:
         )
         self._task: TaskID | None = None
         self._stage = ""
-        self._said_s = 0.0
+        self._began_s = self._said_s = 0.0
 
     def __enter__(self) -> Self:
         """Nothing is drawn before a stage begins."""
@@ -53,7 +53,8 @@ class ConsoleListener:
 
     def stage_began(self, stage: str) -> None:
         """Show a bar for this stage."""
-        self._stage, self._said_s = stage, time.monotonic()
+        self._stage, self._began_s = stage, time.monotonic()
+        self._said_s = self._began_s
         if not self.console.is_terminal:
             self.say(f"  {stage:<10} ...")
             return
@@ -68,7 +69,14 @@ class ConsoleListener:
         elif time.monotonic() - self._said_s > PLAIN_EVERY_S:
             self._said_s = time.monotonic()
             percent = "" if share is None else f"{share:4.0%}  "
-            self.say(f"  {self._stage:<10} {percent}{line}")
+            self.say(f"  {self._stage:<10} {percent}{line}{self._left(share)}")
+
+    def _left(self, share: float | None) -> str:
+        """About how long it still takes, by what it took so far."""
+        if not share:
+            return ""
+        left_s = round((time.monotonic() - self._began_s) * (1 - share) / share)
+        return f", {left_s // 60}:{left_s % 60:02d} left"
 
     def stage_ended(self, outcome: StageOutcome) -> None:
         """Replace the bar by one line."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -68,6 +69,12 @@ class SplitRule:
 
 def _value_hashes(column: Column, values: pa.ChunkedArray) -> Hashes:
     """[rows] a hash of each value; 3 and 3.0 are one value, so a gap elsewhere changes nothing."""
+    if column.length is not None:
+        items = _value_hashes(replace(column, length=None), pc.list_flatten(values))
+        # Each with its place, or [1, 2] and [2, 1] would be one value.
+        places = _mixed(np.arange(column.length, dtype=np.uint64))
+        placed = _mixed(items.reshape(-1, column.length) ^ places)
+        return _mixed(placed.sum(axis=1, dtype=np.uint64))
     if column.dtype in ("string", "image"):
         return _bytes_hashes(values.combine_chunks())
     if column.dtype == "int64":

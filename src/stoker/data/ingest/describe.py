@@ -8,9 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stoker.data.columns import Column
-from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.config import Format, IngestConfig
 from stoker.data.sources.image_folder import ImageFolder
-from stoker.data.sources.listing import Format
 from stoker.data.sources.records import Progress, silent
 from stoker.data.sources.source import open_source
 
@@ -26,11 +25,11 @@ class ColumnDescription:
     """Its name and type."""
 
     distinct: int | None
-    """Number of different values, the missing one among them; None where they are more than
-    `MOST_DISTINCT`, and for images."""
+    """Number of different values, the missing one among them, of vectors over all they hold; None
+    where they are more than `MOST_DISTINCT`, and for images."""
 
     missing: int
-    """Records without a value."""
+    """Records without a value; of vectors the values that are missing in them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +37,7 @@ class SourceDescription:
     """What a source holds."""
 
     format: Format
-    """`csv`, `parquet` or `images`."""
+    """What its files hold."""
 
     columns: tuple[ColumnDescription, ...]
     """In the source's order."""
@@ -92,6 +91,8 @@ class _Values:
         self._many = column.dtype == "image"
 
     def add(self, values: pa.ChunkedArray) -> None:
+        if self.column.length is not None:
+            values = pc.list_flatten(values)
         missing = pc.equal(values, "") if self.column.dtype == "string" else values.is_null()
         self._missing += pc.sum(missing).as_py() or 0
         if self._many:

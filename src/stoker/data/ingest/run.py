@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-import shutil
 from collections import defaultdict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +14,36 @@ import pyarrow as pa
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, DataError, Plain
-from stoker.core.files import full_disk_is_named, sha256_file
+from stoker.core.files import full_disk_is_named, remove, sweep
 from stoker.core.fingerprint import fingerprint
-from stoker.data.dataset import BadRow, Dataset, ImageShape, write_manifest
+from stoker.data.dataset import (
+    MANIFEST,
+    Dataset,
+    ImageShape,
+    load_dataset,
+    verify_shard,
+    write_manifest,
+)
 from stoker.data.ingest.assign import SplitRule
+from stoker.data.ingest.faults import Faults
+from stoker.data.ingest.image_store import (
+    ChosenStore,
+    choose_store,
+    image_facts,
+    room_at,
+)
+from stoker.data.ingest.journal import JOURNAL, Journal, Kept, Mark, identity_of
 from stoker.data.ingest.shards import SplitWriter
+from stoker.data.ingest.stored_images import stored_table
 from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.listing import Listing, list_source
-from stoker.data.sources.records import SHOWN_FAULTS, Block, Fault, Progress, Scan, silent
-from stoker.data.sources.source import open_source
+from stoker.data.sources.listing import Listing
+from stoker.data.sources.records import WORKERS, Progress, Scan, Source, silent
+from stoker.data.sources.source import list_source, open_source
 
 _LOG = logging.getLogger(__name__)
+
+TRAIN = "train"
+"""The split whose images may be stored smaller."""
 
 
 def ingest(
@@ -30,14 +51,19 @@ def ingest(
     out_dir: Path,
     *,
     label: str | None = None,
+    epochs: int = 1,
     progress: Progress = silent,
 ) -> Dataset:
     """Read a source into checked shards, split by the content of the records.
 
+    Where an earlier ingest of the same source into the same folder was killed, or found the disk
+    full, it goes on from the shards that were whole; where it was done there is nothing to do.
+
     Args:
         config: What to read and how to split it.
-        out_dir: The dataset's folder; made if need be, and it must hold no dataset.
+        out_dir: The dataset's folder; made if need be; a dataset of another source in it is replaced.
         label: The column that no record may miss; ignored where the data has no such column.
+        epochs: How often training will read each image, for `data.images.store: auto`.
         progress: Called with the records done, and the records in all once they are counted.
 
     Returns:
@@ -47,46 +73,185 @@ def ingest(
         DataError: a file cannot be read, more than `data.max_bad_rows` records are bad, a split is
             empty, or the source changes meanwhile; no shard is left behind.
         ConfigError: the configuration does not fit the data.
+        UserError: the disk is full; names the need and what is free.
     """
     source = open_source(config, label=label)
     _warn_of_copies(source.listing)
-    scan = source.scan(progress)
-    _check_split_by(config, scan)
     out_dir.mkdir(parents=True, exist_ok=True)
-    rule = SplitRule(config.splits, seed=config.seed, split_by=config.split_by)
-    writers = [
-        SplitWriter(out_dir, name, scan.columns, shard_rows=config.shard_rows)
-        for name in rule.names
-    ]
-    faults = _Faults(config)
+    sweep(out_dir, "*")
+    identity = identity_of(config, source.listing, label=label)
     try:
-        with full_disk_is_named(out_dir):
-            done = 0
-            for block in source.blocks(scan):
-                faults.add(block)
-                if not faults.too_many:
-                    _deal(block.table, rule, writers, scan)
-                done += block.table.num_rows + block.bad
-                progress(done, max(done, scan.rows))
-            source.listing.check_unchanged()
-            faults.check()
-            _check_splits(config, dict(zip(rule.names, writers, strict=True)))
-            return _published(out_dir, config, scan, rule, writers, faults)
-    except BaseException:
-        for name, writer in zip(rule.names, writers, strict=True):
-            writer.abandon()
-            shutil.rmtree(out_dir / name, ignore_errors=True)
+        work = _Ingest(config, out_dir, source, identity=identity, epochs=epochs, progress=progress)
+        return work.run()
+    except (DataError, ConfigError):
+        # What is wrong with the source or its configuration is not mended by going on.
+        for name in (*config.splits, MANIFEST, JOURNAL):
+            remove(out_dir / name)
         raise
 
 
-def source_files(config: IngestConfig) -> list[Path]:
-    """The files of `data.source`, sorted by the bytes of their names.
+class _Ingest:
+    """One source on its way to shards."""
+
+    def __init__(
+        self,
+        config: IngestConfig,
+        out_dir: Path,
+        source: Source,
+        *,
+        identity: str,
+        epochs: int,
+        progress: Progress,
+    ) -> None:
+        self._config = config
+        self._out_dir = out_dir
+        self._source = source
+        self._epochs = epochs
+        self._progress = progress
+        self._rule = SplitRule(config.splits, seed=config.seed, split_by=config.split_by)
+        self._journal = Journal(out_dir, identity=identity, splits=self._rule.names)
+        self._faults = Faults(config)
+        self._share_done = 0.0
+
+    def run(self) -> Dataset:
+        """Go on where an earlier ingest stopped, or begin."""
+        with full_disk_is_named(self._out_dir, need_bytes=self._need_bytes):
+            kept = self._journal.kept()
+            if kept is None or not self._is_whole(kept):
+                kept = self._begun()
+            elif (self._out_dir / MANIFEST).is_file():
+                return load_dataset(self._out_dir)
+            with ThreadPoolExecutor(WORKERS) as pool:
+                writers = {name: self._writer(name, kept, pool) for name in self._rule.names}
+                try:
+                    self._deal(kept, writers, pool)
+                    return self._published(kept, writers)
+                except BaseException:
+                    for writer in writers.values():
+                        writer.abandon()
+                    raise
+
+    def _need_bytes(self) -> int | None:
+        """About how much more the rest will take up, None where nothing was written yet."""
+        written = self._journal.size_bytes
+        if not written or not self._share_done:
+            return None
+        return round(written / self._share_done * (1 - self._share_done))
+
+    def _is_whole(self, kept: Kept) -> bool:
+        try:
+            for shard in itertools.chain(*kept.shards.values()):
+                verify_shard(self._out_dir, shard)
+        except DataError as damage:
+            _LOG.warning("ingest begins again: %s", damage)
+            return False
+        return True
+
+    def _begun(self) -> Kept:
+        for name in (*self._rule.names, MANIFEST):
+            remove(self._out_dir / name)
+        scan = self._source.scan(self._progress)
+        _check_split_by(self._config, scan)
+        return self._journal.begin(scan, self._chosen_store(scan))
+
+    def _chosen_store(self, scan: Scan) -> ChosenStore | None:
+        """By the first records; kept in the journal, for another time the disk may be fuller."""
+        first = next(self._source.blocks(scan), None)
+        images = round(scan.rows * self._config.splits[TRAIN])
+        facts = first and image_facts(first.table, scan.columns, images=images)
+        if not facts or scan.image is None:
+            return None
+        chosen = choose_store(
+            self._config.images,
+            facts,
+            shorter=min(scan.image[:2]),
+            epochs=self._epochs,
+            room=room_at(self._out_dir),
+        )
+        _LOG.info("training images are stored as %s", chosen.why)
+        return chosen
+
+    def _writer(self, name: str, kept: Kept, pool: ThreadPoolExecutor) -> SplitWriter:
+        writer = SplitWriter(
+            self._out_dir,
+            name,
+            kept.scan.columns,
+            shard_rows=self._config.shard_rows,
+            pool=pool,
+            finished=self._journal.finished,
+        )
+        writer.go_on(kept.shards[name], rows=kept.mark.rows[name])
+        return writer
+
+    def _deal(self, kept: Kept, writers: dict[str, SplitWriter], pool: ThreadPoolExecutor) -> None:
+        """Read what is not in the shards yet, a block at a time, and hold the rules of the whole."""
+        scan, done = kept.scan, kept.mark.done
+        self._journal.go_on(kept)
+        self._faults.go_on(kept.mark.faults, bad=kept.mark.bad)
+        blocks = itertools.islice(self._source.blocks(scan), kept.mark.blocks, None)
+        for number, block in enumerate(blocks, kept.mark.blocks + 1):
+            self._faults.add(block)
+            if not self._faults.too_many:
+                self._deal_block(block.table, kept, writers, pool)
+            done += block.table.num_rows + block.bad
+            self._share_done = done / max(done, scan.rows, 1)
+            self._progress(done, max(done, scan.rows))
+            self._journal.dealt(
+                Mark(
+                    blocks=number,
+                    done=done,
+                    rows={name: writer.rows for name, writer in writers.items()},
+                    bad=self._faults.count,
+                    faults=tuple(self._faults.listed),
+                )
+            )
+        self._source.listing.check_unchanged()
+        self._faults.check()
+        _check_splits(self._config, writers)
+
+    def _deal_block(
+        self,
+        table: pa.Table,
+        kept: Kept,
+        writers: dict[str, SplitWriter],
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        columns = kept.scan.columns
+        split = self._rule.assign(table, columns)
+        for index, name in enumerate(self._rule.names):
+            chosen = np.flatnonzero(split == index)
+            if not len(chosen):
+                continue
+            part = table.take(pa.array(chosen))
+            if name == TRAIN and kept.store is not None and kept.scan.image is not None:
+                part = stored_table(
+                    part, columns, kept.store, channels=kept.scan.image[2], pool=pool
+                )
+            writers[name].add(part)
+
+    def _published(self, kept: Kept, writers: dict[str, SplitWriter]) -> Dataset:
+        scan = kept.scan
+        dataset = Dataset(
+            root=self._out_dir,
+            columns=scan.columns,
+            splits={name: writers[name].close() for name in self._config.splits},
+            column_hashes={name: writers[name].hashes() for name in self._config.splits},
+            image=_image_shape(scan, self._config),
+            image_store=None if kept.store is None else kept.store.why,
+            bad_rows=self._faults.bad_rows(),
+        )
+        write_manifest(dataset)
+        return dataset
+
+
+def source_files(config: IngestConfig) -> list[str]:
+    """The paths or URIs of the files of `data.source`, sorted by the bytes of their names.
 
     Raises:
         DataError: there is none, or something there is no plain file.
         ConfigError: the files are of no known format, or of several.
     """
-    return [file.path for file in list_source(config).files]
+    return [file.location for file in list_source(config).files]
 
 
 def source_fingerprint(config: IngestConfig) -> str:
@@ -96,50 +261,7 @@ def source_fingerprint(config: IngestConfig) -> str:
         DataError: as `source_files`.
     """
     files = list_source(config).files
-    return fingerprint([[file.name, sha256_file(file.path)] for file in files])
-
-
-class _Faults:
-    """The bad records so far, and whether they are too many."""
-
-    def __init__(self, config: IngestConfig) -> None:
-        self.listed: list[Fault] = []
-        self._config = config
-        self._count = 0
-
-    def add(self, block: Block) -> None:
-        self._count += block.bad
-        room = self._config.max_bad_rows + SHOWN_FAULTS - len(self.listed)
-        self.listed += block.faults[:room]
-
-    @property
-    def too_many(self) -> bool:
-        return self._count > self._config.max_bad_rows
-
-    def check(self) -> None:
-        """Raise where they are too many, with the first of them named."""
-        if not self.too_many:
-            return
-        first = self.listed[:SHOWN_FAULTS]
-        allowed = self._config.max_bad_rows
-        rest = f"; and {self._count - len(first):,} more" if self._count > len(first) else ""
-        retype = next((fault for fault in first if fault.retype), None)
-        hint = (
-            f"Mend them; or set data.types: {{{retype.column}: string}}; or"
-            if retype
-            else ("Mend them, or")
-        )
-        raise DataError(
-            f"every record must be readable, but for data.max_bad_rows: {allowed}; "
-            f"bad are {'; '.join(map(_text, first))}{rest}",
-            got=Plain(f"{self._count:,} bad record{'s' if self._count > 1 else ''}"),
-            fix=f"{hint} leave them out with --set data.max_bad_rows={self._count}.",
-        )
-
-
-def _text(fault: Fault) -> str:
-    where = f", column {fault.column!r}" if fault.column else ""
-    return f"{fault.file} row {fault.row}{where}: {fault.reason}"
+    return fingerprint([[file.name, file.sha256()] for file in files])
 
 
 def _warn_of_copies(listing: Listing) -> None:
@@ -150,7 +272,7 @@ def _warn_of_copies(listing: Listing) -> None:
     for alike in by_size.values():
         seen: dict[str, str] = {}
         for file in alike if len(alike) > 1 else ():
-            first = seen.setdefault(sha256_file(file.path), file.name)
+            first = seen.setdefault(file.sha256(), file.name)
             if first != file.name:
                 _LOG.warning("%s is a copy of %s: its records count twice", file.name, first)
 
@@ -165,15 +287,7 @@ def _check_split_by(config: IngestConfig, scan: Scan) -> None:
         )
 
 
-def _deal(table: pa.Table, rule: SplitRule, writers: list[SplitWriter], scan: Scan) -> None:
-    split = rule.assign(table, scan.columns)
-    for index, writer in enumerate(writers):
-        chosen = np.flatnonzero(split == index)
-        if len(chosen):
-            writer.add(table.take(pa.array(chosen)))
-
-
-def _check_splits(config: IngestConfig, writers: dict[str, SplitWriter]) -> None:
+def _check_splits(config: IngestConfig, writers: Mapping[str, SplitWriter]) -> None:
     total = sum(writer.rows for writer in writers.values())
     if not total:
         raise DataError(
@@ -191,32 +305,14 @@ def _check_splits(config: IngestConfig, writers: dict[str, SplitWriter]) -> None
             )
 
 
-def _published(
-    out_dir: Path,
-    config: IngestConfig,
-    scan: Scan,
-    rule: SplitRule,
-    writers: list[SplitWriter],
-    faults: _Faults,
-) -> Dataset:
-    by_name = dict(zip(rule.names, writers, strict=True))
-    dataset = Dataset(
-        root=out_dir,
-        columns=scan.columns,
-        splits={name: by_name[name].close() for name in config.splits},
-        column_hashes={name: by_name[name].hashes() for name in config.splits},
-        image=_image_shape(scan),
-        bad_rows=tuple(
-            BadRow(file=fault.file, row=fault.row, column=fault.column, reason=fault.reason)
-            for fault in faults.listed
-        ),
-    )
-    write_manifest(dataset)
-    return dataset
-
-
-def _image_shape(scan: Scan) -> ImageShape | None:
+def _image_shape(scan: Scan, config: IngestConfig) -> ImageShape | None:
     if scan.image is None:
         return None
     height, width, channels = scan.image
-    return ImageShape(height=height, width=width, channels=channels)
+    return ImageShape(
+        height=height,
+        width=width,
+        channels=channels,
+        fit=config.images.fit,
+        crop=config.images.crop,
+    )

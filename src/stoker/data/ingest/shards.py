@@ -1,37 +1,64 @@
-"""One split's records -> Parquet shards, each page with a checksum, and each column's hash."""
+"""One split's records -> Parquet shards, each page with a checksum, and each column's hash.
+
+Shards are written in threads, several at a time, while the source is read on: a shard's number and
+its rows are settled before its writing begins, so what stands where does not depend on which thread
+was first.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-from collections.abc import Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
-from stoker.data.dataset import Shard
-from stoker.data.sources.records import shard_schema
+from stoker.data.dataset import Dataset, Shard
+from stoker.data.ingest.column_hash import ColumnHash
+from stoker.data.ingest.image_index import write_image_index
+from stoker.data.sources.records import WORKERS, shard_schema
 
-GROUP_ROWS = 65_536
-"""Most records in one row group: enough to compress, few enough to be decoded at once."""
+GROUP_ROWS = 32_768
+"""Most records in one row group. A window of the feed is made of whole ones: 65,536 are read no
+quicker and mix half as well. Measured by `benchmarks/tables/groups.py`."""
 
 GROUP_BYTES = 16 << 20
-"""Bytes at which a row group ends: what is held in memory for each split."""
+"""Most bytes in one row group, as far as whole records allow."""
 
-SHARD_BYTES = 256 << 20
-"""Bytes at which a shard ends: it is hashed as a whole before its first record is read."""
+SHARD_BYTES = 64 << 20
+"""Bytes at which a shard ends. It waits in memory until it is full, one a split, and as many more
+as threads write: with three splits and two threads 320 MiB."""
+
+Finished = Callable[[str, Shard], None]
+"""Told of each split's shards in their order, when they are on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A shard on its way to the disk, and the lane that hashes its columns."""
+
+    shard: Future[Shard]
+    hashed: Future[None]
 
 
 class SplitWriter:
     """Writes one split in the order in which its records come."""
 
     def __init__(
-        self, root: Path, split: str, columns: Sequence[Column], *, shard_rows: int
+        self,
+        root: Path,
+        split: str,
+        columns: Sequence[Column],
+        *,
+        shard_rows: int,
+        pool: ThreadPoolExecutor,
+        finished: Finished,
     ) -> None:
         """Make the split's folder.
 
@@ -40,138 +67,154 @@ class SplitWriter:
             split: Its name, and that of its folder.
             columns: What the records consist of.
             shard_rows: Most records in one shard.
+            pool: Its threads write the shards.
+            finished: Told of each shard that is on the disk.
         """
+        self.split = split
         self.rows = 0
+        self.shards: list[Shard] = []
         self._root = root
-        self._split = split
         self._columns = columns
         self._shard_rows = shard_rows
-        self._schema = shard_schema(columns)
         self._hashes = {column.name: ColumnHash(column) for column in columns}
         self._waiting: list[pa.Table] = []
         self._waiting_rows = self._waiting_bytes = 0
-        self._writer: pq.ParquetWriter | None = None
-        self._shard_has = (0, 0)
-        self._shards: list[Shard] = []
-        (root / split).mkdir(parents=True)
+        self._begun = 0
+        self._to_skip = 0
+        self._pool = pool
+        # One thread, for a hash takes the values in their order.
+        self._lane = ThreadPoolExecutor(1)
+        self._writing: deque[_Written] = deque()
+        self._finished = finished
+        (root / split).mkdir(parents=True, exist_ok=True)
+
+    def go_on(self, shards: Sequence[Shard], *, rows: int) -> None:
+        """Take what a killed ingest has left.
+
+        Args:
+            shards: The split's first shards.
+            rows: Of their records, those that will not be added again.
+
+        Raises:
+            DataError: a shard is missing, cut or damaged.
+        """
+        kept = Dataset(
+            root=self._root,
+            columns=tuple(self._columns),
+            splits={self.split: tuple(shards)},
+            column_hashes={},
+        )
+        for batch in kept.batches(self.split):
+            self._hash(pa.Table.from_batches([batch]))
+        self.shards = list(shards)
+        self._begun = len(shards)
+        self.rows = rows
+        self._to_skip = sum(shard.rows for shard in shards) - rows
 
     def add(self, table: pa.Table) -> None:
         """Take more records."""
         self.rows += table.num_rows
-        for column in self._columns:
-            self._hashes[column.name].add(table.column(column.name))
+        skipped = min(self._to_skip, table.num_rows)
+        self._to_skip -= skipped
+        table = table.slice(skipped)
         while table.num_rows:
-            room = min(
-                GROUP_ROWS - self._waiting_rows,
-                self._shard_rows - self._shard_has[0] - self._waiting_rows,
-            )
+            room = self._shard_rows - self._waiting_rows
             part, table = table.slice(0, room), table.slice(room)
             self._waiting.append(part)
             self._waiting_rows += part.num_rows
             self._waiting_bytes += part.nbytes
-            self._write_what_is_full()
+            if self._waiting_rows >= self._shard_rows or self._waiting_bytes >= SHARD_BYTES:
+                self._begin_shard()
 
     def close(self) -> tuple[Shard, ...]:
         """Write what waits, and give all shards."""
-        self._write_group()
-        self._end_shard()
-        return tuple(self._shards)
+        if self._waiting_rows:
+            self._begin_shard()
+        while self._writing:
+            self._take_oldest()
+        self._lane.shutdown()
+        return tuple(self.shards)
 
     def hashes(self) -> dict[str, str]:
         """Column -> hash of its values, whatever shards they lie in."""
         return {name: each.hexdigest() for name, each in self._hashes.items()}
 
     def abandon(self) -> None:
-        """Let go of an open file; what was written is worth nothing."""
-        if self._writer is not None:
-            with contextlib.suppress(OSError):  # a full disk is why it is given up
-                self._writer.close()
-            self._writer = None
+        """Wait until no thread writes any more; what they wrote is looked at by no one."""
+        for written in self._writing:
+            written.shard.cancel()
+        self._lane.shutdown(cancel_futures=True)
 
-    def _write_what_is_full(self) -> None:
-        rows = self._shard_has[0] + self._waiting_rows
-        shard_is_full = rows >= self._shard_rows
-        if shard_is_full or self._waiting_rows >= GROUP_ROWS or self._waiting_bytes >= GROUP_BYTES:
-            self._write_group()
-        if shard_is_full or self._shard_has[1] >= SHARD_BYTES:
-            self._end_shard()
-
-    def _write_group(self) -> None:
-        if not self._waiting_rows:
-            return
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path(), self._schema, **self._options())
-        self._writer.write_table(pa.concat_tables(self._waiting), row_group_size=GROUP_ROWS)
-        rows, size = self._shard_has
-        self._shard_has = (rows + self._waiting_rows, size + self._waiting_bytes)
+    def _begin_shard(self) -> None:
+        table = pa.concat_tables(self._waiting)
+        name = f"{self.split}/shard-{self._begun:05d}.parquet"
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-
-    def _end_shard(self) -> None:
-        if self._writer is None:
-            return
-        self._writer.close()
-        path = self._path()
-        self._shards.append(
-            Shard(
-                file=path.relative_to(self._root).as_posix(),
-                rows=self._shard_has[0],
-                size_bytes=path.stat().st_size,
-                sha256=sha256_file(path),
+        self._begun += 1
+        self._writing.append(
+            _Written(
+                self._pool.submit(write_shard, self._root, name, table, columns=self._columns),
+                self._lane.submit(self._hash, table),
             )
         )
-        self._writer, self._shard_has = None, (0, 0)
+        if len(self._writing) > WORKERS:
+            self._take_oldest()
 
-    def _path(self) -> Path:
-        return self._root / self._split / f"shard-{len(self._shards):05d}.parquet"
+    def _take_oldest(self) -> None:
+        oldest = self._writing.popleft()
+        shard = oldest.shard.result()
+        oldest.hashed.result()
+        self.shards.append(shard)
+        self._finished(self.split, shard)
 
-    def _options(self) -> dict[str, object]:
-        images = {column.name for column in self._columns if column.dtype == "image"}
-        return {
-            "write_page_checksum": True,
-            "write_page_index": True,
-            # A JPEG is compressed already.
-            "compression": {
-                column.name: "NONE" if column.name in images else "ZSTD" for column in self._columns
-            },
-            "use_dictionary": [c.name for c in self._columns if c.name not in images],
-        }
+    def _hash(self, table: pa.Table) -> None:
+        for column in self._columns:
+            self._hashes[column.name].add(table.column(column.name))
 
 
-class ColumnHash:
-    """The SHA-256 of a column's type and values, however they are cut into pieces."""
+def write_shard(root: Path, file: str, table: pa.Table, *, columns: Sequence[Column]) -> Shard:
+    """Write one shard, durably.
 
-    def __init__(self, column: Column) -> None:
-        """Start with no value."""
-        head = f"{column.dtype} {column.whole}".encode()
-        self._values = hashlib.sha256(head)
-        self._lengths = hashlib.sha256()
+    Args:
+        root: The dataset's folder.
+        file: The shard's name in it.
+        table: Its records.
+        columns: What they consist of.
 
-    def add(self, values: pa.ChunkedArray) -> None:
-        """Take more values, of the type that a shard stores."""
-        for chunk in values.chunks:
-            self._add(chunk)
+    Raises:
+        OSError: the disk is full, or cannot be written.
+    """
+    path = root / file
+    group_rows = max(1, min(GROUP_ROWS, table.num_rows * GROUP_BYTES // max(1, table.nbytes)))
+    # A file of our own: on a full disk the writer does not close the one that it opens itself.
+    with path.open("wb") as stream:
+        with pq.ParquetWriter(stream, shard_schema(columns), **_options(columns)) as writer:
+            writer.write_table(table, row_group_size=group_rows)
+        stream.flush()
+        os.fsync(stream.fileno())
+    images = [column for column in columns if column.dtype == "image"]
+    index = write_image_index(path, images) if images else None
+    return Shard(
+        file=file,
+        rows=table.num_rows,
+        size_bytes=path.stat().st_size,
+        sha256=sha256_file(path),
+        index=None if index is None else index.relative_to(root).as_posix(),
+        index_sha256=None if index is None else sha256_file(index),
+    )
 
-    def hexdigest(self) -> str:
-        """The hash of all values so far."""
-        return hashlib.sha256(self._values.digest() + self._lengths.digest()).hexdigest()
 
-    def _add(self, values: pa.Array) -> None:
-        if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
-            # Without the lengths "ab", "c" and "a", "bc" would be the same.
-            lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)
-            self._lengths.update(lengths.astype("<i8").tobytes())
-            self._values.update(_content(values))
-            return
-        if pa.types.is_floating(values.type):
-            values = pc.fill_null(values, pa.scalar(np.nan, values.type))
-        numbers = values.to_numpy(zero_copy_only=False)
-        self._values.update(numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes())
+def _options(columns: Sequence[Column]) -> dict[str, object]:
+    # LZ4 is somewhat larger than ZSTD and much quicker to read; a JPEG is compressed already.
+    codecs = {_leaf(c): "NONE" if c.dtype == "image" else "LZ4" for c in columns}
+    return {
+        "write_page_checksum": True,
+        "write_page_index": True,
+        "compression": codecs,
+        # A dictionary of numbers that hardly ever repeat doubles them.
+        "use_dictionary": [_leaf(c) for c in columns if c.dtype in ("int64", "string")],
+    }
 
 
-def _content(values: pa.Array) -> memoryview:
-    """The bytes of all values, one after another."""
-    _, offsets, content = values.buffers()
-    if content is None or not len(values):
-        return memoryview(b"")
-    ends = np.frombuffer(offsets, np.int32)[[values.offset, values.offset + len(values)]]
-    return memoryview(content)[ends[0] : ends[1]]
+def _leaf(column: Column) -> str:
+    """Where Parquet keeps a column's values. Source: the Parquet format, "Lists"."""
+    return column.name if column.length is None else f"{column.name}.list.element"

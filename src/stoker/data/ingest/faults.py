@@ -1,0 +1,71 @@
+"""The records that ingest could not read, counted against what `data.max_bad_rows` permits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.core.errors import DataError, Plain
+from stoker.data.dataset import BadRow
+from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.records import SHOWN_FAULTS, Block, Fault
+
+
+class Faults:
+    """The bad records so far, and whether they are too many."""
+
+    def __init__(self, config: IngestConfig) -> None:
+        """Start with none."""
+        self.listed: list[Fault] = []
+        self.count = 0
+        self._config = config
+
+    def add(self, block: Block) -> None:
+        """Count those of one more block."""
+        self.count += block.bad
+        room = self._config.max_bad_rows + SHOWN_FAULTS - len(self.listed)
+        self.listed += block.faults[:room]
+
+    def go_on(self, faults: Sequence[Fault], *, bad: int) -> None:
+        """Go on with those that an earlier ingest had found."""
+        self.listed, self.count = list(faults), bad
+
+    def bad_rows(self) -> tuple[BadRow, ...]:
+        """What the manifest lists."""
+        return tuple(
+            BadRow(file=fault.file, row=fault.row, column=fault.column, reason=fault.reason)
+            for fault in self.listed
+        )
+
+    @property
+    def too_many(self) -> bool:
+        """Whether they are more than `data.max_bad_rows` permits."""
+        return self.count > self._config.max_bad_rows
+
+    def check(self) -> None:
+        """Hold that they are not too many.
+
+        Raises:
+            DataError: they are; names the first of them.
+        """
+        if not self.too_many:
+            return
+        first = self.listed[:SHOWN_FAULTS]
+        allowed = self._config.max_bad_rows
+        rest = f"; and {self.count - len(first):,} more" if self.count > len(first) else ""
+        retype = next((fault for fault in first if fault.retype), None)
+        hint = (
+            f"Mend them; or set data.types: {{{retype.column}: string}}; or"
+            if retype
+            else ("Mend them, or")
+        )
+        raise DataError(
+            f"every record must be readable, but for data.max_bad_rows: {allowed}; "
+            f"bad are {'; '.join(map(_text, first))}{rest}",
+            got=Plain(f"{self.count:,} bad record{'s' if self.count > 1 else ''}"),
+            fix=f"{hint} leave them out with --set data.max_bad_rows={self.count}.",
+        )
+
+
+def _text(fault: Fault) -> str:
+    where = f", column {fault.column!r}" if fault.column else ""
+    return f"{fault.file} row {fault.row}{where}: {fault.reason}"

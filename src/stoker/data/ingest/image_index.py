@@ -1,0 +1,142 @@
+"""Where each image of a shard lies in its file: what random access needs, beside the shard.
+
+A shard's images are neither compressed nor dictionary-encoded, so in Parquet's PLAIN encoding each
+one's bytes lie in one piece, and can be read without decoding a page. The index holds place, length,
+CRC32C and size of every image. It is made by reading the written shard back, so that it speaks of
+what is on the disk.
+
+Source: the Parquet format, "Plain" encoding: a BYTE_ARRAY is its length, 4 bytes little-endian, and
+then its bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from stoker.core.errors import DataError, Plain
+from stoker.core.files import write_atomic
+from stoker.data.columns import Column
+from stoker.data.dataset import Shard, verify_index
+from stoker.data.ingest.stored_images import is_raw, raw_size
+from stoker.data.sources.exif import orientation
+from stoker.data.sources.image_check import BadImage, read_header
+
+INDEX_ROW = np.dtype(
+    [
+        ("offset", "<i8"),
+        ("length", "<i8"),
+        ("crc32c", "<u4"),
+        ("height", "<i4"),
+        ("width", "<i4"),
+        ("orientation", "<i4"),
+    ]
+)
+"""Of one image: its first byte in the file, its bytes, their CRC32C, its size in pixels when it
+stands upright, and its EXIF orientation, 1 to 8."""
+
+_PAGE_HEADER_BYTES = 4096
+"""Within so many bytes the next page's first value begins; a header takes about 50."""
+
+_LENGTH_BYTES = 4
+_PROBE_BYTES = 64
+"""Bytes of a value that are searched for before the whole is compared."""
+
+
+def write_image_index(path: Path, columns: Sequence[Column]) -> Path:
+    """Find every image of a written shard, and write the index beside it.
+
+    Args:
+        path: The shard, whole and on the disk.
+        columns: Its image columns.
+
+    Returns:
+        The index: a NumPy file of `INDEX_ROW`, [columns, rows].
+
+    Raises:
+        DataError: an image is not found in one piece, byte for byte.
+    """
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        found = [
+            np.array(list(_located(whole, path, column.name)), INDEX_ROW) for column in columns
+        ]
+    content = io.BytesIO()
+    np.save(content, np.stack(found), allow_pickle=False)
+    index = path.with_suffix(".index.npy")
+    write_atomic(index, content.getvalue())
+    return index
+
+
+def read_image_index(root: Path, shard: Shard) -> NDArray[np.void]:
+    """The index of one shard, its hash and its number of rows checked.
+
+    Returns:
+        `INDEX_ROW`, [image columns, rows].
+
+    Raises:
+        DataError: it is missing or changed.
+    """
+    if shard.index is None:
+        raise DataError(f"shard {root / shard.file} must hold images", got=Plain("none"))
+    verify_index(root, shard)
+    path = root / shard.index
+    found: NDArray[np.void] = np.load(path, allow_pickle=False)
+    if found.dtype != INDEX_ROW or found.ndim != 2 or found.shape[1] != shard.rows:
+        raise DataError(
+            f"{path} must hold {shard.rows} rows of {INDEX_ROW}",
+            got=Plain(f"{found.shape} of {found.dtype}"),
+            fix="Run `stoker ingest` again.",
+        )
+    return found
+
+
+def _located(whole: mmap.mmap, path: Path, column: str) -> Iterator[tuple[int, ...]]:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        leaf = file.schema_arrow.names.index(column)
+        for group in range(file.num_row_groups):
+            at = file.metadata.row_group(group).column(leaf).data_page_offset
+            for value in _values(file.read_row_group(group, columns=[column]).column(0)):
+                at = _found(whole, value, at, path)
+                yield at, len(value), google_crc32c.value(value), *_size(value)
+                at += len(value)
+
+
+def _values(column: pa.ChunkedArray) -> Iterator[bytes]:
+    for chunk in column.chunks:
+        for value in chunk:
+            yield value.as_py()
+
+
+def _found(whole: mmap.mmap, value: bytes, at: int, path: Path) -> int:
+    """Where the value begins: next to the one before it, or behind the next page's header."""
+    start = len(value).to_bytes(_LENGTH_BYTES, "little") + value[:_PROBE_BYTES]
+    place = whole.find(start, at, at + _PAGE_HEADER_BYTES + len(start))
+    while place >= 0:
+        first = place + _LENGTH_BYTES
+        if whole[first : first + len(value)] == value:
+            return first
+        place = whole.find(start, place + 1, at + _PAGE_HEADER_BYTES + len(start))
+    raise DataError(
+        f"shard {path} must hold each image's bytes in one piece",
+        got=Plain(f"none of {len(value)} bytes from byte {at} on"),
+        fix="Run `stoker ingest` again; if it happens again, the disk is damaged.",
+    )
+
+
+def _size(value: bytes) -> tuple[int, int, int]:
+    """Height, width, orientation; zeros for an image whose header was never asked for."""
+    if is_raw(value):
+        return *raw_size(value), 1
+    try:
+        header = read_header(value)
+    except BadImage:
+        return 0, 0, 1
+    return header.height, header.width, orientation(value)

@@ -1,0 +1,245 @@
+"""The choice of how the training split's images are stored: as they came, smaller, or as raw pixels.
+
+Bytes of JPEG are what reading costs. Smaller images cost less, and raw pixels nothing but memory; both
+lose something, so neither is chosen unless the user says that loss is allowed. Splits other than the
+training split always keep the original bytes: what is judged is what will be served.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from stoker.core.errors import ConfigError
+from stoker.data.columns import Column
+from stoker.data.sources.config import ImagesConfig, ImageStore
+from stoker.data.sources.image_check import read_header
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageFacts:
+    """What the training split's images are, as far as the choice needs to know."""
+
+    images: int
+    """How many there are."""
+
+    mean_bytes: float
+    """Of one, as it came."""
+
+    mean_height: float
+    """Pixels."""
+
+    mean_width: float
+    """Pixels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """Where a store must fit."""
+
+    memory_bytes: int
+    """What this machine has."""
+
+    free_disk_bytes: int
+    """On the disk that the dataset is written to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChosenStore:
+    """How the training split's images are stored, and why."""
+
+    store: ImageStore
+    """original, resized or raw."""
+
+    short_side: int
+    """To how many pixels the shorter side is brought, where that makes the image smaller."""
+
+    quality: int
+    """Of the JPEG, 1 to 100."""
+
+    why: str
+    """One line for the user."""
+
+
+MS_PER_IMAGE = 0.2
+"""Core time that a 224 x 224 crop costs whatever is decoded: resizing, copying. Measured on a Zen 3."""
+
+MS_PER_MB = 8.0
+"""Core time per MB of JPEG: entropy decoding and the inverse transform, same place."""
+
+MS_PER_ENCODED_MPIXEL = 9.0
+"""Core time to resize and encode, per million pixels that are stored, same place."""
+
+RAW_BYTES_PER_PIXEL = 3.0
+"""Of an image in colour."""
+
+JPEG_BYTES_PER_PIXEL = 0.3
+"""Of a photograph of about 256 pixels at quality 90; larger ones take fewer."""
+
+MEMORY_SHARE = 0.5
+"""Most of the memory that raw pixels may take: they are quick only while they stay in it."""
+
+DISK_SHARE = 0.8
+"""Most of the free disk that a store may take."""
+
+
+def choose_store(
+    config: ImagesConfig, facts: ImageFacts, *, shorter: int, epochs: int, room: Room
+) -> ChosenStore:
+    """Settle `data.images.store`, by what each store costs once and saves in every epoch.
+
+    Args:
+        config: The user's settings.
+        facts: About the images.
+        shorter: Shorter side of what the model sees, pixels.
+        epochs: How often each image is read.
+        room: What there is.
+
+    Raises:
+        ConfigError: `data.images.store_size` is smaller than what the model sees.
+    """
+    short_side = _short_side(config, shorter)
+    offers = {name: _offer(name, facts, short_side=short_side) for name in _LOSSY}
+    fitting = [offer for offer in offers.values() if offer.pays(epochs) and offer.fits(room)]
+    best = max(fitting, key=lambda offer: offer.saved_s(epochs), default=None)
+    store: ImageStore = "original"
+    if config.store == "original":
+        why = "as data.images.store says"
+    elif config.store != "auto":
+        store = config.store
+        why = f"lossy, as data.images.store says; {offers[store].line(epochs)}"
+    elif best is None:
+        why = _nothing_pays(offers, epochs)
+    elif not config.allow_lossy:
+        why = (
+            f"data.images.allow_lossy: true would choose {best.store}, short side {short_side}: "
+            f"{best.line(epochs)}"
+        )
+    else:
+        store = best.store
+        why = f"lossy, as data.images.allow_lossy allows; {best.line(epochs)}"
+    return ChosenStore(
+        store=store, short_side=short_side, quality=config.quality, why=f"{store} ({why})"
+    )
+
+
+_LOSSY: tuple[ImageStore, ...] = ("resized", "raw")
+
+_SEEN_SHARE = 7 / 8
+"""224 / 256: a random crop is seldom larger than that, and the middle crop of `fit: crop` is that."""
+
+
+def _short_side(config: ImagesConfig, shorter: int) -> int:
+    if config.store_size is None:
+        return math.ceil(shorter / _SEEN_SHARE)
+    if config.store_size < shorter:
+        raise ConfigError(
+            f"data.images.store_size must be at least {shorter}, which the model sees",
+            got=config.store_size,
+            fix="Leave it out.",
+        )
+    return config.store_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Offer:
+    """What one lossy store would cost and save."""
+
+    store: ImageStore
+    size_bytes: float
+    make_s: float
+    """Core seconds to make it, once."""
+
+    epoch_s: float
+    """Core seconds to read it, each epoch."""
+
+    original_epoch_s: float
+    """The same, from the images as they came."""
+
+    def pays(self, epochs: int) -> bool:
+        return self.payback_epochs < epochs
+
+    def fits(self, room: Room) -> bool:
+        on_disk = self.size_bytes <= room.free_disk_bytes * DISK_SHARE
+        return on_disk and (
+            self.store != "raw" or self.size_bytes <= room.memory_bytes * MEMORY_SHARE
+        )
+
+    @property
+    def payback_epochs(self) -> float:
+        saved_s = self.original_epoch_s - self.epoch_s
+        return self.make_s / saved_s if saved_s > 0 else float("inf")
+
+    def saved_s(self, epochs: int) -> float:
+        return (self.original_epoch_s - self.epoch_s) * epochs - self.make_s
+
+    def line(self, epochs: int) -> str:
+        return (
+            f"{self.original_epoch_s / self.epoch_s:.1f}x less CPU a read, paid back after "
+            f"{self.payback_epochs:.1f} of {epochs} epochs, {self.size_bytes / 1e6:,.0f} MB"
+        )
+
+
+def _offer(store: ImageStore, facts: ImageFacts, *, short_side: int) -> _Offer:
+    height, width = facts.mean_height, facts.mean_width
+    share = min(1.0, short_side / max(1.0, min(height, width)))
+    pixels = height * width * share * share
+    if store == "raw":
+        size = pixels * RAW_BYTES_PER_PIXEL
+        read_ms = MS_PER_IMAGE
+    else:
+        size = (
+            min(facts.mean_bytes, pixels * JPEG_BYTES_PER_PIXEL) if share < 1 else facts.mean_bytes
+        )
+        read_ms = _jpeg_ms(size)
+    make_ms = _jpeg_ms(facts.mean_bytes) + pixels / 1e6 * MS_PER_ENCODED_MPIXEL
+    return _Offer(
+        store=store,
+        size_bytes=size * facts.images,
+        make_s=make_ms * facts.images / 1e3,
+        epoch_s=read_ms * facts.images / 1e3,
+        original_epoch_s=_jpeg_ms(facts.mean_bytes) * facts.images / 1e3,
+    )
+
+
+def _jpeg_ms(size_bytes: float) -> float:
+    return MS_PER_IMAGE + size_bytes / 1e6 * MS_PER_MB
+
+
+def _nothing_pays(offers: Mapping[ImageStore, _Offer], epochs: int) -> str:
+    if any(offer.pays(epochs) for offer in offers.values()):
+        return "a smaller store would not fit in memory or on the disk"
+    return f"a smaller store would not pay for itself within {epochs} epochs"
+
+
+def image_facts(table: pa.Table, columns: Sequence[Column], *, images: int) -> ImageFacts | None:
+    """What some records tell of all images, None where they hold none.
+
+    Args:
+        table: Some records.
+        columns: What they consist of.
+        images: How many there are in all.
+    """
+    names = [column.name for column in columns if column.dtype == "image"]
+    values = [value.as_py() for name in names for value in table.column(name)]
+    if not values:
+        return None
+    headers = [read_header(value) for value in values]
+    return ImageFacts(
+        images=images * len(names),
+        mean_bytes=sum(map(len, values)) / len(values),
+        mean_height=sum(header.height for header in headers) / len(headers),
+        mean_width=sum(header.width for header in headers) / len(headers),
+    )
+
+
+def room_at(folder: Path) -> Room:
+    """What this machine has, and the disk that holds `folder`."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Room(memory_bytes=memory, free_disk_bytes=shutil.disk_usage(folder).free)

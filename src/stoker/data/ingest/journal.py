@@ -1,0 +1,184 @@
+"""What a killed ingest had done, so that the next one goes on from there.
+
+The journal lies beside the shards. It says of which files they are made, which of them are whole, and
+up to which block of the source every record is in them: reading starts after that block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.core.errors import DataError
+from stoker.core.files import read_json, write_json
+from stoker.core.fingerprint import fingerprint, library_versions
+from stoker.data.columns import Column
+from stoker.data.dataset import Shard
+from stoker.data.ingest.image_store import ChosenStore
+from stoker.data.sources.config import REACH_KEYS, IngestConfig
+from stoker.data.sources.listing import Listing
+from stoker.data.sources.records import Fault, Scan
+
+JOURNAL = "journal.json"
+"""Written before the first shard, and again after each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """How far a run of ingest was when it had dealt out some blocks."""
+
+    blocks: int
+    """Blocks of the source that were dealt out."""
+
+    done: int
+    """Records in them, the bad ones counted."""
+
+    rows: Mapping[str, int]
+    """Split -> good records in them."""
+
+    bad: int
+    """Bad records in them."""
+
+    faults: tuple[Fault, ...]
+    """Those of them that are listed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """What an earlier ingest left: shards, not yet verified, and where to go on."""
+
+    scan: Scan
+    """What it had learned of the source."""
+
+    mark: Mark
+    """Everything up to here is in the shards."""
+
+    shards: dict[str, tuple[Shard, ...]]
+    """Split -> its shards that were written."""
+
+    store: ChosenStore | None
+    """How the training split's images are stored; None for tables."""
+
+
+class Journal:
+    """Written each time a shard is on the disk."""
+
+    def __init__(self, out_dir: Path, *, identity: str, splits: Sequence[str]) -> None:
+        """Start with nothing done.
+
+        Args:
+            out_dir: The dataset's folder.
+            identity: What `identity_of` gives: a journal of another is not looked at.
+            splits: Names of the splits.
+        """
+        self._path = out_dir / JOURNAL
+        self._identity = identity
+        self._splits = tuple(splits)
+        self._shards: dict[str, list[Shard]] = {}
+        self._scan: Scan | None = None
+        self._store: ChosenStore | None = None
+        self._marks: list[Mark] = []
+
+    def begin(self, scan: Scan, store: ChosenStore | None) -> Kept:
+        """Note what the first look over the source told; nothing is done yet."""
+        rows = dict.fromkeys(self._splits, 0)
+        kept = Kept(
+            scan=scan,
+            mark=Mark(blocks=0, done=0, rows=rows, bad=0, faults=()),
+            shards=dict.fromkeys(self._splits, ()),
+            store=store,
+        )
+        self.go_on(kept)
+        self._write()
+        return kept
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of all shards that are on the disk."""
+        return sum(shard.size_bytes for shard in itertools.chain(*self._shards.values()))
+
+    def dealt(self, mark: Mark) -> None:
+        """Note that one more block was dealt out; it reaches the disk with the next shard."""
+        self._marks.append(mark)
+
+    def finished(self, split: str, shard: Shard) -> None:
+        """Note that a split's next shard is on the disk."""
+        self._shards[split].append(shard)
+        rows = {name: sum(each.rows for each in done) for name, done in self._shards.items()}
+        within = [m for m in self._marks if all(m.rows[name] <= rows[name] for name in rows)]
+        self._marks = self._marks[len(within) - 1 :]
+        self._write()
+
+    def go_on(self, kept: Kept) -> None:
+        """Go on where an earlier ingest was."""
+        self._scan, self._store = kept.scan, kept.store
+        self._marks = [kept.mark]
+        self._shards = {name: list(shards) for name, shards in kept.shards.items()}
+
+    def kept(self) -> Kept | None:
+        """What an ingest of the same identity has left, None where that is nothing of use."""
+        if not self._path.is_file():
+            return None
+        try:
+            raw = read_json(self._path)
+            if raw["identity"] != self._identity:
+                return None
+            shards = {name: tuple(Shard(**s) for s in raw["shards"][name]) for name in self._splits}
+            store = None if raw["store"] is None else ChosenStore(**raw["store"])
+            return Kept(
+                scan=_scan(raw["scan"]), mark=_mark(raw["mark"]), shards=shards, store=store
+            )
+        except (DataError, KeyError, TypeError):
+            return None
+
+    def _write(self) -> None:
+        if self._scan is None:
+            raise RuntimeError("a journal is begun before it is written")
+        write_json(
+            self._path,
+            {
+                "identity": self._identity,
+                "scan": dataclasses.asdict(self._scan),
+                "store": None if self._store is None else dataclasses.asdict(self._store),
+                "mark": dataclasses.asdict(self._marks[0]),
+                "shards": {
+                    name: [dataclasses.asdict(shard) for shard in shards]
+                    for name, shards in self._shards.items()
+                },
+            },
+        )
+
+
+def identity_of(config: IngestConfig, listing: Listing, *, label: str | None) -> str:
+    """What must be equal for an ingest to go on where another one stopped.
+
+    Args:
+        config: What is read, and how.
+        listing: The files, with their sizes and times.
+        label: The column that no record may miss.
+    """
+    files = [[file.name, file.size_bytes, file.mtime_ns] for file in listing.files]
+    settings = dataclasses.asdict(config)
+    for key in REACH_KEYS:
+        del settings[key]
+    return fingerprint(
+        {"config": settings, "files": files, "label": label, "versions": library_versions()}
+    )
+
+
+def _scan(raw: dict[str, Any]) -> Scan:
+    return Scan(
+        columns=tuple(Column(**column) for column in raw["columns"]),
+        readings=tuple(raw["readings"]),
+        rows=raw["rows"],
+        image=None if raw["image"] is None else tuple(raw["image"]),
+        kinds=tuple(raw["kinds"]),
+    )
+
+
+def _mark(raw: dict[str, Any]) -> Mark:
+    return Mark(**(raw | {"faults": tuple(Fault(**fault) for fault in raw["faults"])}))
