@@ -23,7 +23,7 @@ def json_instances(rows: Mapping[str, NDArray[Any]], *, binary: Sequence[str]) -
     """Rows as TensorFlow Serving's `instances`: one object a row.
 
     Args:
-        rows: [rows] values by input; strings as bytes.
+        rows: [rows] or [rows, length] values by input; strings as bytes.
         binary: Inputs that hold bytes (images), sent as `{"b64": ...}`.
     """
     count = len(next(iter(rows.values())))
@@ -34,6 +34,8 @@ def json_instances(rows: Mapping[str, NDArray[Any]], *, binary: Sequence[str]) -
 
 
 def _json_value(value: Any, *, binary: bool) -> Any:
+    if isinstance(value, np.ndarray):
+        return [_json_value(item, binary=binary) for item in value]
     if isinstance(value, bytes):
         if not binary:
             try:
@@ -74,7 +76,7 @@ def ask_grpc(address: str, model: str, inputs: Mapping[str, NDArray[Any]]) -> di
     Args:
         address: `host:port`.
         model: Name of the model.
-        inputs: [rows] values by input.
+        inputs: [rows] or [rows, length] values by input.
 
     Returns:
         Output name -> array, and under `version` the version that answered.

@@ -93,7 +93,7 @@ def evaluate_export(
         UserError: the model has several outputs, or a slice is no column.
     """
     config = experiment.evaluate
-    slices = slice_columns(config, [column.name for column in dataset.columns])
+    slices = slices_of(experiment, dataset)
     names = {column.name for column in transform.columns} | set(slices)
     columns = [column for column in dataset.columns if column.name in names]
     rows = _read(dataset, columns)
@@ -123,6 +123,24 @@ def evaluate_export(
     )
 
 
+def slices_of(experiment: Experiment, dataset: Dataset) -> tuple[str, ...]:
+    """The raw columns that the evaluation slices by.
+
+    Raises:
+        ConfigError: one is not there, or holds vectors.
+    """
+    names = slice_columns(experiment.evaluate, [column.name for column in dataset.columns])
+    for name in names:
+        length = dataset.column(name).length
+        if length is not None:
+            raise ConfigError(
+                "evaluate.slices must name raw columns that hold one value a record",
+                got=Plain(f"{name!r}, which holds vectors of length {length}"),
+                fix="Leave it out, or bring the value to slice by as a column of its own.",
+            )
+    return names
+
+
 def _task(labels: NDArray[Any], predictions: NDArray[Any], lineage: dict[str, Any]) -> Task:
     if lineage.get("is_regression", False):
         return Task(kind="regression", classes=0)
@@ -135,7 +153,7 @@ def predict(model: Path, columns: Sequence[Column], rows: dict[str, NDArray[Any]
     Args:
         model: The SavedModel.
         columns: What it takes.
-        rows: [rows] values by column.
+        rows: [rows] or [rows, length] values by column.
 
     Returns:
         [rows, ...] its one output.

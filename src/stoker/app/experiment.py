@@ -14,7 +14,7 @@ from stoker.core.config import build, read_yaml, with_overrides
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.fingerprint import fingerprint
 from stoker.core.user_code import split_reference
-from stoker.data.ingest import IngestConfig
+from stoker.data.ingest import REACH_KEYS, IngestConfig
 from stoker.evaluate.config import EvaluateConfig
 from stoker.export.repository import checked_name
 from stoker.train.config import TrainConfig
@@ -151,10 +151,12 @@ def fingerprint_run(experiment: Experiment, *, source: str) -> str:
     settings = experiment.to_json()
     for place in ("runs", "folder"):
         del settings[place]
+    for key in REACH_KEYS:
+        del settings["data"][key]
     return fingerprint({"settings": settings, "code": code, "source": source})
 
 
-_PATH_KEYS = (("data", "source"), ("runs",), ("models",))
+_PATH_KEYS = (("data", "source"), ("data", "cache_dir"), ("runs",), ("models",))
 """Settings that hold a path."""
 
 

@@ -6,12 +6,13 @@ them. TensorFlow is imported only inside the stages that need it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.app.evaluation import LINEAGE, evaluate_export, find_baseline
+from stoker.app.evaluation import LINEAGE, evaluate_export, find_baseline, slices_of
 from stoker.app.experiment import Experiment
 from stoker.cluster.devices import find_devices
 from stoker.core.errors import ConfigError, Plain
@@ -19,8 +20,7 @@ from stoker.core.files import hash_folder, read_json, write_json
 from stoker.core.fingerprint import library_versions
 from stoker.core.user_code import first_line, load_function
 from stoker.data.dataset import Dataset, load_dataset
-from stoker.data.ingest import ingest, source_fingerprint
-from stoker.evaluate.config import slice_columns
+from stoker.data.ingest import REACH_KEYS, ingest, source_fingerprint
 from stoker.evaluate.evaluation import evaluation_to_json
 from stoker.export.repository import Repository
 
@@ -85,6 +85,9 @@ class Stage:
     in_place: bool = False
     """Writes at its final place, so that others can watch; else it appears whole."""
 
+    resumable: bool = False
+    """Its work goes on from what a killed one has left in the folder."""
+
     tensorflow: bool = False
     """Its work needs TensorFlow, which takes seconds to import."""
 
@@ -95,8 +98,8 @@ class Stage:
 def _ingest_inputs(context: Context) -> dict[str, Any]:
     experiment = context.experiment
     settings = asdict(experiment.data)
-    for place in ("source", "prepare"):
-        del settings[place]
+    for key in ("source", "prepare", *REACH_KEYS):
+        del settings[key]
     return {
         "source": source_fingerprint(experiment.data),
         "settings": settings,
@@ -110,9 +113,7 @@ def _ingest(context: Context, folder: Path) -> Done:
         experiment.data,
         folder,
         label=experiment.label,
-        progress=lambda done, total: context.progress(
-            f"{done:,} rows", done / total if total else None
-        ),
+        progress=_rate_of(context),
     )
     return Done(
         result={
@@ -128,9 +129,9 @@ def _analyze_inputs(context: Context) -> dict[str, Any]:
     return {"label": context.experiment.label, "columns": _column_types(context)}
 
 
-def _column_types(context: Context) -> list[tuple[str, str, bool]]:
+def _column_types(context: Context) -> list[tuple[str, str, bool, int | None]]:
     """Which columns there are: a new one is no change of those that an earlier stage read."""
-    return [(column.name, column.dtype, column.whole) for column in context.dataset().columns]
+    return [(c.name, c.dtype, c.whole, c.length) for c in context.dataset().columns]
 
 
 def _analyze(context: Context, folder: Path) -> Done:
@@ -170,7 +171,7 @@ def _transform(context: Context, folder: Path) -> Done:
     if experiment.preprocessing is not None:
         function = load_function(experiment.folder, experiment.preprocessing, where="preprocessing")
     dataset = context.dataset()
-    slice_columns(experiment.evaluate, [column.name for column in dataset.columns])
+    slices_of(experiment, dataset)
     transform = build_transform(
         dataset,
         function,
@@ -392,6 +393,21 @@ def _raw_label(context: Context, dataset: Dataset) -> str | None:
     return label if any(column.name == label for column in dataset.columns) else None
 
 
+def _rate_of(context: Context) -> Callable[[int, int | None], None]:
+    began_s, began_at = time.monotonic(), 0
+
+    def tell(done: int, total: int | None) -> None:
+        nonlocal began_s, began_at
+        if done < began_at or not began_at:
+            # The first look is over, or a killed ingest goes on: what was done then has no rate.
+            began_s, began_at = time.monotonic(), done
+        passed_s = time.monotonic() - began_s
+        rate = f", {(done - began_at) / passed_s:,.0f}/s" if done > began_at and passed_s else ""
+        context.progress(f"{done:,} rows{rate}", done / total if total else None)
+
+    return tell
+
+
 def _rows_of(context: Context) -> Callable[[int, int, str], None]:
     def tell(done: int, total: int, what: str) -> None:
         context.progress(f"{done:,} of {total:,}: {what}", done / total if total else None)
@@ -408,7 +424,7 @@ def _rows(dataset: Dataset, columns: Any, rows: int) -> dict[str, Any]:
 
 
 STAGES = (
-    Stage(name="ingest", folder="data", inputs=_ingest_inputs, work=_ingest),
+    Stage(name="ingest", folder="data", inputs=_ingest_inputs, work=_ingest, resumable=True),
     Stage(name="analyze", folder="analysis", inputs=_analyze_inputs, work=_analyze),
     Stage(
         name="transform",

@@ -37,19 +37,24 @@ def argument_names(columns: Sequence[Column]) -> dict[str, str]:
 
 
 def feature_specs(columns: Sequence[Column]) -> dict[str, tf.TensorSpec]:
-    """Column name -> [batch] spec of `serving_default`, named for the graph."""
+    """Column name -> [batch] or [batch, length] spec of `serving_default`, named for the graph."""
     names = argument_names(columns)
     return {
-        column.name: tf.TensorSpec([None], column.tensor_dtype, name=names[column.name])
+        column.name: tf.TensorSpec(
+            [None, *column.shape], column.tensor_dtype, name=names[column.name]
+        )
         for column in columns
     }
 
 
 def parse_examples(serialized: tf.Tensor, columns: Sequence[Column]) -> dict[str, tf.Tensor]:
-    """[batch] serialized Examples -> raw columns, each [batch]; a missing value as columns.py says.
+    """[batch] serialized Examples -> raw columns, missing values as columns.py says.
 
-    A whole number column with gaps stands in an `int64_list`; a missing float or string may be
-    left out; a column that never misses values must be there.
+    A whole number column with gaps stands in an `int64_list`; a missing float or string, or a whole
+    vector of them, may be left out; a column that never misses values must be there.
+
+    Returns:
+        Column name -> [batch], or [batch, length] of vectors.
     """
     parsed = tf.io.parse_example(serialized, {c.name: _parsing(c) for c in columns})
     return {column.name: _densified(column, parsed[column.name]) for column in columns}
@@ -74,13 +79,17 @@ def make_examples(columns: Sequence[Column], rows: Mapping[str, NDArray[Any]]) -
 
 
 def _parsing(column: Column) -> tf.io.FixedLenFeature:
+    def parsing(dtype: tf.DType, missing: Any) -> tf.io.FixedLenFeature:
+        default = missing if column.length is None else [missing] * column.length
+        return tf.io.FixedLenFeature(column.shape, dtype, default_value=default)
+
     if column.whole:
-        return tf.io.FixedLenFeature([], tf.int64, default_value=_MISSING_WHOLE)
+        return parsing(tf.int64, _MISSING_WHOLE)
     if column.dtype == "float32":
-        return tf.io.FixedLenFeature([], tf.float32, default_value=float("nan"))
+        return parsing(tf.float32, float("nan"))
     if column.dtype == "string":
-        return tf.io.FixedLenFeature([], tf.string, default_value="")
-    return tf.io.FixedLenFeature([], column.tensor_dtype)
+        return parsing(tf.string, "")
+    return tf.io.FixedLenFeature(column.shape, column.tensor_dtype)
 
 
 def _densified(column: Column, values: Any) -> tf.Tensor:
@@ -92,12 +101,14 @@ def _densified(column: Column, values: Any) -> tf.Tensor:
 
 
 def _feature(column: Column, value: Any) -> tf.train.Feature | None:
+    values = [value] if column.length is None else value.tolist()
     if column.dtype in ("string", "image"):
-        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
     if column.dtype == "int64":
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=[int(value)]))
-    if np.isnan(value):
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, values)))
+    if np.isnan(values).all():
         return None
     if column.whole:
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=[int(value)]))
-    return tf.train.Feature(float_list=tf.train.FloatList(value=[float(value)]))
+        whole = (_MISSING_WHOLE if np.isnan(number) else int(number) for number in values)
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=whole))
+    return tf.train.Feature(float_list=tf.train.FloatList(value=map(float, values)))

@@ -20,7 +20,6 @@ from stoker.core.user_code import load_function
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset, load_dataset
 from stoker.data.features.transform import Transform, load_transform
-from stoker.data.feed.pipeline import Feed, ResidentSplit
 from stoker.export.callpath import load_model
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
@@ -31,6 +30,7 @@ from stoker.export.signatures import (
     make_examples,
 )
 from stoker.train.checkpoint import restore_checkpoint
+from stoker.train.feeds import open_feeds
 from stoker.train.model import BuiltModel, build_model, prepare_process
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
@@ -158,18 +158,17 @@ def test_the_exported_graph_and_the_training_feed_give_the_same_features(
 
 
 def fed_features(trained: Trained, *, rows: int) -> dict[str, Any]:
-    split = ResidentSplit(trained.dataset, "train", columns=trained.transform.columns)
-
-    @tf.function
-    def to_features(raw: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return trained.transform.apply_features(raw)
-
-    kept = Feed(split, to_features, memory_bytes=1 << 34)
-    streamed = Feed(split, to_features, memory_bytes=0)
+    kept, streamed = (
+        open_feeds(
+            trained.dataset, trained.transform, augment=None, seed=0, memory_bytes=memory_bytes
+        )[0]
+        for memory_bytes in (1 << 36, 0)
+    )
     assert kept.keeps_features
     assert not streamed.keeps_features
-    first = [next(iter(feed.in_order(batch_size=rows))) for feed in (kept, streamed)]
-    values, again = kept.load(first[0]), streamed.load(first[1])
+    with kept.in_order(batch_size=rows) as some, streamed.in_order(batch_size=rows) as others:
+        values, _ = kept.load(next(iter(some)))
+        again, _ = streamed.load(next(iter(others)))
     for name, tensor in values.items():
         if tensor.dtype.is_floating:
             np.testing.assert_allclose(tensor, again[name], rtol=1e-6, atol=1e-7)

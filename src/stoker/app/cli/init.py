@@ -10,8 +10,12 @@ import typer
 
 def init(
     source: Annotated[
-        Path,
-        typer.Option("--from", help="A CSV or Parquet file, or a folder of images by class."),
+        str,
+        typer.Option(
+            "--from",
+            help="A CSV, JSON Lines, Parquet or TFRecord file, or a folder of images by class, here "
+            "or s3:// or gs://.",
+        ),
     ],
     folder: Annotated[
         Path | None,

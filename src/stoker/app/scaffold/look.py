@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -14,10 +13,10 @@ from stoker.core.errors import DataError, Plain
 from stoker.data.columns import Column, to_numpy
 from stoker.data.ingest import ImagesConfig, IngestConfig
 from stoker.data.sources.image_check import BadImage, ImageHeader, read_header
-from stoker.data.sources.listing import SourceFile, list_source
+from stoker.data.sources.listing import SourceFile
 from stoker.data.sources.opening import open_text
 from stoker.data.sources.records import silent
-from stoker.data.sources.source import open_source
+from stoker.data.sources.source import list_source, open_source
 
 LARGEST_IMAGE = 224
 """Longest side, in pixels, to which larger images are brought: what image models usually see."""
@@ -42,14 +41,17 @@ class Spread:
     """The different values in order; empty where there are many."""
 
 
-def reading_of(source: Path) -> IngestConfig:
+def reading_of(source: str) -> IngestConfig:
     """How a source is to be read: its delimiter, or the size of its images.
+
+    Args:
+        source: An absolute path, or a URI.
 
     Raises:
         DataError: there is nothing there, or nothing that can be read.
         ConfigError: the files are of no known format.
     """
-    plain = IngestConfig(source=str(source.absolute()))
+    plain = IngestConfig(source=source)
     listing = list_source(plain)
     if listing.format == "csv":
         delimiter = _delimiter(listing.files[0])
@@ -95,7 +97,7 @@ def measure(config: IngestConfig, column: Column, *, most: int) -> Spread:
 
 
 def _delimiter(file: SourceFile) -> str:
-    with open_text(file.path) as stream:
+    with file.opened() as path, open_text(path, location=file.location) as stream:
         header = bytes(stream.read(_HEADER_BYTES)).decode("utf-8", "replace").partition("\n")[0]
     return max(_DELIMITERS, key=lambda mark: (mark == "," and mark in header, header.count(mark)))
 
@@ -115,7 +117,7 @@ def _common_size(files: Sequence[SourceFile]) -> tuple[int, int] | None:
 def _header(file: SourceFile) -> ImageHeader | None:
     for size in (_HEADER_BYTES, -1):
         try:
-            with file.path.open("rb") as stream:
+            with file.opened() as path, path.open("rb") as stream:
                 return read_header(stream.read(size))
         except BadImage:
             continue

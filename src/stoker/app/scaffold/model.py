@@ -101,6 +101,8 @@ def _why_useless(column: ColumnDescription, rows: int) -> str:
     dtype, distinct = column.column.dtype, column.distinct
     if distinct is not None and distinct < 2:
         return "the same in every row"
+    if column.column.length is not None:
+        return ""
     if dtype == "string" and distinct == rows:
         return "another text in every row"
     numbers_rows = dtype in ("int64", "string") and distinct in (None, rows)

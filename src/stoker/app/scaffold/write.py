@@ -14,6 +14,7 @@ from stoker.app.scaffold.spelling import dns_name, fill, python_text, yaml_flow
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import write_atomic
 from stoker.data.ingest import IngestConfig, SourceDescription, describe_source
+from stoker.data.sources.uri import is_uri, parse_uri
 
 EXAMPLES_SEEN = 300_000
 """Rows times epochs that training on a table aims at: about a minute on two cores."""
@@ -36,7 +37,9 @@ depends on the label's unit."""
 _IMAGE, _FOLDER_NAME = "image", "label"
 """The columns of a folder of images by class."""
 
-_ENDINGS = re.compile(r"(\.(csv|tsv|txt|gz|parquet|pq))+$", re.IGNORECASE)
+_ENDINGS = re.compile(
+    r"(\.(csv|tsv|txt|jsonl|ndjson|gz|parquet|pq|tfrecords?|tfrec))+$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,21 +59,23 @@ class Scaffolded:
     """Which label and task were taken, why, and how to choose another; one line."""
 
 
-def default_name(source: Path) -> str:
+def default_name(source: Path | str) -> str:
     """The name of an experiment on some data, fit for hosts, URLs and folders."""
-    absolute = source.absolute()
-    around = [parent.name for parent in absolute.parents]
-    return dns_name(_ENDINGS.sub("", absolute.name), *around)
+    located = _located(source)
+    uri = parse_uri(located) if is_uri(located) else None
+    path = Path(located) if uri is None else Path("/", uri.bucket, uri.key)
+    return dns_name(_ENDINGS.sub("", path.name), *(parent.name for parent in path.parents))
 
 
 def write_experiment(
-    folder: Path, source: Path, *, label: str | None = None, name: str | None = None
+    folder: Path, source: Path | str, *, label: str | None = None, name: str | None = None
 ) -> Scaffolded:
     """Write `stoker.yaml` and `model.py` for some data; they run as they are.
 
     Args:
         folder: Where they go; made if need be.
-        source: A CSV or Parquet file, a folder or glob of them, or a folder of images by class.
+        source: A table or TFRecord file, a folder or glob of them, or a folder of images by class; a
+            path or a URI.
         label: The column to be predicted; guessed by default.
         name: The experiment's name; by default the source's. Both are made fit for a host name.
 
@@ -81,7 +86,7 @@ def write_experiment(
     """
     files = (folder / "stoker.yaml", folder / "model.py")
     _require_free(folder, files)
-    config = reading_of(source)
+    config = reading_of(_located(source))
     seen = describe_source(config)
     if not seen.rows:
         raise DataError(
@@ -205,7 +210,15 @@ def _epochs(seen: SourceDescription) -> int:
     return max(5, min(100, aim // max(seen.rows, 1)))
 
 
-def _path_from(folder: Path, source: Path) -> str:
+def _path_from(folder: Path, source: Path | str) -> str:
     """Relative where the data lies in the experiment's folder, so that both can move together."""
-    data, home = source.absolute(), folder.absolute()
+    located = _located(source)
+    if is_uri(located):
+        return located
+    data, home = Path(located), folder.absolute()
     return str(data.relative_to(home)) if data.is_relative_to(home) else str(data)
+
+
+def _located(source: Path | str) -> str:
+    """A URI as it is, a path made absolute."""
+    return str(source) if is_uri(str(source)) else str(Path(source).absolute())

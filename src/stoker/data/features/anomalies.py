@@ -83,6 +83,10 @@ def _column(
         text = f"it holds {column.dtype}, the schema says {expected.dtype}"
         yield _make(split, column.name, "dtype", "error", text)
         return
+    if column.length != expected.length:
+        text = f"it holds {_form(column.length)}, the schema says {_form(expected.length)}"
+        yield _make(split, column.name, "length", "error", text)
+        return
     yield from _infinite(split, column, is_label=is_label)
     if is_label:
         yield from _label(split, column)
@@ -92,6 +96,14 @@ def _column(
         yield from _missing(split, column, expected)
         yield from _new_values(split, column, expected, is_label=is_label)
         yield from _outside(split, column, expected)
+
+
+def _form(length: int | None) -> str:
+    return "single values" if length is None else f"vectors of length {length}"
+
+
+def _places(column: ColumnStatistics) -> str:
+    return "the rows" if column.length is None else "the places in its vectors"
 
 
 def _infinite(split: str, column: ColumnStatistics, *, is_label: bool) -> Iterator[Anomaly]:
@@ -104,7 +116,8 @@ def _constant(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
     if not column.count:
         yield _make(split, column.name, "all_missing", "warning", "no row holds a value")
     elif column.distinct == 1 and not column.missing:
-        text = f"every row holds the same value, {column.top[0].value!r}"
+        where = "row" if column.length is None else "place in its vectors"
+        text = f"every {where} holds the same value, {column.top[0].value!r}"
         yield _make(split, column.name, "constant", "warning", text)
 
 
@@ -113,7 +126,8 @@ def _missing(split: str, column: ColumnStatistics, expected: ColumnSchema) -> It
     is_new = expected.required and column.missing > 0
     if is_new or share > expected.missing_share + MISSING_RISE:
         text = (
-            f"{share:.1%} of the rows miss it, of the training split {expected.missing_share:.1%}"
+            f"{share:.1%} of {_places(column)} miss it, of the training split "
+            f"{expected.missing_share:.1%}"
         )
         yield _make(split, column.name, "missing", "warning", text)
 

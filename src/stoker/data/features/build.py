@@ -100,12 +100,20 @@ class Part(tf.Module):
 
 
 class Saved(tf.Module):
-    """What is saved: two parts that share nothing, so that serving never sees the label's."""
+    """What is saved: parts that share nothing, so that serving never sees the label's."""
 
-    def __init__(self, *, serving: Part, labelling: Part | None, vocabularies: list[str]) -> None:
+    def __init__(
+        self,
+        *,
+        serving: Part,
+        decoded: Part | None,
+        labelling: Part | None,
+        vocabularies: list[str],
+    ) -> None:
         """Hold the parts; every vocabulary is kept, also one that no output uses."""
         super().__init__()
         self.serving = serving
+        self.decoded = decoded
         self.labelling = labelling
         self.vocabularies = [tf.saved_model.Asset(path) for path in vocabularies]
 
@@ -186,6 +194,7 @@ def _save(plan: Plan, resolved: Resolved, folder: Path) -> None:
     vocabularies = [item.path for item in resolved.answers if isinstance(item, VocabularyFile)]
     saved = Saved(
         serving=_part(plan, resolved, walked.features),
+        decoded=_decoded_part(plan, resolved) if walked.decoded else None,
         labelling=_part(plan, resolved, labels) if labels else None,
         vocabularies=vocabularies,
     )
@@ -200,10 +209,32 @@ def _part(plan: Plan, resolved: Resolved, outputs: Mapping[str, tf.Tensor]) -> P
         [walked.raw[column.name] for column in columns], list(outputs.values())
     )
     _probe(plan.dataset, pruned, columns, outputs)
-    inputs = identifiers([column.name for column in columns], "c")
+    specs = {column.name: column_spec(column, column.name) for column in columns}
+    return _cut_out(pruned, specs, outputs, resolved)
+
+
+def _decoded_part(plan: Plan, resolved: Resolved) -> Part:
+    """The features made of images that are decoded already, as the training feed has them."""
+    walked = resolved.walk
+    outputs = walked.features
+    columns = needed_columns(walked, list(outputs.values()), plan.dataset)
+    feeds = {c.name: walked.decoded.get(c.name, walked.raw[c.name]) for c in columns}
+    pruned = walked.wrapped.prune(list(feeds.values()), list(outputs.values()))
+    specs = {name: tf.TensorSpec(feed.shape, feed.dtype) for name, feed in feeds.items()}
+    return _cut_out(pruned, specs, outputs, resolved)
+
+
+def _cut_out(
+    pruned: Any,
+    specs: Mapping[str, tf.TensorSpec],
+    outputs: Mapping[str, tf.Tensor],
+    resolved: Resolved,
+) -> Part:
+    inputs = identifiers(specs, "c")
     results = identifiers(outputs, "f")
     signature = {
-        inputs[column.name]: column_spec(column, inputs[column.name]) for column in columns
+        key: tf.TensorSpec(specs[name].shape, specs[name].dtype, name=key)
+        for name, key in inputs.items()
     }
 
     def compute(raw: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

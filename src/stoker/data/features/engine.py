@@ -38,10 +38,15 @@ class Split:
         """The values of the raw column of that name."""
         return self.table[self.names[column]]
 
-    def only(self, column: Column) -> ir.Table:
-        """A table of one column, `value`, without the missing rows."""
+    def values(self, column: Column) -> ir.Table:
+        """A table of one column, `value`: a row each; of vectors all that they hold, in order."""
         value = self.value(column.name)
-        return self.table.select(value=value).filter(is_present(value, column.dtype))
+        return self.table.select(value=value if column.length is None else value.unnest())
+
+    def only(self, column: Column) -> ir.Table:
+        """The same without the missing values."""
+        values = self.values(column)
+        return values.filter(is_present(values.value, column.dtype))
 
 
 def is_present(value: ir.Column, dtype: str) -> ir.BooleanValue:

@@ -14,6 +14,7 @@ from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.features.phases import batch_rows
 from stoker.data.features.transform import Transform
+from stoker.data.sources.records import shown as shown_short
 
 
 def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> None:
@@ -47,7 +48,7 @@ def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> 
         bad = labels < 0 if transform.classes is not None else np.isnan(labels.astype(np.float64))
         if bad.any():
             row = int(np.argwhere(bad)[0][0])
-            shown = ", ".join(f"{name}={arrays[name][row]!r}" for name in names)
+            shown = ", ".join(f"{name}={_shown(arrays[name][row])}" for name in names)
             wanted = "a number" if transform.classes is None else "a class of the training split"
             raise DataError(
                 f"label {transform.label.name!r} of split {split!r} must be {wanted} "
@@ -58,11 +59,16 @@ def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> 
         before += batch.num_rows
 
 
+def _shown(value: Any) -> str:
+    return shown_short(value.tolist()) if isinstance(value, np.ndarray) else repr(value)
+
+
 def _require_present(
     arrays: Mapping[str, NDArray[Any]], transform: Transform, split: str, before: int
 ) -> None:
     for name, values in arrays.items():
         missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+        missing = missing.reshape(len(values), -1).any(axis=1)
         if transform.label is not None and missing.any():
             row = before + int(missing.argmax()) + 1
             raise DataError(

@@ -7,7 +7,8 @@ an expression into SQL costs more than running it over some thousand rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import ibis
@@ -58,27 +59,44 @@ def _split(dataset: Dataset, name: str, progress: Progress) -> tuple[ColumnStati
     found = []
     with engine.connection() as backend:
         split = engine.read_split(backend, dataset, name)
-        totals = _totals(split, dataset.columns)
-        squares = _squares(split, dataset.columns, totals)
+        totals = _answers(split, dataset.columns, _asked)
+        squares = _answers(split, dataset.columns, partial(_asked_for_squares, totals))
         for done, column in enumerate(dataset.columns, start=1):
-            total = totals[column.name] | {"squares": squares.get(column.name)}
+            total = totals[column.name] | squares[column.name]
             found.append(_column(split, column, total, dataset.rows(name)))
             progress(done, len(dataset.columns), f"statistics of {name}")
     return tuple(found)
 
 
-def _totals(split: engine.Split, columns: Sequence[Column]) -> dict[str, Totals]:
-    """Column -> its totals, all columns in one pass."""
-    asked = {
-        f"{name}_{index}": number
-        for index, column in enumerate(columns)
-        for name, number in _asked(split.value(column.name), column).items()
+def _answers(
+    split: engine.Split,
+    columns: Sequence[Column],
+    ask: Callable[[ir.Column, Column], dict[str, ir.Scalar]],
+) -> dict[str, Totals]:
+    """Column -> its totals: those of single values in one pass, of vectors in one for each."""
+    single = [column for column in columns if column.length is None]
+    asked = {column.name: ask(split.value(column.name), column) for column in single}
+    found = _answered(split.table, asked)
+    for column in columns:
+        if column.length is not None:
+            values = split.values(column)
+            found |= _answered(values, {column.name: ask(values.value, column)})
+    return found
+
+
+def _answered(table: ir.Table, asked: dict[str, dict[str, ir.Scalar]]) -> dict[str, Totals]:
+    names = list(asked)
+    numbers = {
+        f"{key}_{index}": number
+        for index, name in enumerate(names)
+        for key, number in asked[name].items()
     }
-    row = split.table.aggregate(**asked).to_pyarrow().to_pylist()[0]
-    found: dict[str, Totals] = {column.name: {} for column in columns}
-    for key, value in row.items():
-        name, _, index = key.rpartition("_")
-        found[columns[int(index)].name][name] = value
+    found: dict[str, Totals] = {name: {} for name in names}
+    if numbers:
+        row = table.aggregate(**numbers).to_pyarrow().to_pylist()[0]
+        for numbered, value in row.items():
+            key, _, index = numbered.rpartition("_")
+            found[names[int(index)]][key] = value
     return found
 
 
@@ -104,22 +122,17 @@ def _asked(value: ir.Column, column: Column) -> dict[str, ir.Scalar]:
     }
 
 
-def _squares(
-    split: engine.Split, columns: Sequence[Column], totals: dict[str, Totals]
-) -> dict[str, float | None]:
-    """Column -> sum of squared differences from its mean, all columns in a second pass."""
-    asked = {}
-    for index, column in enumerate(columns):
-        total = totals[column.name]
-        if total.get("finite"):
-            number = split.value(column.name).cast("float64")
-            finite = engine.is_present(split.value(column.name), column.dtype) & ~number.isinf()
-            away = number - _mean(total)
-            asked[f"{index}"] = (away * away).sum(where=finite)
-    if not asked:
+def _asked_for_squares(
+    totals: dict[str, Totals], value: ir.Column, column: Column
+) -> dict[str, ir.Scalar]:
+    """The sum of squared differences from the mean, which a first pass has found."""
+    total = totals[column.name]
+    if not total.get("finite"):
         return {}
-    row = split.table.aggregate(**asked).to_pyarrow().to_pylist()[0]
-    return {columns[int(index)].name: value for index, value in row.items()}
+    number = value.cast("float64")
+    away = number - _mean(total)
+    finite = engine.is_present(value, column.dtype) & ~number.isinf()
+    return {"squares": (away * away).sum(where=finite)}
 
 
 def _mean(total: Totals) -> float:
@@ -135,8 +148,9 @@ def _column(split: engine.Split, column: Column, total: Totals, rows: int) -> Co
     return ColumnStatistics(
         name=column.name,
         dtype=column.dtype,
+        length=column.length,
         count=count,
-        missing=rows - count,
+        missing=rows * (column.length or 1) - count,
         distinct=distinct,
         numbers=_numbers(values, count, total) if is_number else None,
         lengths=None if is_number else _lengths(total),

@@ -29,12 +29,16 @@ from stoker.data.features.engine import Progress
 from stoker.data.features.spec import json_number
 from stoker.data.features.trace import Call, VocabularyFile, asks_otherwise, sources
 from stoker.data.features.walk import Plan, Walk, walk
+from stoker.data.ingest.stored_images import encoded_image
 
 TRAIN = "train"
 """The only split that a transform may learn from."""
 
 _BATCH_BYTES = 32 << 20
-"""Decoded images held at a time: with their floats beside them still well below 1 GiB."""
+"""Decoded images and vectors held at a time: with their floats beside them still well below 1 GiB."""
+
+_VALUE_BYTES = 8
+"""A number of a vector."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +87,10 @@ def resolve(plan: Plan, scratch: Path, progress: Progress) -> Resolved:
 
 def batch_rows(dataset: Dataset) -> int:
     """Rows that are run through the graph at a time."""
-    if dataset.image is None:
-        return BATCH_ROWS
-    size = dataset.image.height * dataset.image.width * dataset.image.channels
-    return max(1, min(BATCH_ROWS, _BATCH_BYTES // size))
+    image = dataset.image
+    pixels = 0 if image is None else image.height * image.width * image.channels
+    size = pixels + _VALUE_BYTES * sum(column.length or 0 for column in dataset.columns)
+    return max(1, min(BATCH_ROWS, _BATCH_BYTES // max(size, 1)))
 
 
 def needed_columns(walked: Walk, tensors: Sequence[tf.Tensor], dataset: Dataset) -> list[Column]:
@@ -98,9 +102,15 @@ def needed_columns(walked: Walk, tensors: Sequence[tf.Tensor], dataset: Dataset)
 def as_tensors(batch: pa.RecordBatch, columns: Sequence[Column]) -> list[tf.Tensor]:
     """A batch's columns as the tensors that the graph is fed with."""
     return [
-        tf.constant(to_numpy(column, batch.column(column.name)), column.tensor_dtype)
+        tf.constant(_fed(column, batch.column(column.name)), column.tensor_dtype)
         for column in columns
     ]
+
+
+def _fed(column: Column, values: pa.Array) -> Any:
+    found = to_numpy(column, values)
+    # A `raw` store holds pixels, which the graph does not take from a stranger.
+    return [encoded_image(each) for each in found] if column.dtype == "image" else found
 
 
 def explain(call: Call, walked: Walk, answer: Any) -> dict[str, Any]:

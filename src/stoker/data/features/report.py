@@ -71,7 +71,8 @@ def _anomalies(anomalies: Sequence[Anomaly]) -> str:
 
 
 def _card(column: ColumnStatistics, *, is_label: bool) -> str:
-    kind = f"{column.dtype}, label" if is_label else column.dtype
+    length = "" if column.length is None else f" [{column.length}]"
+    kind = f"{column.dtype}{length}{', label' if is_label else ''}"
     facts = "".join(
         f'<tr><th>{name}</th><td class="number">{escape(value)}</td></tr>'
         for name, value in _facts(column)

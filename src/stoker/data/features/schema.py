@@ -28,7 +28,7 @@ class ColumnSchema:
     """True where the training split misses no value."""
 
     missing_share: float
-    """Share of the training split's rows that miss it."""
+    """Share of the training split's rows that miss it; of vectors, of their values."""
 
     domain: tuple[str, ...] | None
     """All values, sorted, of a column of strings that has at most `TOP_VALUES` of them; else None."""
@@ -38,6 +38,9 @@ class ColumnSchema:
 
     max: float | None
     """The largest."""
+
+    length: int | None = None
+    """Values in each row; None where it is a single one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,4 +118,5 @@ def _column(column: ColumnStatistics) -> ColumnSchema:
         domain=tuple(sorted(top.value for top in column.top)) if is_small else None,
         min=column.numbers.min if column.numbers else None,
         max=column.numbers.max if column.numbers else None,
+        length=column.length,
     )

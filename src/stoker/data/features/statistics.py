@@ -71,7 +71,7 @@ class ValueCount:
     """The value, numbers as Python writes them."""
 
     count: int
-    """Rows."""
+    """Rows, or places in vectors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class ColumnStatistics:
     """Its type, see `stoker.data.columns`."""
 
     count: int
-    """Rows that hold a value."""
+    """Rows that hold a value; of vectors, as in all that follows, the values in all rows."""
 
     missing: int
     """Rows that hold none: null, NaN, the empty string."""
@@ -103,9 +103,12 @@ class ColumnStatistics:
     """The most frequent values, the smaller first among equals; of strings, and of numbers with at
     most `TOP_VALUES` different values."""
 
+    length: int | None = None
+    """Values in each row; None where it is a single one."""
+
     @property
     def missing_share(self) -> float:
-        """Missing rows by all rows."""
+        """Missing rows (of vectors: values) by all."""
         return self.missing / max(self.count + self.missing, 1)
 
 

@@ -80,7 +80,8 @@ class Transform:
         """Compute the features.
 
         Args:
-            inputs: Raw column -> [batch], as `stoker.data.columns` says; others are not looked at.
+            inputs: Raw column -> [batch] or [batch, length], as `stoker.data.columns` says; others
+                are not looked at.
 
         Returns:
             Feature -> [batch, ...], its static shape set. Works eagerly, in `tf.data`, in a
@@ -89,8 +90,29 @@ class Transform:
         Raises:
             DataError: a column is not there.
         """
+        return self._features_of(self.module(), inputs)
+
+    def apply_decoded(self, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Compute the features where a feed has decoded the images.
+
+        Args:
+            inputs: As for `apply_features`, but image column -> [batch, height, width, channels]
+                uint8, as `decode_images` gives it.
+
+        Returns:
+            The same features.
+
+        Raises:
+            DataError: a column is not there; the dataset has no images.
+        """
+        part = self._root().decoded
+        if part is None:
+            raise DataError("a transform must have images to take them decoded", got=str(self.root))
+        return self._features_of(part, inputs)
+
+    def _features_of(self, part: Any, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         names = identifiers((column.name for column in self.serving_columns), "c")
-        found = self.module().compute({key: _column(inputs, name) for name, key in names.items()})
+        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
         keys = identifiers((feature.name for feature in self.features), "f")
         return {
             feature.name: _shaped(found[keys[feature.name]], feature) for feature in self.features
@@ -100,7 +122,7 @@ class Transform:
         """Compute the label.
 
         Args:
-            inputs: Raw column -> [batch].
+            inputs: Raw column -> [batch] or [batch, length].
 
         Returns:
             [batch, ...] int64 or float32; -1 where a class is not one of `classes`.

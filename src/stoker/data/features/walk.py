@@ -47,6 +47,9 @@ class Walk:
     raw: dict[str, tf.Tensor]
     """Placeholders by raw column."""
 
+    decoded: dict[str, tf.Tensor]
+    """The images of image columns, [batch, height, width, channels] uint8; the function's inputs."""
+
     features: dict[str, tf.Tensor]
     """Outputs by name, the label not among them."""
 
@@ -74,7 +77,7 @@ class RawInputs(dict[str, tf.Tensor]):
 
 def column_spec(column: Column, name: str) -> tf.TensorSpec:
     """How a raw column enters the graph, under a name that the graph allows."""
-    return tf.TensorSpec([None], tf.as_dtype(column.tensor_dtype), name=name)
+    return tf.TensorSpec([None, *column.shape], tf.as_dtype(column.tensor_dtype), name=name)
 
 
 def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: list[Any]) -> Walk:
@@ -97,14 +100,15 @@ def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: l
         trace = Trace(graph, answers=answers, asked=asked, objects=objects)
         placeholders = {column.name: tensor for column, tensor in zip(columns, raw, strict=True)}
         with tracing(trace):
-            inputs = RawInputs(_decoded(plan.dataset, placeholders))
+            decoded = _decoded(plan.dataset, placeholders)
+            inputs = RawInputs(placeholders | decoded)
             outputs = _outputs(plan, inputs)
             label = _label(plan, outputs, inputs)
             classes_call = None
             if label is not None:
                 label, classes_call = _label_as_number(trace, label)
         features = {name: tensor for name, tensor in outputs.items() if name != plan.label}
-        found.update(raw=placeholders, features=features, label=label)
+        found.update(raw=placeholders, decoded=decoded, features=features, label=label)
         found.update(trace=trace, classes_call=classes_call)
         return [*features.values(), *([] if label is None else [label])]
 
@@ -140,11 +144,13 @@ def _refuse_what_cannot_be_served(graph: tf.Graph) -> None:
 
 
 def _decoded(dataset: Dataset, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    inputs = dict(raw)
-    for column in dataset.columns:
-        if column.dtype == "image" and dataset.image is not None:
-            inputs[column.name] = decode_images(raw[column.name], dataset.image)
-    return inputs
+    if dataset.image is None:
+        return {}
+    return {
+        column.name: decode_images(raw[column.name], dataset.image)
+        for column in dataset.columns
+        if column.dtype == "image"
+    }
 
 
 def _outputs(plan: Plan, inputs: RawInputs) -> dict[str, tf.Tensor]:
@@ -208,12 +214,26 @@ def _label(plan: Plan, outputs: dict[str, tf.Tensor], inputs: RawInputs) -> tf.T
     if plan.label in outputs:
         return outputs[plan.label]
     if plan.label in inputs:
-        return tf.identity(inputs[plan.label])
+        return _one_a_row(plan.label, inputs[plan.label])
     raise ConfigError(
         "label must be a raw column or an output of preprocessing_fn",
         got=plan.label,
         fix=nearest(plan.label, dict.fromkeys([*inputs, *outputs])),
     )
+
+
+def _one_a_row(name: str, column: tf.Tensor) -> tf.Tensor:
+    """A raw column as the label."""
+    if column.shape.rank == 2 and column.shape[1] == 1:
+        return tf.reshape(column, [-1])
+    if column.shape.rank == 2:
+        raise ConfigError(
+            "a raw column that is the label must hold one value a record",
+            got=Plain(f"{name!r}, which holds vectors of length {column.shape[1]}"),
+            fix="Make the label of it in preprocessing_fn, e.g. "
+            f'{{"answer": tf.argmax(inputs[{name!r}], axis=1)}}, and name that one.',
+        )
+    return tf.identity(column)
 
 
 def _label_as_number(trace: Trace, label: tf.Tensor) -> tuple[tf.Tensor, int | None]:

@@ -1,0 +1,345 @@
+"""Vectors from a Parquet file to a served answer, the same whichever way it is asked for."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+import stoker
+from stoker.app.chain import ChainResult
+from stoker.app.client import ask_grpc, ask_rest, json_instances
+from stoker.app.experiment import Experiment, load_experiment
+from stoker.app.proof import prove_run
+from stoker.app.scaffold import write_experiment
+from stoker.core.errors import ConfigError, UserError
+from stoker.data.columns import Column, to_numpy
+from stoker.data.dataset import load_dataset
+from stoker.data.features.transform import Transform, load_transform
+from stoker.export.callpath import load_model
+from stoker.export.signatures import (
+    EXAMPLES_INPUT,
+    SERVING_DEFAULT,
+    SERVING_EXAMPLES,
+    make_examples,
+)
+from stoker.serve.config import ServeConfig
+from stoker.serve.server import Server
+from stoker.train.feeds import open_feeds
+
+STOKER_YAML = """\
+name: vectors
+data: {source: data.parquet}
+model: model:build
+preprocessing: model:preprocessing_fn
+label: liked
+train: {epochs: 2, batch_size: 32, deterministic: true}
+evaluate: {metrics: [auc], slices: [age]}
+"""
+
+MODEL_PY = """\
+import keras
+import tensorflow as tf
+from keras import layers
+
+import stoker.transform as st
+
+
+def preprocessing_fn(inputs):
+    image = st.scale_to_z_score(inputs["image floats"])
+    return {
+        "image": tf.where(tf.math.is_nan(image), 0.0, image),
+        "level": st.bucketize(inputs["image floats"], 4),
+        "counts": st.scale_to_0_1(inputs["counts"]),
+        "largest": tf.fill(tf.shape(inputs["age"]), st.max(inputs["counts"])),
+        "tags": st.compute_and_apply_vocabulary(inputs["tags"], num_oov_buckets=1),
+    }
+
+
+def build(features, transform):
+    tags = layers.Embedding(transform.num_buckets("tags"), 4)(features["tags"])
+    x = layers.Concatenate()([features["image"], features["counts"], layers.Flatten()(tags)])
+    x = layers.Dense(8, activation="relu")(x)
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
+    model.compile(optimizer="adam", loss="binary_crossentropy")
+    return model
+"""
+
+
+def write_parquet(path: Path, *, rows: int = 400) -> None:
+    """Bright images with the tag `cat` are liked; some pixels and some tags are missing."""
+    rng = np.random.default_rng(0)
+    image = rng.normal(size=(rows, 16)).astype(np.float32)
+    tags = rng.choice(["cat", "dog", "tree", ""], (rows, 3))
+    liked = image.mean(axis=1) + (tags == "cat").any(axis=1) > 0.5
+    image[rng.random(image.shape) < 0.02] = np.nan
+    table = {
+        "image floats": pa.array(image.tolist(), pa.list_(pa.float32(), 16)),
+        "counts": pa.array(rng.integers(0, 50, (rows, 5)).tolist(), pa.list_(pa.int64())),
+        "tags": pa.array(tags.tolist(), pa.list_(pa.string())),
+        "age": pa.array(rng.integers(18, 21, rows)),
+        "liked": pa.array(liked.astype(np.int64)),
+    }
+    pq.write_table(pa.table(table), path)
+
+
+def write_folder(path: Path) -> Path:
+    path.mkdir()
+    (path / "stoker.yaml").write_text(STOKER_YAML)
+    (path / "model.py").write_text(MODEL_PY)
+    write_parquet(path / "data.parquet")
+    return path
+
+
+class Trained:
+    """A finished run and the eval split's raw rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.experiment: Experiment = load_experiment(folder)
+        self.chain: ChainResult = stoker.run(self.experiment)
+        self.transform: Transform = load_transform(self.chain.output("transform"))
+        self.dataset = load_dataset(self.chain.output("ingest"))
+
+    def rows(self, split: str) -> dict[str, Any]:
+        columns = self.transform.serving_columns
+        table = self.dataset.table(split, columns=[column.name for column in columns])
+        return {column.name: to_numpy(column, table.column(column.name)) for column in columns}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(write_folder(tmp_path_factory.mktemp("vectors") / "vectors"))
+
+
+def test_vectors_reach_the_signature_with_their_length(trained: Trained) -> None:
+    loaded = load_model(trained.chain.output("export"))
+    shapes = {name: str(spec) for name, spec in loaded.signatures[SERVING_DEFAULT].inputs.items()}
+    loaded.close()
+
+    assert shapes == {
+        "image floats": "float32 of shape [-1,16]",
+        "counts": "int64 of shape [-1,5]",
+        "tags": "string of shape [-1,3]",
+        "age": "int64 of shape [-1]",
+    }
+
+
+def test_analyzers_reduce_over_all_values_of_all_vectors(trained: Trained) -> None:
+    """As TensorFlow Transform does without `elementwise`; NumPy is the judge."""
+    raw = trained.rows("train")
+    features = {n: t.numpy() for n, t in trained.transform.apply_features(as_tensors(raw)).items()}
+
+    image = raw["image floats"].astype(np.float64)
+    scaled = (image - np.nanmean(image)) / np.nanstd(image)
+    np.testing.assert_allclose(features["image"], np.nan_to_num(scaled), atol=1e-5)
+    values = np.sort(image[~np.isnan(image)])
+    bounds = values[[len(values) * part // 4 for part in (1, 2, 3)]]
+    np.testing.assert_array_equal(features["level"], np.searchsorted(bounds, image, side="right"))
+    counts = raw["counts"]
+    wide = (counts - counts.min()) / (counts.max() - counts.min())
+    np.testing.assert_allclose(features["counts"], wide, atol=1e-6)
+    assert set(features["largest"].tolist()) == {counts.max()}
+    found, times = np.unique(raw["tags"][raw["tags"] != b""].astype(bytes), return_counts=True)
+    terms = [term for _, term in sorted(zip(times, found, strict=True), reverse=True)]
+    ids = [[terms.index(t) if t else len(terms) for t in row] for row in raw["tags"].tolist()]
+    np.testing.assert_array_equal(features["tags"], ids)
+
+
+def as_tensors(raw: dict[str, Any]) -> dict[str, tf.Tensor]:
+    return {name: tf.constant(values) for name, values in raw.items()}
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 34])
+def test_the_training_feed_and_the_transform_give_the_same_features(
+    trained: Trained, memory_bytes: int
+) -> None:
+    feed, _ = open_feeds(
+        trained.dataset, trained.transform, augment=None, seed=0, memory_bytes=memory_bytes
+    )
+    assert feed.keeps_features == (memory_bytes > 0)
+
+    with feed.in_order(batch_size=feed.rows) as batches:
+        fed, _ = feed.load(next(iter(batches)))
+
+    expected = trained.transform.apply_features(as_tensors(trained.rows("train")))
+    for name, values in fed.items():
+        assert values.shape[1:] == expected[name].shape[1:]
+        np.testing.assert_array_equal(values, expected[name])
+
+
+def test_both_signatures_answer_alike_where_values_are_missing_too(trained: Trained) -> None:
+    rows = trained.rows("eval")
+    loaded = load_model(trained.chain.output("export"))
+    (plain,) = loaded.call(SERVING_DEFAULT, rows).values()
+    examples = make_examples(trained.transform.serving_columns, rows)
+    (parsed,) = loaded.call(SERVING_EXAMPLES, {EXAMPLES_INPUT: examples}).values()
+    loaded.close()
+
+    assert np.isnan(rows["image floats"]).any()
+    np.testing.assert_allclose(plain, parsed, rtol=1e-6, atol=1e-6)
+
+
+def test_an_example_without_a_vector_that_may_be_missing_is_answered(trained: Trained) -> None:
+    rows = {name: values[:1].copy() for name, values in trained.rows("eval").items()}
+    rows["image floats"][:] = np.nan
+    (example,) = make_examples(trained.transform.serving_columns, rows)
+    assert "image floats" not in tf.train.Example.FromString(example).features.feature
+
+    loaded = load_model(trained.chain.output("export"))
+    (plain,) = loaded.call(SERVING_DEFAULT, rows).values()
+    (parsed,) = loaded.call(
+        SERVING_EXAMPLES, {EXAMPLES_INPUT: np.array([example], object)}
+    ).values()
+    loaded.close()
+
+    np.testing.assert_allclose(plain, parsed, rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def served(trained: Trained) -> Iterator[tuple[str, str]]:
+    """URL of the REST server and address of the gRPC server."""
+    root = trained.experiment.models_root
+    server = Server(ServeConfig(root=root, rest_port=0, grpc_port=0, lame_duck_s=0.0, drain_s=5))
+    server.start()
+    try:
+        assert server.wait_until_ready(60)
+        yield f"http://127.0.0.1:{server.rest_port}", f"127.0.0.1:{server.grpc_port}"
+    finally:
+        server.stop()
+
+
+def test_rows_columns_and_tensors_are_answered_alike(
+    trained: Trained, served: tuple[str, str]
+) -> None:
+    url, address = served
+    rows = {name: values[:7] for name, values in trained.rows("eval").items()}
+    instances = json_instances(rows, binary=())
+    assert len(instances[0]["image floats"]) == 16
+    columns = {name: [row[name] for row in instances] for name in rows}
+
+    by_rows = ask_rest(url, "vectors", instances)
+    by_columns = post(f"{url}/v1/models/vectors:predict", {"inputs": columns})["outputs"]
+    answered = ask_grpc(address, "vectors", rows)
+
+    assert answered.pop("version") == 1
+    (by_tensors,) = answered.values()
+    np.testing.assert_allclose(by_rows, by_tensors, rtol=1e-6)
+    np.testing.assert_allclose(by_columns, by_tensors, rtol=1e-6)
+
+
+def post(url: str, body: Any) -> Any:
+    request = urllib.request.Request(url, data=json.dumps(body).encode())
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
+
+
+def test_metadata_tells_the_length(served: tuple[str, str]) -> None:
+    with urllib.request.urlopen(f"{served[0]}/v1/models/vectors/metadata") as response:
+        signatures = json.load(response)["metadata"]["signature_def"]["signature_def"]
+
+    shape = signatures["serving_default"]["inputs"]["image floats"]["tensor_shape"]
+    assert [dim["size"] for dim in shape["dim"]] == ["-1", "16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("image floats", lambda old: old[:-1], r"shape \[-1,16\].*shape \[1,15\]"),
+        ("image floats", lambda old: old[0], r"shape \[-1,16\].*shape \[1\]"),
+        ("counts", lambda old: [*old[:-1], 1.5], "'counts' must hold values of type int64"),
+        ("tags", lambda old: [*old[:-1], None], "'tags' must hold values of type string"),
+    ],
+)
+def test_a_vector_that_does_not_fit_is_refused_by_name(
+    trained: Trained,
+    served: tuple[str, str],
+    name: str,
+    change: Callable[[Any], Any],
+    said: str,
+) -> None:
+    rows = {column: values[:1] for column, values in trained.rows("eval").items()}
+    (row,) = json_instances(rows, binary=())
+
+    with pytest.raises(UserError, match=f"HTTP 400.*{said}"):
+        ask_rest(served[0], "vectors", [row | {name: change(row[name])}])
+
+
+def test_a_run_is_proved_on_vectors_too(trained: Trained) -> None:
+    proof = prove_run(trained.experiment, trained.chain)
+
+    assert len(proof.answers) == 5
+    assert all(answer.rest == answer.grpc for answer in proof.answers)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("label: liked", "label: counts", "must hold one value a record.*vectors of length 5"),
+        ("slices: [age]", "slices: [tags]", "hold one value a record.*'tags'.*length 3"),
+    ],
+)
+def test_a_vector_as_label_or_slice_is_one_clear_error(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    folder = write_folder(tmp_path / "vectors")
+    code = (folder / "model.py").read_text().replace('"counts": st', '"shares": st')
+    (folder / "model.py").write_text(code)
+    (folder / "stoker.yaml").write_text(STOKER_YAML.replace(old, new))
+
+    with pytest.raises(ConfigError, match=said):
+        stoker.run(load_experiment(folder), until="transform")
+
+
+def test_a_label_of_vectors_of_length_1_is_their_one_value(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "vectors")
+    table = pq.read_table(folder / "data.parquet")
+    lists = pa.FixedSizeListArray.from_arrays(table["liked"].combine_chunks(), 1)
+    pq.write_table(table.set_column(4, "liked", lists), folder / "data.parquet")
+
+    chain = stoker.run(load_experiment(folder), until="transform")
+
+    transform = load_transform(chain.output("transform"))
+    dataset = load_dataset(chain.output("ingest"))
+    raw = to_numpy(dataset.column("liked"), dataset.table("train").column("liked"))
+    assert raw.shape[1:] == (1,)
+    np.testing.assert_array_equal(transform.apply_label({"liked": tf.constant(raw)}), raw[:, 0])
+
+
+def test_what_init_writes_for_vectors_runs_as_it_is(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "data.parquet", rows=200)
+
+    written = write_experiment(tmp_path / "new", tmp_path / "data.parquet")
+    experiment = load_experiment(
+        tmp_path / "new", overrides=["train.epochs=1", "evaluate.gates={}"]
+    )
+    chain = stoker.run(experiment)
+
+    assert written.label == "liked"
+    assert chain.result("push")["version"] == 1
+    columns = load_dataset(chain.output("ingest")).columns
+    assert Column(name="tags", dtype="string", length=3) in columns
+
+
+def test_without_a_function_vectors_pass_as_they_are(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "vectors")
+    (folder / "stoker.yaml").write_text(
+        STOKER_YAML.replace("preprocessing: model:preprocessing_fn\n", "")
+    )
+
+    chain = stoker.run(load_experiment(folder), until="transform")
+
+    features = load_transform(chain.output("transform")).features
+    assert {(f.name, f.dtype, f.shape) for f in features} == {
+        ("image floats", "float32", (16,)),
+        ("counts", "int64", (5,)),
+        ("tags", "string", (3,)),
+        ("age", "int64", ()),
+    }

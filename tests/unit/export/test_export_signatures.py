@@ -1,0 +1,67 @@
+"""Rows as serialized Examples and back: single values and vectors, present and missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.data.columns import Column
+from stoker.export.signatures import feature_specs, make_examples, parse_examples
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+FLOAT32 = st.floats(width=32)  # NaN, which means missing, among them
+WHOLE = st.one_of(st.integers(-(2**24), 2**24).map(float), st.just(float("nan")))
+
+VALUES = {
+    Column(name="an int", dtype="int64"): INT64,
+    Column(name="ints", dtype="int64", length=3): INT64,
+    Column(name="a float", dtype="float32"): FLOAT32,
+    Column(name="floats", dtype="float32", length=2): FLOAT32,
+    Column(name="a whole", dtype="float32", whole=True): WHOLE,
+    Column(name="wholes", dtype="float64", whole=True, length=2): WHOLE,
+    Column(name="a text", dtype="string"): st.text().map(str.encode),
+    Column(name="texts", dtype="string", length=2): st.text().map(str.encode),
+}
+
+
+@st.composite
+def rows_of_all(draw: st.DrawFn) -> dict[str, Any]:
+    """Column -> [rows] or [rows, length] values."""
+    count = draw(st.integers(1, 4))
+    return {
+        column.name: np.array(
+            draw(st.lists(values, min_size=(size := count * (column.length or 1)), max_size=size)),
+            dtype=object if column.dtype == "string" else column.dtype,
+        ).reshape(count, *column.shape)
+        for column, values in VALUES.items()
+    }
+
+
+@given(rows=rows_of_all())
+@settings(max_examples=50)
+def test_examples_hold_what_the_rows_hold(rows: dict[str, Any]) -> None:
+    columns = list(VALUES)
+
+    parsed = parse_examples(tf.constant(make_examples(columns, rows)), columns)
+
+    for name, spec in feature_specs(columns).items():
+        assert parsed[name].dtype == spec.dtype
+        assert spec.shape.is_compatible_with(parsed[name].shape)
+        np.testing.assert_array_equal(parsed[name].numpy(), rows[name])
+
+
+def test_a_vector_without_a_value_is_left_out_and_comes_back_missing() -> None:
+    column = Column(name="x", dtype="float32", length=2)
+    rows = {"x": np.array([[np.nan, np.nan], [1.0, np.nan]], np.float32)}
+
+    first, second = make_examples([column], rows)
+
+    assert not tf.train.Example.FromString(first).features.feature
+    assert len(tf.train.Example.FromString(second).features.feature["x"].float_list.value) == 2
+    np.testing.assert_array_equal(
+        parse_examples(tf.constant([first, second]), [column])["x"], rows["x"]
+    )
