@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stoker.app.experiment import Experiment, ServeSection
 from stoker.cluster.resources import Resources
-from stoker.data.ingest import ImagesConfig, IngestConfig
+from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
 from stoker.train.config import TrainConfig
 
@@ -19,6 +19,7 @@ SECTIONS: list[tuple[str, type]] = [
     ("stoker.yaml", Experiment),
     ("data", IngestConfig),
     ("data.images", ImagesConfig),
+    ("data.service", ServiceConfig),
     ("train", TrainConfig),
     ("evaluate", EvaluateConfig),
     ("evaluate.gates.METRIC", Gate),

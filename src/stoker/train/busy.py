@@ -17,8 +17,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from stoker.train.step import Batch
-
 CEILING_S = 0.5
 """Time over which the ceiling is measured, before and again after training: long against a
 scheduler's slice (some ms). Its mean is taken, as that of the real steps is: what else the machine
@@ -55,8 +53,8 @@ class BusyReport:
 
 
 def measure_ceiling(
-    run_resident: Callable[[Batch, tf.Tensor], tf.Tensor],
-    batch: Batch,
+    run_resident: Callable[[Any, tf.Tensor], tf.Tensor],
+    element: Any,
     *,
     state: Sequence[Any],
     deterministic: bool,
@@ -65,7 +63,7 @@ def measure_ceiling(
 
     Args:
         run_resident: What `make_run_resident` made.
-        batch: The batch; it is the whole input of every step.
+        element: The element of a step; it is the whole input of every step.
         state: Every variable that a step can change (weights, optimizer, metrics, seeds).
         deterministic: Take a fixed number of steps: what cannot be put back, Keras's generator for
             layers without a seed, then stands where it stands in every run.
@@ -73,19 +71,17 @@ def measure_ceiling(
     saved = [variable.numpy() for variable in state]
     try:
         # The first call traces and warms up, the second says how many steps fill the time.
-        run_resident(batch, tf.constant(1, tf.int64)).numpy()
-        fitting = max(2, int(CEILING_S / _timed(run_resident, batch, 2) * 2))
+        run_resident(element, tf.constant(1, tf.int64)).numpy()
+        fitting = max(2, int(CEILING_S / _timed(run_resident, element, 2) * 2))
         steps = FIXED_STEPS if deterministic else fitting
-        return _timed(run_resident, batch, steps) / steps
+        return _timed(run_resident, element, steps) / steps
     finally:
         _restore(state, saved)
 
 
-def _timed(
-    run_resident: Callable[[Batch, tf.Tensor], tf.Tensor], batch: Batch, steps: int
-) -> float:
+def _timed(run_resident: Callable[[Any, tf.Tensor], tf.Tensor], element: Any, steps: int) -> float:
     begun_s = time.monotonic()
-    run_resident(batch, tf.constant(steps, tf.int64)).numpy()
+    run_resident(element, tf.constant(steps, tf.int64)).numpy()
     return time.monotonic() - begun_s
 
 

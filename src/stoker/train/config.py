@@ -7,6 +7,7 @@ from typing import Literal
 
 from stoker.cluster.devices import Devices
 from stoker.core.errors import ConfigError
+from stoker.data.feed.augment import AugmentConfig
 
 Auto = Literal["auto"]
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
@@ -45,6 +46,9 @@ class TrainConfig:
 
     seed: int = 0
     """Seed of weights, dropout and the order of samples."""
+
+    augment: AugmentConfig | None = None
+    """What is done to training images; validation, evaluation and serving never see it."""
 
     monitor: str = "val_loss"
     """The metric that names the best epoch: `val_loss` or `val_` + one of the model's metrics."""

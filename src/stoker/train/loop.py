@@ -16,12 +16,14 @@ from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.user_code import call
 from stoker.data.dataset import Dataset
 from stoker.data.features.transform import Transform
-from stoker.data.feed.pipeline import Feed, Raw, ResidentSplit
+from stoker.data.feed.calls import Calls
+from stoker.data.feed.pipeline import Feed
 from stoker.telemetry import catalogue
 from stoker.telemetry.writers import MetricWriter
 from stoker.train.busy import BusyReport, measure_ceiling
 from stoker.train.checkpoint import save_checkpoint
 from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.feeds import open_feeds
 from stoker.train.model import BuiltModel
 from stoker.train.step import (
     Batch,
@@ -29,6 +31,7 @@ from stoker.train.step import (
     make_run_fed,
     make_run_resident,
     make_train_step,
+    step_of,
 )
 
 BEST = "best"
@@ -38,8 +41,8 @@ LAST = "last"
 """Name of the checkpoint of the last epoch."""
 
 
-KEPT_SHARE = 0.25
-"""Most of the machine's memory that a split's transformed features may take."""
+Fed = tuple[Feed, "tf.data.Dataset[Any]"]
+"""A feed, and what it reads."""
 
 EVAL_BATCHES = 4
 """A validation batch in training batches: no gradients are kept, so it may be larger."""
@@ -133,26 +136,61 @@ def fit(
         UserError: the loss is NaN or infinite (the step is named), or the monitored metric is not
             among the model's.
     """
-    feed, held_out = _feeds(dataset, transform, memory_bytes=memory_bytes)
+    feed, held_out = open_feeds(
+        dataset,
+        transform,
+        augment=config.augment,
+        seed=config.seed,
+        memory_bytes=memory_bytes,
+    )
+    per_epoch = -(-feed.rows // resolved.batch_size)
+    calls = Calls(
+        rows=feed.rows,
+        batch_size=resolved.batch_size,
+        steps_per_call=resolved.steps_per_call,
+        seed=config.seed,
+        first=0,
+        last=-(-per_epoch // resolved.steps_per_call) * config.epochs,
+    )
+    at_once = EVAL_BATCHES * resolved.batch_size
+    with feed.shuffled(calls) as batches, held_out.in_order(batch_size=at_once) as eval_batches:
+        return _fit(
+            built,
+            (feed, batches),
+            (held_out, eval_batches),
+            config=config,
+            resolved=resolved,
+            checkpoints=checkpoints,
+            writer=writer,
+            on_progress=on_progress,
+        )
+
+
+def _fit(
+    built: BuiltModel,
+    training: Fed,
+    validation: Fed,
+    *,
+    config: TrainConfig,
+    resolved: ResolvedTraining,
+    checkpoints: Path,
+    writer: MetricWriter,
+    on_progress: Callable[[Progress], None],
+) -> TrainResult:
+    (feed, batches), (held_out, eval_batches) = training, validation
     per_epoch = -(-feed.rows // resolved.batch_size)
     total = per_epoch * config.epochs
-    batches = feed.shuffled(
-        batch_size=resolved.batch_size,
-        seed=config.seed,
-        steps_per_call=resolved.steps_per_call,
-        first_call=0,
-        last_call=-(-per_epoch // resolved.steps_per_call) * config.epochs,
-    )
-    eval_batches = held_out.in_order(batch_size=EVAL_BATCHES * resolved.batch_size)
+    rows_a_step = resolved.batch_size if feed.whole_calls else None
 
     # Everything that a step changes exists from here on, so that it can be saved and put back.
-    sample = _first_batch(feed, batches, resolved.batch_size)
-    call(_build_metrics, built, sample, what="a first batch through the model and its loss")
+    element = next(iter(batches))
+    sample = element if rows_a_step is None else step_of(element, 0, rows_a_step)
+    first = feed.load(sample)
+    call(_build_metrics, built, first, what="a first batch through the model and its loss")
     step = make_train_step(built, xla=resolved.xla)
     state = training_state(built)
-    rows_a_step = resolved.batch_size if feed.keeps_features else None
     run_fed = make_run_fed(step, feed.load, rows_a_step=rows_a_step)
-    run_resident = make_run_resident(step, sample)
+    run_resident = make_run_resident(step, feed.load, sample)
     eval_step = make_eval_step(built, held_out.load)
 
     deterministic = config.deterministic
@@ -189,7 +227,7 @@ def fit(
     timed = _together(calls)
     busy = BusyReport(
         ceiling_step_s=(before_s + after_s) / 2,
-        ceiling_rows=float(tf.shape(sample[1])[0]),
+        ceiling_rows=float(tf.shape(first[1])[0]),
         real_step_s=timed.wall_s / timed.steps,
         real_rows=timed.rows / timed.steps,
         input_wait=min(1.0, timed.wait_s / timed.wall_s),
@@ -275,25 +313,6 @@ def _mode(monitor: str, mode: Literal["min", "max", "auto"]) -> Literal["min", "
     if mode != "auto":
         return mode
     return "min" if any(part in monitor.lower() for part in _LESS_IS_BETTER) else "max"
-
-
-def _feeds(dataset: Dataset, transform: Transform, *, memory_bytes: int) -> tuple[Feed, Feed]:
-    @tf.function(reduce_retracing=True)
-    def to_batch(raw: Raw) -> Batch:
-        return transform.apply_features(raw), transform.apply_label(raw)
-
-    share = int(memory_bytes * KEPT_SHARE)
-    train, held_out = (
-        Feed(ResidentSplit(dataset, split, columns=transform.columns), to_batch, memory_bytes=share)
-        for split in ("train", "eval")
-    )
-    return train, held_out
-
-
-def _first_batch(feed: Feed, batches: tf.data.Dataset[Any], batch_size: int) -> Batch:
-    element = next(iter(batches))
-    batch: Batch = feed.load(element[:batch_size] if feed.keeps_features else element)
-    return batch
 
 
 def _build_metrics(built: BuiltModel, batch: Batch) -> None:

@@ -111,9 +111,9 @@ def make_run_fed(
     @tf.function(reduce_retracing=True)
     def run_rows(iterator: Any, steps: tf.Tensor) -> Sums:
         loss_sum, rows_sum = tf.constant(0.0), tf.constant(0.0)
-        indices, wait_s = wait_for_next(iterator, loss_sum)
+        rows_of_call, wait_s = wait_for_next(iterator, loss_sum)
         for index in tf.range(steps):  # type: ignore[attr-defined]
-            batch = load(indices[index * rows_a_step : (index + 1) * rows_a_step])
+            batch = load(step_of(rows_of_call, index, rows_a_step or 1))
             rows = tf.cast(tf.shape(batch[1])[0], tf.float32)
             loss_sum += step(batch) * rows
             rows_sum += rows
@@ -137,24 +137,31 @@ def _python_clock() -> tf.Tensor:
     return tf.ensure_shape(read, [])
 
 
+def step_of(call: Any, step: tf.Tensor | int, rows: int) -> Any:
+    """The rows of one step, cut out of the rows of a call."""
+    return tf.nest.map_structure(lambda tensor: tensor[step * rows : (step + 1) * rows], call)
+
+
 def make_run_resident(
-    step: Callable[[Batch], tf.Tensor], sample: Batch
-) -> Callable[[Batch, tf.Tensor], tf.Tensor]:
-    """The same steps on one batch that stays on the device: the ceiling that input can reach.
+    step: Callable[[Batch], tf.Tensor], load: Callable[[Any], Batch], sample: Any
+) -> Callable[[Any, tf.Tensor], tf.Tensor]:
+    """The same steps on one element that stays on the device: the ceiling that input can reach.
 
     Args:
         step: What `make_train_step` made.
-        sample: A batch, so that a step for any number of rows is compiled, as for fed batches.
+        load: The feed's way from an element to a batch, which is a part of the compiled step.
+        sample: The element of one step, so that a step for any number of rows is compiled, as for
+            fed batches.
     """
     batch_spec = tf.nest.map_structure(
         lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), sample
     )
 
     @tf.function(input_signature=[batch_spec, tf.TensorSpec([], tf.int64)])
-    def run_resident(batch: Batch, steps: tf.Tensor) -> tf.Tensor:
+    def run_resident(element: Any, steps: tf.Tensor) -> tf.Tensor:
         loss_sum = tf.constant(0.0)
         for _ in tf.range(steps):  # type: ignore[attr-defined]
-            loss_sum += step(batch)
+            loss_sum += step(load(element))
         return loss_sum
 
     return run_resident

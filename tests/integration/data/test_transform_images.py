@@ -130,3 +130,26 @@ def test_bytes_that_are_no_image_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="must work on every row"):
         build_transform(make_dataset(tmp_path / "d", images), None, tmp_path / "t", label="label")
+
+
+def test_images_that_are_decoded_already_give_the_same_features(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    def preprocessing_fn(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        image = tf.cast(inputs["image"], tf.float32)
+        return {
+            "scaled": st.scale_to_0_1(image),
+            "length": tf.strings.length(inputs["path"]),
+            "kind": inputs["label"],
+        }
+
+    transform = build_transform(dataset, preprocessing_fn, tmp_path / "t", label="kind")
+    paths = tf.constant([f"{n}/image" for n in range(len(PIXELS))])
+    encoded = tf.constant([encode(pixels, ".png") for pixels in PIXELS])
+
+    wanted = transform.apply_features({"image": encoded, "path": paths})
+    found = transform.apply_decoded({"image": tf.constant(np.stack(PIXELS)), "path": paths})
+
+    assert set(found) == {"scaled", "length"}
+    for name in found:
+        np.testing.assert_array_equal(found[name], wanted[name])

@@ -17,6 +17,7 @@ from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.data.dataset import Dataset
 from stoker.data.features.transform import Transform
 from stoker.data.feed.order import shuffled_indices
+from stoker.data.feed.pipeline import as_it_is
 from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
@@ -163,7 +164,7 @@ def test_measuring_the_ceiling_changes_nothing(dataset: Dataset, transform: Tran
     before = [np.asarray(v.numpy()).tobytes() for v in state]
 
     step_s = measure_ceiling(
-        make_run_resident(step, batch), batch, state=state, deterministic=False
+        make_run_resident(step, as_it_is, batch), batch, state=state, deterministic=False
     )
 
     assert 1e-6 < step_s < 1

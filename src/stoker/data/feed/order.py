@@ -9,6 +9,8 @@ Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,25 +38,71 @@ def shuffled_indices(
     if size <= 1:
         return np.zeros(len(positions), np.int64)
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    keys = _round_keys(seed, epoch)
-    walked = _feistel(positions.astype(np.uint64), half_bits, keys)
-    outside = walked >= size
-    while outside.any():
-        walked[outside] = _feistel(walked[outside], half_bits, keys)
-        outside = walked >= size
-    return walked.astype(np.int64)
+    rounds = _rounds(_round_keys(seed, epoch), half_bits, asked=len(positions))
+    walked = _feistel(positions, half_bits, rounds)
+    outside = np.flatnonzero(walked >= size)
+    while len(outside):
+        again = _feistel(walked[outside], half_bits, rounds)
+        walked[outside] = again
+        outside = outside[again >= size]
+    return walked
 
 
-def _feistel(values: NDArray[np.uint64], half_bits: int, keys: list[int]) -> NDArray[np.uint64]:
-    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
-    left, right = values >> shift, values & mask
-    for key in keys:
-        left, right = right, left ^ (_mix(right + np.uint64(key)) & mask)
-    return (left << shift) | right
+def rows_of_step(
+    step: int,
+    *,
+    rows: int,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    worker: int = 0,
+    workers: int = 1,
+) -> NDArray[np.int64]:
+    """Which rows one worker reads for one step: a pure function, so to resume is to start at a number.
+
+    Args:
+        step: The step within the epoch, from 0.
+        rows: Number of samples in the dataset.
+        batch_size: Samples of all workers together; an epoch's last batch holds what is left.
+        seed: The run's seed.
+        epoch: The epoch, from 0.
+        worker: Which of the workers, from 0.
+        workers: How many read. Their rows, one worker's after another's, are one worker's batch.
+
+    Returns:
+        [share] indices into the dataset; none where there are fewer samples than workers.
+    """
+    first, end = step * batch_size, min((step + 1) * batch_size, rows)
+    count = max(0, end - first)
+    mine = [first + count * place // workers for place in (worker, worker + 1)]
+    return shuffled_indices(np.arange(*mine, dtype=np.int64), size=rows, seed=seed, epoch=epoch)
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    # splitmix64's finaliser: every input bit reaches every output bit.
+_Round = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+
+def _rounds(keys: list[int], half_bits: int, *, asked: int) -> list[_Round]:
+    mask = np.uint64((1 << half_bits) - 1)
+
+    def computed(key: int) -> _Round:
+        return lambda half: (mixed(half.astype(np.uint64) + np.uint64(key)) & mask).view(np.int64)
+
+    if asked < 1 << half_bits:
+        return [computed(key) for key in keys]
+    # A round sees but 2**half_bits different values: to look them up takes a third of the time.
+    every = np.arange(1 << half_bits)
+    return [computed(key)(every).take for key in keys]
+
+
+def _feistel(values: NDArray[np.int64], half_bits: int, rounds: list[_Round]) -> NDArray[np.int64]:
+    left, right = values >> half_bits, values & ((1 << half_bits) - 1)
+    for of_half in rounds:
+        left, right = right, left ^ of_half(right)
+    return (left << half_bits) | right
+
+
+def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finaliser: a bijection in which every input bit reaches every output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -62,10 +110,10 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _round_keys(seed: int, epoch: int) -> list[int]:
     state = np.array([seed % 2**64], np.uint64)
-    state = _mix(state + np.uint64(_GOLDEN)) ^ np.uint64(epoch % 2**64)
+    state = mixed(state + np.uint64(_GOLDEN)) ^ np.uint64(epoch % 2**64)
     keys = []
     for _ in range(_ROUNDS):
         state = state + np.uint64(_GOLDEN)
         # Below 2**63, so that adding a half of the domain cannot overflow.
-        keys.append(int(_mix(state)[0] >> np.uint64(1)))
+        keys.append(int(mixed(state)[0] >> np.uint64(1)))
     return keys

@@ -36,6 +36,13 @@ def family_of(kind: pa.DataType) -> Family | None:
     return "image" if _is_binary(kind) else None
 
 
+def item_type(kind: pa.DataType) -> pa.DataType | None:
+    """The type of a list's values, None for what is no list."""
+    is_a = pa.types
+    is_list = is_a.is_list(kind) or is_a.is_large_list(kind) or is_a.is_fixed_size_list(kind)
+    return kind.value_type if is_list else None
+
+
 def _is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 

@@ -5,15 +5,26 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
-from stoker.core.errors import ConfigError
+from stoker.core.errors import ConfigError, Plain
+from stoker.data.sources.uri import is_uri, parse_uri
+
+Format = Literal["csv", "jsonl", "parquet", "tfrecord", "images"]
+"""What the files of a source can hold."""
 
 Override = Literal["int", "float", "string"]
 """What `data.types` may say of a column."""
 
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+ImageStore = Literal["original", "resized", "raw"]
+"""How the training split's images lie in the shards."""
+
+REACH_KEYS = ("cache_bytes", "cache_dir", "store_attempts", "store_backoff_s", "service")
+"""Settings of how a source or the shards are reached, which change no record that is read."""
+
 _SHARE_TOLERANCE = 1e-6
 """How far from 1 the shares may add up: what three-digit fractions leave, not a typing error."""
 
@@ -32,6 +43,28 @@ class ImagesConfig:
     """Height times width of the largest image that is decoded; a larger one is a bad record,
     refused from its header."""
 
+    fit: Literal["stretch", "crop"] = "stretch"
+    """How an image of another shape is brought to `size`. stretch: the whole image, bilinear, without
+    antialias. crop: the middle of it in the shape of `size`, bilinear with antialias."""
+
+    crop: float = 0.875
+    """Under `fit: crop`, how much of the largest middle box is taken, by its sides, in thousandths.
+    0.875 is 224 / 256."""
+
+    store: ImageStore | Literal["auto"] = "auto"
+    """How the training split keeps its images. original: the bytes that came. resized: a JPEG whose
+    shorter side has `store_size` pixels. raw: its pixels. auto: what saves most CPU over all epochs;
+    a lossy one only if `allow_lossy`. Every other split keeps the original bytes."""
+
+    allow_lossy: bool = False
+    """Whether `store: auto` may choose resized or raw."""
+
+    store_size: int | None = None
+    """Shorter side of a resized or raw image, pixels; None: 8/7 of what `size` asks (256 for 224)."""
+
+    quality: int = 90
+    """JPEG quality of a resized image."""
+
     def __post_init__(self) -> None:
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise ConfigError(
@@ -47,6 +80,53 @@ class ImagesConfig:
             )
         if self.max_pixels < 1:
             raise ConfigError("data.images.max_pixels must be at least 1", got=self.max_pixels)
+        self._check_fit_and_store()
+
+    def _check_fit_and_store(self) -> None:
+        if not 0 < self.crop <= 1:
+            raise ConfigError("data.images.crop must be above 0 and at most 1", got=self.crop)
+        if not 1 <= self.quality <= 100:
+            raise ConfigError("data.images.quality must be from 1 to 100", got=self.quality)
+        if self.store_size is not None and self.store_size < 1:
+            raise ConfigError("data.images.store_size must be at least 1", got=self.store_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceConfig:
+    """A tf.data service on whose workers training's batches are made."""
+
+    address: str
+    """`host:port` of its dispatcher, as `stoker data-service start` says it; `grpc://` may stand
+    before it."""
+
+    workers: int = 1
+    """Workers that must answer before training begins."""
+
+    timeout_s: float = 60.0
+    """Longest wait for them, seconds."""
+
+    def __post_init__(self) -> None:
+        split_address(self.address)
+        if self.workers < 1:
+            raise ConfigError("data.service.workers must be at least 1", got=self.workers)
+        if not 0 < self.timeout_s < math.inf:
+            raise ConfigError("data.service.timeout_s must be above 0", got=self.timeout_s)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`grpc://host:port` or `host:port` -> host, port.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    host, _, port = address.removeprefix("grpc://").rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(
+            "a tf.data service must be named by host:port",
+            got=address,
+            fix="Write for example 127.0.0.1:5050, or grpc://127.0.0.1:5050.",
+        )
+    return host, int(port)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,14 +134,15 @@ class IngestConfig:
     """Where the records are, how they are read, and how they are split."""
 
     source: str
-    """A file, a folder or a glob (`*`, `?`, `[...]`, `**`) of CSV or Parquet files, or a folder of
-    images with one sub-folder a class."""
+    """A file, a folder or a glob (`*`, `?`, `[...]`, `**`), here or at `s3://` or `gs://`, of CSV,
+    JSON Lines, Parquet or TFRecord files, or a folder of images with one sub-folder a class."""
 
     prepare: str | None = None
     """`module:function` that writes the source first; called by `stoker run`, not by ingest."""
 
-    format: Literal["auto", "csv", "parquet", "images"] = "auto"
-    """`auto` goes by the names of the files."""
+    format: Literal["auto", Format] = "auto"
+    """`auto` goes by the names of the files; needed where they say nothing, as
+    `train-00000-of-00010` does. What is packed (gzip) is known by its first bytes."""
 
     delimiter: str = ","
     """What stands between two fields of a CSV file, one character."""
@@ -91,19 +172,42 @@ class IngestConfig:
     shard_rows: int = 1 << 18
     """Most records in one shard; a shard also ends at 256 MiB."""
 
+    cache_bytes: int = 20 << 30
+    """Most bytes of files from `s3://` and `gs://` that are kept on this machine; those used
+    longest ago go first. A single file must fit."""
+
+    cache_dir: Path | None = None
+    """Where they are kept; none: `$XDG_CACHE_HOME/stoker`, or `~/.cache/stoker`."""
+
+    store_attempts: int = 5
+    """How often a request to `s3://` or `gs://` is made before the store is said to fail."""
+
+    store_backoff_s: float = 0.5
+    """Pause after its first failure, seconds; doubled after each further one."""
+
+    service: ServiceConfig | None = None
+    """A tf.data service whose workers make training's batches; none: they are made here."""
+
     def __post_init__(self) -> None:
         _check_source(self.source)
+        if self.prepare is not None and is_uri(self.source):
+            raise ConfigError(
+                "data.prepare writes a local source", got=Plain("a data.source that is a URI")
+            )
         _check_splits(self.splits)
         _check_delimiter(self.delimiter)
         for name, value, least in (
             ("max_bad_rows", self.max_bad_rows, 0),
             ("shard_rows", self.shard_rows, 1),
+            ("cache_bytes", self.cache_bytes, 1),
+            ("store_attempts", self.store_attempts, 1),
+            ("store_backoff_s", self.store_backoff_s, 0),
         ):
             if value < least:
                 raise ConfigError(f"data.{name} must be at least {least}", got=value)
-        if self.format not in ("auto", "csv", "parquet", "images"):
+        if self.format not in ("auto", *get_args(Format)):
             raise ConfigError(
-                "data.format must be auto, csv, parquet or images",
+                f"data.format must be auto, {', '.join(get_args(Format))}",
                 got=self.format,
                 fix="Leave it out to go by the names of the files.",
             )
@@ -123,13 +227,8 @@ def _check_source(source: str) -> None:
             got=source,
             fix="Write for example `source: data/taxi.csv`.",
         )
-    scheme = _SCHEME.match(source)
-    if scheme:
-        raise ConfigError(
-            f"data.source must lie on this machine: {scheme[1]}:// is not read yet",
-            got=source,
-            fix="Copy it to a local folder, and name that folder.",
-        )
+    if is_uri(source):
+        parse_uri(source)
 
 
 def _check_splits(splits: dict[str, float]) -> None:

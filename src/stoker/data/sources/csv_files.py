@@ -193,7 +193,7 @@ class CsvFiles:
             rows = numbering.number(batch.num_rows)
             first = int(batch.num_rows > 0 and rows[0] == 0)
             if first and [column[0].as_py().decode() for column in batch.columns] != header:
-                raise bad_names(file.path, Plain("quotes that do not pair up"))
+                raise bad_names(file.location, Plain("quotes that do not pair up"))
             last = batch.num_rows > 0 and batch.column(0)[-1].as_py() == _LAST
             ended, stop = ended or last, batch.num_rows - last
             broken, count = numbering.take()
@@ -215,7 +215,11 @@ def read_header(file: SourceFile, delimiter: str) -> list[str]:
     Raises:
         DataError: there is no header, or a name is empty, stands twice or is no UTF-8.
     """
-    with reading(file.path, "CSV"), open_text(file.path) as stream:
+    with (
+        file.opened() as path,
+        reading(file.location, "CSV"),
+        open_text(path, location=file.location) as stream,
+    ):
         head = bytes(stream.read(HEADER_BYTES))
     try:
         # The end may be in the middle of a character; the header is not there.
@@ -223,12 +227,12 @@ def read_header(file: SourceFile, delimiter: str) -> list[str]:
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         names = next((names for names in lines if names), [])
     except csv.Error as error:
-        raise bad_names(file.path, Plain(str(error))) from None
-    check_names(names, path=file.path)
+        raise bad_names(file.location, Plain(str(error))) from None
+    check_names(names, location=file.location)
     others = [other for other in ",;\t|" if len(names) == 1 and other in names[0]]
     if others:
         raise DataError(
-            f"the header of {file.path} must be split by data.delimiter",
+            f"the header of {file.location} must be split by data.delimiter",
             got=names[0],
             fix=f"Set data.delimiter to {others[0]!r}.",
         )
@@ -242,7 +246,11 @@ def _batches(
     last_line = delimiter.encode().join([_LAST] * width)
     # The columns go by number: names would let Arrow take the header for what it likes.
     names = [str(index) for index in range(width)]
-    with reading(file.path, "CSV"), EndMarked(open_text(file.path), last_line=last_line) as stream:
+    with (
+        file.opened() as path,
+        reading(file.location, "CSV"),
+        EndMarked(open_text(path, location=file.location), last_line=last_line) as stream,
+    ):
         try:
             yield from pa.csv.open_csv(
                 stream,
@@ -267,7 +275,7 @@ def _batches(
 
 def _endless_record(file: SourceFile, row: int) -> DataError:
     return DataError(
-        f"every record of {file.path} must end, and within {BLOCK_BYTES >> 20} MiB",
+        f"every record of {file.location} must end, and within {BLOCK_BYTES >> 20} MiB",
         got=Plain(f"row {row} or soon after it: a quote that is never closed, or a longer record"),
         fix='Close the quote; a quote inside a quoted value is written twice ("").',
     )

@@ -127,7 +127,7 @@ def _read(file: SourceFile, size: int = -1) -> bytes:
     if size < 0 and file.size_bytes > MAX_FILE_BYTES:
         raise BadImage(f"is {file.size_bytes >> 20} MiB long; {MAX_FILE_BYTES >> 20} are the most")
     try:
-        with file.path.open("rb") as stream:
+        with file.opened() as path, path.open("rb") as stream:
             return stream.read(size)
     except OSError as error:
         raise BadImage(f"cannot be read: {error.strerror or error}") from error

@@ -35,14 +35,14 @@ _HEAD_BYTES = 16
 
 
 @contextlib.contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
+def reading(location: str, what: str) -> Iterator[None]:
     """Turn what a reader says of a damaged or unreadable file into one line that names it."""
     try:
         yield
     except (pa.ArrowException, OSError, EOFError) as error:
         text = str(error).strip().splitlines()
         raise DataError(
-            f"{path} must be whole {what}",
+            f"{location} must be whole {what}",
             got=Plain(text[0] if text else type(error).__name__),
             fix="Fetch or write the file again.",
         ) from error
@@ -55,8 +55,12 @@ def kind_of(path: Path) -> str:
     return next((kind for magic, kind in _MAGIC if head.startswith(magic)), "")
 
 
-def open_text(path: Path) -> BinaryIO:
+def open_text(path: Path, *, location: str) -> BinaryIO:
     """Open a CSV file, unpacked where it is gzip, whatever its name says.
+
+    Args:
+        path: The file.
+        location: What a message calls it.
 
     Raises:
         DataError: it is empty, or something that is no text.
@@ -64,13 +68,13 @@ def open_text(path: Path) -> BinaryIO:
     kind = kind_of(path)
     if kind not in ("", "gzip"):
         raise DataError(
-            f"{path} must be CSV text in UTF-8",
+            f"{location} must be CSV text in UTF-8",
             got=Plain(kind),
             fix="Name the right format in data.format, or convert the file to CSV.",
         )
     if not path.stat().st_size:
         raise DataError(
-            f"{path} must hold a header line with the names of its columns",
+            f"{location} must hold a header line with the names of its columns",
             got=Plain("an empty file"),
             fix="Fetch or write the file again, or take it out of the source.",
         )

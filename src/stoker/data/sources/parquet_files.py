@@ -4,86 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.core.errors import DataError, Plain
-from stoker.data.sources.arrow_types import Family, family_of, plain
-from stoker.data.sources.config import IngestConfig, Override
-from stoker.data.sources.image_check import BadImage, ImageHeader, check_image, read_header
-from stoker.data.sources.images import ImageTally, in_threads, needs_headers
+from stoker.data.sources.arrow_types import item_type, plain
+from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.image_cells import checked_images, tally_images
+from stoker.data.sources.images import ImageTally, needs_headers
 from stoker.data.sources.listing import Listing, SourceFile
 from stoker.data.sources.opening import reading
+from stoker.data.sources.parquet_columns import ParquetColumn
 from stoker.data.sources.records import (
     SHOWN_FAULTS,
     WORKERS,
     Block,
     Cells,
     Progress,
-    Reading,
     Scan,
     block_of,
     demand_label,
-    joined,
-    with_fault,
 )
-from stoker.data.sources.table import check_names, check_same_columns, known_types, stored_column
-from stoker.data.sources.text import Tally, clean, gapped, missing_texts, narrowed, read_text
+from stoker.data.sources.table import check_names, check_same_columns, known_types
+from stoker.data.sources.text import missing_texts
+from stoker.data.sources.vectors import vector_cells
 
 BATCH_ROWS = 65_536
 """Records of a table that are read at a time."""
 
+BATCH_VALUES = 1 << 22
+"""Most values of a table with vectors that are read at a time: 32 MiB of float64."""
+
 IMAGE_BATCH_ROWS = 256
 """The same where a column holds images."""
-
-NO_IMAGE = "the image is missing"
-
-
-@dataclass(slots=True)
-class _Learned:
-    """What is known of one column so far."""
-
-    name: str
-    override: Override | None
-    families: dict[Family, str] = field(default_factory=dict)
-    tally: Tally = field(default_factory=Tally)
-    images: ImageTally = field(default_factory=ImageTally)
-
-    @property
-    def family(self) -> Family:
-        """The one that holds the values of all files."""
-        found = set(self.families) - {"null"} or {"null"}
-        return "float" if found == {"int", "float"} else next(iter(found))
-
-    @property
-    def by_text(self) -> bool:
-        """True where `data.types` asks for another type than the files have."""
-        return self.override not in (None, self.family)
-
-    def reading(self, *, is_label: bool) -> Reading:
-        """How the column is read."""
-        if self.by_text:
-            return self.tally.reading(self.override, gaps_end_records=is_label)
-        if self.family == "int":
-            return "int" if is_label or not self.tally.missing else "whole"
-        return "string" if self.family == "null" else self.family
-
-    def typed(self, how: Reading, found: Cells, *, wide: bool, missing: pa.Array) -> Cells:
-        """The values as they are stored."""
-        if self.by_text:
-            text = clean(_as_text(found.values))
-            return joined(found, read_text(text, how, missing, wide=wide), retype=how != "string")
-        if how == "float":
-            numbers = found.values.cast(pa.float64(), safe=False)
-            return joined(found, narrowed(numbers, found.raw), retype=True)
-        if how == "whole":
-            return gapped(found, wide=wide)
-        if how == "string":
-            return joined(found, clean(found.values), retype=False)
-        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,10 +66,7 @@ class ParquetFiles:
         learned, rows = self._schema()
         self._look(learned, progress)
         readings = tuple(each.reading(is_label=each.name == self.label) for each in learned)
-        columns = tuple(
-            stored_column(each.name, how, widest=each.tally.widest)
-            for each, how in zip(learned, readings, strict=True)
-        )
+        columns = tuple(each.column(how) for each, how in zip(learned, readings, strict=True))
         with_image = [
             each.images for each, how in zip(learned, readings, strict=True) if how == "image"
         ]
@@ -140,31 +93,34 @@ class ParquetFiles:
                     )
                     row += batch.num_rows
 
-    def _schema(self) -> tuple[list[_Learned], int]:
+    def _schema(self) -> tuple[list[ParquetColumn], int]:
         first, *_ = self.listing.files
-        learned: list[_Learned] = []
+        learned: list[ParquetColumn] = []
         rows = 0
         for file in self.listing.files:
-            with reading(file.path, "Parquet"), pq.ParquetFile(file.path) as opened:
+            with (
+                file.opened() as path,
+                reading(file.location, "Parquet"),
+                pq.ParquetFile(path) as opened,
+            ):
                 schema = opened.schema_arrow
-                rows += opened.metadata.num_rows
+                added = opened.metadata.num_rows
             if file is first:
-                check_names(schema.names, path=file.path)
+                check_names(schema.names, location=file.location)
                 overrides = known_types(self.config, schema.names)
-                learned = [_Learned(name=n, override=overrides.get(n)) for n in schema.names]
+                learned = [ParquetColumn(name=n, override=overrides.get(n)) for n in schema.names]
             names = [each.name for each in learned]
             check_same_columns(names, schema.names, first=first.name, other=file)
             for each in learned:
-                _note_type(each, schema.field(each.name).type, file)
+                each.note_type(schema.field(each.name).type, file, rows=added)
+            rows += added
         return learned, rows
 
-    def _look(self, learned: list[_Learned], progress: Progress) -> None:
+    def _look(self, learned: list[ParquetColumn], progress: Progress) -> None:
         """Read the columns whose type the schema does not settle."""
         images = needs_headers(self.config.images)
         open_ones = [
-            each
-            for each in learned
-            if each.by_text or each.family == "int" or (each.family == "image" and images)
+            each for each in learned if each.is_open or (each.family == "image" and images)
         ]
         missing, rows = missing_texts(self.config.missing_values), 0
         with ThreadPoolExecutor(WORKERS) as pool:
@@ -172,99 +128,67 @@ class ParquetFiles:
                 names = [each.name for each in open_ones]
                 for batch in _batches(file, names, any(e.family == "image" for e in open_ones)):
                     for each in open_ones:
-                        values = plain(batch.column(each.name)).values
-                        self._look_at(each, values, missing, pool)
+                        values = batch.column(each.name)
+                        if each.is_open:
+                            each.look(values, missing)
+                        else:
+                            encoded = plain(values).values
+                            tally_images(
+                                each.images,
+                                encoded,
+                                self.config.images,
+                                name=each.name,
+                                pool=pool,
+                            )
                     rows += batch.num_rows
                     progress(rows, None)
-
-    def _look_at(
-        self, each: _Learned, values: pa.Array, missing: pa.Array, pool: ThreadPoolExecutor
-    ) -> None:
-        if each.by_text:
-            each.tally.add(clean(_as_text(values)).values, missing)
-        elif each.family == "int":
-            each.tally.missing += values.null_count
-            each.tally.widen(values)
-        else:
-            for found in in_threads(self._header, values.to_pylist(), pool):
-                if found.value is not None:
-                    each.images.add(found.value, each.name)
-
-    def _header(self, data: bytes | None) -> ImageHeader:
-        header = read_header(data or b"")
-        if header.height * header.width > self.config.images.max_pixels:
-            raise BadImage("is too large")
-        return header
 
     def _typed(
         self,
         batch: pa.RecordBatch,
         scan: Scan,
-        learned: Sequence[_Learned],
+        learned: Sequence[ParquetColumn],
         pool: ThreadPoolExecutor,
     ) -> list[Cells]:
         missing = missing_texts(self.config.missing_values)
         typed = []
         for column, how, each in zip(scan.columns, scan.readings, learned, strict=True):
-            found = plain(batch.column(column.name))
+            values = batch.column(column.name)
+            read_values = partial(
+                each.typed, how=how, wide=column.dtype == "float64", missing=missing
+            )
             if how == "image":
-                read = self._checked_images(
-                    found, pool, None if scan.image is None else scan.image[2]
+                channels = None if scan.image is None else scan.image[2]
+                read = checked_images(
+                    plain(values), self.config.images, channels=channels, pool=pool
                 )
+            elif column.length is not None:
+                read = vector_cells(values, length=column.length, read=read_values)
             else:
-                read = each.typed(how, found, wide=column.dtype == "float64", missing=missing)
+                read = read_values(values)
             typed.append(demand_label(read) if column.name == self.label else read)
         return typed
-
-    def _checked_images(
-        self, found: Cells, pool: ThreadPoolExecutor, channels: int | None
-    ) -> Cells:
-        def check(data: bytes | None) -> ImageHeader | None:
-            if data is None:
-                return None
-            return check_image(data, max_pixels=self.config.images.max_pixels, channels=channels)
-
-        outcomes = list(in_threads(check, found.values.to_pylist(), pool))
-        missing = found.values.is_null().to_numpy(zero_copy_only=False)
-        column = with_fault(replace(found, raw=pa.nulls(len(outcomes))), missing, NO_IMAGE)
-        for reason in sorted({outcome.reason for outcome in outcomes} - {""}):
-            at_fault = np.array([outcome.reason == reason for outcome in outcomes])
-            column = with_fault(column, at_fault, reason)
-        return column
 
 
 def _batches(
     file: SourceFile, names: Sequence[str] | None, images: bool
 ) -> Iterator[pa.RecordBatch]:
-    rows = IMAGE_BATCH_ROWS if images else BATCH_ROWS
     with (
-        reading(file.path, "Parquet"),
-        pq.ParquetFile(file.path, page_checksum_verification=True) as opened,
+        file.opened() as path,
+        reading(file.location, "Parquet"),
+        pq.ParquetFile(path, page_checksum_verification=True) as opened,
     ):
+        rows = IMAGE_BATCH_ROWS if images else _batch_rows(opened)
         yield from opened.iter_batches(batch_size=rows, columns=names)
 
 
-def _note_type(each: _Learned, kind: pa.DataType, file: SourceFile) -> None:
-    family = family_of(kind)
-    if family is None:
-        raise DataError(
-            f"{file.path}: column {each.name!r} must hold numbers, text, times or encoded images",
-            got=Plain(str(kind)),
-            fix="Drop or convert the column; nested values become columns of their own.",
-        )
-    each.families.setdefault(family, file.name)
-    found = set(each.families) - {"null"}
-    if len(found) > 1 and found != {"int", "float"}:
-        others = ", ".join(f"{family} in {name}" for family, name in each.families.items())
-        raise DataError(
-            f"column {each.name!r} must have one type in all files",
-            got=Plain(others),
-            fix="Write the files with one schema, or leave some out by a glob.",
-        )
-
-
-def _as_text(values: pa.Array) -> pa.Array:
-    return values if pa.types.is_binary(values.type) else values.cast(pa.string())
+def _batch_rows(opened: pq.ParquetFile) -> int:
+    if not any(item_type(kind) is not None for kind in opened.schema_arrow.types):
+        return BATCH_ROWS
+    file = opened.metadata
+    groups = [file.row_group(index) for index in range(file.num_row_groups)]
+    values = sum(g.column(index).num_values for g in groups for index in range(file.num_columns))
+    return max(1, min(BATCH_ROWS, BATCH_VALUES * file.num_rows // max(values, 1)))
 
 
 def _merged(tallies: Sequence[ImageTally]) -> ImageTally:

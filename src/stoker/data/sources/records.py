@@ -80,9 +80,12 @@ class Scan:
     image: tuple[int, int, int] | None
     """Height, width and channels to which images are brought; None for tables."""
 
+    kinds: tuple[str, ...] = ()
+    """The kind of value that each column holds, where the records themselves name it."""
+
 
 class Source(Protocol):
-    """CSV files, Parquet files or a folder of images."""
+    """Files of one format, or a folder of images."""
 
     @property
     def listing(self) -> Listing:
@@ -201,7 +204,7 @@ def _stored(
     arrays = []
     for column, each in zip(columns, read, strict=True):
         values = each.values if mask is None else each.values.filter(mask)
-        if column.dtype == "string":
+        if column.dtype == "string" and column.length is None:
             values = pc.fill_null(values, "")
         arrays.append(values.cast(column.arrow_type))
     return pa.Table.from_arrays(arrays, schema=shard_schema(columns))

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.csv_files import CsvFiles
 from stoker.data.sources.image_folder import ImageFolder
-from stoker.data.sources.listing import list_source
+from stoker.data.sources.jsonl_files import JsonlFiles
+from stoker.data.sources.listing import Listing
+from stoker.data.sources.local import list_local
 from stoker.data.sources.parquet_files import ParquetFiles
 from stoker.data.sources.records import Source
+from stoker.data.sources.remote import list_remote
+from stoker.data.sources.tfrecord_files import TfrecordFiles
+from stoker.data.sources.uri import is_uri
+
+_TABLES: dict[str, Callable[..., Source]] = {
+    "csv": CsvFiles,
+    "jsonl": JsonlFiles,
+    "parquet": ParquetFiles,
+    "tfrecord": TfrecordFiles,
+}
+
+
+def list_source(config: IngestConfig) -> Listing:
+    """Find the files of `data.source`, here or in a store.
+
+    Raises:
+        DataError: there is none, or something there is no plain file inside the source.
+        ConfigError: the files are of several formats, or of none that is known.
+        UserError: a store fails, or refuses.
+    """
+    return list_remote(config) if is_uri(config.source) else list_local(config)
 
 
 def open_source(config: IngestConfig, *, label: str | None) -> Source:
@@ -22,8 +47,6 @@ def open_source(config: IngestConfig, *, label: str | None) -> Source:
         ConfigError: the files are of no known format, or of several.
     """
     listing = list_source(config)
-    if listing.format == "csv":
-        return CsvFiles(listing=listing, config=config, label=label)
-    if listing.format == "parquet":
-        return ParquetFiles(listing=listing, config=config, label=label)
-    return ImageFolder(listing=listing, config=config)
+    if listing.format == "images":
+        return ImageFolder(listing=listing, config=config)
+    return _TABLES[listing.format](listing=listing, config=config, label=label)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, DataError, Plain
@@ -37,7 +36,7 @@ def stored_column(name: str, how: Reading, *, widest: float) -> Column:
     return Column(name=name, dtype=_DTYPES[how])
 
 
-def check_names(names: Sequence[str], *, path: Path) -> None:
+def check_names(names: Sequence[str], *, location: str) -> None:
     """Hold that a file names each of its columns once.
 
     Raises:
@@ -45,18 +44,18 @@ def check_names(names: Sequence[str], *, path: Path) -> None:
     """
     empty = [index + 1 for index, name in enumerate(names) if not name.strip()]
     if empty:
-        raise bad_names(path, Plain(f"no name for column {empty[0]} of {len(names)}"))
+        raise bad_names(location, Plain(f"no name for column {empty[0]} of {len(names)}"))
     if not names or any(map(_is_unfit, "".join(names))):
-        raise bad_names(path, list(names))
+        raise bad_names(location, list(names))
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise bad_names(path, Plain(f"{twice[0]!r} twice"))
+        raise bad_names(location, Plain(f"{twice[0]!r} twice"))
 
 
-def bad_names(path: Path, got: object) -> DataError:
+def bad_names(location: str, got: object) -> DataError:
     """The error of a file whose columns have no usable names."""
     return DataError(
-        f"{path} must name every column once, in UTF-8 without control characters",
+        f"{location} must name every column once, in UTF-8 without control characters",
         got=got,
         fix="Mend its header.",
     )
@@ -95,7 +94,7 @@ def check_same_columns(
     parts = [f"no {', '.join(map(repr, missing))}"] if missing else []
     parts += [f"besides {', '.join(map(repr, extra))}"] if extra else []
     raise DataError(
-        f"{other.path} must have the columns of {first}",
+        f"{other.location} must have the columns of {first}",
         got=Plain(" and ".join(parts)),
         fix="Rename or drop columns so that all files agree, or leave the file out by a glob.",
     )

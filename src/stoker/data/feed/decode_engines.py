@@ -1,0 +1,48 @@
+"""Which engine decodes on this machine."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Literal
+
+from stoker.data.feed.decode import DecodeWhole, Engine
+from stoker.data.feed.decode_native import NativeEngine
+from stoker.data.feed.decode_opencv import OpenCvEngine
+from stoker.data.feed.native.library import NotBuilt
+
+_LOG = logging.getLogger(__name__)
+
+
+def choose_engine(
+    decode_whole: DecodeWhole, *, prefer: Literal["auto", "native", "opencv"] = "auto"
+) -> Engine:
+    """The quickest engine that works on this machine; what is missing is said once.
+
+    Args:
+        decode_whole: The exported graph's decoder.
+        prefer: auto: native where it can be built and agrees with the reference, else opencv.
+
+    Raises:
+        NotBuilt: the native one is asked for by name, and there is none.
+    """
+    if prefer == "opencv":
+        return OpenCvEngine(decode_whole, threads=usable_cores())
+    try:
+        return NativeEngine(decode_whole, threads=usable_cores())
+    except NotBuilt as reason:
+        if prefer == "native":
+            raise
+        _say_once(str(reason))
+        return OpenCvEngine(decode_whole, threads=usable_cores())
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    _LOG.warning("images are decoded by OpenCV, which takes more CPU than Stoker's own: %s", reason)
+
+
+def usable_cores() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0))

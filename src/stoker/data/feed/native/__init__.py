@@ -1,0 +1,1 @@
+"""The decoder in C: compiled on first use, kept, and checked before it is used."""

@@ -1,0 +1,318 @@
+"""The processes of the service on one machine: started, watched, started again, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Self
+
+from stoker.core.errors import BusyError, ConfigError, Plain, UserError
+from stoker.data.feed.service.server import ServerConfig
+
+START_S = 120.0
+"""Longest that a process may take until it can be reached; importing TensorFlow takes some 5 s."""
+
+END_S = 10.0
+"""Longest that a process may take to end when it is asked to."""
+
+POLL_S = 0.2
+"""Pause between two looks at the processes."""
+
+MOST_DEATHS = 5
+"""Deaths within `DEATHS_S` after which nothing is started again: the cause will not go away."""
+
+DEATHS_S = 120.0
+"""See `MOST_DEATHS`."""
+
+Log = Callable[[str], None]
+"""Takes one line for a person."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupConfig:
+    """What one machine runs of the service."""
+
+    host: str = "127.0.0.1"
+    """The address by which others reach these processes. Only 127.0.0.1 keeps them to this
+    machine: TensorFlow listens on every address otherwise."""
+
+    port: int = 5050
+    """The dispatcher's port; 0 takes a free one."""
+
+    workers: int = 1
+    """How many workers."""
+
+    worker_port: int = 0
+    """The first worker's port, the others' follow; 0 takes free ones. A machine that may be started
+    again needs fixed ones: only at its old address does a worker take up its old epoch."""
+
+    dispatcher: str | None = None
+    """`host:port` of a dispatcher elsewhere, which the workers join; None starts one here."""
+
+    work_dir: Path
+    """Where the dispatcher keeps its journal."""
+
+    def __post_init__(self) -> None:
+        if self.workers < (self.dispatcher is not None):
+            raise ConfigError(
+                "--workers must be at least 1 where another dispatcher is joined, else at least 0",
+                got=self.workers,
+            )
+        for name, port in (("port", self.port), ("worker-port", self.worker_port)):
+            if not 0 <= port < 1 << 16:
+                raise ConfigError(f"--{name} must be from 0 to 65535", got=port)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """Where the service can be reached."""
+
+    address: str
+    """`grpc://host:port` of the dispatcher, as `data.service.address` takes it."""
+
+    workers: tuple[str, ...]
+    """`host:port` of each worker started here."""
+
+    pids: dict[str, int]
+    """Process -> its id."""
+
+
+class Member:
+    """One process of the group: started, configured by a line, and ended by closing its input."""
+
+    def __init__(self, name: str, log: Log) -> None:
+        """Start the process; it imports TensorFlow and waits for its configuration."""
+        self.name, self._log = name, log
+        self._config: ServerConfig | None = None
+        self._process = self._started()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def address(self) -> str:
+        """`host:port`, once it is ready."""
+        assert self._config is not None
+        return f"{self._config.host}:{self._config.port}"
+
+    def configure(self, config: ServerConfig) -> None:
+        """Tell the process what it is."""
+        assert self._process.stdin is not None
+        self._config = config
+        try:
+            self._process.stdin.write(json.dumps(asdict(config)) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._failed() from None
+
+    def wait_until_ready(self) -> None:
+        """Wait until it can be reached.
+
+        Raises:
+            UserError: it ended, or took too long; its last words are in the message.
+        """
+        assert self._config is not None
+        end_s = time.monotonic() + START_S
+        while not self._said and self._process.poll() is None and time.monotonic() < end_s:
+            time.sleep(POLL_S / 4)
+        if not self._said:
+            raise self._failed()
+        self._config = replace(self._config, port=json.loads(self._said[0])["port"])
+
+    def has_died(self) -> bool:
+        """Whether the process has ended without being asked."""
+        return self._process.poll() is not None
+
+    def start_again(self) -> None:
+        """The same process on the same port, under a new id."""
+        assert self._config is not None
+        self._process = self._started()
+        self.configure(self._config)
+        self.wait_until_ready()
+
+    def end(self) -> None:
+        """Close its input, which ends it; `wait_for_end` waits."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def wait_for_end(self) -> None:
+        """Wait for its end, and kill it where it takes too long."""
+        self.end()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _started(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stoker.data.feed.service.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A worker decodes on the CPU, and must not take the GPU's memory.
+            env={"TF_CPP_MIN_LOG_LEVEL": "1"} | os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+            # Ctrl-C goes to the whole group of the terminal; it is ours to end them.
+            process_group=0,
+        )
+        self._said: list[str] = []
+        self._chatter: list[str] = []
+        said, chatter = self._said, self._chatter
+        for stream, lines in ((process.stdout, said), (process.stderr, chatter)):
+            assert stream is not None
+            threading.Thread(target=self._pump, args=(stream, lines, said), daemon=True).start()
+        return process
+
+    def _pump(self, stream: IO[str], lines: list[str], said: list[str]) -> None:
+        for line in stream:
+            if said and lines is not said:
+                self._log(f"[{self.name}] {line.rstrip()}")
+            else:
+                # What TensorFlow prints while it starts is shown only where that fails.
+                lines.append(line.rstrip())
+
+    def _failed(self) -> UserError:
+        code = self._process.poll()
+        last = next((line for line in reversed(self._chatter) if line), "no word")
+        return UserError(
+            f"{self.name} of the tf.data service must start within {START_S:g} s",
+            got=Plain("nothing yet" if code is None else f"exit code {code}: {last}"),
+            fix="Run it again with --debug to see TensorFlow's own log.",
+        )
+
+
+class Group:
+    """The processes of one machine; use it as a context manager, which ends them all."""
+
+    def __init__(self, config: GroupConfig, log: Log) -> None:
+        """Start the processes and wait until each can be reached.
+
+        Raises:
+            BusyError: a port is in use.
+            UserError: a process does not start; none is left behind.
+        """
+        self._log = log
+        self._deaths: list[float] = []
+        for port in _fixed_ports(config):
+            require_free(port)
+        # All at once, so that they import TensorFlow side by side.
+        self._dispatcher = Member("dispatcher", log) if config.dispatcher is None else None
+        self._workers = [Member(f"worker {n + 1}", log) for n in range(config.workers)]
+        try:
+            self.ready = self._configured(config)
+        except BaseException:
+            self.end()
+            raise
+
+    def __enter__(self) -> Self:
+        """Nothing: the processes run already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End them all."""
+        self.end()
+
+    def watch(self, stopped: threading.Event) -> None:
+        """Start again what dies, on its own port, until `stopped` is set.
+
+        A dispatcher goes on from its journal. A worker begins anew: what it was reading is lost
+        for the epoch at hand.
+
+        Raises:
+            UserError: processes keep dying, or one does not start again.
+        """
+        while not stopped.wait(POLL_S):
+            for member in self._members:
+                if member.has_died() and not stopped.is_set():
+                    self._count_death(member)
+                    member.start_again()
+                    self._log(f"{member.name} is back at {member.address}")
+
+    def end(self) -> None:
+        """End every process, and wait until they are gone."""
+        for member in self._members:
+            member.end()
+        for member in self._members:
+            member.wait_for_end()
+
+    @property
+    def _members(self) -> Sequence[Member]:
+        return [*([] if self._dispatcher is None else [self._dispatcher]), *self._workers]
+
+    def _configured(self, config: GroupConfig) -> Ready:
+        address = config.dispatcher
+        if self._dispatcher is not None:
+            self._dispatcher.configure(
+                ServerConfig(
+                    role="dispatcher",
+                    host=config.host,
+                    port=config.port,
+                    work_dir=str(config.work_dir),
+                )
+            )
+            self._dispatcher.wait_until_ready()
+            address = self._dispatcher.address
+        assert address is not None
+        for number, worker in enumerate(self._workers):
+            port = config.worker_port + number if config.worker_port else 0
+            worker.configure(
+                ServerConfig(role="worker", host=config.host, port=port, dispatcher=address)
+            )
+        for worker in self._workers:
+            worker.wait_until_ready()
+        return Ready(
+            address=f"grpc://{address}",
+            workers=tuple(worker.address for worker in self._workers),
+            pids={member.name: member.pid for member in self._members},
+        )
+
+    def _count_death(self, member: Member) -> None:
+        now_s = time.monotonic()
+        self._deaths = [at for at in self._deaths if now_s - at < DEATHS_S] + [now_s]
+        self._log(f"{member.name} at {member.address} has died; it is started again")
+        if len(self._deaths) > MOST_DEATHS:
+            raise UserError(
+                f"processes of the tf.data service must not die more than {MOST_DEATHS} times in "
+                f"{DEATHS_S:g} s",
+                got=Plain(f"{len(self._deaths)} deaths, the last that of {member.name}"),
+                fix="Look at the lines above; memory may be short.",
+            )
+
+
+def _fixed_ports(config: GroupConfig) -> list[int]:
+    ports = [config.port] if config.dispatcher is None and config.port else []
+    if config.worker_port:
+        ports += range(config.worker_port, config.worker_port + config.workers)
+    return ports
+
+
+def require_free(port: int) -> None:
+    """Refuse a port that something listens on: TensorFlow would share it silently (SO_REUSEPORT).
+
+    Raises:
+        BusyError: it is in use, or may not be used.
+    """
+    with socket.socket(socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - what TensorFlow will take
+            probe.listen()
+        except OSError as error:
+            raise BusyError(
+                f"port {port} must be free for the tf.data service",
+                got=Plain(error.strerror or str(error)),
+                fix="Give another --port or --worker-port, or 0 for any free one.",
+            ) from error

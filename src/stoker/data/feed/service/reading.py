@@ -1,0 +1,196 @@
+"""What training reads from a tf.data service: every record once an epoch, in no promised order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError, DataError, Plain
+from stoker.data.feed.order import shuffled_indices
+from stoker.data.feed.service.records import RecordCopy, parse
+from stoker.data.feed.service.sendable import require_sendable
+from stoker.data.feed.service.status import wait_until_ready
+from stoker.data.sources.config import ServiceConfig, split_address
+
+NO_PROMISE = (
+    "the tf.data service promises no order and no resume: each record comes once an epoch, "
+    "and those that a killed worker was reading are lost for that epoch"
+)
+"""Said once, when training begins to read from a service."""
+
+PREFETCHED = 8
+"""Batches that are kept ready beside the step."""
+
+FILES_AT_ONCE = 4
+"""Files that a worker mixes: more mix better, and more are lost with a killed worker."""
+
+SHUFFLED_BYTES = 128 << 20
+"""Encoded records that a worker holds to shuffle them."""
+
+SHUFFLED_ROWS = 1 << 14
+"""Most records that a worker holds to shuffle them, however small they are."""
+
+SHUFFLED_SHARE = 32
+"""A worker holds at most this part of the split: what it holds is lost if it is killed, and the
+files are fair samples already."""
+
+ORDERS = 32
+"""Epochs with an order of their own; then they come again. Each is registered at the dispatcher,
+with the transform's vocabularies in it."""
+
+_LOG = logging.getLogger(__name__)
+
+
+def distributed(dataset: tf.data.Dataset[Any], service: ServiceConfig) -> tf.data.Dataset[Any]:
+    """Any pipeline of TensorFlow's own operations, run by a service's workers.
+
+    The first operation's elements (file names, say) are dealt out one by one to whichever worker
+    is free; the elements come in no promised order, each once.
+
+    Raises:
+        ConfigError: the pipeline holds a Python function or a variable, or the service is not there.
+    """
+    require_sendable(dataset)
+    _reached(service)
+    identity = _register(dataset, service)
+    return _from_identity(identity, dataset.element_spec, _url(service))
+
+
+class ServiceFeed:
+    """Batches of one split, parsed and transformed on the service's workers.
+
+    It stands where a `Feed` does: an element is a batch already, and `load` gives it back.
+    """
+
+    keeps_features = False
+    """As `Feed.keeps_features`: an element is a batch and no row numbers."""
+
+    def __init__(
+        self,
+        copy: RecordCopy,
+        transform: Callable[[dict[str, tf.Tensor]], Any],
+        *,
+        service: ServiceConfig,
+    ) -> None:
+        """Check that the pipeline can be sent, and that the service is there.
+
+        Args:
+            copy: The split as TFRecord files, at a path that the workers can open too.
+            transform: Maps raw columns, each [batch], to what the step takes: tensors, nested.
+            service: Where the dispatcher is.
+
+        Raises:
+            ConfigError: the transform calls Python or reads a variable, or the service is not there.
+        """
+        self.rows = copy.rows
+        self._copy, self._transform, self._service = copy, transform, service
+        require_sendable(self._pipeline(batch_size=1, seed=0, epoch=0))
+        _reached(service)
+        _LOG.info(NO_PROMISE)
+
+    def epochs(self, first: int, last: int, *, batch_size: int, seed: int) -> tf.data.Dataset[Any]:
+        """The epochs [first, last), one after the other.
+
+        Args:
+            first: The first epoch, from 0.
+            last: The epoch after the last one.
+            batch_size: Samples a batch; an epoch's last batch holds what is left.
+            seed: Seed of the files' order and of each worker's shuffling.
+
+        Returns:
+            A prefetched dataset of batches. An epoch has ceil(rows / batch_size) of them, fewer
+            only where a worker was killed.
+
+        Raises:
+            DataError: a file of the copy is no longer what it was.
+        """
+        self._require_unchanged()
+        orders = [epoch % ORDERS for epoch in range(first, last)]
+        identities = {
+            order: _register(
+                self._pipeline(batch_size=batch_size, seed=seed, epoch=order), self._service
+            )
+            for order in sorted(set(orders))
+        }
+        spec = self._pipeline(batch_size=batch_size, seed=seed, epoch=0).element_spec
+
+        url = _url(self._service)
+
+        def one_epoch(identity: tf.Tensor) -> tf.data.Dataset[Any]:
+            # A worker's last batch is short: only here they are brought to one size.
+            return _from_identity(identity, spec, url).rebatch(batch_size)
+
+        listed = tf.data.Dataset.from_tensor_slices([identities[order] for order in orders])
+        return listed.flat_map(one_epoch).prefetch(PREFETCHED)
+
+    def load(self, element: Any) -> Any:
+        """An element is a batch already."""
+        return element
+
+    def _pipeline(self, *, batch_size: int, seed: int, epoch: int) -> tf.data.Dataset[Any]:
+        """What each worker runs over the files that it is dealt."""
+        paths = np.array(self._copy.paths)
+        count, columns = len(paths), self._copy.columns
+        order = shuffled_indices(
+            np.arange(count, dtype=np.int64), size=count, seed=seed, epoch=epoch
+        )
+        held = min(
+            self.rows // SHUFFLED_SHARE, SHUFFLED_ROWS, SHUFFLED_BYTES // self._copy.record_bytes
+        )
+        return (
+            tf.data.Dataset.from_tensor_slices(paths[order])
+            .interleave(
+                tf.data.TFRecordDataset,
+                cycle_length=FILES_AT_ONCE,
+                # Not AUTOTUNE, which reads ahead: what is read ahead is lost with the worker.
+                num_parallel_calls=FILES_AT_ONCE,
+                deterministic=False,
+            )
+            .shuffle(max(1, held), seed=(seed * ORDERS + epoch) % 2**62)
+            .batch(batch_size)
+            .map(
+                lambda serialized: self._transform(parse(serialized, columns)),
+                num_parallel_calls=tf.data.AUTOTUNE,
+                deterministic=False,
+            )
+            .prefetch(tf.data.AUTOTUNE)
+        )
+
+    def _require_unchanged(self) -> None:
+        for file in self._copy.files:
+            path = self._copy.root / file.file
+            if not path.is_file() or path.stat().st_size != file.size_bytes:
+                raise DataError(
+                    f"{path} must stay as it was while it is read",
+                    got=Plain("another length" if path.is_file() else "no such file"),
+                    fix="Delete its folder and train again: the copy is made anew.",
+                )
+
+
+def _reached(service: ServiceConfig) -> None:
+    wait_until_ready(service.address, workers=service.workers, timeout_s=service.timeout_s)
+
+
+def _register(dataset: tf.data.Dataset[Any], service: ServiceConfig) -> tf.Tensor:
+    try:
+        return tf.data.experimental.service.register_dataset(_url(service), dataset)
+    except tf.errors.OpError as error:
+        raise ConfigError(
+            f"the tf.data service at {service.address} must take the pipeline",
+            got=Plain(error.message.splitlines()[0]),
+            fix="See its log; `stoker data-service status` says whether it answers.",
+        ) from error
+
+
+def _from_identity(identity: tf.Tensor, spec: Any, url: str) -> tf.data.Dataset[Any]:
+    source = tf.data.experimental.service
+    return source.from_dataset_id(source.ShardingPolicy.DYNAMIC, url, identity, element_spec=spec)
+
+
+def _url(service: ServiceConfig) -> str:
+    host, port = split_address(service.address)
+    return f"grpc://{host}:{port}"

@@ -1,0 +1,286 @@
+"""The training split as TFRecord files of `tf.train.Example`, for workers that cannot read Parquet.
+
+TensorFlow's own operations read TFRecord and nothing of Parquet, and Python cannot follow a pipeline
+to a worker. So a split is copied once: each record goes to a file that a keyed permutation chooses,
+so that every file is a fair sample of the split, and a manifest with size and hash is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import google_crc32c
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from stoker.core.errors import DataError, Plain
+from stoker.core.files import (
+    alone,
+    full_disk_is_named,
+    publish_folder,
+    read_json,
+    scratch_folder,
+    sha256_file,
+    write_json,
+)
+from stoker.data.columns import Column, to_numpy
+from stoker.data.dataset import Dataset
+from stoker.data.feed.order import shuffled_indices
+from stoker.data.sources.records import Progress, silent
+
+MANIFEST = "records.json"
+"""Written last: a folder without it is no copy."""
+
+FILES = 256
+"""Files of a copy: a killed worker loses at most those that it was reading, so not a few; and each
+costs the dispatcher a request, so not thousands."""
+
+BATCH_ROWS = 1024
+"""Records that are copied at a time."""
+
+_DEAL_SEED = 0
+"""The deal is no order of training: any fixed seed will do."""
+
+_CRC_DELTA = 0xA282EAD8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordFile:
+    """One file of a copy."""
+
+    file: str
+    """Relative to the copy's folder."""
+
+    rows: int
+    """Records in it."""
+
+    size_bytes: int
+    """Its length, bytes."""
+
+    sha256: str
+    """Hash of the file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordCopy:
+    """A split as TFRecord files."""
+
+    root: Path
+    """The folder of the files and `records.json`."""
+
+    columns: tuple[Column, ...]
+    """The raw columns that each Example holds."""
+
+    files: tuple[RecordFile, ...]
+    """In the order of their names."""
+
+    @property
+    def rows(self) -> int:
+        """Number of records."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, absolute: workers may run in another folder."""
+        return [str((self.root / file.file).resolve()) for file in self.files]
+
+    @property
+    def record_bytes(self) -> int:
+        """Mean length of a record, at least 1."""
+        return max(1, sum(file.size_bytes for file in self.files) // max(1, self.rows))
+
+
+def copied(
+    dataset: Dataset,
+    split: str,
+    root: Path,
+    *,
+    columns: Sequence[Column],
+    progress: Progress = silent,
+) -> RecordCopy:
+    """The copy of a split under `root`: the one that is there, where its hashes hold, else a new one.
+
+    Args:
+        dataset: Where the split is read from, verified.
+        split: Name of the split.
+        root: The copy's folder; what is left of another one there is removed.
+        columns: The raw columns that are copied.
+        progress: Called with the records done and the records in all.
+
+    Raises:
+        DataError: a shard is damaged.
+        UserError: the disk is full; nothing half-made is left.
+    """
+    key = dataset.fingerprint_of([column.name for column in columns])
+    with alone(root.parent / f".{root.name}.lock"):
+        try:
+            found = load_copy(root, key=key)
+        except DataError:
+            shutil.rmtree(root, ignore_errors=True)
+        else:
+            if found.columns == tuple(columns):
+                return found
+            shutil.rmtree(root)
+        with scratch_folder(root) as made, full_disk_is_named(root):
+            files = _write(dataset, split, made, columns, progress)
+            manifest = {
+                "dataset": key,
+                "columns": [asdict(column) for column in columns],
+                "files": [asdict(file) for file in files],
+            }
+            write_json(made / MANIFEST, manifest)
+            publish_folder(made, root)
+        return RecordCopy(root=root, columns=tuple(columns), files=tuple(files))
+
+
+def load_copy(root: Path, *, key: str) -> RecordCopy:
+    """Read a copy's manifest, and check length and hash of every file before TensorFlow sees it.
+
+    TensorFlow's reader believes a header that says 64 GiB, and crashes.
+
+    Args:
+        root: The copy's folder.
+        key: Fingerprint of the columns that it must be a copy of.
+
+    Raises:
+        DataError: there is none, it is of other data, or a file is missing, cut or changed.
+    """
+    raw = read_json(root / MANIFEST)
+    try:
+        copy = RecordCopy(
+            root=root,
+            columns=tuple(Column(**column) for column in raw["columns"]),
+            files=tuple(RecordFile(**file) for file in raw["files"]),
+        )
+        is_of_it = raw["dataset"] == key
+    except (KeyError, TypeError) as error:
+        raise _bad(root / MANIFEST, f"{type(error).__name__}: {error}") from error
+    if not is_of_it:
+        raise _bad(root / MANIFEST, "a copy of other data")
+    for file in copy.files:
+        path = root / file.file
+        if not path.is_file():
+            raise _bad(path, "no such file")
+        if path.stat().st_size != file.size_bytes or sha256_file(path) != file.sha256:
+            raise _bad(path, "other content than its manifest says")
+    return copy
+
+
+def parse(serialized: tf.Tensor, columns: Sequence[Column]) -> dict[str, tf.Tensor]:
+    """[batch] Examples of a copy -> raw columns, [batch] or [batch, length], as columns.py says."""
+    parsed = tf.io.parse_example(serialized, {c.name: _parsing(c) for c in columns})
+    return {column.name: _decoded(column, parsed[column.name]) for column in columns}
+
+
+def _bad(path: Path, got: str) -> DataError:
+    return DataError(
+        f"{path} must be a whole part of the copy for the tf.data service",
+        got=Plain(got),
+        fix="Delete its folder and train again: the copy is made anew.",
+    )
+
+
+def _parsing(column: Column) -> tf.io.FixedLenFeature:
+    if column.dtype == "float64":
+        # An Example has no doubles: their bytes stand in it.
+        return tf.io.FixedLenFeature([], tf.string)
+    return tf.io.FixedLenFeature(list(column.shape), column.tensor_dtype)
+
+
+def _decoded(column: Column, values: Any) -> tf.Tensor:
+    if column.dtype != "float64":
+        return values
+    doubles = tf.io.decode_raw(values, tf.float64, little_endian=True)
+    return tf.reshape(doubles, [-1, *column.shape])
+
+
+def _write(
+    dataset: Dataset,
+    split: str,
+    folder: Path,
+    columns: Sequence[Column],
+    progress: Progress,
+) -> list[RecordFile]:
+    rows = dataset.rows(split)
+    with ExitStack() as opened:
+        writers = [
+            _Writer(opened.enter_context((folder / f"{number:05}.tfrecord").open("wb")))
+            for number in range(min(FILES, rows))
+        ]
+        done = 0
+        names = [column.name for column in columns]
+        for batch in dataset.batches(split, columns=names, rows=BATCH_ROWS):
+            arrays = {c.name: to_numpy(c, batch.column(c.name)) for c in columns}
+            positions = np.arange(done, done + batch.num_rows, dtype=np.int64)
+            dealt = shuffled_indices(positions, size=rows, seed=_DEAL_SEED, epoch=0) % len(writers)
+            for number, example in zip(dealt, examples(arrays, columns), strict=True):
+                writers[number].write(example)
+            done += batch.num_rows
+            progress(done, rows)
+    return [
+        RecordFile(
+            file=f"{number:05}.tfrecord",
+            rows=writer.rows,
+            size_bytes=writer.size_bytes,
+            sha256=writer.sha256.hexdigest(),
+        )
+        for number, writer in enumerate(writers)
+    ]
+
+
+class _Writer:
+    """One file, framed record by record; its hash is taken of what was meant, not of what lies."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.rows, self.size_bytes = 0, 0
+        self.sha256 = hashlib.sha256()
+        self._stream = stream
+
+    def write(self, record: bytes) -> None:
+        length = struct.pack("<Q", len(record))
+        framed = b"".join((length, _masked_crc(length), record, _masked_crc(record)))
+        self._stream.write(framed)
+        self.sha256.update(framed)
+        self.rows += 1
+        self.size_bytes += len(framed)
+
+
+def _masked_crc(content: bytes) -> bytes:
+    crc = google_crc32c.value(content)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + _CRC_DELTA) & 0xFFFFFFFF)
+
+
+def examples(arrays: Mapping[str, NDArray[Any]], columns: Sequence[Column]) -> Iterator[bytes]:
+    """One serialized `tf.train.Example` a row; a missing value is written as it is, NaN or ""."""
+    lists = [(column.name, _FIELDS[column.dtype], _values(column, arrays)) for column in columns]
+    for row in range(len(arrays[columns[0].name])):
+        example = tf.train.Example()
+        feature = example.features.feature
+        for name, field, values in lists:
+            getattr(feature[name], field).value.extend(values[row])
+        yield example.SerializeToString()
+
+
+_FIELDS = {
+    "int64": "int64_list",
+    "float32": "float_list",
+    "float64": "bytes_list",
+    "string": "bytes_list",
+    "image": "bytes_list",
+}
+"""Dtype -> where an Example of a copy holds it."""
+
+
+def _values(column: Column, arrays: Mapping[str, NDArray[Any]]) -> list[list[Any]]:
+    rows = arrays[column.name].reshape(len(arrays[column.name]), -1)
+    if column.dtype == "float64":
+        return [[row.astype("<f8").tobytes()] for row in rows]
+    return rows.tolist()

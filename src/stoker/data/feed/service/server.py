@@ -1,0 +1,132 @@
+"""One process of the service: a dispatcher or a worker, until its standard input ends.
+
+`python -m stoker.data.feed.service.server` reads one line of JSON (a `ServerConfig`) from its
+standard input, answers with one line (`{"port": ...}`) when it can be reached, and ends with the
+process that started it: the kernel closes the pipe however that process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+LOOPBACK = "127.0.0.1"
+"""The only address that is listened on unless another one is asked for."""
+
+PROTOCOL = "grpc"
+"""The one protocol that TensorFlow's wheels hold: not encrypted, nobody is asked who he is."""
+
+HEARTBEAT_MS = 1000
+"""How often a worker reports to the dispatcher. TensorFlow's 30 s would hold up an epoch's end."""
+
+DISPATCHER_TIMEOUT_MS = 60_000
+"""How long a worker tries to reach a dispatcher that is being started again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerConfig:
+    """What one process of the service is."""
+
+    role: Literal["dispatcher", "worker"]
+    """Which part it plays."""
+
+    host: str
+    """The address by which others reach it."""
+
+    port: int
+    """Its port; 0 takes a free one."""
+
+    work_dir: str = ""
+    """Where the dispatcher keeps its journal, from which it goes on after a restart."""
+
+    dispatcher: str = ""
+    """`host:port` that a worker reports to."""
+
+
+def serve(config: ServerConfig) -> Any:
+    """Start the server; it lives as long as the returned object.
+
+    Raises:
+        RuntimeError: TensorFlow cannot start it, e.g. no dispatcher answers a worker.
+        OSError: it cannot be kept to the loopback device.
+    """
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    if config.role == "dispatcher":
+        server = service.DispatchServer(
+            service.DispatcherConfig(
+                port=config.port,
+                protocol=PROTOCOL,
+                work_dir=config.work_dir,
+                fault_tolerant_mode=True,
+            )
+        )
+    else:
+        server = service.WorkerServer(
+            service.WorkerConfig(
+                dispatcher_address=config.dispatcher,
+                worker_address=f"{config.host}:%port%",
+                port=config.port,
+                protocol=PROTOCOL,
+                heartbeat_interval_ms=HEARTBEAT_MS,
+                dispatcher_timeout_ms=DISPATCHER_TIMEOUT_MS,
+            )
+        )
+    return server
+
+
+def listening_ports(*, only_loopback: bool) -> list[int]:
+    """The ports that this process listens on.
+
+    Args:
+        only_loopback: Take them off every network device but the loopback one. TensorFlow always
+            listens on all addresses, and whoever reaches it can run operations.
+
+    Raises:
+        PermissionError: the kernel (before Linux 5.7) keeps that to root.
+    """
+    ports = []
+    for handle in _sockets():
+        with socket.socket(fileno=os.dup(handle)) as found:
+            is_tcp = found.family in (socket.AF_INET, socket.AF_INET6)
+            if is_tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                if only_loopback:
+                    found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+                ports.append(int(found.getsockname()[1]))
+    return ports
+
+
+def _sockets() -> list[int]:
+    handles = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if str(path.readlink()).startswith("socket:"):
+                handles.append(int(path.name))
+    return handles
+
+
+def main() -> None:
+    """Serve what the first line of standard input says."""
+    # Imported before the line comes: several processes then start side by side.
+    import tensorflow  # noqa: F401, ICN001
+
+    config = ServerConfig(**json.loads(sys.stdin.readline()))
+    server = serve(config)
+    (port,) = listening_ports(only_loopback=config.host == LOOPBACK)
+    sys.stdout.write(json.dumps({"port": port}) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    del server
+    # The journal is on the disk already, and threads of TensorFlow may hold up an orderly end.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What a dispatcher and its workers answer when they are asked, without TensorFlow.
+
+Source: tensorflow/core/data/service/{dispatcher,worker}.proto, TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.data.sources.config import split_address
+
+POLL_S = 0.2
+"""Pause between two looks at a dispatcher that is still starting."""
+
+_WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
+_TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
+_LENGTH_DELIMITED = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerStatus:
+    """One worker that a dispatcher knows."""
+
+    address: str
+    """`host:port` by which readers reach it."""
+
+    answers: bool
+    """Whether it answered in time; one that was killed stays known to the dispatcher."""
+
+    tasks: int
+    """Pipelines that it is running."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceStatus:
+    """A dispatcher and its workers."""
+
+    address: str
+    """`host:port` of the dispatcher."""
+
+    workers: tuple[WorkerStatus, ...]
+    """Those that ever reported to it, sorted by address."""
+
+    @property
+    def answering(self) -> int:
+        """How many workers answer."""
+        return sum(worker.answers for worker in self.workers)
+
+
+def service_status(address: str, *, timeout_s: float) -> ServiceStatus:
+    """Ask a dispatcher for its workers, and each of them for its tasks.
+
+    Args:
+        address: `host:port` of the dispatcher.
+        timeout_s: Longest wait for each answer, seconds.
+
+    Raises:
+        ConfigError: no dispatcher answers there.
+    """
+    host, port = split_address(address)
+    where = f"{host}:{port}"
+    answer = _ask(where, _WORKERS, timeout_s)
+    if answer is None:
+        raise ConfigError(
+            f"a tf.data service's dispatcher must answer at {where} within {timeout_s:g} s",
+            got=Plain("no answer" if _is_open(host, port) else "nothing listens there"),
+            fix="Start it with `stoker data-service start`, or mend the address.",
+        )
+    found = sorted(_worker_address(worker) for worker in _messages(answer, 1))
+    return ServiceStatus(
+        address=where, workers=tuple(_worker(address, timeout_s) for address in found)
+    )
+
+
+def wait_until_ready(address: str, *, workers: int, timeout_s: float) -> ServiceStatus:
+    """Wait for a dispatcher and a number of workers that answer.
+
+    Raises:
+        ConfigError: they are not there in time; says what is.
+    """
+    end_s = time.monotonic() + timeout_s
+    while True:
+        left_s = end_s - time.monotonic()
+        try:
+            status = service_status(address, timeout_s=max(left_s, POLL_S))
+        except ConfigError:
+            if time.monotonic() + POLL_S > end_s:
+                raise
+        else:
+            if status.answering >= workers:
+                return status
+            if time.monotonic() + POLL_S > end_s:
+                raise ConfigError(
+                    f"the tf.data service at {status.address} must have {workers} worker(s) that "
+                    f"answer within {timeout_s:g} s",
+                    got=Plain(f"{status.answering} of the {len(status.workers)} it knows"),
+                    fix="Start one with `stoker data-service start --dispatcher "
+                    f"{status.address} --workers 1`.",
+                )
+        time.sleep(POLL_S)
+
+
+def _worker(address: str, timeout_s: float) -> WorkerStatus:
+    answer = _ask(address, _TASKS, timeout_s)
+    tasks = 0 if answer is None else len(list(_messages(answer, 1)))
+    return WorkerStatus(address=address, answers=answer is not None, tasks=tasks)
+
+
+def _worker_address(worker: bytes) -> str:
+    return next(_messages(worker, 1)).decode()
+
+
+def _ask(address: str, method: str, timeout_s: float) -> bytes | None:
+    """The answer to an empty request; None where none came in time."""
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            return channel.unary_unary(method)(b"", timeout=timeout_s)
+        except grpc.RpcError:
+            return None
+
+
+def _is_open(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
+def _messages(message: bytes, number: int) -> Iterator[bytes]:
+    """The length-delimited fields of that number in a protobuf message.
+
+    Source: protobuf.dev/programming-guides/encoding. TensorFlow's wheel lacks these Python classes.
+    """
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        if key & 7 != _LENGTH_DELIMITED:
+            at = _skipped(message, at, key & 7)
+            continue
+        length, at = _varint(message, at)
+        if key >> 3 == number:
+            yield message[at : at + length]
+        at += length
+
+
+def _skipped(message: bytes, at: int, wire_type: int) -> int:
+    fixed = {1: 8, 5: 4}.get(wire_type)
+    return _varint(message, at)[1] if fixed is None else at + fixed
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at

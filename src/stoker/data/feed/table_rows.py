@@ -1,0 +1,63 @@
+"""A split without images, as a feed reads it: window by window, or by row where it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from stoker.data.columns import Column
+from stoker.data.dataset import Dataset
+from stoker.data.feed.calls import Calls, RowOrder
+from stoker.data.feed.table_tensors import table_batches
+from stoker.data.feed.tables import TableStream
+
+
+class TableRows:
+    """Raw columns of a table; see `pipeline.RawRows`."""
+
+    whole_calls = True
+    changes = False
+
+    def __init__(self, dataset: Dataset, split: str, *, columns: Sequence[Column]) -> None:
+        """Read the shards' footers.
+
+        Raises:
+            DataError: a shard is missing, cut or not what its manifest says.
+        """
+        self._stream = TableStream(dataset, split, columns=columns)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the split."""
+        return self._stream.rows
+
+    def order(self, *, seed: int) -> RowOrder:
+        """Which row stands where: the same as where windows are streamed."""
+
+        def rows_at(epoch: int, first: int, last: int) -> NDArray[np.int64]:
+            return self._stream.rows_at(epoch, first, last, seed=seed)
+
+        return rows_at
+
+    def shuffled(self, calls: Calls) -> AbstractContextManager[tf.data.Dataset[Any]]:
+        """Elements hold the rows of a call."""
+        return table_batches(
+            lambda: self._stream.shuffled(
+                batch_size=calls.call_rows,
+                seed=calls.seed,
+                epochs=calls.epochs,
+                first_step=calls.first - calls.first_epoch * calls.per_epoch,
+            ),
+            columns=self._stream.columns,
+        )
+
+    def in_order(self, *, batch_size: int) -> AbstractContextManager[tf.data.Dataset[Any]]:
+        """Elements are batches, as they are stored."""
+        return table_batches(
+            lambda: self._stream.in_order(batch_size=batch_size), columns=self._stream.columns
+        )

@@ -1,0 +1,105 @@
+"""What a user's dataset gives, as names and types: the type at the seam. No TensorFlow here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.core.errors import DataError, Plain
+from stoker.core.files import read_json, write_json
+
+DESCRIPTION = "dataset.json"
+"""The description's file."""
+
+SPLITS = ("train", "eval")
+"""The splits that are asked for."""
+
+INPUTS = "inputs"
+"""Name of the feature where a dataset gives one tensor without a name."""
+
+LABEL = "label"
+"""Name of the label's column; underscores follow where a feature has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorColumn:
+    """One part of an element: a feature, or the label."""
+
+    name: str
+    """As the dataset names it."""
+
+    dtype: str
+    """TensorFlow's name of its type."""
+
+    shape: tuple[int | None, ...]
+    """Of one record, without the batch; None where it differs from batch to batch."""
+
+    @property
+    def tensor_dtype(self) -> str:
+        """The same as `dtype`; see `stoker.data.columns.Column`."""
+        return self.dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Description:
+    """The elements of a dataset, by parts."""
+
+    features: tuple[TensorColumn, ...]
+    """What the model sees, and serving takes; in the order of `tf.nest`, which sorts by name."""
+
+    label: TensorColumn
+    """What the model learns."""
+
+    named: bool
+    """Whether the features are a dict; else one tensor."""
+
+    @property
+    def columns(self) -> tuple[TensorColumn, ...]:
+        """The features and the label."""
+        return (*self.features, self.label)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Count:
+    """What one pass over a split meets."""
+
+    batches: int
+    """Elements."""
+
+    rows: int
+    """Records of all of them."""
+
+    batch_size: int
+    """Records of the largest element."""
+
+
+def write_description(path: Path, description: Description) -> None:
+    """Write it as JSON."""
+    write_json(path, asdict(description))
+
+
+def read_description(path: Path) -> Description:
+    """Read it back.
+
+    Raises:
+        DataError: it is missing, or something else.
+    """
+    raw = read_json(path)
+    try:
+        return Description(
+            features=tuple(_column(item) for item in raw["features"]),
+            label=_column(raw["label"]),
+            named=raw["named"],
+        )
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} must describe a dataset",
+            got=Plain(f"{type(error).__name__}: {error}"),
+            fix="Run `stoker ingest` again.",
+        ) from error
+
+
+def _column(raw: Mapping[str, Any]) -> TensorColumn:
+    return TensorColumn(name=raw["name"], dtype=raw["dtype"], shape=tuple(raw["shape"]))

@@ -1,0 +1,111 @@
+"""Is this a whole JPEG? Its markers lead to its end, and libjpeg decodes it.
+
+Source: ITU-T T.81, annex B.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+
+import cv2
+
+from stoker.data.sources.exif import TRANSPOSED, orientation
+from stoker.data.sources.image_header import CUT, BadImage, ImageHeader, demand_decodable
+
+MAGIC = b"\xff\xd8\xff"
+
+_SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
+_FRAMES = (0xC0, 0xC1, 0xC2)
+_NO_FRAMES = (0xC4, 0xC8, 0xCC)
+_SCAN_END = re.compile(rb"\xff+[\x01-\xcf\xd8-\xfe]")
+"""A marker after coded data: in it FF stands before 00 (a plain FF) or a restart marker."""
+
+_JPEG_BITS_PER_BLOCK = 2
+"""Least that a sequential JPEG spends on 8x8 pixels: one bit each for the DC and the AC part."""
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Marker, first byte and end of each segment of a JPEG up to its end, coded data passed over."""
+    at = 2
+    while True:
+        while data[at : at + 2] == b"\xff\xff":
+            at += 1
+        if at + 2 > len(data):
+            raise BadImage(CUT)
+        if data[at] != 0xFF:
+            raise BadImage("is damaged: a marker is missing where one must stand")
+        marker = data[at + 1]
+        if marker == _EOI:
+            return
+        if at + 4 > len(data):
+            raise BadImage(CUT)
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
+        if end > len(data):
+            raise BadImage(CUT)
+        yield marker, at + 4, end
+        at = _scan_end(data, end) if marker == _SOS else end
+
+
+def _scan_end(data: bytes, start: int) -> int:
+    found = _SCAN_END.search(data, start)
+    if not found:
+        raise BadImage(CUT)
+    return found.end() - 2
+
+
+def read_jpeg(data: bytes) -> ImageHeader:
+    """Size and channels of a JPEG, turned as its Exif asks.
+
+    Raises:
+        BadImage: it ends within its header, or is of a kind that TensorFlow does not decode.
+    """
+    for marker, start, end in _segments(data):
+        if marker in _FRAMES:
+            return _upright(_frame_header(data[start:end]), orientation(data))
+        if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAMES:
+            raise BadImage("is a lossless or arithmetic JPEG, which TensorFlow does not decode")
+        if marker == _SOS:
+            break
+    raise BadImage("is damaged: it has no frame header")
+
+
+def _upright(header: ImageHeader, turn: int) -> ImageHeader:
+    if turn < TRANSPOSED:
+        return header
+    return ImageHeader(height=header.width, width=header.height, channels=header.channels)
+
+
+def _frame_header(frame: bytes) -> ImageHeader:
+    if len(frame) < 6:
+        raise BadImage("is damaged: its frame header is too short")
+    depth, height, width, channels = struct.unpack(">BHHB", frame[:6])
+    if depth != 8 or channels not in (1, 3, 4):
+        raise BadImage(
+            f"is a JPEG of {depth} bits and {channels} channels, which TensorFlow does not decode"
+        )
+    if not height or not width:
+        raise BadImage(f"has {width} x {height} pixels")
+    return ImageHeader(height=height, width=width, channels=channels)
+
+
+def check_jpeg(data: bytes, header: ImageHeader) -> None:
+    """Hold that a JPEG is whole.
+
+    Raises:
+        BadImage: it is cut or damaged.
+    """
+    segments = list(_segments(data))
+    scans = [start for marker, start, _ in segments if marker == _SOS]
+    if not scans:
+        raise BadImage("is damaged: it has no pixel data")
+    blocks = -(-header.height // 8) * -(-header.width // 8)
+    progressive = any(marker == _FRAMES[2] for marker, _, _ in segments)
+    if not progressive and len(scans) > 1 and data[scans[0]] == header.channels:
+        raise BadImage("is damaged: it goes on after its only scan")
+    if not progressive and len(data) * 8 < blocks * _JPEG_BITS_PER_BLOCK:
+        raise BadImage("is damaged: it has too little pixel data for its size")
+    # An eighth of the size: every coded bit is still read, and the pixels cost next to nothing.
+    colour = header.channels == 4
+    demand_decodable(data, cv2.IMREAD_REDUCED_COLOR_8 if colour else cv2.IMREAD_REDUCED_GRAYSCALE_8)

@@ -1,0 +1,236 @@
+"""One column of records that name their own values: its kind, its length, and what deviates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stoker.core.errors import DataError, Plain
+from stoker.data.columns import Column
+from stoker.data.sources.arrow_types import Family
+from stoker.data.sources.config import Override
+from stoker.data.sources.gathered import Gathered, Values
+from stoker.data.sources.parquet_columns import ParquetColumn
+from stoker.data.sources.records import Cells, Reading, with_fault
+from stoker.data.sources.text import NUMBER_SHARE
+from stoker.data.sources.vectors import vector_cells
+
+NUMBER, WHOLE_NUMBER, TRUTH = "a number", "a whole number", "true or false"
+TEXT, IMAGE, NOTHING = "text", "an image", ""
+"""Kinds of values that are known beyond one source; `NOTHING` where no record has a value."""
+
+FAMILIES: dict[str, Family] = {
+    NOTHING: "null",
+    "an int64_list": "int",
+    "a float_list": "float",
+    WHOLE_NUMBER: "int",
+    NUMBER: "float",
+    TRUTH: "int",
+    TEXT: "string",
+    IMAGE: "image",
+}
+"""The kinds of values that a column can hold, and what they are."""
+
+_ARROW: dict[Family, pa.DataType] = {
+    "null": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "string": pa.string(),
+    "image": pa.binary(),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedColumn:
+    """How one column is read, once all records were seen."""
+
+    column: Column
+    """What is stored."""
+
+    how: Reading
+    """How its values are read."""
+
+    kind: str
+    """The kind of value that a record must hold."""
+
+    override: Override | None
+    """What `data.types` says of it."""
+
+    def cells(self, block: Gathered, missing: pa.Array) -> Cells:
+        """The column's cells in one block; images are not looked at yet.
+
+        Args:
+            block: The records.
+            missing: The texts that mean "missing" in a number column.
+        """
+        given = block.columns.get(self.column.name, [])
+        own = next((values for values in given if self._takes(values.kind)), None)
+        if own is None:
+            own = _no_values(_ARROW[FAMILIES[self.kind]])
+        typed = ParquetColumn(
+            name=self.column.name,
+            override=self.override,
+            families={FAMILIES[self.kind]: block.file.name},
+        )
+
+        def read(flat: pa.Array) -> Cells:
+            wide = self.column.dtype == "float64"
+            return typed.typed(flat, how=self.how, wide=wide, missing=missing)
+
+        cells = self._folded(own, len(block.rows), read)
+        for values in given:
+            if not self._takes(values.kind):
+                wrong = _at(values.rows, len(block.rows))
+                reason = f"it holds {values.kind} where {self.kind} is the rule"
+                cells = with_fault(cells, wrong, reason)
+        return cells
+
+    def _takes(self, kind: str) -> bool:
+        return kind == self.kind or (kind == WHOLE_NUMBER and self.kind == NUMBER)
+
+    def _folded(self, own: Values, rows: int, read: Callable[[pa.Array], Cells]) -> Cells:
+        length = self.column.length
+        if length is not None:
+            # Only whole numbers cannot be missing: their column would have to become another.
+            filled = 0 if self.how in ("int", "bool") else length
+            return vector_cells(_lists(own, rows, filled=filled), length=length, read=read)
+        single = own.counts == 1
+        kept = own if single.all() else own.chosen(single, kind=own.kind)
+        cells = read(_spread(kept.flat, kept.rows, rows))
+        for count in np.unique(own.counts[~single]).tolist():
+            wrong = _at(own.rows[own.counts == count], rows)
+            cells = with_fault(cells, wrong, f"it holds {count} values where one is the rule")
+        return cells
+
+
+@dataclass(slots=True)
+class LearnedColumn:
+    """What is known of one column so far."""
+
+    name: str
+    """As the records spell it."""
+
+    override: Override | None
+    """What `data.types` says of it."""
+
+    kinds: dict[str, ParquetColumn] = field(default_factory=dict)
+    """Kind -> what its values say."""
+
+    lengths: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Records by kind and number of values; those without a value are left out."""
+
+    first: dict[tuple[str, int], str] = field(default_factory=dict)
+    """The first record of each."""
+
+    def look(self, block: Gathered, missing: pa.Array) -> None:
+        """Take one block into account."""
+        for values in block.columns.get(self.name, ()):
+            kind = NUMBER if values.kind == WHOLE_NUMBER else values.kind
+            counts, first, records = np.unique(values.counts, return_index=True, return_counts=True)
+            for count, at, number in zip(
+                counts.tolist(), first.tolist(), records.tolist(), strict=True
+            ):
+                self.lengths[kind, count] += number
+                row = block.rows[values.rows[at]]
+                self.first.setdefault((kind, count), f"{block.file.name} record {row}")
+            if values.kind in FAMILIES:
+                typed = self.kinds.setdefault(
+                    kind, ParquetColumn(name=self.name, override=self.override)
+                )
+                typed.families.setdefault(FAMILIES[values.kind], block.file.name)
+                typed.look(values.flat, missing)
+
+    def settled(self, *, rows: int, is_label: bool, most_bad: int) -> NamedColumn:
+        """How the column is read.
+
+        Args:
+            rows: Records in all.
+            is_label: True for the column that no record may miss.
+            most_bad: `data.max_bad_rows`.
+
+        Raises:
+            DataError: no column can hold its values, or too many records deviate from the others.
+        """
+        (kind, length), records = max(
+            self.lengths.items(), key=lambda item: item[1], default=((NOTHING, 1), 0)
+        )
+        present = self.lengths.total()
+        deviating = present - records
+        if kind not in FAMILIES or deviating > max(most_bad, (1 - NUMBER_SHARE) * present):
+            raise self._unlike()
+        typed = self.kinds.get(kind) or ParquetColumn(
+            name=self.name, override=self.override, families={"null": ""}
+        )
+        if kind == IMAGE and length > 1:
+            raise self._unlike()
+        if kind == NUMBER and typed.family == "int":
+            kind = WHOLE_NUMBER
+        typed.tally.missing += rows - present
+        if length > 1:
+            typed.forms["vectors"], typed.lengths = "", Counter({length: records})
+        how = typed.reading(is_label=is_label)
+        return NamedColumn(column=typed.column(how), how=how, kind=kind, override=self.override)
+
+    def _unlike(self) -> DataError:
+        parts = [
+            f"{f'{count} values, each ' if count > 1 else ''}{kind}, in {records:,} "
+            f"record{'s' if records > 1 else ''} (first {self.first[kind, count]})"
+            for (kind, count), records in self.lengths.most_common(_SHOWN)
+        ]
+        more = len(self.lengths) - len(parts)
+        rest = f"; and {more} other numbers of values" if more else ""
+        return DataError(
+            f"column {self.name!r} must hold the same in every record: a number, a text or an "
+            "encoded image, or a fixed number of numbers or texts",
+            got=Plain("; ".join(parts) + rest),
+            fix="Cut, pad or convert it where the records are written, or leave it out of them.",
+        )
+
+
+_SHOWN = 3
+"""Kinds and lengths that an error lists, the commonest first."""
+
+
+def _no_values(kind: pa.DataType) -> Values:
+    none = np.zeros(0, np.int64)
+    return Values(kind=NOTHING, rows=none, counts=none, flat=pa.nulls(0, kind))
+
+
+def _at(rows: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    mask = np.zeros(count, np.bool_)
+    mask[rows] = True
+    return mask
+
+
+def _spread(flat: pa.Array, rows: NDArray[np.int64], count: int) -> pa.Array:
+    """[count] the values at their rows, null at the others."""
+    if len(rows) == count:
+        return flat
+    places = np.full(count, -1)
+    places[rows] = np.arange(len(rows))
+    return flat.take(pa.array(places, mask=places < 0))
+
+
+def _lists(values: Values, rows: int, *, filled: int) -> pa.Array:
+    """[rows] a list for each record.
+
+    Args:
+        values: Those of the records that have some.
+        rows: Records in all.
+        filled: How many nulls the list of the others holds; 0: they have no list.
+    """
+    counts = np.zeros(rows, np.int64)
+    counts[values.rows] = values.counts
+    absent, flat = counts == 0, values.flat
+    if filled and absent.any():
+        counts[absent] = filled
+        given = np.repeat(~absent, counts)
+        flat = _spread(flat, np.flatnonzero(given), len(given))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    no_list = np.append(counts == 0, np.False_)
+    return pa.ListArray.from_arrays(pa.array(offsets, mask=no_list), flat)

@@ -1,0 +1,160 @@
+"""TFRecord and JSON Lines alike: what their columns are, and their records as blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.gathered import Gathered
+from stoker.data.sources.image_cells import checked_images, tally_images
+from stoker.data.sources.images import ImageTally, needs_headers
+from stoker.data.sources.named_columns import IMAGE, LearnedColumn, NamedColumn
+from stoker.data.sources.records import (
+    SHOWN_FAULTS,
+    WORKERS,
+    Block,
+    Cells,
+    Progress,
+    Scan,
+    block_of,
+    demand_label,
+)
+from stoker.data.sources.table import check_names, check_same_columns, known_types
+from stoker.data.sources.text import missing_texts
+
+
+def scan_named(
+    blocks: Iterator[Gathered],
+    config: IngestConfig,
+    *,
+    label: str | None,
+    in_order: bool,
+    progress: Progress,
+) -> Scan:
+    """Learn each column's kind, length and type from all its values.
+
+    Args:
+        blocks: Every record of the source, file by file.
+        config: How it is read.
+        label: The column that no record may miss.
+        in_order: True where the records name their columns in an order of their own; otherwise
+            columns are sorted by name.
+        progress: Called with the records done.
+
+    Raises:
+        DataError: files differ in their columns, or a column holds what none can.
+        ConfigError: `data.types` names a column that is not there.
+    """
+    looked = _Looked(config, in_order=in_order)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for block in blocks:
+            looked.at(block, pool)
+            progress(looked.rows, None)
+    looked.end_file()
+    names = looked.ordered(looked.columns)
+    known_types(config, names)
+    settled = [
+        looked.columns[name].settled(
+            rows=looked.rows, is_label=name == label, most_bad=config.max_bad_rows
+        )
+        for name in names
+    ]
+    has_image = any(each.kind == IMAGE for each in settled)
+    return Scan(
+        columns=tuple(each.column for each in settled),
+        readings=tuple(each.how for each in settled),
+        kinds=tuple(each.kind for each in settled),
+        rows=looked.rows,
+        image=looked.images.shape(config.images) if has_image else None,
+    )
+
+
+def named_blocks(
+    blocks: Iterator[Gathered], scan: Scan, config: IngestConfig, *, label: str | None
+) -> Iterator[Block]:
+    """Every record in its columns' types, or named with what is wrong with it.
+
+    Args:
+        blocks: Every record of the source.
+        scan: What `scan_named` gave.
+        config: How the source is read.
+        label: The column that no record may miss.
+    """
+    missing = missing_texts(config.missing_values)
+    columns = [
+        NamedColumn(column=column, how=how, kind=kind, override=config.types.get(column.name))
+        for column, how, kind in zip(scan.columns, scan.readings, scan.kinds, strict=True)
+    ]
+    channels = None if scan.image is None else scan.image[2]
+
+    def read(each: NamedColumn, block: Gathered, pool: ThreadPoolExecutor) -> Cells:
+        cells = each.cells(block, missing)
+        if each.how == "image":
+            cells = checked_images(cells, config.images, channels=channels, pool=pool)
+        return demand_label(cells) if each.column.name == label else cells
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for block in blocks:
+            yield block_of(
+                scan.columns,
+                [read(each, block, pool) for each in columns],
+                file=block.file.name,
+                rows=block.rows,
+                broken=block.broken,
+                broken_count=block.broken_count,
+                limit=config.max_bad_rows + SHOWN_FAULTS,
+            )
+
+
+class _Looked:
+    """What was seen of a source so far."""
+
+    def __init__(self, config: IngestConfig, *, in_order: bool) -> None:
+        self.columns: dict[str, LearnedColumn] = {}
+        self.images = ImageTally()
+        self.rows = 0
+        self._config = config
+        self._in_order = in_order
+        self._missing = missing_texts(config.missing_values)
+        self._file: Gathered | None = None
+        self._names: dict[str, None] = {}
+        self._first: tuple[str, Sequence[str]] | None = None
+
+    def at(self, block: Gathered, pool: ThreadPoolExecutor) -> None:
+        """Take one more block into account."""
+        if self._file is None or block.file is not self._file.file:
+            self.end_file()
+            self._file, self._names = block, {}
+        self._names.update(dict.fromkeys(block.columns))
+        self.rows += len(block.rows)
+        for name in block.columns:
+            column = self.columns.get(name)
+            if column is None:
+                column = LearnedColumn(name=name, override=self._config.types.get(name))
+                self.columns[name] = column
+            column.look(block, self._missing)
+        if needs_headers(self._config.images):
+            self._look_at_images(block, pool)
+
+    def _look_at_images(self, block: Gathered, pool: ThreadPoolExecutor) -> None:
+        for name, given in block.columns.items():
+            for values in given:
+                if values.kind == IMAGE:
+                    tally_images(
+                        self.images, values.flat, self._config.images, name=name, pool=pool
+                    )
+
+    def ordered(self, names: Iterable[str]) -> list[str]:
+        """Names of columns in their order: protobuf's maps have none, and give another each time."""
+        return list(names) if self._in_order else sorted(names)
+
+    def end_file(self) -> None:
+        """Hold that a file names the columns of the first; one without a whole record names none."""
+        if self._file is None or not self._names:
+            return
+        file, names = self._file.file, self.ordered(self._names)
+        check_names(names, location=file.location)
+        if self._first is None:
+            self._first = file.name, names
+        check_same_columns(self._first[1], names, first=self._first[0], other=file)

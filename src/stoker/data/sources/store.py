@@ -1,0 +1,317 @@
+"""An object store through `pyarrow.fs`: bounded retries, and errors that are one line.
+
+How a store is reached, besides the options in the URI: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`,
+`AWS_REGION`, `AWS_DEFAULT_REGION` and `STORAGE_EMULATOR_HOST`. Credentials are found by the stores'
+own libraries, in the environment, their files or the machine's role; Stoker never sees them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from stoker.core.errors import DataError, Plain, UserError
+from stoker.data.sources.uri import StoreUri
+
+PIECE_BYTES = 8 << 20
+"""What one request fetches: long enough to hide its latency, and little is lost when it breaks."""
+
+LONGEST_PAUSE_S = 30.0
+"""Longest pause between two attempts, seconds."""
+
+_INNER_ATTEMPTS = 3
+"""Attempts of the S3 library at one request: a listing of 1,000 pages does not start again for one
+page. Ours are around these."""
+
+_INNER_RETRY_S = 5
+"""The same of the GCS library, which counts in seconds."""
+
+_TIMEOUT_S = 30.0
+
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    "gs": ("STORAGE_EMULATOR_HOST",),
+}
+
+_T = TypeVar("_T")
+
+_STRANGER = (
+    r"EXPIRED_TOKEN|REQUEST_EXPIRED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN|UNAUTHENTICATED"
+    r"|SIGNATURE_DOES_NOT_MATCH|INVALID_SIGNATURE|MISSING_AUTHENTICATION|ExpiredToken"
+    r"|InvalidToken|InvalidAccessKeyId|[Dd]efault credentials"
+)
+
+_CAUSES: tuple[tuple[str, str, str], ...] = (
+    (
+        _STRANGER,
+        "credentials that are missing, wrong or expired",
+        "Renew them, and run it again; what was fetched is kept.",
+    ),
+    (
+        r"ACCESS_DENIED|PERMISSION_DENIED|HTTP (?:status|response code:) 403",
+        "access denied (403)",
+        "See that the credentials are not expired and may list and read; what was fetched is kept.",
+    ),
+    (
+        # S3 tells no more than this where a question has no body.
+        r"HTTP status 400",
+        "a request that the store refuses (400)",
+        "See that the credentials have not expired and that AWS_REGION is the bucket's.",
+    ),
+    (
+        r"HTTP status 301",
+        "a bucket in another region (301)",
+        "Set AWS_REGION, or add ?region=REGION to data.source.",
+    ),
+    (
+        r"NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|\bNOT_FOUND\b|HTTP status 404",
+        "no such bucket or object",
+        "Check data.source.",
+    ),
+)
+"""What no further attempt can mend: what the store's library says, what it means, what to do."""
+
+
+class ChangedMeanwhile(Exception):
+    """An object is not what it was when it was listed or opened."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retry:
+    """How often a request is made before the store is said to fail."""
+
+    attempts: int
+    """At least 1."""
+
+    backoff_s: float
+    """Pause after the first failure, seconds; doubled after each further one."""
+
+
+class Store:
+    """One bucket's service."""
+
+    def __init__(self, uri: StoreUri, retry: Retry) -> None:
+        """Connect lazily: nothing is asked before the first call.
+
+        Args:
+            uri: A place in the store; which one does not matter, but for its bucket.
+            retry: How often a request is made.
+        """
+        self.endpoint = _endpoint(uri)
+        self._uri = uri
+        self._retry = retry
+        self._made: fs.FileSystem | None = None
+        self._making = threading.Lock()
+
+    def status(self, key: str) -> fs.FileInfo:
+        """What a key is: an object, a folder (others' prefix), or nothing."""
+        path = self._path(key)
+        return self._asked(key, lambda system: system.get_file_info(path))
+
+    def below(self, key: str) -> list[fs.FileInfo]:
+        """Every object whose key starts with a folder's, at any depth."""
+        wanted = fs.FileSelector(self._path(key), recursive=True, allow_not_found=True)
+        return self._asked(key, lambda system: system.get_file_info(wanted))
+
+    def key_of(self, info: fs.FileInfo) -> str:
+        """The key of what was listed."""
+        return str(info.path).removeprefix(f"{self._uri.bucket}/")
+
+    def pieces(self, key: str, *, size_bytes: int, mtime_ns: int) -> Iterator[bytes]:
+        """An object's content; a connection that breaks costs one piece.
+
+        Args:
+            key: The object's.
+            size_bytes: The length that it had when it was listed.
+            mtime_ns: The time that it had then.
+
+        Raises:
+            ChangedMeanwhile: it has another length now, or is gone, or was written while it was
+                read.
+            UserError: the store fails, or refuses.
+        """
+        reading = _Reading(path=self._path(key), size_bytes=size_bytes)
+        try:
+            for start in range(0, size_bytes, PIECE_BYTES):
+                if is_ending():
+                    raise InterruptedError("the program has ended")
+                yield self._asked(key, functools.partial(reading.piece, start))
+            # One request sees one version of an object; several may not.
+            if reading.requests > 1:
+                self._asked(key, reading.check_etag)
+                if self._uri.scheme == "gs" and self.status(key).mtime_ns != mtime_ns:
+                    raise ChangedMeanwhile
+        except DataError as gone:
+            raise ChangedMeanwhile from gone
+
+    def _path(self, key: str) -> str:
+        return f"{self._uri.bucket}/{key}" if key else self._uri.bucket
+
+    def _system(self) -> fs.FileSystem:
+        with self._making:
+            if self._made is None:
+                self._made = _filesystem(self._uri, self.endpoint)
+            return self._made
+
+    def _asked(self, key: str, ask: Callable[[fs.FileSystem], _T]) -> _T:
+        """Ask, and again after a pause where the answer may be another one then."""
+        attempt = 1
+        while True:
+            try:
+                return ask(self._system())
+            except (OSError, pa.ArrowException) as error:
+                meaning = _meaning(error)
+                if meaning is not None or attempt >= self._retry.attempts or is_ending():
+                    location = self._uri.location(key)
+                    raise _failure(location, error, meaning, attempt) from error
+            pause_s = min(LONGEST_PAUSE_S, self._retry.backoff_s * 2 ** (attempt - 1))
+            # Many readers that fail together must not come back together.
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
+            attempt += 1
+
+
+class _Reading:
+    """One object, read in pieces from the first to the last."""
+
+    def __init__(self, *, path: str, size_bytes: int) -> None:
+        self.requests = 0
+        self._path = path
+        self._size_bytes = size_bytes
+        self._stream: pa.NativeFile | None = None
+        self._file: pa.NativeFile | None = None
+        self._etag: object = None
+
+    def piece(self, start: int, system: fs.FileSystem) -> bytes:
+        """The bytes from `start` on; after a failure ask for the same ones again."""
+        wanted = min(PIECE_BYTES, self._size_bytes - start)
+        data = self._read(start, wanted, system)
+        if len(data) != wanted:
+            if system.get_file_info(self._path).size != self._size_bytes:
+                raise ChangedMeanwhile
+            raise OSError(f"{len(data):,} bytes came, where {wanted:,} were asked for")
+        return data
+
+    def check_etag(self, system: fs.FileSystem) -> None:
+        """Hold that S3 has the version still that was opened; GCS tells none without a request."""
+        if self._etag is not None and _etag(system.open_input_stream(self._path)) != self._etag:
+            raise ChangedMeanwhile
+
+    def _read(self, start: int, wanted: int, system: fs.FileSystem) -> bytes:
+        """From a stream, and once that has failed by place.
+
+        Arrow 26 holds the interpreter's lock while it opens a GCS file that is read by place, and
+        fetches it once more: streams are for what is usual.
+        """
+        self.requests += 1
+        if self._file is not None:
+            return bytes(self._file.read_at(wanted, start))
+        if start and self._stream is None:
+            self._file = system.open_input_file(self._path)
+            return bytes(self._file.read_at(wanted, start))
+        stream, self._stream = self._stream or system.open_input_stream(self._path), None
+        if self._etag is None and isinstance(system, fs.S3FileSystem):
+            self._etag = _etag(stream)
+        data = bytes(stream.read(wanted))
+        if start + wanted == self._size_bytes and stream.read(1):
+            raise ChangedMeanwhile
+        self._stream = stream
+        return data
+
+
+def _etag(opened: pa.NativeFile) -> object:
+    return opened.metadata().get("ETag")
+
+
+def is_ending() -> bool:
+    """True when the main thread has ended: nobody waits for what is fetched ahead any more."""
+    return not threading.main_thread().is_alive()
+
+
+def _endpoint(uri: StoreUri) -> str:
+    """Scheme, host and port where the store is reached, "" for its own."""
+    names = _ENDPOINTS[uri.scheme]
+    given = uri.options.get("endpoint_override") or next(
+        filter(None, map(os.environ.get, names)), ""
+    )
+    if not given:
+        return ""
+    # STORAGE_EMULATOR_HOST is written with and without its scheme; an emulator speaks plain HTTP.
+    default = "https" if uri.scheme == "s3" or "endpoint_override" in uri.options else "http"
+    parts = urlsplit(given if "://" in given else f"{uri.options.get('scheme', default)}://{given}")
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}"
+
+
+def _filesystem(uri: StoreUri, endpoint: str) -> fs.FileSystem:
+    parts = urlsplit(endpoint)
+    reached = {"endpoint_override": parts.netloc, "scheme": parts.scheme} if endpoint else {}
+    anonymous = uri.options.get("anonymous") == "true"
+    if uri.scheme == "s3":
+        return fs.S3FileSystem(
+            anonymous=anonymous,
+            region=_region(uri, endpoint),
+            connect_timeout=_TIMEOUT_S,
+            request_timeout=_TIMEOUT_S,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_INNER_ATTEMPTS),
+            **reached,
+        )
+    return fs.GcsFileSystem(
+        # An emulator knows nobody, and where there is one there may be no credentials to find.
+        anonymous=anonymous or "STORAGE_EMULATOR_HOST" in os.environ,
+        retry_time_limit=timedelta(seconds=_INNER_RETRY_S),
+        **reached,
+    )
+
+
+def _region(uri: StoreUri, endpoint: str) -> str:
+    given = (
+        uri.options.get("region"),
+        os.environ.get("AWS_REGION"),
+        os.environ.get("AWS_DEFAULT_REGION"),
+        "us-east-1" if endpoint else None,
+    )
+    found = next(filter(None, given), None)
+    return found or str(fs.resolve_s3_region(uri.bucket))
+
+
+def _meaning(error: Exception) -> tuple[str, str] | None:
+    """What an error means and what to do, None where another attempt may succeed."""
+    if isinstance(error, FileNotFoundError):
+        return _CAUSES[-1][1:]
+    for pattern, cause, fix in _CAUSES:
+        if re.search(pattern, str(error)):
+            return cause, fix
+    return None if isinstance(error, OSError) else (_said(error), "Check data.source.")
+
+
+def _failure(
+    location: str, error: Exception, meaning: tuple[str, str] | None, attempts: int
+) -> UserError:
+    cause, fix = meaning or (
+        f"{_said(error)}, after {attempts} attempts",
+        "Run it again when the store answers; what was fetched is kept.",
+    )
+    # Only what is not there is wrong with the data: all else is mended by going on.
+    kind = DataError if cause == _CAUSES[-1][1] else UserError
+    return kind(f"{location} must be readable", got=Plain(cause), fix=fix)
+
+
+def _said(error: Exception) -> str:
+    """The part of what a store's library says that tells a person something."""
+    text = " ".join(str(error).split())
+    for pattern in (r"last message of (.*?) error_info=", r"AWS Error (.*?)(?: \(Request ID.*)?$"):
+        if found := re.search(pattern, text):
+            return found[1].rstrip(".")
+    return text or type(error).__name__

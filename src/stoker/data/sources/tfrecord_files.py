@@ -1,0 +1,51 @@
+"""TFRecord files of `tf.train.Example`, plain or packed, checked record by record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.examples import gather_examples
+from stoker.data.sources.framing import read_frames
+from stoker.data.sources.gathered import Gathered
+from stoker.data.sources.listing import Listing
+from stoker.data.sources.named_records import named_blocks, scan_named
+from stoker.data.sources.opening import reading
+from stoker.data.sources.records import Block, Progress, Scan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TfrecordFiles:
+    """One or more TFRecord files with the same features."""
+
+    listing: Listing
+    """The files."""
+
+    config: IngestConfig
+    """How they are read."""
+
+    label: str | None
+    """The column that a record cannot miss."""
+
+    def scan(self, progress: Progress) -> Scan:
+        """Learn each feature's kind, length and type from all records.
+
+        Raises:
+            DataError: a file is no TFRecord, its features differ from the first's, or a feature
+                differs from record to record.
+            ConfigError: `data.types` names a feature that is not there, or images differ in size.
+        """
+        return scan_named(
+            self._gathered(), self.config, label=self.label, in_order=False, progress=progress
+        )
+
+    def blocks(self, scan: Scan) -> Iterator[Block]:
+        """Every record in its columns' types, or named with what is wrong with it."""
+        return named_blocks(self._gathered(), scan, self.config, label=self.label)
+
+    def _gathered(self) -> Iterator[Gathered]:
+        for file in self.listing.files:
+            with file.opened() as path, reading(file.location, "TFRecord"):
+                for frames in read_frames(path, location=file.location):
+                    yield gather_examples(file, frames)

@@ -1,0 +1,108 @@
+"""What `s3://bucket/key` and `gs://bucket/key` in `data.source` mean, and that no secret is in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from stoker.core.config import nearest
+from stoker.core.errors import ConfigError, Plain
+
+SCHEMES = ("s3", "gs")
+"""The stores that are read."""
+
+OPTIONS = ("anonymous", "endpoint_override", "region", "scheme")
+"""What may stand behind `?` in a URI."""
+
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
+_OPTION = r"[A-Za-z_]+=[^&?]*"
+_OPTIONS = re.compile(rf"(.*)\?({_OPTION}(?:&{_OPTION})*)", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreUri:
+    """A place in a store."""
+
+    scheme: str
+    """`s3` or `gs`."""
+
+    bucket: str
+    """The bucket's name."""
+
+    key: str
+    """An object's key, a prefix or a glob, just as it is written: no %20 for a blank; "" for the
+    whole bucket."""
+
+    options: dict[str, str]
+    """How the store is reached; see `OPTIONS`."""
+
+    def location(self, key: str) -> str:
+        """The URI of an object of this bucket, for messages."""
+        return f"{self.scheme}://{self.bucket}/{key}"
+
+
+def is_uri(source: str) -> bool:
+    """True where a source names its scheme, and so is no local path."""
+    return _URI.match(source) is not None
+
+
+def parse_uri(source: str) -> StoreUri:
+    """Take a URI apart.
+
+    Raises:
+        ConfigError: the scheme is not read, there is no bucket, an option is not known, or it holds
+            credentials. What may be a secret is not shown.
+    """
+    found = _URI.fullmatch(source)
+    scheme = found[1].lower() if found else ""
+    if found is None or scheme not in SCHEMES:
+        raise ConfigError(
+            "data.source must be a local path, or start with s3:// or gs://",
+            got=Plain(f"{scheme}://"),
+            fix="Copy the data to a local folder or to a bucket, and name that.",
+        )
+    with_options = _OPTIONS.fullmatch(found[2])
+    path, query = with_options.groups() if with_options else (found[2], "")
+    bucket, _, key = path.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise _no_bucket(scheme, has_credentials="@" in path)
+    pairs = (option.partition("=") for option in query.split("&") if option)
+    options = {name: value for name, _, value in pairs}
+    _check_options(options)
+    return StoreUri(scheme=scheme, bucket=bucket, key=key.strip("/"), options=options)
+
+
+def _no_bucket(scheme: str, *, has_credentials: bool) -> ConfigError:
+    if has_credentials:
+        return ConfigError(
+            "data.source must hold no user name, key or password: it is written to every run",
+            got=Plain(f"{scheme}://...@..."),
+            fix="Give credentials by environment or the store's own files; "
+            f"for public data write {scheme}://bucket/key?anonymous=true.",
+        )
+    return ConfigError(
+        "data.source must name a bucket: letters, digits, `.`, `-` and `_`",
+        got=Plain(f"no such name between {scheme}:// and the next /"),
+        fix=f"Write {scheme}://bucket/folder.",
+    )
+
+
+def _check_options(options: dict[str, str]) -> None:
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise ConfigError(
+                f"what stands behind `?` in data.source must be one of {', '.join(OPTIONS)}",
+                got=name,
+                fix=nearest(name, OPTIONS) or "In a glob write `*` or `[...]` instead of `?`.",
+            )
+        if "@" in value:
+            raise ConfigError(
+                f"{name} in data.source must hold no user name and no password",
+                got=Plain("a value with @"),
+                fix="Give credentials by environment or the store's own files.",
+            )
+        if name == "anonymous" and value not in ("true", "false"):
+            raise ConfigError("anonymous in data.source must be true or false", got=value)
+        if name == "scheme" and value not in ("http", "https"):
+            raise ConfigError("scheme in data.source must be http or https", got=value)

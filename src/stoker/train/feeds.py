@@ -1,0 +1,164 @@
+"""Where feed and features meet: the batches that training and validation read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.data.columns import Column
+from stoker.data.dataset import Dataset
+from stoker.data.features.images import decode_images, decode_whole
+from stoker.data.features.transform import Transform
+from stoker.data.feed.agreement import agrees
+from stoker.data.feed.augment import AugmentConfig
+from stoker.data.feed.decode_engines import choose_engine
+from stoker.data.feed.image_feed import ImageFeed, Reference
+from stoker.data.feed.image_rows import ImageRows
+from stoker.data.feed.images import ImageSplit
+from stoker.data.feed.pipeline import Feed, Raw, RawRows, as_it_is
+from stoker.data.feed.table_rows import TableRows
+
+_LOG = logging.getLogger(__name__)
+
+KEPT_SHARE = 0.25
+"""Most of the machine's memory that a split's transformed features may take."""
+
+
+def open_feeds(
+    dataset: Dataset,
+    transform: Transform,
+    *,
+    augment: AugmentConfig | None,
+    seed: int,
+    memory_bytes: int,
+) -> tuple[Feed, Feed]:
+    """The feeds of the training and the eval split.
+
+    Args:
+        dataset: The shards.
+        transform: What turns raw columns into features and label.
+        augment: What is done to training images.
+        seed: Seed of the augmentation.
+        memory_bytes: What this machine has; a part of it may hold transformed features.
+
+    Raises:
+        ConfigError: there is augmentation, and no image that the model sees; or the label is made
+            of an image.
+        DataError: a shard is missing, cut or damaged.
+    """
+    images = [column for column in transform.serving_columns if column.dtype == "image"]
+    _check(transform, images, augment)
+    if images:
+        prepare, finish = _of_images(transform, [column.name for column in images])
+        feeds = {c.name: _image_feeds(dataset, c, augment=augment, seed=seed) for c in images}
+    else:
+        prepare, finish, feeds = _of_table(transform), as_it_is, {}
+
+    def rows(split: str) -> RawRows:
+        if not images:
+            return TableRows(dataset, split, columns=transform.columns)
+        training, evaluation = (
+            {name: by_split[split][place] for name, by_split in feeds.items()} for place in (0, 1)
+        )
+        return ImageRows(
+            dataset, split, columns=transform.columns, training=training, evaluation=evaluation
+        )
+
+    share = int(memory_bytes * KEPT_SHARE)
+    train, held_out = (
+        Feed(rows(split), prepare=prepare, finish=finish, memory_bytes=share)
+        for split in ("train", "eval")
+    )
+    return train, held_out
+
+
+def _check(transform: Transform, images: list[Column], augment: AugmentConfig | None) -> None:
+    if augment is not None and not images:
+        raise ConfigError(
+            "train.augment needs an image that the model sees",
+            got=Plain("features made of tables only"),
+            fix="Leave train.augment out.",
+        )
+    of_image = [column.name for column in transform.label_columns if column.dtype == "image"]
+    if of_image:
+        raise ConfigError(
+            "the label must not be made of an image",
+            got=of_image[0],
+            fix="Write it into a column of its own.",
+        )
+
+
+def _of_table(transform: Transform) -> Callable[[Raw], Any]:
+    @tf.function(reduce_retracing=True)
+    def prepare(raw: Raw) -> Any:
+        return transform.apply_features(raw), transform.apply_label(raw)
+
+    return prepare
+
+
+def _of_images(
+    transform: Transform, images: list[str]
+) -> tuple[Callable[[Raw], Any], Callable[[Any], Any]]:
+    """Images go to the device as uint8; what the transform makes of them, the step computes there.
+
+    Unless the features need strings too, which an accelerator does not have.
+    """
+    columns = transform.serving_columns
+    on_host = any(
+        column.tensor_dtype == "string" and column.name not in images for column in columns
+    )
+
+    def features(raw: Raw) -> dict[str, tf.Tensor]:
+        seen = {name: ImageFeed.finish(raw[name]) for name in images}
+        return transform.apply_decoded(raw | seen)
+
+    @tf.function(reduce_retracing=True)
+    def prepare(raw: Raw) -> Any:
+        inputs = features(raw) if on_host else {c.name: raw[c.name] for c in columns}
+        return inputs, transform.apply_label(raw)
+
+    def finish(element: Any) -> Any:
+        inputs, label = element
+        return features(inputs), label
+
+    return prepare, as_it_is if on_host else finish
+
+
+def _image_feeds(
+    dataset: Dataset, column: Column, *, augment: AugmentConfig | None, seed: int
+) -> dict[str, tuple[ImageFeed, ImageFeed]]:
+    """Split -> how its images are read in training, and in validation."""
+    engine = choose_engine(decode_whole)
+    splits = {s: ImageSplit(dataset, s, column=column, engine=engine) for s in ("train", "eval")}
+    reference = _reference(dataset)
+    exact = None if agrees(splits["eval"], reference) else reference
+    if exact is not None:
+        _LOG.warning(
+            "the quick decoder does not agree with the exported graph on %r, which is used instead",
+            column.name,
+        )
+    return {
+        split: (
+            ImageFeed(images, augment=augment, seed=seed, reference=exact),
+            ImageFeed(images, reference=exact),
+        )
+        for split, images in splits.items()
+    }
+
+
+def _reference(dataset: Dataset) -> Reference:
+    shape = dataset.image
+    if shape is None:
+        raise RuntimeError("a dataset with images has a shape for them")
+
+    def decode(encoded: list[bytes]) -> NDArray[np.uint8]:
+        with tf.device("CPU:0"):
+            return np.asarray(decode_images(tf.constant(encoded), shape))
+
+    return decode

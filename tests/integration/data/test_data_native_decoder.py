@@ -1,0 +1,215 @@
+"""The decoder in C: damaged images, machines without a compiler, and a damaged cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cv2
+import google_crc32c
+import numpy as np
+import pytest
+import simplejpeg  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from stoker.data.features.images import decode_whole
+from stoker.data.feed import decode_engines, decode_native
+from stoker.data.feed.decode import JOB, Engine, Status, Target
+from stoker.data.feed.decode_engines import choose_engine
+from stoker.data.feed.native import library
+
+ENGINES = ("native", "opencv")
+TARGET = Target(height=20, width=24, channels=3, exact=False, antialias=True)
+
+
+def images() -> list[tuple[int, int, bytes]]:
+    """Small ones of many kinds: height, width, bytes."""
+    rng = np.random.default_rng(0)
+    found = []
+    for height, width in ((33, 47), (8, 8), (1, 1), (120, 90), (17, 200)):
+        coarse = rng.integers(0, 256, (height // 4 + 2, width // 4 + 2, 3), np.uint8)
+        pixels = np.ascontiguousarray(cv2.resize(coarse, (width, height)))
+        found += [
+            (height, width, bytes(simplejpeg.encode_jpeg(pixels, colorsubsampling=sampling)))
+            for sampling in ("444", "422", "420")
+        ]
+        for options in ([cv2.IMWRITE_JPEG_PROGRESSIVE, 1], [cv2.IMWRITE_JPEG_RST_INTERVAL, 2]):
+            found.append((height, width, cv2.imencode(".jpg", pixels, options)[1].tobytes()))
+    return found
+
+
+def jobs_of(chosen: list[tuple[int, int, bytes]], path: Path) -> NDArray[np.void]:
+    """The whole of each image, written one after another, with the checksums of what is there."""
+    path.write_bytes(b"".join(data for _, _, data in chosen))
+    jobs = np.zeros(len(chosen), JOB)
+    jobs["length"] = [len(data) for _, _, data in chosen]
+    jobs["offset"] = np.cumsum(jobs["length"]) - jobs["length"]
+    jobs["crc32c"] = [google_crc32c.value(data) for _, _, data in chosen]
+    jobs["height"] = jobs["box_height"] = [height for height, _, _ in chosen]
+    jobs["width"] = jobs["box_width"] = [width for _, width, _ in chosen]
+    jobs["orientation"] = 1
+    jobs["file"] = os.open(path, os.O_RDONLY)
+    return jobs
+
+
+def damaged(data: bytes, rng: np.random.Generator) -> bytes:
+    """Cut, bits flipped, bytes of the headers changed, or a piece put in."""
+    made, at = bytearray(data), int(rng.integers(3, len(data)))
+    match rng.integers(4):
+        case 0:
+            return data[:at]
+        case 1:
+            for place in rng.integers(3, len(data), 4):
+                made[place] ^= 1 << int(rng.integers(8))
+        case 2:
+            for place in rng.integers(3, min(len(data), 400), 8):
+                made[place] = int(rng.integers(256))
+        case 3:
+            made[at : at + 9] = rng.bytes(int(rng.integers(30)))
+    return bytes(made)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_damaged_images_neither_crash_nor_touch_their_neighbours(name: str, tmp_path: Path) -> None:
+    rng, whole = np.random.default_rng(1), images()
+    engine = choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]
+    sound = whole[3]
+    alone = engine.decode(jobs_of([sound], tmp_path / "alone"), TARGET)[0]
+    ended: set[int] = set()
+    for round_ in range(20):
+        hurt = [(h, w, damaged(data, rng)) for h, w, data in whole]
+        mixed = [image for pair in zip(hurt, [sound] * len(hurt), strict=True) for image in pair]
+        jobs = jobs_of(mixed, tmp_path / f"{round_}")
+        pixels = engine.decode(jobs, TARGET)
+        os.close(int(jobs["file"][0]))
+        ended |= set(jobs["status"].tolist())
+        assert (jobs["status"][1::2] == Status.DONE).all()
+        assert (pixels[1::2] == alone).all()
+
+    assert Status.BROKEN in ended
+    assert ended <= {Status.DONE, Status.BROKEN, Status.OTHER_SIZE}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_bytes_that_are_not_what_ingest_wrote_are_told_apart(name: str, tmp_path: Path) -> None:
+    engine = choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]
+    jobs = jobs_of([images()[0]] * 4 + [(4, 4, b"no image at all")], tmp_path / "five")
+    jobs["crc32c"][0] ^= 1
+    jobs["height"][1] += 1
+    jobs["length"][3] += 10**6
+
+    engine.decode(jobs, TARGET)
+
+    assert jobs["status"].tolist() == [
+        Status.DAMAGED,
+        Status.OTHER_SIZE,
+        Status.DONE,
+        Status.CUT,
+        Status.BROKEN,
+    ]
+
+
+def test_threads_change_nothing(tmp_path: Path) -> None:
+    from stoker.data.feed.decode_native import NativeEngine
+
+    jobs = jobs_of(images() * 3, tmp_path / "many")
+    one, five = (NativeEngine(decode_whole, threads=n).decode(jobs, TARGET) for n in (1, 5))
+
+    assert np.array_equal(one, five)
+
+
+@pytest.fixture
+def machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> Iterator[Callable[..., str]]:
+    """Chooses an engine as a new process does, with a cache of its own; gives its name."""
+    remembered = (library.load_library, decode_native._check_library, decode_engines._say_once)
+
+    def choose(**environment: str) -> str:
+        for name, value in ({"XDG_CACHE_HOME": str(tmp_path)} | environment).items():
+            monkeypatch.setenv(name, value)
+        for function in remembered:
+            function.cache_clear()
+        caplog.clear()
+        return [choose_engine(decode_whole) for _ in range(3)][-1].name
+
+    monkeypatch.delenv("CC", raising=False)
+    yield choose
+    for function in remembered:
+        function.cache_clear()
+
+
+def compiler_script(path: Path, *, command: str) -> str:
+    path.write_text(f"#!/bin/sh\nexec {command}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_without_a_compiler_opencv_decodes_and_it_is_said_once(
+    machine: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert machine(PATH=str(tmp_path)) == "opencv"
+    assert caplog.text.count("images are decoded by OpenCV") == 1
+    assert "no C compiler (cc) is on the PATH" in caplog.text
+
+
+def test_without_libjpeg_opencv_decodes_and_the_reason_is_the_compilers(
+    machine: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # What the compiler sees of a machine that has its own headers and no libjpeg's.
+    empty = tmp_path / "headers"
+    empty.mkdir()
+    (empty / "jerror.h").write_text("#error jpeglib.h: No such file\n")
+    assert machine(CC=compiler_script(tmp_path / "cc", command=f'cc -I{empty} "$@"')) == "opencv"
+    assert "it does not compile" in caplog.text
+    assert "No such file" in caplog.text
+
+
+def test_a_library_that_decodes_otherwise_is_not_used(
+    machine: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = tmp_path / "decode.c"
+    wrong.write_text(library.SOURCE.read_text().replace("JDCT_ISLOW", "JDCT_IFAST"))
+    command = f'cc $(echo "$@" | sed s,{library.SOURCE},{wrong},)'
+    assert machine(CC=compiler_script(tmp_path / "cc", command=command)) == "opencv"
+    assert "does not decode a small JPEG as libjpeg does" in caplog.text
+
+
+def test_the_library_is_built_once_and_again_when_it_is_damaged(
+    machine: Callable[..., str], tmp_path: Path
+) -> None:
+    def built() -> tuple[Path, int]:
+        assert machine() == "native"
+        (made,) = (tmp_path / "stoker" / "native").glob("*/decode.so")
+        return made, made.stat().st_mtime_ns
+
+    made, first = built()
+    assert built() == (made, first)
+
+    content = bytearray(made.read_bytes())
+    content[len(content) // 2] ^= 1
+    made.unlink()  # it is mapped: another file must take its place
+    made.write_bytes(content)
+    assert built()[1] > first
+    assert made.read_bytes() != content
+
+
+def test_a_cache_that_others_can_write_is_not_run(
+    machine: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "stoker" / "native"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+
+    assert machine() == "opencv"
+    assert "can be written by others" in caplog.text
+
+
+def test_engines_are_told_apart_by_their_name() -> None:
+    engines: list[Engine] = [
+        choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]
+        for name in ENGINES
+    ]
+
+    assert [engine.name for engine in engines] == list(ENGINES)

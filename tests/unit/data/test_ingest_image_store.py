@@ -1,0 +1,93 @@
+"""The choice of how images are stored: what pays, what fits, and never silently lossy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.core.errors import ConfigError
+from stoker.data.ingest.image_store import ChosenStore, ImageFacts, Room, choose_store
+from stoker.data.sources.config import ImagesConfig
+
+LARGE = ImageFacts(images=1_000_000, mean_bytes=700e3, mean_height=1200, mean_width=1600)
+SMALL = ImageFacts(images=60_000, mean_bytes=900, mean_height=32, mean_width=32)
+AMPLE = Room(memory_bytes=1 << 42, free_disk_bytes=1 << 42)
+
+
+def choose(
+    config: ImagesConfig, facts: ImageFacts = LARGE, *, epochs: int = 90, room: Room = AMPLE
+) -> ChosenStore:
+    return choose_store(config, facts, shorter=224, epochs=epochs, room=room)
+
+
+def test_auto_stays_with_the_original_and_says_what_loss_would_gain() -> None:
+    chosen = choose(ImagesConfig())
+
+    assert chosen.store == "original"
+    assert "allow_lossy: true would choose raw, short side 256" in chosen.why
+    assert "epochs" in chosen.why
+
+
+def test_raw_is_chosen_where_it_fits_in_memory_and_loss_is_allowed() -> None:
+    chosen = choose(ImagesConfig(allow_lossy=True))
+
+    assert chosen.store == "raw"
+    assert "lossy" in chosen.why
+
+
+def test_what_does_not_fit_in_memory_is_resized() -> None:
+    room = replace(AMPLE, memory_bytes=64 << 30)
+
+    assert choose(ImagesConfig(allow_lossy=True), room=room).store == "resized"
+
+
+def test_what_does_not_fit_on_the_disk_stays_as_it_came() -> None:
+    room = replace(AMPLE, free_disk_bytes=10 << 30)
+    chosen = choose(ImagesConfig(allow_lossy=True), room=room)
+
+    assert chosen.store == "original"
+    assert "would not fit" in chosen.why
+
+
+def test_for_one_epoch_nothing_pays() -> None:
+    chosen = choose(ImagesConfig(allow_lossy=True), epochs=1)
+
+    assert chosen.store == "original"
+    assert "would not pay for itself within 1 epochs" in chosen.why
+
+
+def test_small_images_are_not_stored_anew() -> None:
+    room = replace(AMPLE, memory_bytes=1 << 20)
+
+    assert choose(ImagesConfig(allow_lossy=True), SMALL, room=room).store == "original"
+
+
+@pytest.mark.parametrize("store", ["original", "resized", "raw"])
+def test_what_is_asked_for_by_name_is_done_and_loss_is_said(store: str) -> None:
+    chosen = choose(ImagesConfig(store=store), epochs=1)  # type: ignore[arg-type]
+
+    assert chosen.store == store
+    assert ("lossy" in chosen.why) == (store != "original")
+
+
+def test_a_store_smaller_than_what_the_model_sees_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 224"):
+        choose(ImagesConfig(store="resized", store_size=200))
+
+
+@given(
+    images=st.integers(1, 10**7),
+    mean_bytes=st.floats(10, 1e7),
+    height=st.integers(1, 5000),
+    width=st.integers(1, 5000),
+    epochs=st.integers(1, 300),
+)
+def test_loss_is_never_chosen_unless_it_is_allowed(
+    images: int, mean_bytes: float, height: int, width: int, epochs: int
+) -> None:
+    facts = ImageFacts(images=images, mean_bytes=mean_bytes, mean_height=height, mean_width=width)
+
+    assert choose(ImagesConfig(), facts, epochs=epochs).store == "original"
