@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from stoker.app.experiment import Experiment, fingerprint_run
+from stoker.app.experiment import Experiment, data_fingerprint, fingerprint_run
+from stoker.app.own_stages import stages_of
 from stoker.app.quiet import import_tensorflow
 from stoker.app.run_folder import Run, StageRecord, damage, open_run, runs_newest_first
 from stoker.app.stages import STAGES, Context, Stage
@@ -29,7 +30,6 @@ from stoker.core.files import (
 from stoker.core.fingerprint import fingerprint, library_versions
 from stoker.core.user_code import call, load_function
 from stoker.data.dataset import load_dataset
-from stoker.data.ingest import source_fingerprint
 
 
 class Listener(Protocol):
@@ -118,10 +118,11 @@ def run_chain(
         CheckFailed: a gate said no; nothing is pushed, the run is over.
     """
     prepare_source(experiment, listener)
-    run_fingerprint = fingerprint_run(experiment, source=source_fingerprint(experiment.data))
+    run_fingerprint = fingerprint_run(experiment, source=data_fingerprint(experiment))
     if until == STAGES[-1].name:
         _require_folder(experiment.models_root)
-    stages = STAGES[: [stage.name for stage in STAGES].index(until) + 1]
+    stages = stages_of(experiment)
+    stages = stages[: [stage.name for stage in stages].index(until) + 1]
     with open_run(
         experiment.runs_root, run_fingerprint=run_fingerprint, settings=experiment.to_json()
     ) as (run, continued):
@@ -145,7 +146,9 @@ def prepare_source(experiment: Experiment, listener: Listener) -> None:
     Raises:
         ConfigError: the function failed, or did not make the source.
     """
-    source, reference = experiment.data.source, experiment.data.prepare
+    if experiment.own_dataset is not None:
+        return
+    source, reference = experiment.files.source, experiment.files.prepare
     if reference is None or Path(source).exists():
         return
     if experiment.folder.resolve() not in Path(source).resolve().parents:

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.app.experiment import Experiment
+from stoker.app.opening import eval_rows
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import hash_folder, read_json
-from stoker.data.columns import Column, to_numpy
-from stoker.data.dataset import Dataset
+from stoker.data.own.description import AnyColumn
 from stoker.evaluate.config import slice_columns
 from stoker.evaluate.evaluation import Evaluation, evaluate, measure_baseline, write_evaluation
 from stoker.evaluate.gates import BaselineMetrics
@@ -25,7 +25,8 @@ from stoker.evaluate.task import Task, infer_task
 from stoker.export.repository import Repository
 
 if TYPE_CHECKING:
-    from stoker.data.features.transform import Transform
+    from stoker.data.own.features import AnyTransform
+    from stoker.data.own.opening import AnyDataset
 
 BATCH_ROWS, IMAGE_BATCH_ROWS = 1024, 64
 """Rows that the exported model is given in one call; of images fewer, whose activations are large."""
@@ -74,11 +75,11 @@ class Judged:
     """An evaluation, and the columns that it read."""
 
     evaluation: Evaluation
-    columns: tuple[str, ...]
+    columns: tuple[AnyColumn, ...]
 
 
 def evaluate_export(
-    experiment: Experiment, dataset: Dataset, transform: Transform, model: Path, folder: Path
+    experiment: Experiment, dataset: AnyDataset, transform: AnyTransform, model: Path, folder: Path
 ) -> Judged:
     """Evaluate the SavedModel itself, on raw rows, and let the gates judge it.
 
@@ -93,21 +94,16 @@ def evaluate_export(
         UserError: the model has several outputs, or a slice is no column.
     """
     config = experiment.evaluate
-    slices = slices_of(experiment, dataset)
-    names = {column.name for column in transform.columns} | set(slices)
-    columns = [column for column in dataset.columns if column.name in names]
-    rows = _read(dataset, columns)
-    labels = labels_of(transform, rows)
+    slices = slices_of(experiment, dataset.columns)
+    asked = ask_model(model, dataset, transform, inputs=transform.serving_columns, slices=slices)
     lineage = read_json(model / LINEAGE)
-    predictions = predict(model, transform.serving_columns, rows)
-    task = _task(labels, predictions, lineage)
     evaluation = evaluate(
-        labels,
-        predictions,
-        task=task,
-        slice_columns={name: rows[name] for name in slices},
+        asked.labels,
+        asked.predictions,
+        task=_task(asked, lineage),
+        slice_columns=asked.slices,
         config=config,
-        baseline=_measure_baseline(experiment, model, dataset, labels, lineage),
+        baseline=_measure_baseline(experiment, model, dataset, transform, lineage),
     )
     write_evaluation(evaluation, folder / "evaluation.json")
     write_report(
@@ -116,83 +112,112 @@ def evaluate_export(
         title=experiment.name,
         class_names=transform.classes or (),
     )
-    read = {column.name for column in columns} | _baseline_columns(experiment, model)
+    read = {column.name for column in transform.columns} | set(slices)
+    read |= _baseline_columns(experiment, model)
     return Judged(
         evaluation=evaluation,
-        columns=tuple(column.name for column in dataset.columns if column.name in read),
+        columns=tuple(column for column in dataset.columns if column.name in read),
     )
 
 
-def slices_of(experiment: Experiment, dataset: Dataset) -> tuple[str, ...]:
+def slices_of(experiment: Experiment, columns: Sequence[AnyColumn]) -> tuple[str, ...]:
     """The raw columns that the evaluation slices by.
 
     Raises:
         ConfigError: one is not there, or holds vectors.
     """
-    names = slice_columns(experiment.evaluate, [column.name for column in dataset.columns])
-    for name in names:
-        length = dataset.column(name).length
-        if length is not None:
+    names = slice_columns(experiment.evaluate, [column.name for column in columns])
+    for column in columns:
+        if column.name in names and column.shape:
+            kind = "vectors of length" if len(column.shape) == 1 else "tensors of shape"
+            shape = " x ".join(map(str, column.shape))
             raise ConfigError(
                 "evaluate.slices must name raw columns that hold one value a record",
-                got=Plain(f"{name!r}, which holds vectors of length {length}"),
+                got=Plain(f"{column.name!r}, which holds {kind} {shape}"),
                 fix="Leave it out, or bring the value to slice by as a column of its own.",
             )
     return names
 
 
-def _task(labels: NDArray[Any], predictions: NDArray[Any], lineage: dict[str, Any]) -> Task:
+def _task(asked: Asked, lineage: dict[str, Any]) -> Task:
     if lineage.get("is_regression", False):
         return Task(kind="regression", classes=0)
-    return infer_task(labels, predictions.shape, from_logits=lineage["from_logits"])
+    return infer_task(asked.labels, asked.predictions.shape, from_logits=lineage["from_logits"])
 
 
-def predict(model: Path, columns: Sequence[Column], rows: dict[str, NDArray[Any]]) -> NDArray[Any]:
-    """The answers of an exported model to raw rows, asked as a server asks it.
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What one pass over the eval split gave; everything stands in the same order."""
+
+    labels: NDArray[Any]
+    predictions: NDArray[Any]
+    slices: dict[str, NDArray[Any]]
+
+
+def ask_model(
+    model: Path,
+    dataset: AnyDataset,
+    transform: AnyTransform,
+    *,
+    inputs: Sequence[AnyColumn],
+    slices: Sequence[str],
+) -> Asked:
+    """The answers of an exported model to the raw rows of the eval split, asked as a server asks it.
 
     Args:
         model: The SavedModel.
-        columns: What it takes.
-        rows: [rows] or [rows, length] values by column.
-
-    Returns:
-        [rows, ...] its one output.
+        dataset: Its split `eval` is read once: a user's own may have another order next time.
+        transform: Makes the labels.
+        inputs: What the model takes.
+        slices: Raw columns to keep beside the answers.
 
     Raises:
-        ConfigError: it has several outputs.
+        ConfigError: the model has several outputs.
     """
     from stoker.export.callpath import load_model
     from stoker.export.signatures import SERVING_DEFAULT
 
-    count = len(next(iter(rows.values())))
-    images = any(column.dtype == "image" for column in columns)
-    at_once = IMAGE_BATCH_ROWS if images else BATCH_ROWS
+    needed = {column.name for column in (*inputs, *transform.label_columns)} | set(slices)
+    columns = [column for column in dataset.columns if column.name in needed]
+    images = any(column.dtype == "image" for column in inputs)
+    labels: list[NDArray[Any]] = []
+    predictions: list[NDArray[Any]] = []
+    kept: dict[str, list[NDArray[Any]]] = {name: [] for name in slices}
     loaded = load_model(model)
     try:
-        outputs = list(loaded.signatures[SERVING_DEFAULT].outputs)
-        if len(outputs) != 1:
-            raise ConfigError(
-                "evaluation needs a model with one output",
-                got=Plain(", ".join(outputs)),
-                fix="Return keras.Model(features, one_output) from build.",
-            )
-        parts = [
-            loaded.call(
-                SERVING_DEFAULT,
-                {c.name: rows[c.name][start : start + at_once] for c in columns},
-            )[outputs[0]]
-            for start in range(0, count, at_once)
-        ]
+        output = _one_output(list(loaded.signatures[SERVING_DEFAULT].outputs))
+        for rows in eval_rows(dataset, columns, at_once=IMAGE_BATCH_ROWS if images else BATCH_ROWS):
+            fed = {column.name: rows[column.name] for column in inputs}
+            predictions.append(loaded.call(SERVING_DEFAULT, fed)[output])
+            labels.append(labels_of(transform, rows))
+            for name, values in kept.items():
+                values.append(rows[name])
     finally:
         loaded.close()
-    return np.concatenate(parts)
+    if not labels:
+        raise DataError("split 'eval' must hold at least one record", got=0)
+    return Asked(
+        labels=np.concatenate(labels),
+        predictions=np.concatenate(predictions),
+        slices={name: np.concatenate(values) for name, values in kept.items()},
+    )
+
+
+def _one_output(outputs: Sequence[str]) -> str:
+    if len(outputs) != 1:
+        raise ConfigError(
+            "evaluation needs a model with one output",
+            got=Plain(", ".join(outputs)),
+            fix="Return keras.Model(features, one_output) from build.",
+        )
+    return outputs[0]
 
 
 def _measure_baseline(
     experiment: Experiment,
     model: Path,
-    dataset: Dataset,
-    labels: NDArray[Any],
+    dataset: AnyDataset,
+    transform: AnyTransform,
     lineage: dict[str, Any],
 ) -> BaselineMetrics | None:
     baseline = find_baseline(experiment, model)
@@ -204,14 +229,13 @@ def _measure_baseline(
         if theirs["classes"] != lineage["classes"]:
             raise DataError("both models must know the same classes", got=theirs["classes"])
         wanted = [column for column in dataset.columns if column.name in theirs["inputs"]]
-        rows = _read(dataset, wanted)
-        predictions = predict(baseline.path, wanted, rows)
-        task = _task(labels, predictions, theirs)
+        asked = ask_model(baseline.path, dataset, transform, inputs=wanted, slices=())
+        task = _task(asked, theirs)
     except (UserError, KeyError) as error:
         reason = error.line().rstrip(".") if isinstance(error, UserError) else f"no {error}"
         return BaselineMetrics(version=version, error=reason)
     return measure_baseline(
-        labels, predictions, task=task, config=experiment.evaluate, version=version
+        asked.labels, asked.predictions, task=task, config=experiment.evaluate, version=version
     )
 
 
@@ -222,12 +246,7 @@ def _baseline_columns(experiment: Experiment, model: Path) -> set[str]:
     return set(read_json(baseline.path / LINEAGE).get("inputs", ()))
 
 
-def _read(dataset: Dataset, columns: Sequence[Column]) -> dict[str, NDArray[Any]]:
-    table = dataset.table("eval", columns=[column.name for column in columns])
-    return {column.name: to_numpy(column, table.column(column.name)) for column in columns}
-
-
-def labels_of(transform: Transform, rows: dict[str, NDArray[Any]]) -> NDArray[Any]:
+def labels_of(transform: AnyTransform, rows: dict[str, NDArray[Any]]) -> NDArray[Any]:
     """The labels of raw rows, [rows, ...], as the transform makes them."""
     import tensorflow as tf
 

@@ -14,7 +14,8 @@ from stoker.core.config import build, read_yaml, with_overrides
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.fingerprint import fingerprint
 from stoker.core.user_code import split_reference
-from stoker.data.ingest import REACH_KEYS, IngestConfig
+from stoker.data.ingest import REACH_KEYS, IngestConfig, source_fingerprint
+from stoker.data.own.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig
 from stoker.export.repository import checked_name
 from stoker.train.config import TrainConfig
@@ -38,14 +39,16 @@ class Experiment:
     name: str
     """Names the runs: letters, digits, `_`, `-` and `.`."""
 
-    data: IngestConfig
-    """Where the data is and how it is read and split."""
+    data: IngestConfig | OwnDatasetConfig | str
+    """Where the data is and how it is read and split; or `module:function` of the user's that gives
+    `tf.data.Dataset`s, then nothing is ingested."""
 
     model: str
     """`module:function` that returns a compiled `keras.Model`."""
 
-    label: str
-    """A raw column, or an output of the preprocessing function."""
+    label: str | None = None
+    """A raw column, or an output of the preprocessing function; must be given, but not where `data`
+    is the user's own dataset, whose elements hold the label."""
 
     preprocessing: str | None = None
     """`module:function`, TensorFlow Transform's `preprocessing_fn(inputs)`; none: columns as they
@@ -83,9 +86,61 @@ class Experiment:
         split_reference(self.model, where="model")
         if self.preprocessing is not None:
             split_reference(self.preprocessing, where="preprocessing")
-        if self.data.prepare is not None:
-            split_reference(self.data.prepare, where="data.prepare")
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", _own_dataset(self.data))
+        if self.own_dataset is not None:
+            self._check_own_dataset()
+        else:
+            self._check_files()
         checked_name(self.model_name)
+
+    def _check_files(self) -> None:
+        if self.files.prepare is not None:
+            split_reference(self.files.prepare, where="data.prepare")
+        if self.label is None:
+            raise ConfigError(
+                "label must be given",
+                got=Plain("nothing"),
+                fix="Add `label: ...` to stoker.yaml.",
+            )
+
+    def _check_own_dataset(self) -> None:
+        what = "where data is a dataset of your own"
+        for name in ("preprocessing", "label", "label_only"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name} must be left out {what}, whose elements are features and label",
+                    got=getattr(self, name),
+                    fix="Do it in the dataset, or name files by data.source.",
+                )
+        if self.train.batch_size != "auto":
+            raise ConfigError(
+                f"train.batch_size must be left out {what}, whose elements are batches",
+                got=self.train.batch_size,
+                fix="Batch it there: `.batch(32)`.",
+            )
+        if self.train.augment is not None:
+            raise ConfigError(
+                f"train.augment must be left out {what}",
+                got=Plain("a section"),
+                fix="Augment in a map of the split train.",
+            )
+
+    @property
+    def own_dataset(self) -> OwnDatasetConfig | None:
+        """The `data` section where the user's code gives the data, else None."""
+        return self.data if isinstance(self.data, OwnDatasetConfig) else None
+
+    @property
+    def files(self) -> IngestConfig:
+        """The `data` section where it names files.
+
+        Raises:
+            RuntimeError: the user's code gives the data; ask `own_dataset` first.
+        """
+        if not isinstance(self.data, IngestConfig):
+            raise RuntimeError("an experiment with a dataset of the user's own has no files")
+        return self.data
 
     @property
     def model_name(self) -> str:
@@ -139,12 +194,20 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
     return build(Experiment, raw | {"folder": folder})
 
 
+def data_fingerprint(experiment: Experiment) -> str:
+    """The fingerprint of where the data comes from: of its files, or of the user's code for it."""
+    own = experiment.own_dataset
+    if own is None:
+        return source_fingerprint(experiment.files)
+    return fingerprint({"code": experiment.code_fingerprint(own.dataset), "options": own.options})
+
+
 def fingerprint_run(experiment: Experiment, *, source: str) -> str:
     """The fingerprint of a whole run: settings, code and source.
 
     Args:
         experiment: The experiment.
-        source: `source_fingerprint` of its data.
+        source: `data_fingerprint` of it.
     """
     references = [experiment.model, experiment.preprocessing]
     code = {ref: experiment.code_fingerprint(ref) for ref in references if ref is not None}
@@ -152,8 +215,18 @@ def fingerprint_run(experiment: Experiment, *, source: str) -> str:
     for place in ("runs", "folder"):
         del settings[place]
     for key in REACH_KEYS:
-        del settings["data"][key]
+        settings["data"].pop(key, None)
     return fingerprint({"settings": settings, "code": code, "source": source})
+
+
+def _own_dataset(reference: str) -> OwnDatasetConfig:
+    if ":" not in reference:
+        raise ConfigError(
+            "data must be a section, or MODULE:FUNCTION of a tf.data.Dataset",
+            got=reference,
+            fix=f"Write `data: {{source: {reference}}}` for files.",
+        )
+    return OwnDatasetConfig(dataset=reference)
 
 
 _PATH_KEYS = (("data", "source"), ("data", "cache_dir"), ("runs",), ("models",))

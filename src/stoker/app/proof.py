@@ -19,11 +19,10 @@ from stoker.app.chain import ChainResult, StageOutcome
 from stoker.app.client import ask_grpc, ask_rest, json_instances
 from stoker.app.evaluation import labels_of
 from stoker.app.experiment import Experiment
+from stoker.app.opening import eval_rows, open_dataset, open_transform
 from stoker.core.errors import CheckFailed, Plain
 from stoker.core.files import read_json
-from stoker.data.columns import to_numpy
-from stoker.data.dataset import load_dataset
-from stoker.data.features.transform import load_transform
+from stoker.data.dataset import BATCH_ROWS
 
 ASKED_ROWS = 5
 """Rows of the eval split that the server is asked about."""
@@ -71,14 +70,14 @@ def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
             protocols, or served another version.
     """
     began_s = time.monotonic()
-    dataset = load_dataset(chain.output("ingest"))
-    transform = load_transform(chain.output("transform"))
+    transform = open_transform(experiment, chain.output("transform"))
+    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.result("analyze"))
     version = chain.result("push")["version"]
     columns = transform.serving_columns
-    names = [column.name for column in transform.columns]
-    batch = next(dataset.batches("eval", columns=names))
-    asked = np.linspace(0, batch.num_rows - 1, min(ASKED_ROWS, batch.num_rows)).astype(int)
-    rows = {c.name: to_numpy(c, batch.column(c.name))[asked] for c in transform.columns}
+    some = next(eval_rows(dataset, transform.columns, at_once=BATCH_ROWS))
+    count = len(next(iter(some.values())))
+    asked = np.linspace(0, count - 1, min(ASKED_ROWS, count)).astype(int)
+    rows = {name: values[asked] for name, values in some.items()}
     inputs = {column.name: rows[column.name] for column in columns}
     instances = json_instances(inputs, binary=[c.name for c in columns if c.dtype == "image"])
     model = experiment.model_name
@@ -170,7 +169,8 @@ def _shown_labels(labels: NDArray[Any], classes: Sequence[str] | None) -> list[s
     flat = labels.reshape(len(labels), -1)
     if classes:
         return [classes[int(row[0])] for row in flat]
-    return [f"{row[0]:g}" for row in flat]
+    # Of a one-hot label the class.
+    return [f"{float(row[0] if len(row) == 1 else row.argmax()):g}" for row in flat]
 
 
 def _shown(answers: NDArray[Any], classes: Sequence[str] | None) -> list[str]:

@@ -7,13 +7,14 @@ them. TensorFlow is imported only inside the stages that need it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.app.evaluation import LINEAGE, evaluate_export, find_baseline, slices_of
 from stoker.app.experiment import Experiment
+from stoker.app.opening import eval_rows, open_dataset, open_transform
 from stoker.cluster.devices import find_devices
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import hash_folder, read_json, write_json
@@ -25,7 +26,12 @@ from stoker.evaluate.evaluation import evaluation_to_json
 from stoker.export.repository import Repository
 
 if TYPE_CHECKING:
-    from stoker.data.features.transform import Transform
+    from stoker.cluster.devices import Devices
+    from stoker.data.features.anomalies import Anomaly
+    from stoker.data.own.description import AnyColumn
+    from stoker.data.own.features import AnyTransform
+    from stoker.data.own.opening import AnyDataset
+    from stoker.train.config import ResolvedTraining
 
 VETTED_ROWS = 64
 """Rows of the eval split that the exported model must answer before it may be pushed."""
@@ -46,9 +52,23 @@ class Context:
     progress: Callable[[str, float | None], None]
     """Told a line of what is going on and how far it is, a share or None."""
 
-    def dataset(self) -> Dataset:
+    def shards(self) -> Dataset:
         """The ingested dataset."""
         return load_dataset(self.outputs["ingest"])
+
+    def dataset(self) -> AnyDataset:
+        """The dataset, ingested or the user's own."""
+        return open_dataset(
+            self.experiment, self.outputs["ingest"], analysis=self.results["analyze"]
+        )
+
+    def transform(self) -> AnyTransform:
+        """What makes features of it."""
+        return open_transform(self.experiment, self.outputs["transform"])
+
+    def hashed(self, columns: Iterable[AnyColumn]) -> tuple[str, ...]:
+        """The names of columns whose values ingest has hashed: none of a user's own dataset."""
+        return () if self.experiment.own_dataset else tuple(column.name for column in columns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +117,11 @@ class Stage:
 
 def _ingest_inputs(context: Context) -> dict[str, Any]:
     experiment = context.experiment
-    settings = asdict(experiment.data)
+    settings = asdict(experiment.files)
     for key in ("source", "prepare", *REACH_KEYS):
         del settings[key]
     return {
-        "source": source_fingerprint(experiment.data),
+        "source": source_fingerprint(experiment.files),
         "settings": settings,
         "label": experiment.label,
     }
@@ -110,7 +130,7 @@ def _ingest_inputs(context: Context) -> dict[str, Any]:
 def _ingest(context: Context, folder: Path) -> Done:
     experiment = context.experiment
     dataset = ingest(
-        experiment.data,
+        experiment.files,
         folder,
         label=experiment.label,
         progress=_rate_of(context),
@@ -131,23 +151,28 @@ def _analyze_inputs(context: Context) -> dict[str, Any]:
 
 def _column_types(context: Context) -> list[tuple[str, str, bool, int | None]]:
     """Which columns there are: a new one is no change of those that an earlier stage read."""
-    return [(c.name, c.dtype, c.whole, c.length) for c in context.dataset().columns]
+    return [(c.name, c.dtype, c.whole, c.length) for c in context.shards().columns]
 
 
 def _analyze(context: Context, folder: Path) -> Done:
     from stoker.data.features.analyze import analyze
 
-    dataset = context.dataset()
+    dataset = context.shards()
     _, _, anomalies = analyze(
         dataset, folder, label=_raw_label(context, dataset), progress=_rows_of(context)
     )
     return Done(
-        result={
-            "anomalies": [f"{a.column}: {a.message}" for a in anomalies],
-            "refused": [f"{a.column}: {a.message}" for a in anomalies if a.severity == "error"],
-        },
+        result=anomaly_facts(anomalies),
         columns=tuple(column.name for column in dataset.columns),
     )
+
+
+def anomaly_facts(anomalies: Sequence[Anomaly]) -> dict[str, Any]:
+    """The facts that the stage `analyze` records: what was found, and what ends the chain."""
+    return {
+        "anomalies": [f"{a.column}: {a.message}" for a in anomalies],
+        "refused": [f"{a.column}: {a.message}" for a in anomalies if a.severity == "error"],
+    }
 
 
 def _transform_inputs(context: Context) -> dict[str, Any]:
@@ -170,8 +195,8 @@ def _transform(context: Context, folder: Path) -> Done:
     function = None
     if experiment.preprocessing is not None:
         function = load_function(experiment.folder, experiment.preprocessing, where="preprocessing")
-    dataset = context.dataset()
-    slices_of(experiment, dataset)
+    dataset = context.shards()
+    slices_of(experiment, dataset.columns)
     transform = build_transform(
         dataset,
         function,
@@ -203,30 +228,24 @@ def _train_inputs(context: Context) -> dict[str, Any]:
 def _train(context: Context, folder: Path) -> Done:
     import tensorflow as tf
 
-    from stoker.data.features.transform import load_transform
     from stoker.telemetry.writers import Everywhere
     from stoker.telemetry.writers.jsonl import JsonLines
     from stoker.telemetry.writers.tensorboard import TensorBoard
     from stoker.train.checkpoint import STATE
-    from stoker.train.config import resolve
     from stoker.train.loop import BEST, Progress, fit
     from stoker.train.model import build_model, prepare_process
 
-    experiment, dataset = context.experiment, context.dataset()
-    transform = load_transform(context.outputs["transform"])
+    experiment, transform = context.experiment, context.transform()
     devices = find_devices()
-    resolved = resolve(
-        experiment.train,
-        devices=devices,
-        rows=dataset.rows("train"),
-        string_features=any(feature.dtype == "string" for feature in transform.features),
-    )
+    resolved = _resolved(context, transform, devices)
     write_json(folder / "resolved.json", asdict(resolved))
     prepare_process(
         precision=resolved.precision,
         seed=experiment.train.seed,
         deterministic=experiment.train.deterministic,
     )
+    # After the seeds are set, which a user's own dataset may draw from.
+    dataset = context.dataset()
     build = load_function(experiment.folder, experiment.model, where="model")
     built = build_model(build, transform, what=experiment.model)
 
@@ -271,8 +290,27 @@ def _train(context: Context, folder: Path) -> Done:
             "parameters": built.model.count_params(),
             "resolved": asdict(resolved),
         },
-        columns=tuple(column.name for column in transform.columns),
+        columns=context.hashed(transform.columns),
         content=hash_folder(folder / "checkpoints" / BEST)[STATE],
+    )
+
+
+def _resolved(context: Context, transform: AnyTransform, devices: Devices) -> ResolvedTraining:
+    from stoker.train.config import resolve
+
+    settings = context.experiment.train
+    if context.experiment.own_dataset is None:
+        rows = context.shards().rows("train")
+    else:
+        # A step is one of the user's batches, whatever its size.
+        count = context.results["analyze"]["counts"]["train"]
+        settings = replace(settings, batch_size=count["batch_size"])
+        rows = count["batches"] * count["batch_size"]
+    return resolve(
+        settings,
+        devices=devices,
+        rows=rows,
+        string_features=any(feature.dtype == "string" for feature in transform.features),
     )
 
 
@@ -283,7 +321,6 @@ def _export_inputs(context: Context) -> dict[str, Any]:
 def _export(context: Context, folder: Path) -> Done:
     import tensorflow as tf
 
-    from stoker.data.features.transform import load_transform
     from stoker.export.saved_model import export_saved_model
     from stoker.export.vetting import vet_model
     from stoker.train.checkpoint import restore_checkpoint
@@ -291,13 +328,13 @@ def _export(context: Context, folder: Path) -> Done:
     from stoker.train.loop import BEST
     from stoker.train.model import build_model, prepare_process
 
-    experiment, dataset = context.experiment, context.dataset()
+    experiment, transform = context.experiment, context.transform()
     resolved = ResolvedTraining(**read_json(context.outputs["train"] / "resolved.json"))
     prepare_process(precision=resolved.precision, seed=experiment.train.seed, deterministic=False)
-    transform = load_transform(context.outputs["transform"])
     build = load_function(experiment.folder, experiment.model, where="model")
     built = build_model(build, transform, what=experiment.model)
-    rows = _rows(dataset, transform.serving_columns, VETTED_ROWS)
+    some = next(eval_rows(context.dataset(), transform.serving_columns, at_once=VETTED_ROWS))
+    rows = {name: values[:VETTED_ROWS] for name, values in some.items()}
     # A subclassed model has no variables before it is called.
     first = {
         c.name: tf.constant(rows[c.name][:1], c.tensor_dtype) for c in transform.serving_columns
@@ -317,10 +354,10 @@ def _export(context: Context, folder: Path) -> Done:
         "vetted_rows": vetted["rows"],
     }
     write_json(folder / LINEAGE, _lineage(context) | facts)
-    return Done(result=facts, columns=tuple(column.name for column in transform.serving_columns))
+    return Done(result=facts, columns=context.hashed(transform.serving_columns))
 
 
-def _is_float_label(transform: Transform) -> bool:
+def _is_float_label(transform: AnyTransform) -> bool:
     return transform.label is not None and transform.label.dtype.startswith("float")
 
 
@@ -348,12 +385,10 @@ def _evaluate_inputs(context: Context) -> dict[str, Any]:
 
 
 def _evaluate(context: Context, folder: Path) -> Done:
-    from stoker.data.features.transform import load_transform
-
     judged = evaluate_export(
         context.experiment,
         context.dataset(),
-        load_transform(context.outputs["transform"]),
+        context.transform(),
         context.outputs["export"],
         folder,
     )
@@ -370,7 +405,7 @@ def _evaluate(context: Context, folder: Path) -> Done:
                 if not verdict.passed
             ],
         },
-        columns=judged.columns,
+        columns=context.hashed(judged.columns),
     )
 
 
@@ -413,14 +448,6 @@ def _rows_of(context: Context) -> Callable[[int, int, str], None]:
         context.progress(f"{done:,} of {total:,}: {what}", done / total if total else None)
 
     return tell
-
-
-def _rows(dataset: Dataset, columns: Any, rows: int) -> dict[str, Any]:
-    from stoker.data.columns import to_numpy
-
-    names = [column.name for column in columns]
-    batch = next(dataset.batches("eval", columns=names, rows=rows))
-    return {column.name: to_numpy(column, batch.column(column.name)) for column in columns}
 
 
 STAGES = (

@@ -188,6 +188,11 @@ def _convert_union(args: tuple[Any, ...], value: object, where: str) -> Any:
     if value is None and type(None) in args:
         return None
     choices = [arg for arg in args if arg is not type(None)]
+    sections = [choice for choice in choices if dataclasses.is_dataclass(choice)]
+    if isinstance(value, Mapping) and sections:
+        # The section that knows most of the keys is the one that is meant, and says what is wrong.
+        known = [len(value.keys() & _hints(section).keys()) for section in sections]
+        choices = [sections[known.index(max(known))]]
     if len(choices) == 1:
         return convert(choices[0], value, where=where)
     for choice in choices:
@@ -195,7 +200,7 @@ def _convert_union(args: tuple[Any, ...], value: object, where: str) -> Any:
             return convert(choice, value, where=where)
         except ConfigError:
             continue
-    expected = " or ".join(_type_name(choice) for choice in choices)
+    expected = " or ".join(dict.fromkeys(_type_name(choice) for choice in choices))
     raise ConfigError(f"{where} must be {expected}", got=value)
 
 
@@ -251,6 +256,8 @@ def _type_name(hint: Any) -> str:
         list: "a list",
         type(None): "nothing",
     }
+    if dataclasses.is_dataclass(hint):
+        return names[dict]
     if get_origin(hint) is Literal:
         return " or ".join(repr(choice) for choice in get_args(hint))
     return names.get(hint, getattr(hint, "__name__", str(hint)))

@@ -6,9 +6,9 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from stoker.core.code import module_file
@@ -60,14 +60,25 @@ def split_reference(reference: str, *, where: str) -> tuple[str, str]:
     return module, function
 
 
-def call(function: Callable[..., Any], *args: Any, what: str) -> Any:
+def call(
+    function: Callable[..., Any],
+    *args: Any,
+    what: str,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
     """Call the user's function; what it raises becomes one line with the user's file and line.
+
+    Args:
+        function: The user's.
+        *args: Its positional arguments.
+        what: Its name, for the message.
+        options: Its keyword arguments.
 
     Raises:
         ConfigError: the function raised.
     """
     try:
-        return function(*args)
+        return function(*args, **options)
     except UserError:
         raise
     except (Exception, SystemExit) as error:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from stoker.core.files import write_atomic
-from stoker.data.features.transform import Transform
+from stoker.data.own.features import AnyTransform
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
     SERVING_DEFAULT,
@@ -19,13 +19,14 @@ from stoker.export.signatures import (
     argument_names,
     feature_specs,
     parse_examples,
+    takes_examples,
 )
 
 
 def export_saved_model(
     model: keras.Model,
     adapt: Callable[[Mapping[str, tf.Tensor]], Any],
-    transform: Transform,
+    transform: AnyTransform,
     folder: Path,
 ) -> None:
     """Write the SavedModel: raw features in (for images: encoded bytes), float32 answers out.
@@ -53,11 +54,12 @@ def export_saved_model(
     archive.track(model)
     archive.track(transform.module())
     archive.add_endpoint(SERVING_DEFAULT, answer, input_signature=[feature_specs(columns)])
-    archive.add_endpoint(
-        SERVING_EXAMPLES,
-        answer_examples,
-        input_signature=[tf.TensorSpec([None], tf.string, name=EXAMPLES_INPUT)],
-    )
+    if takes_examples(columns):
+        archive.add_endpoint(
+            SERVING_EXAMPLES,
+            answer_examples,
+            input_signature=[tf.TensorSpec([None], tf.string, name=EXAMPLES_INPUT)],
+        )
     archive.write_out(str(folder), verbose=False)
     _rename_inputs(folder, argument_names(columns))
 

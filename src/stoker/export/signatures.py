@@ -12,6 +12,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.data.columns import Column
+from stoker.data.own.description import AnyColumn, TensorColumn
 
 SERVING_DEFAULT = "serving_default"
 """Takes raw features by column name. Source: TensorFlow Serving's default signature name."""
@@ -26,7 +27,7 @@ _MISSING_WHOLE = -(2**63)
 """Stands for "no value" between parsing an Example's int64_list and turning it into NaN."""
 
 
-def argument_names(columns: Sequence[Column]) -> dict[str, str]:
+def argument_names(columns: Sequence[AnyColumn]) -> dict[str, str]:
     """Column name -> the name of the graph's argument: an identifier, and no other column's."""
     names: dict[str, str] = {}
     for index, column in enumerate(columns):
@@ -36,7 +37,7 @@ def argument_names(columns: Sequence[Column]) -> dict[str, str]:
     return names
 
 
-def feature_specs(columns: Sequence[Column]) -> dict[str, tf.TensorSpec]:
+def feature_specs(columns: Sequence[AnyColumn]) -> dict[str, tf.TensorSpec]:
     """Column name -> [batch] or [batch, length] spec of `serving_default`, named for the graph."""
     names = argument_names(columns)
     return {
@@ -47,7 +48,16 @@ def feature_specs(columns: Sequence[Column]) -> dict[str, tf.TensorSpec]:
     }
 
 
-def parse_examples(serialized: tf.Tensor, columns: Sequence[Column]) -> dict[str, tf.Tensor]:
+def takes_examples(columns: Sequence[AnyColumn]) -> bool:
+    """Whether an Example can hold these columns: it has three types, and no open sizes."""
+    tensors = [column for column in columns if isinstance(column, TensorColumn)]
+    return all(
+        column.dtype in ("int64", "float32", "string") and None not in column.shape
+        for column in tensors
+    )
+
+
+def parse_examples(serialized: tf.Tensor, columns: Sequence[AnyColumn]) -> dict[str, tf.Tensor]:
     """[batch] serialized Examples -> raw columns, missing values as columns.py says.
 
     A whole number column with gaps stands in an `int64_list`; a missing float or string, or a whole
@@ -60,7 +70,7 @@ def parse_examples(serialized: tf.Tensor, columns: Sequence[Column]) -> dict[str
     return {column.name: _densified(column, parsed[column.name]) for column in columns}
 
 
-def make_examples(columns: Sequence[Column], rows: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+def make_examples(columns: Sequence[AnyColumn], rows: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """The same rows as serialized Examples: [batch] bytes, missing values left out."""
     count = len(next(iter(rows.values())))
     serialized = [
@@ -78,7 +88,10 @@ def make_examples(columns: Sequence[Column], rows: Mapping[str, NDArray[Any]]) -
     return np.array(serialized, dtype=object)
 
 
-def _parsing(column: Column) -> tf.io.FixedLenFeature:
+def _parsing(column: AnyColumn) -> tf.io.FixedLenFeature:
+    if isinstance(column, TensorColumn):
+        return tf.io.FixedLenFeature(column.shape, column.dtype)
+
     def parsing(dtype: tf.DType, missing: Any) -> tf.io.FixedLenFeature:
         default = missing if column.length is None else [missing] * column.length
         return tf.io.FixedLenFeature(column.shape, dtype, default_value=default)
@@ -92,23 +105,23 @@ def _parsing(column: Column) -> tf.io.FixedLenFeature:
     return tf.io.FixedLenFeature(column.shape, column.tensor_dtype)
 
 
-def _densified(column: Column, values: Any) -> tf.Tensor:
-    if not column.whole:
+def _densified(column: AnyColumn, values: Any) -> tf.Tensor:
+    if isinstance(column, TensorColumn) or not column.whole:
         return values
     dtype = column.tensor_dtype
     missing = tf.fill(tf.shape(values), tf.constant(float("nan"), dtype))
     return tf.where(values == _MISSING_WHOLE, missing, tf.cast(values, dtype))
 
 
-def _feature(column: Column, value: Any) -> tf.train.Feature | None:
-    values = [value] if column.length is None else value.tolist()
+def _feature(column: AnyColumn, value: Any) -> tf.train.Feature | None:
+    values = np.ravel(value).tolist() if column.shape else [value]
     if column.dtype in ("string", "image"):
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
     if column.dtype == "int64":
         return tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, values)))
-    if np.isnan(values).all():
+    if isinstance(column, Column) and np.isnan(values).all():
         return None
-    if column.whole:
+    if isinstance(column, Column) and column.whole:
         whole = (_MISSING_WHOLE if np.isnan(number) else int(number) for number in values)
         return tf.train.Feature(int64_list=tf.train.Int64List(value=whole))
     return tf.train.Feature(float_list=tf.train.FloatList(value=map(float, values)))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.errors import CheckFailed, Plain
-from stoker.data.columns import Column
+from stoker.data.own.description import AnyColumn
 from stoker.export.callpath import load_model
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
@@ -24,9 +24,9 @@ MAX_DIFFERENCE = 1e-6
 
 
 def vet_model(
-    folder: Path, columns: Sequence[Column], rows: Mapping[str, NDArray[Any]]
+    folder: Path, columns: Sequence[AnyColumn], rows: Mapping[str, NDArray[Any]]
 ) -> dict[str, Any]:
-    """Load by TensorFlow's session loader and run both signatures on real rows.
+    """Load by TensorFlow's session loader and run its signatures on real rows.
 
     Args:
         folder: The SavedModel.
@@ -42,9 +42,11 @@ def vet_model(
     loaded = load_model(folder)
     try:
         plain = loaded.call(SERVING_DEFAULT, {c.name: rows[c.name] for c in columns})
-        serialized = make_examples(columns, rows)
-        parsed = loaded.call(SERVING_EXAMPLES, {EXAMPLES_INPUT: serialized})
         signatures = sorted(loaded.signatures)
+        parsed = plain
+        if SERVING_EXAMPLES in signatures:
+            serialized = make_examples(columns, rows)
+            parsed = loaded.call(SERVING_EXAMPLES, {EXAMPLES_INPUT: serialized})
     finally:
         loaded.close()
     count = len(next(iter(rows.values())))

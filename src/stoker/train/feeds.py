@@ -23,6 +23,9 @@ from stoker.data.feed.image_rows import ImageRows
 from stoker.data.feed.images import ImageSplit
 from stoker.data.feed.pipeline import Feed, Raw, RawRows, as_it_is
 from stoker.data.feed.table_rows import TableRows
+from stoker.data.own.features import AnyTransform, OwnFeatures
+from stoker.data.own.feed import AnyFeed, OwnFeed
+from stoker.data.own.opening import AnyDataset, OwnDataset
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,17 +34,17 @@ KEPT_SHARE = 0.25
 
 
 def open_feeds(
-    dataset: Dataset,
-    transform: Transform,
+    dataset: AnyDataset,
+    transform: AnyTransform,
     *,
     augment: AugmentConfig | None,
     seed: int,
     memory_bytes: int,
-) -> tuple[Feed, Feed]:
+) -> tuple[AnyFeed, AnyFeed]:
     """The feeds of the training and the eval split.
 
     Args:
-        dataset: The shards.
+        dataset: The shards, or the user's own.
         transform: What turns raw columns into features and label.
         augment: What is done to training images.
         seed: Seed of the augmentation.
@@ -52,6 +55,10 @@ def open_feeds(
             of an image.
         DataError: a shard is missing, cut or damaged.
     """
+    if isinstance(dataset, OwnDataset):
+        return OwnFeed(dataset, "train"), OwnFeed(dataset, "eval")
+    if isinstance(transform, OwnFeatures):
+        raise RuntimeError("shards come with a transform")
     images = [column for column in transform.serving_columns if column.dtype == "image"]
     _check(transform, images, augment)
     if images:

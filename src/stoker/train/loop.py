@@ -14,10 +14,10 @@ import tensorflow as tf
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.user_code import call
-from stoker.data.dataset import Dataset
-from stoker.data.features.transform import Transform
 from stoker.data.feed.calls import Calls
-from stoker.data.feed.pipeline import Feed
+from stoker.data.own.features import AnyTransform
+from stoker.data.own.feed import AnyFeed
+from stoker.data.own.opening import AnyDataset
 from stoker.telemetry import catalogue
 from stoker.telemetry.writers import MetricWriter
 from stoker.train.busy import BusyReport, measure_ceiling
@@ -32,6 +32,7 @@ from stoker.train.step import (
     make_run_resident,
     make_train_step,
     step_of,
+    told,
 )
 
 BEST = "best"
@@ -41,7 +42,7 @@ LAST = "last"
 """Name of the checkpoint of the last epoch."""
 
 
-Fed = tuple[Feed, "tf.data.Dataset[Any]"]
+Fed = tuple[AnyFeed, "tf.data.Dataset[Any]"]
 """A feed, and what it reads."""
 
 EVAL_BATCHES = 4
@@ -109,8 +110,8 @@ def _together(calls: Sequence[_Timed]) -> _Timed:
 
 def fit(
     built: BuiltModel,
-    dataset: Dataset,
-    transform: Transform,
+    dataset: AnyDataset,
+    transform: AnyTransform,
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
@@ -123,7 +124,7 @@ def fit(
 
     Args:
         built: The user's compiled model.
-        dataset: Shards, with the splits `train` and `eval`.
+        dataset: With the splits `train` and `eval`.
         transform: What turns raw columns into features and label.
         config: The user's `train` section.
         resolved: What its `auto`s became.
@@ -143,7 +144,7 @@ def fit(
         seed=config.seed,
         memory_bytes=memory_bytes,
     )
-    per_epoch = -(-feed.rows // resolved.batch_size)
+    per_epoch = feed.steps(resolved.batch_size)
     calls = Calls(
         rows=feed.rows,
         batch_size=resolved.batch_size,
@@ -178,7 +179,7 @@ def _fit(
     on_progress: Callable[[Progress], None],
 ) -> TrainResult:
     (feed, batches), (held_out, eval_batches) = training, validation
-    per_epoch = -(-feed.rows // resolved.batch_size)
+    per_epoch = feed.steps(resolved.batch_size)
     total = per_epoch * config.epochs
     rows_a_step = resolved.batch_size if feed.whole_calls else None
 
@@ -316,10 +317,9 @@ def _mode(monitor: str, mode: Literal["min", "max", "auto"]) -> Literal["min", "
 
 
 def _build_metrics(built: BuiltModel, batch: Batch) -> None:
-    features, labels = batch
-    outputs = built.model(built.adapt(features), training=False)
-    built.model.compute_loss(x=features, y=labels, y_pred=outputs, training=False)
-    built.model.compute_metrics(x=features, y=labels, y_pred=outputs)
+    outputs = built.model(built.adapt(batch[0]), training=False)
+    built.model.compute_loss(**told(batch, outputs), training=False)
+    built.model.compute_metrics(**told(batch, outputs))
     built.model.reset_metrics()
 
 

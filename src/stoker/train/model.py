@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.user_code import call
-from stoker.data.features.transform import Transform
+from stoker.data.own.features import AnyTransform
 from stoker.export.model_inputs import input_adapter
 from stoker.train.config import Precision
 
@@ -56,7 +56,7 @@ def prepare_process(*, precision: Precision, seed: int, deterministic: bool) -> 
         tf.config.experimental.enable_op_determinism()
 
 
-def build_model(build: Callable[..., Any], transform: Transform, *, what: str) -> BuiltModel:
+def build_model(build: Callable[..., Any], transform: AnyTransform, *, what: str) -> BuiltModel:
     """Call `build(features)` or `build(features, transform)` and check what it returns.
 
     Args:

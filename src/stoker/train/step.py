@@ -11,11 +11,18 @@ import tensorflow as tf
 
 from stoker.train.model import BuiltModel
 
-Batch = tuple[dict[str, tf.Tensor], tf.Tensor]
-"""Features by name, each [batch, ...], and labels [batch, ...]."""
+Batch = tuple[Any, ...]
+"""Features by name, each [batch, ...], labels [batch, ...], and weights [batch] where there are."""
 
 Sums = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 """Over the steps of a call: loss x rows, rows, seconds blocked in next(iterator)."""
+
+
+def told(batch: Batch, outputs: Any) -> dict[str, Any]:
+    """A batch and its answers as Keras's losses and metrics are told them."""
+    features, labels, *weights = batch
+    parts = {"x": features, "y": labels, "y_pred": outputs}
+    return parts | {"sample_weight": weights[0]} if weights else parts
 
 
 def make_train_step(built: BuiltModel, *, xla: bool) -> Callable[[Batch], tf.Tensor]:
@@ -32,10 +39,10 @@ def make_train_step(built: BuiltModel, *, xla: bool) -> Callable[[Batch], tf.Ten
     optimizer.build(model.trainable_variables)
 
     def forward_backward(batch: Batch) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        features, labels = batch
+        features = batch[0]
         with tf.GradientTape() as tape:
             outputs = model(built.adapt(features), training=True)
-            loss = model.compute_loss(x=features, y=labels, y_pred=outputs, training=True)
+            loss = model.compute_loss(**told(batch, outputs), training=True)
             scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
         return loss, outputs, gradients
@@ -45,7 +52,7 @@ def make_train_step(built: BuiltModel, *, xla: bool) -> Callable[[Batch], tf.Ten
     def step(batch: Batch) -> tf.Tensor:
         loss, outputs, gradients = compiled(batch)
         optimizer.apply(gradients, model.trainable_variables)
-        model.compute_metrics(x=batch[0], y=batch[1], y_pred=outputs)
+        model.compute_metrics(**told(batch, outputs))
         # The step has ended when every weight is written: else a wait for input that is measured
         # from here on would hold a part of the update.
         updated = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
@@ -63,11 +70,11 @@ def make_eval_step(
 
     @tf.function(reduce_retracing=True)
     def step(element: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        features, labels = load(element)
-        outputs = model(built.adapt(features), training=False)
-        loss = model.compute_loss(x=features, y=labels, y_pred=outputs, training=False)
-        model.compute_metrics(x=features, y=labels, y_pred=outputs)
-        rows = tf.cast(tf.shape(labels)[0], tf.float32)
+        batch = load(element)
+        outputs = model(built.adapt(batch[0]), training=False)
+        loss = model.compute_loss(**told(batch, outputs), training=False)
+        model.compute_metrics(**told(batch, outputs))
+        rows = tf.cast(tf.shape(batch[1])[0], tf.float32)
         return tf.cast(loss, tf.float32) * rows, rows
 
     return step

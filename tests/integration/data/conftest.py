@@ -186,7 +186,7 @@ class StoreServer:
 
     def put(self, path: str, content: bytes) -> None:
         """Write an object: `bucket/key`."""
-        with self.system().open_output_stream(path) as stream:
+        with self.system().open_output_stream(path, compression=None) as stream:
             stream.write(content)
 
     def put_folder(self, folder: Path, to: str) -> str:
@@ -195,7 +195,9 @@ class StoreServer:
         system.create_dir(to.partition("/")[0])
         for path in folder.rglob("*"):
             if path.is_file():
-                with system.open_output_stream(f"{to}/{path.relative_to(folder)}") as stream:
+                with system.open_output_stream(
+                    f"{to}/{path.relative_to(folder)}", compression=None
+                ) as stream:
                     stream.write(path.read_bytes())
         return f"{self.scheme}://{to}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import subprocess
@@ -75,7 +76,21 @@ def image_folder(folder: Path, each: int = 20) -> Path:
     return folder
 
 
-MAKERS = {"csv": csv_folder, "parquet": parquet_folder, "images": image_folder}
+def jsonl_folder(folder: Path) -> Path:
+    folder.mkdir()
+    for number in range(2):
+        lines = [f'{{"x": {row}, "y": {number}}}\n' for row in range(100)]
+        raw = "".join(lines).encode()
+        (folder / f"part-{number}.jsonl.gz").write_bytes(gzip.compress(raw, mtime=0))
+    return folder
+
+
+MAKERS = {
+    "csv": csv_folder,
+    "jsonl": jsonl_folder,
+    "parquet": parquet_folder,
+    "images": image_folder,
+}
 
 
 def grow_old(tmp_path: Path) -> None:

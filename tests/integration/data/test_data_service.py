@@ -138,7 +138,7 @@ def slowly(transform: Transform) -> Callable[[dict[str, tf.Tensor]], Any]:
     """So much work a batch that a kill finds both workers in the middle of it."""
 
     def work(raw: dict[str, tf.Tensor]) -> Any:
-        square = tf.random.stateless_uniform([700, 700], seed=[1, 2])
+        square = tf.random.stateless_uniform([700, 700], seed=(1, 2))
         with tf.control_dependencies([square @ square]):
             return to_batch(transform)({name: tf.identity(raw[name]) for name in raw})
 
@@ -215,7 +215,7 @@ def generated() -> Iterator[int]:
 
 
 numbers = tf.data.Dataset.range(4)
-PYTHON = {
+PYTHON: dict[str, Callable[[], tf.data.Dataset[Any]]] = {
     "PyFunc (doubled_in_python)": lambda: numbers.map(with_numpy_function),
     "EagerPyFunc (doubled_in_python)": lambda: numbers.map(with_py_function),
     "PyFunc (doubled_in_python).": lambda: numbers.interleave(inside_an_interleave),
@@ -243,7 +243,7 @@ def test_a_transform_that_calls_python_is_refused_by_name(copy: RecordCopy) -> N
 
 
 def test_a_pipeline_that_reads_a_variable_is_refused() -> None:
-    weight = tf.Variable(2.0)
+    weight = tf.Variable(tf.constant(2.0))
     nowhere = ServiceConfig(address="127.0.0.1:1", timeout_s=0.1)
 
     def weighted(x: tf.Tensor) -> tf.Tensor:

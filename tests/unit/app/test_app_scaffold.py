@@ -133,13 +133,13 @@ def test_the_task_follows_from_the_labels_values(
 def test_numbers_that_name_classes_are_read_as_text(tmp_path: Path) -> None:
     scaffold(tmp_path, table(target=cycled(3, 5, 9)))
 
-    assert load_experiment(tmp_path / "made").data.types == {"target": "string"}
+    assert load_experiment(tmp_path / "made").files.types == {"target": "string"}
 
 
 def test_rows_without_a_label_are_left_out_and_counted(tmp_path: Path) -> None:
     made = scaffold(tmp_path, table(target=cycled("a", "b", "")))
 
-    assert load_experiment(tmp_path / "made").data.max_bad_rows == 20
+    assert load_experiment(tmp_path / "made").files.max_bad_rows == 20
     assert "20 rows have none" in made.note
 
 
@@ -260,7 +260,7 @@ def test_another_delimiter_is_found_and_written(tmp_path: Path) -> None:
 
     write_experiment(tmp_path / "made", source)
 
-    assert load_experiment(tmp_path / "made").data.delimiter == ";"
+    assert load_experiment(tmp_path / "made").files.delimiter == ";"
 
 
 def test_bad_rows_are_told_and_not_allowed_by_itself(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_bad_rows_are_told_and_not_allowed_by_itself(tmp_path: Path) -> None:
 
     assert "1 records cannot be read" in made.note
     assert "# max_bad_rows: 1" in (tmp_path / "made/stoker.yaml").read_text()
-    assert load_experiment(tmp_path / "made").data.max_bad_rows == 0
+    assert load_experiment(tmp_path / "made").files.max_bad_rows == 0
 
 
 def test_data_inside_the_folder_is_named_relative_to_it(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_data_inside_the_folder_is_named_relative_to_it(tmp_path: Path) -> None:
     write_experiment(tmp_path / "made", source)
 
     assert read_yaml(tmp_path / "made/stoker.yaml")["data"]["source"] == "data/some.csv"
-    assert load_experiment(tmp_path / "made").data.source == str(source)
+    assert load_experiment(tmp_path / "made").files.source == str(source)
 
 
 def test_the_only_gate_is_a_max_drop_of_the_main_metric(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def make(folder: Path, work: Path) -> tuple[Experiment, Dataset, Transform, Any]
     from stoker.train.model import build_model
 
     experiment = load_experiment(folder)
-    dataset = ingest(experiment.data, work / "data", label=experiment.label)
+    dataset = ingest(experiment.files, work / "data", label=experiment.label)
     function = None
     if experiment.preprocessing:
         function = load_function(folder, experiment.preprocessing, where="preprocessing")
@@ -432,7 +432,7 @@ def test_a_folder_of_equal_images_needs_no_size(tmp_path: Path) -> None:
 
     experiment, _, _, model = make(tmp_path / "made", tmp_path / "work")
     assert (made.label, made.task) == ("label", "multiclass")
-    assert experiment.data.images.size is None
+    assert experiment.files.images.size is None
     assert experiment.preprocessing is None
     assert model.output_shape == (None, 3)
     assert model.input_shape == (None, 8, 10, 1)
@@ -444,7 +444,7 @@ def test_images_of_several_sizes_are_brought_to_the_median(tmp_path: Path) -> No
 
     made = write_experiment(tmp_path / "made", source)
 
-    assert load_experiment(tmp_path / "made").data.images.size == (20, 30)
+    assert load_experiment(tmp_path / "made").files.images.size == (20, 30)
     assert made.task == "binary"
 
 
@@ -453,7 +453,7 @@ def test_large_images_are_shrunk(tmp_path: Path) -> None:
 
     write_experiment(tmp_path / "made", source)
 
-    assert load_experiment(tmp_path / "made").data.images.size == (149, 224)
+    assert load_experiment(tmp_path / "made").files.images.size == (149, 224)
 
 
 def test_images_of_one_class_are_refused(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_each_file_is_a_fair_sample_of_the_split(tmp_path: Path) -> None:
     copy = copied(dataset, "train", tmp_path / "copy", columns=COLUMNS[:1])
 
     means = []
-    for path in copy.paths:
+    for path in copy.paths[:16]:
         parsed = parse(tf.constant([r.numpy() for r in tf.data.TFRecordDataset(path)]), COLUMNS[:1])
         means.append(float(np.mean(parsed["whole number"].numpy() + 2**40)))
     assert {file.rows for file in copy.files} == {100}

@@ -100,6 +100,8 @@ def _wrote(outcome: StageOutcome) -> str:
     facts = outcome.result
     match outcome.stage:
         case "ingest":
+            if not facts["rows"]:
+                return f"{facts['columns']} tensors of your own dataset; nothing copied"
             rows = ", ".join(f"{count:,} {split}" for split, count in facts["rows"].items())
             bad = f", {facts['bad_rows']} bad rows left out" if facts["bad_rows"] else ""
             return f"{rows} rows{bad}"

@@ -42,10 +42,18 @@ def analyze(
         DataError: a shard is damaged, the training split is empty.
     """
     statistics = compute_statistics(dataset, progress=progress)
+    schema, anomalies = write_analysis(statistics, out_dir, label=label)
+    return statistics, schema, anomalies
+
+
+def write_analysis(
+    statistics: Statistics, out_dir: Path, *, label: str | None
+) -> tuple[Schema, list[Anomaly]]:
+    """Write down statistics, and what follows from them; see `analyze`."""
     schema = infer_schema(statistics, label=label)
     anomalies = find_anomalies(statistics, schema)
     write_json(out_dir / "statistics.json", statistics_to_json(statistics))
     write_json(out_dir / "schema.json", schema_to_json(schema))
     write_json(out_dir / "anomalies.json", anomalies_to_json(anomalies))
     write_atomic(out_dir / "report.html", render_report(statistics, schema, anomalies))
-    return statistics, schema, anomalies
+    return schema, anomalies

@@ -91,6 +91,10 @@ class Feed:
         """Whether an element of `shuffled` holds the rows of a whole call, to be cut into steps."""
         return self.keeps_features or self._source.whole_calls
 
+    def steps(self, batch_size: int) -> int:
+        """Steps of an epoch."""
+        return -(-self.rows // batch_size)
+
     @contextmanager
     def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
         """Shuffled rows of some calls, for as long as the context is open.

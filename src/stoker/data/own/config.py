@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.fingerprint import fingerprint
 from stoker.core.user_code import split_reference
 
 
@@ -23,3 +25,11 @@ class OwnDatasetConfig:
 
     def __post_init__(self) -> None:
         split_reference(self.dataset, where="data.dataset")
+        try:
+            fingerprint(self.options)
+        except TypeError as error:
+            raise ConfigError(
+                "data.options must hold texts, numbers, true or false, lists and sections",
+                got=Plain(str(error)),
+                fix="Write a date as a text, in quotes.",
+            ) from None

@@ -9,6 +9,7 @@ from typing import Any
 
 from stoker.core.errors import DataError, Plain
 from stoker.core.files import read_json, write_json
+from stoker.data.columns import Column
 
 DESCRIPTION = "dataset.json"
 """The description's file."""
@@ -42,12 +43,16 @@ class TensorColumn:
         return self.dtype
 
 
+AnyColumn = Column | TensorColumn
+"""What a model takes: a column of shards, or a part of a user's own elements."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
     """The elements of a dataset, by parts."""
 
     features: tuple[TensorColumn, ...]
-    """What the model sees, and serving takes; in the order of `tf.nest`, which sorts by name."""
+    """What the model sees, and serving takes; in the order of the dataset."""
 
     label: TensorColumn
     """What the model learns."""

@@ -205,8 +205,12 @@ class _Reading:
 
     def check_etag(self, system: fs.FileSystem) -> None:
         """Hold that S3 has the version still that was opened; GCS tells none without a request."""
-        if self._etag is not None and _etag(system.open_input_stream(self._path)) != self._etag:
+        if self._etag is not None and _etag(self._open(system)) != self._etag:
             raise ChangedMeanwhile
+
+    def _open(self, system: fs.FileSystem) -> pa.NativeFile:
+        # Arrow would unpack what is called .gz.
+        return system.open_input_stream(self._path, compression=None)
 
     def _read(self, start: int, wanted: int, system: fs.FileSystem) -> bytes:
         """From a stream, and once that has failed by place.
@@ -220,7 +224,7 @@ class _Reading:
         if start and self._stream is None:
             self._file = system.open_input_file(self._path)
             return bytes(self._file.read_at(wanted, start))
-        stream, self._stream = self._stream or system.open_input_stream(self._path), None
+        stream, self._stream = self._stream or self._open(system), None
         if self._etag is None and isinstance(system, fs.S3FileSystem):
             self._etag = _etag(stream)
         data = bytes(stream.read(wanted))

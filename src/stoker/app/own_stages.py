@@ -1,0 +1,95 @@
+"""The first stages where the data is a dataset of the user's own: nothing is copied or transformed."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from stoker.app.evaluation import slices_of
+from stoker.app.experiment import Experiment, data_fingerprint
+from stoker.app.opening import call_own_dataset
+from stoker.app.stages import STAGES, Context, Done, Stage, anomaly_facts
+from stoker.core.files import sha256_file
+from stoker.data.own.config import OwnDatasetConfig
+from stoker.data.own.description import DESCRIPTION, read_description, write_description
+
+
+def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
+    """The chain for an experiment's kind of data, in its order."""
+    return STAGES if experiment.own_dataset is None else OWN_STAGES
+
+
+def _config(context: Context) -> OwnDatasetConfig:
+    config = context.experiment.own_dataset
+    if config is None:
+        raise RuntimeError("these stages are for a dataset of the user's own")
+    return config
+
+
+def _ingest_inputs(context: Context) -> dict[str, Any]:
+    return {"data": data_fingerprint(context.experiment)}
+
+
+def _ingest(context: Context, folder: Path) -> Done:
+    dataset = call_own_dataset(context.experiment, _config(context))
+    write_description(folder / DESCRIPTION, dataset.description)
+    return Done(
+        result={
+            "rows": {},
+            "columns": len(dataset.columns),
+            "bad_rows": 0,
+            "fingerprint": data_fingerprint(context.experiment),
+        },
+        content=sha256_file(folder / DESCRIPTION),
+    )
+
+
+def _analyze_inputs(context: Context) -> dict[str, Any]:
+    return {"ingest": context.identities["ingest"]}
+
+
+def _analyze(context: Context, folder: Path) -> Done:
+    dataset = call_own_dataset(context.experiment, _config(context))
+    from stoker.data.own.analysis import analyze_own_dataset
+    from stoker.data.own.opening import counts_as_facts
+
+    def tell(done: int, total: int, what: str) -> None:
+        context.progress(f"{done:,} {what}", min(1.0, done / total) if total else None)
+
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        counts, anomalies = analyze_own_dataset(
+            dataset,
+            folder,
+            scratch=Path(scratch),
+            fingerprint=context.results["ingest"]["fingerprint"],
+            progress=tell,
+        )
+    return Done(
+        result=anomaly_facts(anomalies) | {"counts": counts_as_facts(counts)},
+        # What the function reads from outside is seen here, and where else would it be?
+        content=sha256_file(folder / "statistics.json"),
+    )
+
+
+def _transform_inputs(context: Context) -> dict[str, Any]:
+    return {"analyze": context.identities["analyze"]}
+
+
+def _transform(context: Context, folder: Path) -> Done:
+    description = read_description(context.outputs["ingest"] / DESCRIPTION)
+    slices_of(context.experiment, description.columns)
+    write_description(folder / DESCRIPTION, description)
+    names = [column.name for column in description.features]
+    return Done(result={"features": names, "serving_columns": names})
+
+
+OWN_STAGES = (
+    Stage(name="ingest", folder="data", inputs=_ingest_inputs, work=_ingest, tensorflow=True),
+    Stage(
+        name="analyze", folder="analysis", inputs=_analyze_inputs, work=_analyze, tensorflow=True
+    ),
+    Stage(name="transform", folder="transform", inputs=_transform_inputs, work=_transform),
+    *STAGES[3:],
+)
+"""The chain from a user's own dataset on: from `train` on it is the same."""

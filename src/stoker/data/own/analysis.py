@@ -1,0 +1,262 @@
+"""One pass over a user's dataset: how much it is, and the statistics of what it holds.
+
+Single values and short vectors go through a temporary table, so that they are counted as columns of
+a table are. Of larger tensors nothing is kept but their moments and limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from stoker.core.files import sha256_file
+from stoker.data.columns import Column
+from stoker.data.dataset import Dataset, Shard
+from stoker.data.features.analyze import write_analysis
+from stoker.data.features.anomalies import Anomaly
+from stoker.data.features.measure import compute_statistics
+from stoker.data.features.statistics import (
+    ColumnStatistics,
+    LengthStatistics,
+    NumberStatistics,
+    Statistics,
+)
+from stoker.data.own.description import Count, TensorColumn
+from stoker.data.own.opening import OwnDataset, empty_split
+
+TABLE_VALUES = 64
+"""Longest vector that is counted value by value: 64 columns' worth of a table."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with batches done, how many there are (0 where that is not known), and of what."""
+
+
+def analyze_own_dataset(
+    dataset: OwnDataset, folder: Path, *, scratch: Path, fingerprint: str, progress: Progress
+) -> tuple[dict[str, Count], list[Anomaly]]:
+    """Look at every record of every split, once, and write down what the data is.
+
+    Args:
+        dataset: The user's.
+        folder: Takes what `stoker.data.features.analyze.analyze` writes.
+        scratch: An empty folder for the temporary table.
+        fingerprint: What the statistics are told to be of.
+        progress: Told after each batch.
+
+    Returns:
+        What the splits hold, and what is wrong with them, errors first.
+
+    Raises:
+        ConfigError: the user's pipeline raised.
+        DataError: a split is empty; an element's parts have different numbers of records.
+    """
+    counts: dict[str, Count] = {}
+    moments: dict[str, dict[str, _Moments]] = {}
+    shards: dict[str, tuple[Shard, ...]] = {}
+    columns: dict[str, Column] | None = None
+    for split in dataset.datasets:
+        look = _Look(dataset, split, scratch / f"{split}.parquet", columns)
+        counts[split] = look.run(progress)
+        columns, moments[split] = look.columns, look.moments
+        shards[split] = look.shards(counts[split].rows)
+    table = Dataset(
+        root=scratch,
+        columns=tuple((columns or {}).values()),
+        splits=shards,
+        column_hashes={split: dict.fromkeys(columns or {}, fingerprint) for split in shards},
+    )
+    told = compute_statistics(table).splits if columns else dict.fromkeys(counts, ())
+    statistics = Statistics(
+        fingerprint=fingerprint,
+        rows={split: count.rows for split, count in counts.items()},
+        splits={split: _in_order(dataset, told[split], moments[split]) for split in counts},
+    )
+    label = dataset.description.label
+    # One of many numbers of a label is no class.
+    named = label.name if label.shape in ((), (1,)) else None
+    _, anomalies = write_analysis(statistics, folder, label=named)
+    return counts, anomalies
+
+
+def _in_order(
+    dataset: OwnDataset, told: tuple[ColumnStatistics, ...], moments: Mapping[str, _Moments]
+) -> tuple[ColumnStatistics, ...]:
+    by_name = {column.name: column for column in told}
+    return tuple(
+        by_name[column.name] if column.name in by_name else moments[column.name].statistics(column)
+        for column in dataset.columns
+    )
+
+
+class _Look:
+    """One pass over one split."""
+
+    def __init__(
+        self, dataset: OwnDataset, split: str, path: Path, columns: dict[str, Column] | None
+    ) -> None:
+        self._dataset, self._split, self._path = dataset, split, path
+        # Whether a string is a text is seen in the first batch of the first split.
+        self._known = columns
+        self.columns: dict[str, Column] = columns or {}
+        self.moments: dict[str, _Moments] = {}
+
+    def run(self, progress: Progress) -> Count:
+        batches = rows = largest = 0
+        total = max(0, int(self._dataset.datasets[self._split].cardinality()))
+        writer: pq.ParquetWriter | None = None
+        try:
+            for parts in self._dataset.arrays(self._split, columns=self._dataset.columns):
+                writer = writer or self._open(parts)
+                size = len(parts[self._dataset.description.label.name])
+                batches, rows, largest = batches + 1, rows + size, max(largest, size)
+                self._take(parts, writer)
+                progress(batches, total, f"batches of {self._split}")
+        finally:
+            if writer is not None:
+                writer.close()
+        if rows == 0:
+            raise empty_split(f"{self._dataset.what}, split {self._split!r},")
+        return Count(batches=batches, rows=rows, batch_size=largest)
+
+    def shards(self, rows: int) -> tuple[Shard, ...]:
+        facts = self._path.stat()
+        return (
+            Shard(
+                file=self._path.name,
+                rows=rows,
+                size_bytes=facts.st_size,
+                sha256=sha256_file(self._path),
+            ),
+        )
+
+    def _open(self, parts: Mapping[str, NDArray[Any]]) -> pq.ParquetWriter:
+        if self._known is None:
+            made = {c.name: _tabular(c, parts[c.name]) for c in self._dataset.columns}
+            self.columns = {name: column for name, column in made.items() if column is not None}
+        self.moments = {
+            column.name: _Moments()
+            for column in self._dataset.columns
+            if column.name not in self.columns
+        }
+        schema = pa.schema([(name, column.arrow_type) for name, column in self.columns.items()])
+        return pq.ParquetWriter(self._path, schema)
+
+    def _take(self, parts: Mapping[str, NDArray[Any]], writer: pq.ParquetWriter) -> None:
+        for name, moments in self.moments.items():
+            moments.add(parts[name])
+        cells = [_to_arrow(column, parts[name]) for name, column in self.columns.items()]
+        if cells:
+            writer.write_batch(pa.record_batch(cells, schema=writer.schema))
+
+
+_TABLE_DTYPES = {"float16": "float32", "float32": "float32", "float64": "float64"}
+"""Type of a feature -> of the temporary table's column; whole numbers are int64 there."""
+
+
+def _tabular(column: TensorColumn, first: NDArray[Any]) -> Column | None:
+    """The column of the temporary table, or None for what is too large or no text."""
+    length = column.shape[0] if len(column.shape) == 1 else None
+    if len(column.shape) > 1 or (column.shape and not 1 <= (length or 0) <= TABLE_VALUES):
+        return None
+    if column.dtype == "uint64" or (column.dtype == "string" and not _is_text(first)):
+        return None
+    dtype: Any = "string" if column.dtype == "string" else _TABLE_DTYPES.get(column.dtype, "int64")
+    return Column(name=column.name, dtype=dtype, length=length)
+
+
+def _is_text(values: NDArray[Any]) -> bool:
+    try:
+        for value in values.flat:
+            value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _to_arrow(column: Column, values: NDArray[Any]) -> pa.Array:
+    flat = values.reshape(-1)
+    if column.dtype == "string":
+        cells = pa.array([value.decode(errors="replace") for value in flat], pa.string())
+    else:
+        # NaN is a missing value, as it is in a shard.
+        cells = pa.array(flat.astype(column.dtype), from_pandas=True)
+    if column.length is None:
+        return cells
+    return pa.FixedSizeListArray.from_arrays(cells, column.length)
+
+
+@dataclass
+class _Moments:
+    """What is kept of a tensor's values: of bytes, their lengths."""
+
+    count: int = 0
+    missing: int = 0
+    infinite: int = 0
+    zeros: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+    finite: int = field(default=0)
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Take in a batch.
+
+        Source: Chan, Golub, LeVeque 1979, updating formulae for the sample variance.
+        """
+        if values.dtype == object:
+            values = np.array([len(value) for value in values.flat])
+        numbers = values.astype(np.float64).reshape(-1)
+        kept = numbers[np.isfinite(numbers)]
+        missing = int(np.isnan(numbers).sum())
+        self.missing += missing
+        self.count += numbers.size - missing
+        self.infinite += numbers.size - missing - kept.size
+        if not kept.size:
+            return
+        mean, together = float(kept.mean()), self.finite + kept.size
+        away = mean - self.mean
+        self.squares += float(((kept - mean) ** 2).sum())
+        self.squares += away * away * self.finite * kept.size / together
+        self.mean += away * kept.size / together
+        self.finite = together
+        self.zeros += int((kept == 0).sum())
+        self.low, self.high = min(self.low, float(kept.min())), max(self.high, float(kept.max()))
+
+    def statistics(self, column: TensorColumn) -> ColumnStatistics:
+        """The same in the form that a report shows."""
+        sizes = ", ".join("any" if size is None else str(size) for size in column.shape)
+        is_bytes, seen = column.dtype == "string", self.finite > 0
+        numbers = NumberStatistics(
+            mean=self.mean if seen else None,
+            std=math.sqrt(self.squares / self.finite) if seen else None,
+            min=self.low if seen else None,
+            max=self.high if seen else None,
+            zeros=self.zeros,
+            infinite=self.infinite,
+            quantiles=(),
+            histogram=(),
+        )
+        lengths = LengthStatistics(
+            mean=self.mean if seen else None,
+            min=int(self.low) if seen else None,
+            max=int(self.high) if seen else None,
+        )
+        return ColumnStatistics(
+            name=column.name,
+            dtype=f"{column.dtype} tensor [{sizes}]" if sizes else f"{column.dtype}, bytes",
+            count=self.count,
+            missing=self.missing,
+            distinct=None,
+            numbers=None if is_bytes else numbers,
+            lengths=lengths if is_bytes else None,
+            top=(),
+        )

@@ -1,0 +1,56 @@
+"""A split of a user's dataset, as training reads it; see `stoker.data.feed.pipeline.Feed`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.data.feed.calls import Calls
+from stoker.data.feed.options import DatasetOptions, tuned
+from stoker.data.feed.pipeline import Feed
+from stoker.data.own.elements import parts_of
+from stoker.data.own.opening import OwnDataset
+
+
+class OwnFeed:
+    """The user's batches, in the user's order."""
+
+    whole_calls = False
+    keeps_features = False
+
+    def __init__(self, dataset: OwnDataset, split: str) -> None:
+        """Stand for a split that has been counted."""
+        self._dataset = dataset.datasets[split]
+        self._count = dataset.counts[split]
+        self.rows = self._count.rows
+
+    def steps(self, batch_size: int) -> int:  # noqa: ARG002 - as Feed has it
+        """Steps of an epoch: the user's batches, whatever `batch_size` says."""
+        return self._count.batches
+
+    @contextmanager
+    def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002
+        """Pass after pass, without an end; what is shuffled is the user's to say."""
+        yield _faster(self._dataset.repeat())
+
+    @contextmanager
+    def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002
+        """One pass; batches are the user's."""
+        yield _faster(self._dataset)
+
+    def load(self, element: Any) -> Any:
+        """An element as ({name: feature}, label) or ({name: feature}, label, weight)."""
+        return parts_of(element)
+
+
+AnyFeed = Feed | OwnFeed
+"""What the loop reads."""
+
+
+def _faster(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
+    # What the user gave up on purpose is not taken back: their order may be loose.
+    ordered = dataset.options().deterministic is not False
+    return tuned(dataset, DatasetOptions(deterministic=ordered))
