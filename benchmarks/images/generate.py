@@ -10,6 +10,8 @@ import cv2
 import numpy as np
 import simplejpeg
 
+PHOTOGRAPHS_OF_A_SCENE = 20
+
 CLASSES = 4
 """Sub-folders, so that the folder is an image source."""
 
@@ -34,19 +36,25 @@ KINDS = (
 """About 100 KB and 700 KB an image."""
 
 
-def photograph(rng: np.random.Generator, kind: Kind) -> np.ndarray:
-    """Filtered noise with the spectrum of a photograph (amplitude about 1/f), and a sensor's noise."""
-    height, width = kind.height, kind.width
+def scene(rng: np.random.Generator, kind: Kind) -> np.ndarray:
+    """Filtered noise with the spectrum of a photograph (amplitude about 1/f), larger than an image."""
+    height, width = 2 * kind.height, 2 * kind.width
     field = np.zeros((height, width, 3), np.float32)
     for octave in range(1, 9):
         size = 2**octave
-        coarse = rng.standard_normal((height // size + 2, width // size + 2, 3)).astype(np.float32)
-        field += cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC) * size**0.9
+        coarse = rng.standard_normal((height // size + 2, width // size + 2, 3), np.float32)
+        field += cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR) * size**0.9
     grey = field.mean(axis=2, keepdims=True)
     field = grey + 0.35 * (field - grey)  # colours vary less than brightness
-    field = (field - field.mean()) / field.std() * 48 + 120
-    field += rng.standard_normal((height, width, 1)).astype(np.float32) * kind.noise
-    return np.clip(field, 0, 255).astype(np.uint8)
+    return (field - field.mean()) / field.std() * 48 + 120
+
+
+def photograph(rng: np.random.Generator, whole: np.ndarray, kind: Kind) -> np.ndarray:
+    """A part of a scene, and a sensor's noise."""
+    top, left = rng.integers(kind.height), rng.integers(kind.width)
+    part = whole[top : top + kind.height, left : left + kind.width]
+    noise = rng.standard_normal((kind.height, kind.width, 1), np.float32) * kind.noise
+    return np.clip(part + noise, 0, 255).astype(np.uint8)
 
 
 def generate(root: Path, kind: Kind) -> Path:
@@ -56,7 +64,10 @@ def generate(root: Path, kind: Kind) -> Path:
     if done.is_file():
         return folder / "photos"
     for number in range(kind.images):
-        pixels = photograph(np.random.default_rng([number, kind.width]), kind)
+        rng = np.random.default_rng([number, kind.width])
+        if number % PHOTOGRAPHS_OF_A_SCENE == 0:
+            whole = scene(rng, kind)
+        pixels = photograph(rng, whole, kind)
         path = folder / "photos" / f"class{number % CLASSES}" / f"{number:05d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(

@@ -21,7 +21,13 @@ from stoker.core.files import hash_folder, read_json, write_json
 from stoker.core.fingerprint import library_versions
 from stoker.core.user_code import first_line, load_function
 from stoker.data.dataset import Dataset, load_dataset
-from stoker.data.ingest import REACH_KEYS, ingest, source_fingerprint
+from stoker.data.ingest import (
+    REACH_KEYS,
+    IngestConfig,
+    ServiceConfig,
+    ingest,
+    source_fingerprint,
+)
 from stoker.evaluate.evaluation import evaluation_to_json
 from stoker.export.repository import Repository
 
@@ -266,6 +272,8 @@ def _train(context: Context, folder: Path) -> Done:
             checkpoints=folder / "checkpoints",
             writer=writer,
             on_progress=tell,
+            service=_service(experiment),
+            work_dir=folder.parent / "cache",
         )
     except tf.errors.OpError as error:
         raise ConfigError(
@@ -421,6 +429,19 @@ def _push(context: Context, folder: Path) -> Done:
     facts = {"version": pushed.version, "path": str(pushed.path), "already": pushed.already}
     write_json(folder / "push.json", facts)
     return Done(result=facts)
+
+
+def _service(experiment: Experiment) -> ServiceConfig | None:
+    """Who makes the training batches, None where this process does."""
+    if not isinstance(experiment.data, IngestConfig) or experiment.data.service is None:
+        return None
+    if experiment.train.deterministic:
+        raise ConfigError(
+            "train.deterministic needs the local feed: a tf.data service promises no order",
+            got=Plain("both train.deterministic and data.service"),
+            fix="Leave one of them out.",
+        )
+    return experiment.data.service
 
 
 def _raw_label(context: Context, dataset: Dataset) -> str | None:

@@ -132,5 +132,8 @@ _HEADINGS = ("Graph execution error:", "Detected at node", "File ", "Exception e
 def first_line(error: BaseException) -> str:
     """The line of an error that says why, without TensorFlow's heading and traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0] == "in user code:":
+        # AutoGraph tells the way there first.
+        return lines[-1]
     said = [line for line in lines if not line.startswith(_HEADINGS)]
     return (said or lines or ["no message"])[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,13 @@ from stoker.data.feed.image_feed import ImageFeed, Reference
 from stoker.data.feed.image_rows import ImageRows
 from stoker.data.feed.images import ImageSplit
 from stoker.data.feed.pipeline import Feed, Raw, RawRows, as_it_is
+from stoker.data.feed.service.reading import ServiceFeed
+from stoker.data.feed.service.records import copied
 from stoker.data.feed.table_rows import TableRows
 from stoker.data.own.features import AnyTransform, OwnFeatures
 from stoker.data.own.feed import AnyFeed, OwnFeed
 from stoker.data.own.opening import AnyDataset, OwnDataset
+from stoker.data.sources.config import ServiceConfig
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,7 +44,9 @@ def open_feeds(
     augment: AugmentConfig | None,
     seed: int,
     memory_bytes: int,
-) -> tuple[AnyFeed, AnyFeed]:
+    service: ServiceConfig | None = None,
+    work_dir: Path | None = None,
+) -> tuple[AnyFeed | ServiceFeed, AnyFeed]:
     """The feeds of the training and the eval split.
 
     Args:
@@ -49,10 +55,12 @@ def open_feeds(
         augment: What is done to training images.
         seed: Seed of the augmentation.
         memory_bytes: What this machine has; a part of it may hold transformed features.
+        service: A tf.data service whose workers make the training batches.
+        work_dir: Where the copy of the training split goes that those workers read.
 
     Raises:
         ConfigError: there is augmentation, and no image that the model sees; or the label is made
-            of an image.
+            of an image; or the service is not there, or cannot do what is asked.
         DataError: a shard is missing, cut or damaged.
     """
     if isinstance(dataset, OwnDataset):
@@ -77,12 +85,20 @@ def open_feeds(
             dataset, split, columns=transform.columns, training=training, evaluation=evaluation
         )
 
-    share = int(memory_bytes * KEPT_SHARE)
-    train, held_out = (
-        Feed(rows(split), prepare=prepare, finish=finish, memory_bytes=share)
-        for split in ("train", "eval")
-    )
-    return train, held_out
+    def local(split: str) -> Feed:
+        share = int(memory_bytes * KEPT_SHARE)
+        return Feed(rows(split), prepare=prepare, finish=finish, memory_bytes=share)
+
+    if service is None or work_dir is None:
+        return local("train"), local("eval")
+    if augment is not None:
+        raise ConfigError(
+            "train.augment needs the local feed: data.service runs TensorFlow's own operations",
+            got=Plain("both train.augment and data.service"),
+            fix="Leave one of them out.",
+        )
+    copy = copied(dataset, "train", work_dir / "records", columns=transform.columns)
+    return ServiceFeed(copy, _of_table(transform), service=service), local("eval")
 
 
 def _check(transform: Transform, images: list[Column], augment: AugmentConfig | None) -> None:

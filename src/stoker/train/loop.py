@@ -15,9 +15,11 @@ from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.user_code import call
 from stoker.data.feed.calls import Calls
+from stoker.data.feed.service.reading import ServiceFeed
 from stoker.data.own.features import AnyTransform
 from stoker.data.own.feed import AnyFeed
 from stoker.data.own.opening import AnyDataset
+from stoker.data.sources.config import ServiceConfig
 from stoker.telemetry import catalogue
 from stoker.telemetry.writers import MetricWriter
 from stoker.train.busy import BusyReport, measure_ceiling
@@ -42,7 +44,7 @@ LAST = "last"
 """Name of the checkpoint of the last epoch."""
 
 
-Fed = tuple[AnyFeed, "tf.data.Dataset[Any]"]
+Fed = tuple[AnyFeed | ServiceFeed, "tf.data.Dataset[Any]"]
 """A feed, and what it reads."""
 
 EVAL_BATCHES = 4
@@ -119,6 +121,8 @@ def fit(
     checkpoints: Path,
     writer: MetricWriter,
     on_progress: Callable[[Progress], None],
+    service: ServiceConfig | None = None,
+    work_dir: Path | None = None,
 ) -> TrainResult:
     """Train, validate after each epoch, keep the best and the last state.
 
@@ -132,6 +136,8 @@ def fit(
         checkpoints: Folder for the checkpoints `best` and `last`.
         writer: Takes the metrics of each interval.
         on_progress: Told after every call.
+        service: A tf.data service whose workers make the training batches.
+        work_dir: Where the copy of the training split goes that those workers read.
 
     Raises:
         UserError: the loss is NaN or infinite (the step is named), or the monitored metric is not
@@ -143,6 +149,8 @@ def fit(
         augment=config.augment,
         seed=config.seed,
         memory_bytes=memory_bytes,
+        service=service,
+        work_dir=work_dir,
     )
     per_epoch = feed.steps(resolved.batch_size)
     calls = Calls(

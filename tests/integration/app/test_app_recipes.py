@@ -20,6 +20,7 @@ from stoker.core.user_code import load_function
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset, load_dataset
 from stoker.data.features.transform import Transform, load_transform
+from stoker.data.feed.pipeline import Feed
 from stoker.export.callpath import load_model
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
@@ -164,6 +165,8 @@ def fed_features(trained: Trained, *, rows: int) -> dict[str, Any]:
         )[0]
         for memory_bytes in (1 << 36, 0)
     )
+    assert isinstance(kept, Feed)
+    assert isinstance(streamed, Feed)
     assert kept.keeps_features
     assert not streamed.keeps_features
     with kept.in_order(batch_size=rows) as some, streamed.in_order(batch_size=rows) as others:

@@ -24,6 +24,7 @@ from stoker.core.errors import ConfigError, UserError
 from stoker.data.columns import Column, to_numpy
 from stoker.data.dataset import load_dataset
 from stoker.data.features.transform import Transform, load_transform
+from stoker.data.feed.pipeline import Feed
 from stoker.export.callpath import load_model
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
@@ -164,6 +165,7 @@ def test_the_training_feed_and_the_transform_give_the_same_features(
     feed, _ = open_feeds(
         trained.dataset, trained.transform, augment=None, seed=0, memory_bytes=memory_bytes
     )
+    assert isinstance(feed, Feed)
     assert feed.keeps_features == (memory_bytes > 0)
 
     with feed.in_order(batch_size=feed.rows) as batches:

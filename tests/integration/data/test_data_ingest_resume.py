@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,10 +48,11 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def kill_once(source: Path, out: Path, when: Callable[[], bool]) -> None:
+def kill_once(source: Path, out: Path, *, after: int) -> None:
+    """Kill an ingest when more than so many shards are there, whole or not."""
     process = subprocess.Popen([sys.executable, "-c", INGEST, str(source), str(out)])
     deadline_s = time.monotonic() + 60
-    while process.poll() is None and not when():
+    while process.poll() is None and len(list(out.glob("train/*.parquet"))) <= after:
         assert time.monotonic() < deadline_s, "the ingest neither ends nor gets that far"
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
@@ -65,7 +65,7 @@ def test_an_ingest_killed_again_and_again_ends_as_if_nothing_had_happened(
     undisturbed = ingest(config(source), tmp_path / "undisturbed")
     out = tmp_path / "killed"
     for wanted in (1, 4, 9):
-        kill_once(source, out, lambda: len(list(out.glob("train/*.parquet"))) > wanted)
+        kill_once(source, out, after=wanted)
     kept = {p: p.stat().st_mtime_ns for p in out.glob("*/*.parquet")}
 
     dataset = ingest(config(source), out)
@@ -78,7 +78,7 @@ def test_an_ingest_killed_again_and_again_ends_as_if_nothing_had_happened(
 
 def test_a_shard_damaged_since_the_kill_is_not_gone_on_from(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    kill_once(source, out, lambda: len(list(out.glob("train/*.parquet"))) > 4)
+    kill_once(source, out, after=4)
     shard = out / "train" / "shard-00000.parquet"
     raw = bytearray(shard.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -94,7 +94,7 @@ def test_what_was_done_with_another_source_is_not_gone_on_from(
     source: Path, tmp_path: Path
 ) -> None:
     out, other = tmp_path / "out", tmp_path / "other.parquet"
-    kill_once(source, out, lambda: len(list(out.glob("train/*.parquet"))) > 4)
+    kill_once(source, out, after=4)
     pq.write_table(pq.read_table(source).slice(1000), other)
 
     dataset = ingest(config(other), out)

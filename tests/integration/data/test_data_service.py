@@ -26,6 +26,8 @@ import pytest
 import tensorflow as tf
 
 import stoker.transform as tft
+from stoker.app.chain import run_chain
+from stoker.app.experiment import load_experiment
 from stoker.core.errors import ConfigError, DataError
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
@@ -412,3 +414,62 @@ def test_a_file_that_changes_between_epochs_is_named(
 def test_an_address_that_is_none_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError, match="named by host:port"):
         ServiceConfig(address=wrong)
+
+
+RECIPES = Path(__file__).resolve().parents[3] / "recipes"
+
+
+class Heard:
+    """A listener that keeps nothing."""
+
+    def say(self, line: str) -> None: ...
+
+    def stage_began(self, stage: str) -> None: ...
+
+    def progress(self, line: str, share: float | None) -> None: ...
+
+    def stage_ended(self, outcome: object) -> None: ...
+
+
+def test_a_run_trains_on_what_the_workers_make(
+    service: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    experiment = load_experiment(
+        RECIPES / "cancer",
+        overrides=[
+            f"runs={tmp_path}/runs",
+            f"models={tmp_path}/models",
+            f"data.service.address={service.config.address}",
+            "data.service.workers=2",
+            "train.epochs=12",
+        ],
+    )
+
+    result = run_chain(experiment, Heard())
+
+    assert "promises no order and no resume" in caplog.text
+    rows = result.result("ingest")["rows"]["train"]
+    batch_size = result.result("train")["resolved"]["batch_size"]
+    assert result.result("train")["steps"] == 12 * -(-rows // batch_size)
+    assert result.result("evaluate")["metrics"]["auc"] > 0.97
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [("train.deterministic=true", "train.deterministic"), ("train.augment.flip=0.5", "augment")],
+)
+def test_what_a_service_cannot_do_is_refused(
+    service: Running, tmp_path: Path, setting: str, named: str
+) -> None:
+    experiment = load_experiment(
+        RECIPES / "cancer",
+        overrides=[
+            f"runs={tmp_path}/runs",
+            f"models={tmp_path}/models",
+            f"data.service.address={service.config.address}",
+            setting,
+        ],
+    )
+
+    with pytest.raises(ConfigError, match=named):
+        run_chain(experiment, Heard(), until="train")

@@ -153,6 +153,18 @@ def test_a_run_that_goes_on_reads_what_the_first_would_have_read(cut_table: CutT
             assert_equal(found, wanted)
 
 
+def test_any_stretch_of_the_order_can_be_asked_for_without_reading(cut_table: CutTable) -> None:
+    dataset = cut_table(rows_of_every_kind(640), COLUMNS, [[10] * 40, [8] * 30])
+    stream = TableStream(dataset, "train", columns=COLUMNS, window_bytes=1)
+    read = [
+        row
+        for batch in batches_of(stream.shuffled(batch_size=9, seed=2, epochs=range(4, 5)))
+        for row in batch["row"]
+    ]
+    for first, last in [(0, 640), (0, 1), (150, 170), (300, 640), (639, 640), (5, 5)]:
+        assert stream.rows_at(4, first, last, seed=2).tolist() == read[first:last]
+
+
 def test_rows_in_order_are_those_of_the_split(cut_table: CutTable) -> None:
     table = rows_of_every_kind(500)
     stream = TableStream(cut_table(table, COLUMNS, [[13] * 30, [110]]), "train", columns=COLUMNS)

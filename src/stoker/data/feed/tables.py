@@ -28,7 +28,7 @@ from stoker.data.feed.groups import (
 from stoker.data.feed.table_columns import Values, no_rows, window_column
 from stoker.data.feed.table_shards import THREADS, TableShards
 
-WINDOW_BYTES = 256 << 20
+WINDOW_BYTES = 128 << 20
 """Memory of a window: a run starts, and goes on, when its first one is decoded, in under 1 s. Three
 are held at once: the one being served, the next, and what batches on their way still share."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, DataError, Plain
+from stoker.data.feed.calls import Calls
 from stoker.data.feed.order import shuffled_indices
 from stoker.data.feed.service.records import RecordCopy, parse
 from stoker.data.feed.service.sendable import require_sendable
@@ -69,6 +71,9 @@ class ServiceFeed:
     keeps_features = False
     """As `Feed.keeps_features`: an element is a batch and no row numbers."""
 
+    whole_calls = False
+    """As `Feed.whole_calls`: an element holds the rows of a step."""
+
     def __init__(
         self,
         copy: RecordCopy,
@@ -90,7 +95,7 @@ class ServiceFeed:
         self._copy, self._transform, self._service = copy, transform, service
         require_sendable(self._pipeline(batch_size=1, seed=0, epoch=0))
         _reached(service)
-        _LOG.info(NO_PROMISE)
+        _LOG.warning(NO_PROMISE)
 
     def epochs(self, first: int, last: int, *, batch_size: int, seed: int) -> tf.data.Dataset[Any]:
         """The epochs [first, last), one after the other.
@@ -126,6 +131,24 @@ class ServiceFeed:
 
         listed = tf.data.Dataset.from_tensor_slices([identities[order] for order in orders])
         return listed.flat_map(one_epoch).prefetch(PREFETCHED)
+
+    def steps(self, batch_size: int) -> int:
+        """Steps of an epoch."""
+        return -(-self.rows // batch_size)
+
+    @contextmanager
+    def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
+        """As many batches as the calls have steps: those of a killed worker are made up for.
+
+        Where a worker was killed the next epoch begins earlier, and at the very end one more is
+        begun.
+        """
+        epochs = calls.epochs
+        steps = len(epochs) * self.steps(calls.batch_size)
+        batches = self.epochs(
+            epochs.start, epochs.stop + 1, batch_size=calls.batch_size, seed=calls.seed
+        )
+        yield batches.take(steps)
 
     def load(self, element: Any) -> Any:
         """An element is a batch already."""

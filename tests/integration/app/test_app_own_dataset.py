@@ -1,0 +1,409 @@
+"""`data: model:dataset`: a dataset of the user's own, from element_spec to a served answer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.app.chain import ChainResult, StageOutcome, run_chain
+from stoker.app.cli.main import invoke
+from stoker.app.experiment import Experiment, load_experiment
+from stoker.app.proof import prove_run
+from stoker.app.run_folder import Run
+from stoker.core.errors import CheckFailed, ConfigError
+from stoker.data.features.statistics import load_statistics
+from stoker.data.ingest import IngestConfig
+from stoker.export.callpath import load_model
+
+ALL = ["ingest", "analyze", "transform", "train", "export", "evaluate", "push"]
+
+STOKER_YAML = """\
+name: mine
+data: model:dataset
+model: model:build
+train: {epochs: 3, deterministic: true}
+evaluate: {metrics: [auc, accuracy], slices: [city], gates: {auc: {min: 0.8}}}
+"""
+
+MODEL_PY = """\
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+UNITS = 8
+ROWS = {"train": 480, "eval": 150}
+
+
+def dataset(split):
+    rng = np.random.default_rng(len(split))
+    rows = ROWS[split]
+    numbers = rng.normal(size=(rows, 4)).astype(np.float32)
+    city = rng.integers(0, 3, rows).astype(np.int32)
+    label = (numbers[:, 0] + (city == 1) > 0.3).astype(np.int64)
+    made = tf.data.Dataset.from_tensor_slices(({"numbers": numbers, "city": city}, label))
+    if split == "train":
+        made = made.shuffle(rows, seed=1)
+    return made.batch(32)
+
+
+def build(features):
+    city = layers.Flatten()(layers.Embedding(3, 2)(keras.ops.expand_dims(features["city"], -1)))
+    x = layers.Concatenate()([features["numbers"], city])
+    x = layers.Dense(UNITS, activation="relu")(x)
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
+    return model
+"""
+
+
+@dataclass
+class Own:
+    """An experiment's folder, and what can be done with it."""
+
+    path: Path
+    worked: list[str] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        """Nothing is looked at."""
+
+    def stage_began(self, stage: str) -> None:
+        """Nothing is looked at."""
+
+    def progress(self, line: str, share: float | None) -> None:
+        assert share is None or 0 <= share <= 1
+
+    def stage_ended(self, outcome: StageOutcome) -> None:
+        if not outcome.skipped:
+            self.worked.append(outcome.stage)
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        text = (self.path / name).read_text()
+        assert old in text
+        (self.path / name).write_text(text.replace(old, new))
+
+    def run(self, *, until: str = "push", again: bool = False) -> ChainResult:
+        self.worked.clear()
+        return run_chain(load_experiment(self.path), self, until=until, again=again)
+
+
+def write(path: Path, *, model: str = MODEL_PY, settings: str = STOKER_YAML) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "stoker.yaml").write_text(settings)
+    (path / "model.py").write_text(model)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished_own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write(tmp_path_factory.mktemp("own") / "mine")
+    assert invoke(["push", str(path)], debug=False) == 0
+    return path
+
+
+@pytest.fixture
+def own(finished_own: Path, tmp_path: Path) -> Own:
+    shutil.copytree(finished_own, tmp_path / "mine")
+    return Own(tmp_path / "mine")
+
+
+def stage_facts(folder: Path, stage: str) -> dict[str, Any]:
+    (run,) = folder.glob("runs/*/*/stages")
+    record = Run(run.parent).record(stage)
+    assert record is not None
+    return record.result
+
+
+def test_nothing_is_ingested_and_what_the_dataset_is_is_recorded(finished_own: Path) -> None:
+    (data,) = finished_own.glob("runs/mine/*/data")
+    assert [path.name for path in data.iterdir()] == ["dataset.json"]
+    described = json.loads((data / "dataset.json").read_text())
+    assert described["features"] == [
+        {"name": "numbers", "dtype": "float32", "shape": [4]},
+        {"name": "city", "dtype": "int32", "shape": []},
+    ]
+    assert described["label"] == {"name": "label", "dtype": "int64", "shape": []}
+
+
+def test_the_analysis_counts_and_measures_every_record(finished_own: Path) -> None:
+    counts = stage_facts(finished_own, "analyze")["counts"]
+    assert counts["train"] == {"batches": 15, "rows": 480, "batch_size": 32}
+    assert counts["eval"] == {"batches": 5, "rows": 150, "batch_size": 32}
+    (path,) = finished_own.glob("runs/mine/*/analysis/statistics.json")
+    city = load_statistics(path).column("eval", "city")
+    assert city.count == 150
+    assert sorted(top.value for top in city.top) == ["0", "1", "2"]
+    assert sum(top.count for top in city.top) == 150
+
+
+def test_training_reads_the_batches_as_they_are(finished_own: Path) -> None:
+    facts = stage_facts(finished_own, "train")
+    assert facts["steps"] == 3 * 15
+    assert facts["resolved"]["batch_size"] == 32
+
+
+def test_the_signature_is_the_element_spec_without_the_label(finished_own: Path) -> None:
+    loaded = load_model(finished_own / "models" / "mine" / "1")
+    inputs = loaded.signatures["serving_default"].inputs
+    loaded.close()
+    assert {name: (spec.dtype, spec.shape) for name, spec in inputs.items()} == {
+        "numbers": ("float32", (None, 4)),
+        "city": ("int32", (None,)),
+    }
+
+
+def test_evaluation_slices_by_a_feature(finished_own: Path) -> None:
+    (path,) = finished_own.glob("runs/mine/*/evaluation/evaluation.json")
+    written = json.loads(path.read_text())
+    assert written["rows"] == 150
+    assert {part["value"] for part in written["slices"]} == {"0", "1", "2"}
+    assert written["metrics"]["auc"] > 0.9
+
+
+def test_a_served_model_answers_over_both_protocols(own: Own) -> None:
+    result = own.run()
+    proof = prove_run(load_experiment(own.path), result)
+    assert proof.version == 1
+    assert len(proof.answers) == 5
+    assert set(proof.rest_row) == {"numbers", "city"}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "worked"),
+    [
+        ("model.py", "UNITS = 8", "UNITS = 8  # eight", []),
+        ("model.py", "> 0.3", "> 0.4", ALL),
+        ("model.py", "UNITS = 8", "UNITS = 9", ["train", "export", "evaluate", "push"]),
+        ("stoker.yaml", "min: 0.8", "min: 0.79", ["evaluate"]),
+    ],
+)
+def test_a_change_runs_what_depends_on_it(
+    own: Own, file: str, old: str, new: str, worked: list[str]
+) -> None:
+    own.edit(file, old, new)
+    own.run()
+    assert own.worked == worked
+
+
+def test_data_from_outside_is_seen_when_it_is_analyzed_again(tmp_path: Path) -> None:
+    outside = tmp_path / "scale.npy"
+    np.save(outside, np.float32(1.0))
+    model = MODEL_PY.replace("def dataset(split):", "def dataset(split, path):").replace(
+        "made.batch(32)",
+        'made.batch(32).map(lambda x, y: ({**x, "numbers": x["numbers"] * '
+        "float(np.load(path))}, y))",
+    )
+    settings = STOKER_YAML.replace(
+        "data: model:dataset", f"data: {{dataset: 'model:dataset', options: {{path: {outside}}}}}"
+    )
+    own = Own(write(tmp_path / "mine", model=model, settings=settings))
+    own.run(until="transform")
+    np.save(outside, np.float32(2.0))
+    own.run(until="transform")
+    assert own.worked == []
+    own.run(until="analyze", again=True)
+    assert own.worked == ["analyze"]
+    own.run(until="transform")
+    assert own.worked == ["transform"]
+
+
+def test_a_gate_that_says_no_pushes_nothing(own: Own) -> None:
+    own.edit("stoker.yaml", "min: 0.8", "min: 1.1")
+    with pytest.raises(CheckFailed, match=r"evaluate\.gates\.auc\.min"):
+        own.run()
+
+
+IMAGES_PY = """\
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+
+def dataset(*, rows):
+    return {"train": images(rows, 0), "eval": images(rows // 4, 1)}
+
+
+def images(rows, seed):
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 3, rows)
+    pixels = rng.integers(0, 40, (rows, 6, 5, 1))
+    pixels[np.arange(rows), 2 * label] += 150
+    # Half of the labels are wrong, and weigh nothing.
+    wrong = np.arange(rows) % 2 == 1
+    told = np.where(wrong, (label + 1) % 3, label) if seed == 0 else label
+
+    def generate():
+        place = 0
+        for size in [7, 20, 5] * rows:
+            part = slice(place, place + size)
+            if place >= rows:
+                return
+            yield pixels[part], np.eye(3)[told[part]], np.where(wrong, 0.0, 1.0)[part]
+            place += size
+
+    spec = (
+        tf.TensorSpec([None, 6, 5, 1], tf.uint8),
+        tf.TensorSpec([None, 3], tf.float32),
+        tf.TensorSpec([None], tf.float32),
+    )
+    return tf.data.Dataset.from_generator(generate, output_signature=spec)
+
+
+def build(features):
+    (pixels,) = features.values()
+    x = layers.Flatten()(layers.Rescaling(1 / 255)(pixels))
+    model = keras.Model(features, layers.Dense(3, activation="softmax")(x))
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.05),
+        loss="categorical_crossentropy",
+        weighted_metrics=["accuracy"],
+    )
+    return model
+"""
+
+IMAGES_YAML = """\
+name: pictures
+data: {dataset: "model:dataset", options: {rows: 320}}
+model: model:build
+train: {epochs: 8, monitor: val_accuracy}
+evaluate: {metrics: [accuracy], gates: {accuracy: {min: 0.95}}}
+"""
+
+
+def test_weighted_images_of_a_generator_with_batches_of_any_size_are_served(tmp_path: Path) -> None:
+    own = Own(write(tmp_path / "mine", model=IMAGES_PY, settings=IMAGES_YAML))
+
+    result = own.run()
+
+    # Learned from the half that weighs something: the gate holds it.
+    assert result.result("evaluate")["rows"] == 80
+    assert result.result("analyze")["counts"]["train"]["batches"] == 30
+    assert result.result("train")["steps"] == 8 * 30
+    assert result.result("train")["metrics"]["accuracy"] > 0.9
+    # An Example has no uint8.
+    assert result.result("export")["signatures"] == ["serving_default"]
+    pixels = load_statistics(result.output("analyze") / "statistics.json").column("train", "inputs")
+    assert pixels.dtype == "uint8 tensor [6, 5, 1]"
+    assert pixels.numbers is not None
+    assert (pixels.count, pixels.numbers.max) == (320 * 30, 189.0)
+    proof = prove_run(load_experiment(own.path), result)
+    assert len(proof.answers) == 5
+    assert all(answer.rest.split()[0] == answer.truth for answer in proof.answers)
+
+
+def refused(path: Path, capfd: pytest.CaptureFixture[str], verb: str = "transform") -> str:
+    capfd.readouterr()
+    assert invoke([verb, str(path)], debug=False) == 2
+    error = capfd.readouterr().err
+    assert "Traceback" not in error
+    return error.splitlines()[-1]
+
+
+PLAIN = "return made.batch(32)"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (PLAIN, PLAIN + ".map(lambda x, y: x)", "must give (features, label) or"),
+        (PLAIN, PLAIN + ".map(lambda x, y: (x, y, y, y))", "Received: 4 parts"),
+        (PLAIN, "return made", "must give batches"),
+        (PLAIN, PLAIN + ".map(lambda x, y: (x, tf.as_string(y)))", "a label of numbers"),
+        (PLAIN, PLAIN + ".map(lambda x, y: ({'a': x}, y))", "a flat dict of tensors"),
+        (PLAIN, PLAIN + ".map(lambda x, y: ((x['city'], x['city']), y))", "a flat dict of tensors"),
+        (
+            PLAIN,
+            PLAIN + ".map(lambda x, y: (tf.RaggedTensor.from_tensor(x['numbers']), y))",
+            "Received: a ragged tensor. Use to_tensor()",
+        ),
+        (
+            PLAIN,
+            PLAIN + ".map(lambda x, y: (tf.sparse.from_dense(x['numbers']), y))",
+            "Received: a sparse tensor. Use to_tensor() or tf.sparse.to_dense",
+        ),
+        (
+            PLAIN,
+            PLAIN + ".map(lambda x, y: (tf.numpy_function(lambda a: a, [x['city']], tf.int32), y))",
+            "must know how many dimensions 'inputs' has",
+        ),
+        (PLAIN, PLAIN + ".map(lambda x, y: (tf.complex(x['numbers'], 1.0), y))", "complex64"),
+        (PLAIN, PLAIN + ".map(lambda x, y: (x, y, x['numbers']))", "one float a record"),
+        (PLAIN, PLAIN + ".map(lambda x, y: (x, y[:3]))", "batch 1 of 'train'"),
+        (PLAIN, PLAIN + ".repeat()", "must end, so that an epoch is a pass"),
+        (PLAIN, PLAIN + ".take(len(split) - 4)", "split 'eval', must hold at least one record"),
+        (
+            PLAIN,
+            PLAIN + ".filter(lambda x, y: split == 'train')",
+            "split 'eval', must hold at least one record",
+        ),
+        (
+            PLAIN,
+            PLAIN + ".map(lambda x, y: ({**x, split: y}, y))",
+            "'train': int64 [] in train, not there in eval",
+        ),
+        (
+            PLAIN,
+            PLAIN + ".map(lambda x, y: (x, tf.ensure_shape(y, [31])))",
+            "must give every batch of 'train'",
+        ),
+        (
+            PLAIN,
+            PLAIN + ".map(lambda x, y: (x, y + tf.constant('a')))",
+            "must not fail (model.py, line 19). Received: ValueError: Tensor conversion",
+        ),
+        (PLAIN, "return list(made)", "a tf.data.Dataset for the split 'train'. Received: list"),
+        ("rows = ROWS[split]", "rows = ROWS[split + 's']", "must not fail (model.py, line 12)"),
+        ("def dataset(split):", "def dataset(split='train'):\n    return\n", "Received: NoneType"),
+        (
+            "def dataset(split):",
+            "def dataset():\n    split = 'eval'",
+            "without a parameter `split`",
+        ),
+    ],
+)
+def test_what_no_chain_can_use_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    assert old in MODEL_PY
+    path = write(tmp_path / "mine", model=MODEL_PY.replace(old, new))
+    assert said in refused(path, capfd)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("model:dataset", "data.csv", "Write `data: {source: data.csv}` for files"),
+        ("model:dataset", "model:datasett", "Did you mean 'dataset'?"),
+        ("model:dataset", "{dataset: data}", "data.dataset must be MODULE:FUNCTION"),
+        ("model:dataset", "{dataset: 'model:dataset', optoins: {}}", "Did you mean 'options'?"),
+        ("model:dataset", "{dataset: 'model:dataset', options: {a: 2026-01-01}}", "as a text"),
+        ("model:dataset", "{dataset: 'model:dataset', options: {a: 1}}", "unexpected keyword"),
+        ("name: mine", "name: mine\nlabel: label", "label must be left out"),
+        ("name: mine", "name: mine\npreprocessing: model:f", "preprocessing must be left out"),
+        ("name: mine", "name: mine\nlabel_only: [city]", "label_only must be left out"),
+        ("epochs: 3", "epochs: 3, batch_size: 8", "train.batch_size must be left out"),
+        ("epochs: 3", "epochs: 3, augment: {}", "train.augment must be left out"),
+        ("slices: [city]", "slices: [numbers]", "vectors of length 4"),
+        ("slices: [city]", "slices: [town]", "town"),
+    ],
+)
+def test_settings_that_do_not_go_with_it_are_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    path = write(tmp_path / "mine", settings=STOKER_YAML.replace(old, new))
+    assert said in refused(path, capfd)
+
+
+def test_the_python_api_takes_the_same_word(tmp_path: Path) -> None:
+    write(tmp_path)
+    made = Experiment(name="mine", data="model:dataset", model="model:build", folder=tmp_path)
+    assert made.data == load_experiment(tmp_path).data
+    with pytest.raises(ConfigError, match="label must be given"):
+        Experiment(name="mine", data=IngestConfig(source="a.csv"), model="model:build")
