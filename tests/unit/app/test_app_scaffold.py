@@ -485,3 +485,13 @@ def test_the_files_for_a_table_with_images_show_the_model_the_image_alone(tmp_pa
     assert made.label == "grade"
     assert [feature.name for feature in transform.features] == ["photo"]
     assert model.output_shape == (None, 3)
+
+
+def test_an_experiment_is_never_written_into_its_own_data(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.csv").write_text("n,y\n" + "".join(f"{n},{n % 2}\n" for n in range(40)))
+
+    with pytest.raises(UserError, match="must not lie in its own data"):
+        write_experiment(data, data)
+    assert [path.name for path in data.iterdir()] == ["a.csv"]

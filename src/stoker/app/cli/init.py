@@ -28,6 +28,8 @@ def init(
     from stoker.app.scaffold import default_name, write_experiment
 
     target = folder or Path(name or default_name(source))
+    if folder is None and target.is_dir() and target.resolve() == Path(source).resolve():
+        target = Path(f"{target}-experiment")
     made = write_experiment(target, source, label=label, name=name)
     for path in made.files:
         typer.echo(f"wrote {path}")

@@ -86,6 +86,7 @@ def write_experiment(
     """
     files = (folder / "stoker.yaml", folder / "model.py")
     _require_free(folder, files)
+    _require_outside(folder, source)
     config = reading_of(_located(source))
     seen = describe_source(config)
     if not seen.rows:
@@ -124,6 +125,17 @@ def _require_free(folder: Path, files: tuple[Path, ...]) -> None:
                 got=str(path),
                 fix="Name another folder, or move the file away.",
             )
+
+
+def _require_outside(folder: Path, source: Path | str) -> None:
+    located = _located(source)
+    data = Path(located).resolve()
+    if not is_uri(located) and data.is_dir() and folder.resolve().is_relative_to(data):
+        raise UserError(
+            f"the experiment must not lie in its own data, {source}: its files would be read as data",
+            got=str(folder),
+            fix="Name another folder after the source, e.g. `experiment`.",
+        )
 
 
 def _folder_label(seen: SourceDescription, wanted: str | None) -> Label:

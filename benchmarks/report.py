@@ -1,0 +1,114 @@
+"""The results of every benchmark as docs/benchmarks.md, with a plot of each.
+
+python benchmarks/report.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+Figure = dict[str, Any]
+
+TITLES = {
+    "data-images": ("Images", "make bench-images"),
+    "data-tables": ("Tables", "make bench-tables"),
+    "data-ingest": ("Ingest", "make bench-ingest"),
+    "data-service": ("tf.data service", "make bench-service"),
+}
+"""Result -> its heading, and the command that makes it; in the order of the page."""
+
+INTRODUCTION = """# Benchmarks
+
+Every figure here was written by the command beside it; `make bench-data` runs them all. Contestants run in turn, each time in a
+fresh process, and a ratio is the median over rounds of what stood side by side: the machines are small
+(2 cores) and noisy. `x` is how many times the peer's CPU time a sample ours is the smaller; above 1 we are ahead.
+"""
+
+ROW_PX, LABEL_PX, BAR_PX, FONT_PX = 22, 430, 300, 12
+
+
+def plot(figures: Sequence[Figure]) -> str:
+    """Bars of ratios on a logarithmic scale, a mark at 1 and at each target."""
+    most = max(max(f["value"], f["target"] or 0) for f in figures)
+    least = min(1.0, *(f["value"] for f in figures))
+    span = math.log(most * 1.1) - math.log(least * 0.9)
+
+    def at(value: float) -> float:
+        return LABEL_PX + BAR_PX * (math.log(value) - math.log(least * 0.9)) / span
+
+    height = ROW_PX * (len(figures) + 1)
+    size = f'width="{LABEL_PX + BAR_PX + 80}" height="{height}"'
+    font = f'font-family="sans-serif" font-size="{FONT_PX}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>',
+        f'<rect width="100%" height="{height}" fill="white"/>',
+    ]
+    for row, figure in enumerate(figures):
+        top = ROW_PX * row + 6
+        colour = "#c0392b" if figure["holds"] is False else "#2e7d32"
+        if figure["target"] is None:
+            colour = "#78909c"
+        width = max(1.0, at(figure["value"]) - at(least * 0.9))
+        lines += [
+            f'<text x="{LABEL_PX - 8}" y="{top + 12}" text-anchor="end">{escape(figure["name"])}</text>',
+            f'<rect x="{LABEL_PX}" y="{top}" width="{width:.1f}" height="14" fill="{colour}"/>',
+            f'<text x="{LABEL_PX + width + 5:.1f}" y="{top + 12}">{figure["value"]:g} x</text>',
+        ]
+        if figure["target"] is not None:
+            lines.append(_mark(at(figure["target"]), top - 2, top + 16, "#c62828"))
+    lines.append(_mark(at(1.0), 0, height, "#90a4ae"))
+    lines.append(
+        f'<text x="{LABEL_PX}" y="{height - 4}" fill="#546e7a">grey line: as quick as the peer; '
+        "red mark: the target</text></svg>"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _mark(x: float, top: float, bottom: float, colour: str) -> str:
+    return f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="{colour}" />'
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """Every figure of a result."""
+    lines = ["| figure | value | target | holds | how |", "|---|---|---|---|---|"]
+    for f in figures:
+        target = "" if f["target"] is None else f"{f['target']:g} {f['unit']}"
+        holds = {True: "yes", False: "**no**", None: ""}[f["holds"]]
+        lines.append(
+            f"| {f['name']} | {f['value']:g} {f['unit']} | {target} | {holds} | {f['how']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the page and its plots."""
+    parts = [INTRODUCTION]
+    for name, (title, command) in TITLES.items():
+        path = RESULTS / f"{name}.json"
+        if not path.is_file():
+            continue
+        figures: list[Figure] = json.loads(path.read_text())
+        parts.append(f"\n## {title}\n\n`{command}` writes `benchmarks/results/{name}.json`.\n")
+        ratios = [f for f in figures if f["unit"] == "x"]
+        if ratios:
+            picture = PAGE.parent / f"benchmark-{name}.svg"
+            picture.write_text(plot(ratios))
+            parts.append(f"\n![{title}: times the peer]({picture.name})\n")
+        note = RESULTS / f"{name}.md"
+        if note.is_file():
+            parts.append("\n" + note.read_text().strip() + "\n")
+        parts.append("\n" + table(figures))
+    PAGE.write_text("".join(parts))
+
+
+if __name__ == "__main__":
+    main()
