@@ -11,6 +11,7 @@ from pathlib import Path
 from stoker.app.experiment import Experiment, ServeSection
 from stoker.cluster.resources import Resources
 from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
+from stoker.data.own.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
 from stoker.train.config import TrainConfig
 
@@ -20,6 +21,7 @@ SECTIONS: list[tuple[str, type]] = [
     ("data", IngestConfig),
     ("data.images", ImagesConfig),
     ("data.service", ServiceConfig),
+    ("data, a dataset of your own", OwnDatasetConfig),
     ("train", TrainConfig),
     ("evaluate", EvaluateConfig),
     ("evaluate.gates.METRIC", Gate),

@@ -8,10 +8,11 @@ from stoker.app.chain import ChainResult, StageOutcome, run_chain
 from stoker.app.experiment import Experiment
 from stoker.app.experiment import load_experiment as load
 from stoker.data.ingest import IngestConfig as Data
+from stoker.data.own.config import OwnDatasetConfig as OwnDataset
 from stoker.evaluate.config import EvaluateConfig as Evaluate
 from stoker.train.config import TrainConfig as Train
 
-__all__ = ["Data", "Evaluate", "Experiment", "Train", "load", "run"]
+__all__ = ["Data", "Evaluate", "Experiment", "OwnDataset", "Train", "load", "run"]
 
 
 class _Logged:

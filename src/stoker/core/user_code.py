@@ -133,7 +133,7 @@ def first_line(error: BaseException) -> str:
     """The line of an error that says why, without TensorFlow's heading and traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and lines[0] == "in user code:":
-        # AutoGraph tells the way there first.
-        return lines[-1]
+        # AutoGraph tells the way there first, then the error with its type.
+        return lines[-1].partition(": ")[2].rstrip(".") or lines[-1]
     said = [line for line in lines if not line.startswith(_HEADINGS)]
     return (said or lines or ["no message"])[0]

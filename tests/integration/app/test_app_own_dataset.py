@@ -356,7 +356,7 @@ PLAIN = "return made.batch(32)"
         (
             PLAIN,
             PLAIN + ".map(lambda x, y: (x, y + tf.constant('a')))",
-            "must not fail (model.py, line 19). Received: ValueError: Tensor conversion",
+            "must not fail (model.py, line 19). Received: TypeError: Input 'y'",
         ),
         (PLAIN, "return list(made)", "a tf.data.Dataset for the split 'train'. Received: list"),
         ("rows = ROWS[split]", "rows = ROWS[split + 's']", "must not fail (model.py, line 12)"),

@@ -105,3 +105,32 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, said: s
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"stoker\.yaml must be a file"):
         read_yaml(tmp_path / "stoker.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    width: int
+    height: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ball:
+    radius: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    what: Box | Ball | str
+
+
+def test_one_of_several_sections_is_told_by_its_keys() -> None:
+    assert build(Parcel, {"what": {"radius": 2}}).what == Ball(radius=2)
+    assert build(Parcel, {"what": {"width": 2}}).what == Box(width=2)
+    assert build(Parcel, {"what": Ball(radius=2)}).what == Ball(radius=2)
+    assert build(Parcel, {"what": "a:b"}).what == "a:b"
+    with pytest.raises(ConfigError, match=r"what\.radius must be a whole number"):
+        build(Parcel, {"what": {"radius": "wide"}})
+    with pytest.raises(ConfigError, match=r"what\.raduis is no setting.*'radius'"):
+        build(Parcel, {"what": {"radius": 2, "raduis": 2}})
+    with pytest.raises(ConfigError, match=r"what must be a section of .* or text"):
+        build(Parcel, {"what": 3})

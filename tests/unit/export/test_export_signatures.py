@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.data.columns import Column
-from stoker.export.signatures import feature_specs, make_examples, parse_examples
+from stoker.data.own.description import TensorColumn
+from stoker.export.signatures import feature_specs, make_examples, parse_examples, takes_examples
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT32 = st.floats(width=32)  # NaN, which means missing, among them
@@ -65,3 +66,25 @@ def test_a_vector_without_a_value_is_left_out_and_comes_back_missing() -> None:
     np.testing.assert_array_equal(
         parse_examples(tf.constant([first, second]), [column])["x"], rows["x"]
     )
+
+
+def test_tensors_of_a_users_own_dataset_go_through_examples_whole() -> None:
+    columns = [
+        TensorColumn(name="grid", dtype="float32", shape=(2, 3)),
+        TensorColumn(name="one", dtype="int64", shape=()),
+        TensorColumn(name="text", dtype="string", shape=(1,)),
+    ]
+    # NaN is a value like any other here: nobody said that it means "missing".
+    grid = np.array([np.arange(6), np.full(6, np.nan)], np.float32).reshape(2, 2, 3)
+    rows = {"grid": grid, "one": np.array([1, 2]), "text": np.array([[b"a"], [b""]], object)}
+
+    assert takes_examples(columns)
+    parsed = parse_examples(tf.constant(make_examples(columns, rows)), columns)
+
+    for column in columns:
+        np.testing.assert_array_equal(parsed[column.name].numpy(), rows[column.name])
+
+
+def test_an_example_holds_three_types_and_no_open_size() -> None:
+    assert not takes_examples([TensorColumn(name="x", dtype="uint8", shape=(4,))])
+    assert not takes_examples([TensorColumn(name="x", dtype="float32", shape=(None,))])
