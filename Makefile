@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
 STAMP := $(VENV)/.stamp
+BENCH := .venv-bench
+BENCH_STAMP := $(BENCH)/.stamp
 
 # The first interpreter that runs and is 3.11 to 3.13; PYTHON=... names another.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -12,10 +14,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	&& command -v $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt lint types imports docs lock clean
+.PHONY: help setup demo test check fmt lint types imports docs lock clean \
+	bench-data bench-images bench-tables bench-service bench-ingest
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(STAMP) ## virtual environment with locked versions, and .venv/bin/stoker
 
@@ -62,10 +65,34 @@ docs: $(STAMP) ## every link and every file that the documentation names is ther
 	@$(BIN)/python docs/check_links.py
 	@$(BIN)/python docs/make_reference.py --check || { echo 'mend it: $(BIN)/python docs/make_reference.py'; exit 1; }
 
+bench-data: bench-images bench-tables bench-service bench-ingest ## the data engine against its peers
+
+bench-images: $(STAMP) $(BENCH_STAMP) ## images: stores, decoders, torch, Grain, DALI (about 15 minutes)
+	@$(BIN)/python benchmarks/images/run.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-tables: $(STAMP) $(BENCH_STAMP) ## tables: TFRecord, Polars, DuckDB (about 15 minutes)
+	@$(BIN)/python benchmarks/tables/run.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-service: $(STAMP) ## the tf.data service beside the local feed
+	@$(BIN)/python benchmarks/service/measure.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-ingest: $(STAMP) ## memory and CPU time of 1 M and 10 M rows
+	@$(BIN)/python benchmarks/ingest/measure.py
+	@$(BIN)/python benchmarks/report.py
+
+$(BENCH_STAMP): benchmarks/requirements.txt
+	@echo "setup: the peers that we measure against, in $(BENCH)"
+	@$(PYTHON) -m venv $(BENCH)
+	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	@touch $@
+
 lock: $(UV) ## resolve the newest versions that pyproject.toml allows
 	@$(UV) lock --upgrade
 	@$(UV) export --quiet --frozen --all-extras --all-groups --no-emit-project --no-header \
 	--no-annotate --format requirements.txt --output-file requirements.lock
 
 clean: ## remove what setup made (runs and models stay)
-	rm -rf $(VENV) .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(BENCH) .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -298,6 +298,81 @@ def test_weighted_images_of_a_generator_with_batches_of_any_size_are_served(tmp_
     assert all(answer.rest.split()[0] == answer.truth for answer in proof.answers)
 
 
+ODD_PY = """\
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+
+def dataset(split):
+    rng = np.random.default_rng(len(split))
+    rows = 100
+    wide = rng.normal(size=(rows, 80)).astype(np.float64)
+    wide[3, 3] = np.nan
+    features = {
+        "flag": rng.integers(0, 2, rows).astype(bool),
+        "kind": np.array([b"a\\xff", b"b"], object)[rng.integers(0, 2, rows)],
+        "half": rng.normal(size=rows).astype(np.float16),
+        "big": rng.integers(0, 2**63, rows).astype(np.uint64) * np.uint64(2),
+        "small": rng.integers(-5, 5, (rows, 1)).astype(np.int8),
+        "wide": wide,
+    }
+    made = tf.data.Dataset.from_tensor_slices((features, rng.normal(size=(rows, 1)).astype(np.float32)))
+    made = made.batch(16, drop_remainder=split == "train")
+    # Sequences of a length that differs from batch to batch.
+    def grow(x, y):
+        length = tf.cast(tf.abs(x["small"][0, 0]), tf.int32) + 1
+        return {**x, "steps": tf.ones([tf.shape(y)[0], length], tf.int32)}, y
+    return made.map(grow)
+
+
+def build(features):
+    flat = [
+        keras.ops.cast(features["flag"], "float32"),
+        keras.ops.cast(features["half"], "float32"),
+        keras.ops.cast(features["big"], "float32") / 1e19,
+        keras.ops.cast(keras.ops.sum(features["steps"], axis=1), "float32"),
+    ]
+    wide = keras.ops.cast(features["wide"], "float32")
+    parts = [keras.ops.expand_dims(x, -1) for x in flat]
+    parts += [keras.ops.cast(features["small"], "float32"), keras.ops.where(keras.ops.isnan(wide), 0.0, wide)]
+    model = keras.Model(features, layers.Dense(1)(layers.Concatenate()(parts)))
+    model.compile(optimizer="adam", loss="mse")
+    return model
+"""
+
+ODD_YAML = """\
+name: odd
+data: model:dataset
+model: model:build
+train: {epochs: 1}
+evaluate: {metrics: [rmse], slices: [flag, kind]}
+"""
+
+
+def test_tensors_of_every_type_and_of_open_sizes_are_measured_and_served(tmp_path: Path) -> None:
+    own = Own(write(tmp_path / "odd", model=ODD_PY, settings=ODD_YAML))
+
+    result = own.run()
+
+    statistics = load_statistics(result.output("analyze") / "statistics.json")
+    assert {c.name: c.dtype for c in statistics.splits["train"]} == {
+        "flag": "int64",
+        "kind": "bytes",
+        "half": "float32",
+        "big": "uint64",
+        "small": "int64",
+        "wide": "float64 tensor [80]",
+        "steps": "int32 tensor [any]",
+        "label": "float32",
+    }
+    wide = statistics.column("train", "wide")
+    assert (wide.count, wide.missing) == (96 * 80 - 1, 1)
+    assert result.result("evaluate")["rows"] == 100
+    assert len(prove_run(load_experiment(own.path), result).answers) == 5
+
+
 def refused(path: Path, capfd: pytest.CaptureFixture[str], verb: str = "transform") -> str:
     capfd.readouterr()
     assert invoke([verb, str(path)], debug=False) == 2

@@ -6,13 +6,10 @@ a table are. Of larger tensors nothing is kept but their moments and limits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -23,13 +20,9 @@ from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.analyze import write_analysis
 from stoker.data.features.anomalies import Anomaly
 from stoker.data.features.measure import compute_statistics
-from stoker.data.features.statistics import (
-    ColumnStatistics,
-    LengthStatistics,
-    NumberStatistics,
-    Statistics,
-)
+from stoker.data.features.statistics import ColumnStatistics, Statistics
 from stoker.data.own.description import Count, TensorColumn
+from stoker.data.own.moments import Moments
 from stoker.data.own.opening import OwnDataset, empty_split
 
 TABLE_VALUES = 64
@@ -59,7 +52,7 @@ def analyze_own_dataset(
         DataError: a split is empty; an element's parts have different numbers of records.
     """
     counts: dict[str, Count] = {}
-    moments: dict[str, dict[str, _Moments]] = {}
+    moments: dict[str, dict[str, Moments]] = {}
     shards: dict[str, tuple[Shard, ...]] = {}
     columns: dict[str, Column] | None = None
     for split in dataset.datasets:
@@ -87,7 +80,7 @@ def analyze_own_dataset(
 
 
 def _in_order(
-    dataset: OwnDataset, told: tuple[ColumnStatistics, ...], moments: Mapping[str, _Moments]
+    dataset: OwnDataset, told: tuple[ColumnStatistics, ...], moments: Mapping[str, Moments]
 ) -> tuple[ColumnStatistics, ...]:
     by_name = {column.name: column for column in told}
     return tuple(
@@ -106,7 +99,7 @@ class _Look:
         # Whether a string is a text is seen in the first batch of the first split.
         self._known = columns
         self.columns: dict[str, Column] = columns or {}
-        self.moments: dict[str, _Moments] = {}
+        self.moments: dict[str, Moments] = {}
 
     def run(self, progress: Progress) -> Count:
         batches = rows = largest = 0
@@ -142,7 +135,7 @@ class _Look:
             made = {c.name: _tabular(c, parts[c.name]) for c in self._dataset.columns}
             self.columns = {name: column for name, column in made.items() if column is not None}
         self.moments = {
-            column.name: _Moments()
+            column.name: Moments()
             for column in self._dataset.columns
             if column.name not in self.columns
         }
@@ -191,72 +184,3 @@ def _to_arrow(column: Column, values: NDArray[Any]) -> pa.Array:
     if column.length is None:
         return cells
     return pa.FixedSizeListArray.from_arrays(cells, column.length)
-
-
-@dataclass
-class _Moments:
-    """What is kept of a tensor's values: of bytes, their lengths."""
-
-    count: int = 0
-    missing: int = 0
-    infinite: int = 0
-    zeros: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    low: float = math.inf
-    high: float = -math.inf
-    finite: int = field(default=0)
-
-    def add(self, values: NDArray[Any]) -> None:
-        """Take in a batch.
-
-        Source: Chan, Golub, LeVeque 1979, updating formulae for the sample variance.
-        """
-        if values.dtype == object:
-            values = np.array([len(value) for value in values.flat])
-        numbers = values.astype(np.float64).reshape(-1)
-        kept = numbers[np.isfinite(numbers)]
-        missing = int(np.isnan(numbers).sum())
-        self.missing += missing
-        self.count += numbers.size - missing
-        self.infinite += numbers.size - missing - kept.size
-        if not kept.size:
-            return
-        mean, together = float(kept.mean()), self.finite + kept.size
-        away = mean - self.mean
-        self.squares += float(((kept - mean) ** 2).sum())
-        self.squares += away * away * self.finite * kept.size / together
-        self.mean += away * kept.size / together
-        self.finite = together
-        self.zeros += int((kept == 0).sum())
-        self.low, self.high = min(self.low, float(kept.min())), max(self.high, float(kept.max()))
-
-    def statistics(self, column: TensorColumn) -> ColumnStatistics:
-        """The same in the form that a report shows."""
-        sizes = ", ".join("any" if size is None else str(size) for size in column.shape)
-        is_bytes, seen = column.dtype == "string", self.finite > 0
-        numbers = NumberStatistics(
-            mean=self.mean if seen else None,
-            std=math.sqrt(self.squares / self.finite) if seen else None,
-            min=self.low if seen else None,
-            max=self.high if seen else None,
-            zeros=self.zeros,
-            infinite=self.infinite,
-            quantiles=(),
-            histogram=(),
-        )
-        lengths = LengthStatistics(
-            mean=self.mean if seen else None,
-            min=int(self.low) if seen else None,
-            max=int(self.high) if seen else None,
-        )
-        return ColumnStatistics(
-            name=column.name,
-            dtype=f"{column.dtype} tensor [{sizes}]" if sizes else f"{column.dtype}, bytes",
-            count=self.count,
-            missing=self.missing,
-            distinct=None,
-            numbers=None if is_bytes else numbers,
-            lengths=lengths if is_bytes else None,
-            top=(),
-        )

@@ -72,7 +72,7 @@ struct worker {
   struct jpeg_decompress_struct jpeg;
   struct jpeg_error_mgr errors;
   jmp_buf failed;
-  struct buffer encoded, pixels, columns, rows, line, sums;
+  struct buffer encoded, pixels, columns, rows, line;
 };
 
 /* A part of an image in memory, and where it lies in the whole (scaled) image. */
@@ -198,35 +198,21 @@ static int make_taps(struct buffer *memory, struct taps **made, float start, flo
   return 1;
 }
 
-/* The rows of one output row, weighted: a line of floats. */
+/* The rows of one output row, weighted: a line of floats. Two at a time, as each pass costs memory. */
 static void add_rows(float *restrict line, const struct part *part, const struct taps *taps,
                      int channels) {
   int count = part->width * channels;
-  const uint8_t *restrict row = part->pixels + (size_t)(taps->first - part->top) * part->stride;
-  for (int i = 0; i < count; i++) line[i] = taps->weights[0] * (float)row[i];
-  for (int tap = 1; tap < taps->count; tap++) {
-    row += part->stride;
-    float weight = taps->weights[tap];
-    for (int i = 0; i < count; i++) line[i] += weight * (float)row[i];
-  }
-}
-
-/* The same in 256ths, where a grey level more or less is nothing: three times as quick. */
-static void add_rows_quickly(float *restrict line, uint16_t *restrict sums, const struct part *part,
-                             const struct taps *taps, int channels) {
-  int count = part->width * channels, left = 256;
-  const uint8_t *restrict row = part->pixels + (size_t)(taps->first - part->top) * part->stride;
-  for (int tap = 0; tap < taps->count; tap++, row += part->stride) {
-    int weight = (int)(taps->weights[tap] * 256.0f + 0.5f);
-    if (weight > left || tap == taps->count - 1) weight = left; /* they add up to 256 */
-    left -= weight;
-    uint16_t times = (uint16_t)weight;
+  for (int tap = 0; tap < taps->count; tap += 2) {
+    int has_second = tap + 1 < taps->count;
+    const uint8_t *restrict one =
+        part->pixels + (size_t)(taps->first + tap - part->top) * part->stride;
+    const uint8_t *restrict two = has_second ? one + part->stride : one;
+    float weight = taps->weights[tap], second = has_second ? taps->weights[tap + 1] : 0.0f;
     if (tap == 0)
-      for (int i = 0; i < count; i++) sums[i] = (uint16_t)(times * row[i]);
+      for (int i = 0; i < count; i++) line[i] = weight * (float)one[i] + second * (float)two[i];
     else
-      for (int i = 0; i < count; i++) sums[i] = (uint16_t)(sums[i] + times * row[i]);
+      for (int i = 0; i < count; i++) line[i] += weight * (float)one[i] + second * (float)two[i];
   }
-  for (int i = 0; i < count; i++) line[i] = (float)sums[i] * (1.0f / 256.0f);
 }
 
 typedef float four __attribute__((vector_size(16), aligned(4)));
@@ -250,7 +236,10 @@ static void write_row(uint8_t *out, ptrdiff_t step, const float *line, const str
         sum += *(const four *)(from + 3 * tap) * weights[tap];
       sixteen bytes = (sixteen)(four_bits)(sum + ROUNDING);
       bytes = __builtin_shuffle(bytes, (sixteen){0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12});
-      memcpy(out, &bytes, 3);
+      uint32_t pixel = ((four_bits)bytes)[0];
+      out[0] = (uint8_t)pixel;
+      out[1] = (uint8_t)(pixel >> 8);
+      out[2] = (uint8_t)(pixel >> 16);
     } else {
       float sum = from[0] * weights[0];
       for (int tap = 1; tap < taps[i].count; tap++) sum += from[tap] * weights[tap];
@@ -286,8 +275,7 @@ static int resize(struct worker *worker, const struct part *part, struct box box
   struct taps *columns, *rows;
   size_t floats = (size_t)part->width * (size_t)to->channels + 4;
   float *line = (float *)room(&worker->line, floats * sizeof(float));
-  uint16_t *sums = (uint16_t *)room(&worker->sums, floats * sizeof(uint16_t));
-  if (!line || !sums ||
+  if (!line ||
       !make_taps(&worker->columns, &columns, box.x * scale, box.width * scale, width, part->left,
                  part->left + part->width, to->antialias) ||
       !make_taps(&worker->rows, &rows, box.y * scale, box.height * scale, height, part->top,
@@ -313,10 +301,7 @@ static int resize(struct worker *worker, const struct part *part, struct box box
   }
   ptrdiff_t step = turned ? down : across, next = turned ? across : down;
   for (int row = 0; row < height; row++, start += next) {
-    if (to->exact)
-      add_rows(line, part, &rows[row], to->channels);
-    else
-      add_rows_quickly(line, sums, part, &rows[row], to->channels);
+    add_rows(line, part, &rows[row], to->channels);
     write_row(start, step, line, columns, width, part->left, to->channels);
   }
   return 1;
@@ -489,7 +474,6 @@ static void *work(void *given) {
   free(worker->columns.bytes);
   free(worker->rows.bytes);
   free(worker->line.bytes);
-  free(worker->sums.bytes);
   free(worker);
   return NULL;
 }
