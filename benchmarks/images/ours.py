@@ -22,9 +22,7 @@ from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
 def dataset(photos: Path, store: str) -> Dataset:
     """What ingest makes of the photographs; made once."""
     images = ImagesConfig(size=(CROP, CROP), store=store)
-    config = IngestConfig(
-        source=str(photos), images=images, splits={"train": 0.98, "eval": 0.02}
-    )
+    config = IngestConfig(source=str(photos), images=images, splits={"train": 0.98, "eval": 0.02})
     return ingest(config, photos.parent / f"stoker-{store}")
 
 

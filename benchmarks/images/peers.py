@@ -1,3 +1,4 @@
+# ruff: noqa: S311  # nothing secret is drawn here
 """The other loaders of the field, each as its documentation shows it; runs in `.venv-bench`."""
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def torch_loader(paths: list[str], how: str) -> Iterator[object]:
 
 
 def grain_loader(paths: list[str], how: str) -> Iterator[object]:
-    """grain's MapDataset with reading threads."""
+    """Grain's MapDataset with reading threads."""
     import grain
 
     cv2.setNumThreads(1)
@@ -126,6 +127,4 @@ if __name__ == "__main__":
     parser.add_argument("--measured", type=int, required=True)
     given = parser.parse_args()
     found = sorted(str(path) for path in given.photos.rglob("*.jpg"))
-    report(
-        LOADERS[given.loader](found, given.how), warm_up=6, measured=given.measured
-    )
+    report(LOADERS[given.loader](found, given.how), warm_up=6, measured=given.measured)

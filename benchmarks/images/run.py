@@ -11,6 +11,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,9 @@ ROOT = HERE.parent.parent
 STOKER = ROOT / ".venv" / "bin" / "python"
 BENCH = ROOT / ".venv-bench" / "bin" / "python"
 RESULTS = ROOT / "benchmarks" / "results" / "data-images.json"
+
+FOLDER = Path(tempfile.gettempdir()) / "stoker-bench-images"
+"""Generated photographs, TFRecords and shards: 3 GB, kept for the next run."""
 
 MEASURED = {"500x375": 30, "1600x1200": 8}
 """Batches under the clock in one round."""
@@ -104,6 +108,7 @@ def run(contender: Contender, photos: Path, kind: str) -> dict[str, float] | Non
         cwd=HERE,
         capture_output=True,
         text=True,
+        check=False,
     )
     line = next((ln for ln in done.stdout.splitlines() if ln.startswith("RESULT ")), None)
     if line is None:
@@ -144,8 +149,9 @@ def table(kind: str, found: dict[str, list[dict[str, float]]]) -> list[dict[str,
         if rounds
     }
     rows: list[dict[str, object]] = []
-    best_peer = max((ratios[c.name]["cpu_ms"] for c in CONTENDERS if c.peer and c.name in ratios),
-                    default=None)
+    best_peer = max(
+        (ratios[c.name]["cpu_ms"] for c in CONTENDERS if c.peer and c.name in ratios), default=None
+    )
     for contender in CONTENDERS:
         if contender.name not in ratios:
             continue
@@ -176,7 +182,7 @@ CROP_TEXT = "224 x 224 random resized crop + flip, uint8 batches of 64"
 def main() -> None:
     """Generate, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/stoker-bench-images"))
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     rows: list[dict[str, object]] = []
@@ -186,7 +192,9 @@ def main() -> None:
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(rows, indent=2) + "\n")
     for row in rows:
-        print(f"{row['name']:60} {row['value']:6} x  (wall {row['wall']} x)  target {row['target']}")
+        print(
+            f"{row['name']:60} {row['value']:6} x  (wall {row['wall']} x)  target {row['target']}"
+        )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 from numpy.typing import NDArray
 
@@ -34,6 +35,7 @@ from stoker.core.files import (
 from stoker.data.columns import Column, to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.feed.order import shuffled_indices
+from stoker.data.ingest.stored_images import encoded_image
 from stoker.data.sources.records import Progress, silent
 
 MANIFEST = "records.json"
@@ -218,7 +220,7 @@ def _write(
         done = 0
         names = [column.name for column in columns]
         for batch in dataset.batches(split, columns=names, rows=BATCH_ROWS):
-            arrays = {c.name: to_numpy(c, batch.column(c.name)) for c in columns}
+            arrays = {c.name: _column_values(c, batch) for c in columns}
             positions = np.arange(done, done + batch.num_rows, dtype=np.int64)
             dealt = shuffled_indices(positions, size=rows, seed=_DEAL_SEED, epoch=0) % len(writers)
             for number, example in zip(dealt, examples(arrays, columns), strict=True):
@@ -251,6 +253,12 @@ class _Writer:
         self.sha256.update(framed)
         self.rows += 1
         self.size_bytes += len(framed)
+
+
+def _column_values(column: Column, batch: pa.RecordBatch) -> Any:
+    """A column's values, images as the exported graph takes them."""
+    found = to_numpy(column, batch.column(column.name))
+    return [encoded_image(each) for each in found] if column.dtype == "image" else found
 
 
 def _masked_crc(content: bytes) -> bytes:
