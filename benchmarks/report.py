@@ -98,7 +98,7 @@ def main() -> None:
             continue
         figures: list[Figure] = json.loads(path.read_text())
         parts.append(f"\n## {title}\n\n`{command}` writes `benchmarks/results/{name}.json`.\n")
-        ratios = [f for f in figures if f["unit"] == "x"]
+        ratios = [f for f in figures if f["unit"].startswith("x")]
         if ratios:
             picture = PAGE.parent / f"benchmark-{name}.svg"
             picture.write_text(plot(ratios))

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -111,32 +109,16 @@ class Engine(Protocol):
 def empty_batch(images: int, target: Target) -> NDArray[np.uint8]:
     """Room for a batch, aligned so that TensorFlow takes it over without a copy.
 
-    It is memory of an earlier batch that nobody holds any more, where there is some: to map fresh
-    memory costs 50 us an image of 224 x 224, more than to resize half of it.
-
     Source: TensorFlow, python/lib/core/py_func.cc, which asks for Eigen's alignment.
     """
     shape = (images, target.height, target.width, target.channels)
     size = math.prod(shape)
-    free = _FREE.setdefault(size, deque(maxlen=_KEPT_BATCHES))
-    try:
-        room = free.pop()
-    except IndexError:
-        room = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
-    # Every view of `held`, TensorFlow's too, keeps it alive.
-    held = np.frombuffer(room, np.uint8)
-    weakref.finalize(held, free.append, room).atexit = False
-    start = -held.ctypes.data % _ALIGNMENT_BYTES
-    return held[start : start + size].reshape(shape)
+    room = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT_BYTES
+    return room[start : start + size].reshape(shape)
 
 
 _ALIGNMENT_BYTES = 64
-
-_KEPT_BATCHES = 8
-"""Of one size: what a pipeline holds in its prefetch buffer and at work."""
-
-_FREE: dict[int, deque[NDArray[np.uint8]]] = {}
-"""Size in bytes -> memory that can be used again."""
 
 
 def read_job(job: np.void) -> bytes | Status:
