@@ -23,6 +23,7 @@ class OpenCvEngine:
 
     def __init__(self, decode_whole: DecodeWhole, *, threads: int) -> None:
         """Start the threads."""
+        cv2.setNumThreads(1)  # threads of its own within ours only get in each other's way
         self._decode_whole = decode_whole
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 

@@ -131,11 +131,11 @@ class _Ingest:
                         writer.abandon()
                     raise
 
-    def _need_bytes(self) -> int | None:
-        """About how much more the rest will take up, None where nothing was written yet."""
+    def _need_bytes(self) -> int:
+        """About how much more has to be written; before the first shard, as much as was read."""
         written = self._journal.size_bytes
         if not written or not self._share_done:
-            return None
+            return sum(file.size_bytes for file in self._source.listing.files)
         return round(written / self._share_done * (1 - self._share_done))
 
     def _is_whole(self, kept: Kept) -> bool:
