@@ -130,7 +130,14 @@ def _ingest_inputs(context: Context) -> dict[str, Any]:
         "source": source_fingerprint(experiment.files),
         "settings": settings,
         "label": experiment.label,
+        "epochs": experiment.train.epochs if _store_depends_on_epochs(experiment) else None,
     }
+
+
+def _store_depends_on_epochs(experiment: Experiment) -> bool:
+    """Whether `data.images.store: auto` may choose otherwise for more epochs."""
+    images = experiment.files.images
+    return images.store == "auto" and images.allow_lossy
 
 
 def _ingest(context: Context, folder: Path) -> Done:
@@ -139,6 +146,7 @@ def _ingest(context: Context, folder: Path) -> Done:
         experiment.files,
         folder,
         label=experiment.label,
+        epochs=experiment.train.epochs,
         progress=_rate_of(context),
     )
     return Done(
@@ -147,6 +155,7 @@ def _ingest(context: Context, folder: Path) -> Done:
             "columns": len(dataset.columns),
             "bad_rows": len(dataset.bad_rows),
             "fingerprint": dataset.fingerprint,
+            "image_store": dataset.image_store,
         }
     )
 

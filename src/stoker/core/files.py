@@ -50,17 +50,32 @@ def full_disk_is_named(
     """
     try:
         yield
+    except FullDisk as inner:
+        # What writes a small file does not know how much more is to come.
+        if inner.need_bytes is not None or need_bytes() is None:
+            raise
+        raise FullDisk(target, need_bytes=need_bytes()) from inner
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
+        raise FullDisk(target, need_bytes=need_bytes()) from error
+
+
+class FullDisk(UserError):
+    """There is no room for what is written; nothing half-written is visible."""
+
+    def __init__(self, target: Path, *, need_bytes: int | None) -> None:
+        """Say how much is free where `target` should lie, and how much more is needed."""
+        self.need_bytes = need_bytes
         folder = next(parent for parent in [target, *target.parents] if parent.exists())
-        free, need = shutil.disk_usage(folder).free, need_bytes()
-        needed = "" if need is None else f", and about {need:,} bytes more to be written"
-        raise UserError(
+        needed = (
+            "" if need_bytes is None else f", and about {need_bytes:,} bytes more to be written"
+        )
+        super().__init__(
             f"the disk that holds {target} must have room for it",
-            got=Plain(f"{free:,} bytes free{needed}"),
+            got=Plain(f"{shutil.disk_usage(folder).free:,} bytes free{needed}"),
             fix="Free some space, or write elsewhere with --set runs=DIR, and run it again.",
-        ) from error
+        )
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import simplejpeg  # type: ignore[import-untyped]
+import simplejpeg
 import tensorflow as tf
 from numpy.typing import NDArray
 from PIL import Image

@@ -10,7 +10,7 @@ import cv2
 import google_crc32c
 import numpy as np
 import pytest
-import simplejpeg  # type: ignore[import-untyped]
+import simplejpeg
 from numpy.typing import NDArray
 
 from stoker.data.features.images import decode_whole

@@ -104,7 +104,8 @@ def _wrote(outcome: StageOutcome) -> str:
                 return f"{facts['columns']} tensors of your own dataset; nothing copied"
             rows = ", ".join(f"{count:,} {split}" for split, count in facts["rows"].items())
             bad = f", {facts['bad_rows']} bad rows left out" if facts["bad_rows"] else ""
-            return f"{rows} rows{bad}"
+            store = f"; images {facts['image_store']}" if facts.get("image_store") else ""
+            return f"{rows} rows{bad}{store}"
         case "analyze":
             return f"statistics, schema, report; {len(facts['anomalies'])} anomalies"
         case "transform":

@@ -8,7 +8,7 @@ import tempfile
 
 import google_crc32c
 import numpy as np
-import simplejpeg  # type: ignore[import-untyped]
+import simplejpeg
 from numpy.typing import NDArray
 
 from stoker.data.feed.decode import (

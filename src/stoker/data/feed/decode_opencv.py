@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import cv2
 import numpy as np
-import simplejpeg  # type: ignore[import-untyped]
+import simplejpeg
 import tensorflow as tf
 from numpy.typing import NDArray
 

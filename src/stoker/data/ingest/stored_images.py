@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import cv2
 import numpy as np
 import pyarrow as pa
-import simplejpeg  # type: ignore[import-untyped]
+import simplejpeg
 from numpy.typing import NDArray
 
 from stoker.data.columns import Column
