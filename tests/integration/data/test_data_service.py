@@ -34,6 +34,7 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.build import build_transform
 from stoker.data.features.transform import Transform
+from stoker.data.feed.calls import Calls
 from stoker.data.feed.service.reading import ServiceFeed, distributed
 from stoker.data.feed.service.records import RecordCopy, copied
 from stoker.data.feed.service.status import service_status, wait_until_ready
@@ -376,13 +377,34 @@ def test_status_says_who_answers(service: Running) -> None:
     assert [w["address"] for w in found["workers"]] == sorted(service.said["workers"])
 
 
-def test_workers_can_join_a_dispatcher_that_runs_already(service: Running, tmp_path: Path) -> None:
-    address = service.said["address"]
-    with started(tmp_path / "stderr", "--dispatcher", address, "--workers", "1") as joined:
-        three = wait_until_ready(address, workers=3, timeout_s=30)
+def test_workers_can_join_a_dispatcher_and_are_missed_when_they_are_gone(
+    tmp_path: Path,
+    copy: RecordCopy,
+    transform: Transform,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("stoker.data.feed.service.reading.WATCHED_EVERY_S", 0.2)
+    with started(tmp_path / "first", "--workers", "1") as service:
+        address = service.said["address"]
+        config = ServiceConfig(address=address, workers=1, timeout_s=3)
+        with started(tmp_path / "second", "--dispatcher", address, "--workers", "1") as joined:
+            both = wait_until_ready(address, workers=2, timeout_s=30)
+            feed = ServiceFeed(copy, to_batch(transform), service=config)
+        gone = joined.said["workers"][0]
+
+        with feed.shuffled(
+            Calls(rows=feed.rows, batch_size=8, steps_per_call=1, seed=0, first=0, last=1)
+        ):
+            deadline_s = time.monotonic() + 20
+            while gone not in caplog.text and time.monotonic() < deadline_s:
+                time.sleep(0.1)
+        with pytest.raises(ConfigError, match=rf"no answer from {gone}.*--worker-port"):
+            ServiceFeed(copy, to_batch(transform), service=config)
 
     assert (left_of(joined), joined.process.returncode) == ([], 0)
-    assert joined.said["workers"][0] in [worker.address for worker in three.workers]
+    assert gone in [worker.address for worker in both.workers]
+    assert f"workers that do not answer: {gone}" in caplog.text
 
 
 def test_nothing_listens_on_another_address_than_loopback(service: Running) -> None:

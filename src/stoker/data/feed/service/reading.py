@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from stoker.data.feed.calls import Calls
 from stoker.data.feed.order import shuffled_indices
 from stoker.data.feed.service.records import RecordCopy, parse
 from stoker.data.feed.service.sendable import require_sendable
-from stoker.data.feed.service.status import wait_until_ready
+from stoker.data.feed.service.status import service_status, wait_until_ready
 from stoker.data.sources.config import ServiceConfig, split_address
 
 NO_PROMISE = (
@@ -43,6 +44,9 @@ files are fair samples already."""
 ORDERS = 32
 """Epochs with an order of their own; then they come again. Each is registered at the dispatcher,
 with the transform's vocabularies in it."""
+
+WATCHED_EVERY_S = 15.0
+"""How often workers are asked whether they are there: a killed one is back sooner."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -148,7 +152,8 @@ class ServiceFeed:
         batches = self.epochs(
             epochs.start, epochs.stop + 1, batch_size=calls.batch_size, seed=calls.seed
         )
-        yield batches.take(steps)
+        with _watched(self._service):
+            yield batches.take(steps)
 
     def load(self, element: Any) -> Any:
         """An element is a batch already."""
@@ -196,6 +201,34 @@ class ServiceFeed:
 
 def _reached(service: ServiceConfig) -> None:
     wait_until_ready(service.address, workers=service.workers, timeout_s=service.timeout_s)
+
+
+@contextmanager
+def _watched(service: ServiceConfig) -> Iterator[None]:
+    """Say which worker is being waited for: TensorFlow waits without end, and says nothing."""
+    ended = Event()
+
+    def watch() -> None:
+        while not ended.wait(WATCHED_EVERY_S):
+            try:
+                status = service_status(service.address, timeout_s=service.timeout_s)
+            except ConfigError as error:
+                _LOG.warning("%s", error)
+                continue
+            if status.silent and not ended.is_set():
+                _LOG.warning(
+                    "training waits for tf.data workers that do not answer: %s; it goes on when "
+                    "they are back at these addresses",
+                    ", ".join(status.silent),
+                )
+
+    watcher = Thread(target=watch, name="stoker-data-service", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join(timeout=service.timeout_s)
 
 
 def _register(dataset: tf.data.Dataset[Any], service: ServiceConfig) -> tf.Tensor:

@@ -52,6 +52,11 @@ class ServiceStatus:
         """How many workers answer."""
         return sum(worker.answers for worker in self.workers)
 
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Addresses of the workers that do not answer; readers wait for them nevertheless."""
+        return tuple(worker.address for worker in self.workers if not worker.answers)
+
 
 def service_status(address: str, *, timeout_s: float) -> ServiceStatus:
     """Ask a dispatcher for its workers, and each of them for its tasks.
@@ -79,7 +84,9 @@ def service_status(address: str, *, timeout_s: float) -> ServiceStatus:
 
 
 def wait_until_ready(address: str, *, workers: int, timeout_s: float) -> ServiceStatus:
-    """Wait for a dispatcher and a number of workers that answer.
+    """Wait for a dispatcher and a number of workers, and until every worker that it knows answers.
+
+    A dispatcher deals records to a worker that is gone too, and readers wait for it without end.
 
     Raises:
         ConfigError: they are not there in time; says what is.
@@ -93,17 +100,29 @@ def wait_until_ready(address: str, *, workers: int, timeout_s: float) -> Service
             if time.monotonic() + POLL_S > end_s:
                 raise
         else:
-            if status.answering >= workers:
+            if status.answering >= workers and not status.silent:
                 return status
             if time.monotonic() + POLL_S > end_s:
-                raise ConfigError(
-                    f"the tf.data service at {status.address} must have {workers} worker(s) that "
-                    f"answer within {timeout_s:g} s",
-                    got=Plain(f"{status.answering} of the {len(status.workers)} it knows"),
-                    fix="Start one with `stoker data-service start --dispatcher "
-                    f"{status.address} --workers 1`.",
-                )
+                raise _not_ready(status, workers=workers, timeout_s=timeout_s)
         time.sleep(POLL_S)
+
+
+def _not_ready(status: ServiceStatus, *, workers: int, timeout_s: float) -> ConfigError:
+    if status.answering < workers:
+        return ConfigError(
+            f"the tf.data service at {status.address} must have {workers} worker(s) that "
+            f"answer within {timeout_s:g} s",
+            got=Plain(f"{status.answering} of the {len(status.workers)} it knows"),
+            fix="Start one with `stoker data-service start --dispatcher "
+            f"{status.address} --workers 1`.",
+        )
+    port = status.silent[0].rpartition(":")[2]
+    return ConfigError(
+        f"every worker that the tf.data service at {status.address} knows must answer: "
+        "it deals records to all of them",
+        got=Plain(f"no answer from {', '.join(status.silent)}"),
+        fix=f"Start it again where it was (--worker-port {port}), or start the service anew.",
+    )
 
 
 def _worker(address: str, timeout_s: float) -> WorkerStatus:
