@@ -255,10 +255,12 @@ class _Writer:
         self.size_bytes += len(framed)
 
 
-def _column_values(column: Column, batch: pa.RecordBatch) -> Any:
+def _column_values(column: Column, batch: pa.RecordBatch) -> NDArray[Any]:
     """A column's values, images as the exported graph takes them."""
     found = to_numpy(column, batch.column(column.name))
-    return [encoded_image(each) for each in found] if column.dtype == "image" else found
+    if column.dtype == "image":
+        found[:] = [encoded_image(each) for each in found]
+    return found
 
 
 def _masked_crc(content: bytes) -> bytes:
