@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stoker.app.experiment import Experiment, ServeSection
 from stoker.cluster.resources import Resources
+from stoker.data.feed.augment import AugmentConfig, ColorJitter, RandomResizedCrop
 from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
@@ -23,6 +24,9 @@ SECTIONS: list[tuple[str, type]] = [
     ("data.service", ServiceConfig),
     ("data, a dataset of your own", OwnDatasetConfig),
     ("train", TrainConfig),
+    ("train.augment", AugmentConfig),
+    ("train.augment.random_resized_crop", RandomResizedCrop),
+    ("train.augment.color_jitter", ColorJitter),
     ("evaluate", EvaluateConfig),
     ("evaluate.gates.METRIC", Gate),
     ("evaluate.slice_gates.METRIC", SliceGate),

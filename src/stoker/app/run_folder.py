@@ -24,6 +24,7 @@ from typing import Any
 from stoker.core.errors import BusyError, DataError, Plain, UserError
 from stoker.core.files import (
     alone,
+    full_disk_is_named,
     publish_folder,
     read_json,
     scratch_folder,
@@ -208,7 +209,8 @@ def _new_run(runs_root: Path, run_fingerprint: str, settings: Mapping[str, Any])
 @contextmanager
 def _writable(runs_root: Path) -> Iterator[None]:
     try:
-        yield
+        with full_disk_is_named(runs_root):
+            yield
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise
@@ -221,7 +223,7 @@ def _writable(runs_root: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(run: Run) -> Iterator[None]:
-    with (run.root / _LOCK).open("a+", encoding="utf-8") as stream:
+    with full_disk_is_named(run.root), (run.root / _LOCK).open("a+", encoding="utf-8") as stream:
         try:
             # The kernel gives the lock back when its owner dies, however it dies.
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -119,7 +119,7 @@ def test_a_full_disk_names_need_and_free_and_the_next_ingest_goes_on(
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)]
     mounted = subprocess.run(mount, capture_output=True, check=False)
     if mounted.returncode:
         pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")

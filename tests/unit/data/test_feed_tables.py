@@ -216,7 +216,11 @@ def test_tensors_are_the_batches_of_the_stream(cut_table: CutTable) -> None:
 
 
 def table_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("stoker-")]
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith(("stoker-table", "stoker-window"))
+    ]
 
 
 @pytest.fixture

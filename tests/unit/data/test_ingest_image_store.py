@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError
 from stoker.data.ingest.image_store import ChosenStore, ImageFacts, Room, choose_store
-from stoker.data.sources.config import ImagesConfig
+from stoker.data.ingest.stored_images import stored_image
+from stoker.data.sources.config import ImagesConfig, ImageStore
 
 LARGE = ImageFacts(images=1_000_000, mean_bytes=700e3, mean_height=1200, mean_width=1600)
 SMALL = ImageFacts(images=60_000, mean_bytes=900, mean_height=32, mean_width=32)
@@ -91,3 +96,21 @@ def test_loss_is_never_chosen_unless_it_is_allowed(
     facts = ImageFacts(images=images, mean_bytes=mean_bytes, mean_height=height, mean_width=width)
 
     assert choose(ImagesConfig(), facts, epochs=epochs).store == "original"
+
+
+@pytest.mark.parametrize("store", ["resized", "raw"])
+def test_a_gif_is_left_to_the_models_own_decoder(tmp_path: Path, store: ImageStore) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (96, 80, 3), np.uint8)
+    path = tmp_path / "one.gif"
+    cv2.imwriteanimation(str(path), _one_frame(pixels))
+    made = path.read_bytes()
+    chosen = ChosenStore(store=store, short_side=32, quality=90, why="")
+
+    assert stored_image(made, chosen, channels=3) == made
+
+
+def _one_frame(pixels: np.ndarray[Any, Any]) -> cv2.Animation:
+    animation = cv2.Animation()
+    animation.frames, animation.durations = [pixels], [100]
+    return animation

@@ -355,6 +355,16 @@ def test_a_type_is_found_over_all_files_together(tmp_path: Path) -> None:
     assert len(rows_of(blocks)) == 11
 
 
+def test_text_in_a_later_file_of_a_number_column_names_both_files(tmp_path: Path) -> None:
+    write(tmp_path, "x,y\n" + "1,0\n" * 300, "a.csv")
+    write(tmp_path, "x,y\n" + "2,yes\n" * 20, "b.csv")
+
+    with pytest.raises(DataError, match=r"column 'y'.*numbers in .*a\.csv, text in .*b\.csv"):
+        read(tmp_path)
+    scan, _ = read(tmp_path, types={"y": "string"})
+    assert [column.dtype for column in scan.columns] == ["int64", "string"]
+
+
 def test_data_types_of_an_unknown_column_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'fare'"):
         read(write(tmp_path, "fare,tips\n1,2\n"), types={"fair": "float"})

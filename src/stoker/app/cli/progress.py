@@ -87,3 +87,14 @@ class ConsoleListener:
         mark = "-" if outcome.skipped else "+"
         note = f"skipped: {outcome.why or 'nothing to do'}" if outcome.skipped else outcome.why
         self.say(f"{mark} {outcome.stage:<10} {outcome.took_s:6.1f} s  {note}".rstrip())
+        for line in _worth_saying(outcome):
+            self.say(f"  {line}")
+
+
+def _worth_saying(outcome: StageOutcome) -> list[str]:
+    """What nobody should have to look up: what was left out, and what was lost on purpose."""
+    facts = outcome.result
+    if outcome.stage != "ingest":
+        return []
+    lines = [f"{facts['bad_rows']:,} bad rows left out"] if facts.get("bad_rows") else []
+    return lines + ([f"images: {facts['image_store']}"] if facts.get("image_store") else [])

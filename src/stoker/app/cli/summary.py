@@ -104,8 +104,7 @@ def _wrote(outcome: StageOutcome) -> str:
                 return f"{facts['columns']} tensors of your own dataset; nothing copied"
             rows = ", ".join(f"{count:,} {split}" for split, count in facts["rows"].items())
             bad = f", {facts['bad_rows']} bad rows left out" if facts["bad_rows"] else ""
-            store = f"; images {facts['image_store']}" if facts.get("image_store") else ""
-            return f"{rows} rows{bad}{store}"
+            return f"{rows} rows{bad}"
         case "analyze":
             return f"statistics, schema, report; {len(facts['anomalies'])} anomalies"
         case "transform":

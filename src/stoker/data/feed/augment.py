@@ -23,6 +23,12 @@ FloatArray = NDArray[np.float64]
 _TRIES = 10
 """Boxes that are drawn for an image before the middle is taken, as torchvision draws them."""
 
+MOST_RATIO = 100
+"""Longest box, either way; its inverse is the least ratio."""
+
+LEAST_SCALE = 1e-4
+"""Smallest share of an image that a box may take: 1 pixel in 100 x 100."""
+
 _COLOURS = ("brightness", "contrast", "saturation")
 
 
@@ -41,15 +47,15 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         low, high = self.scale
-        if not 0 < low <= high <= 1:
+        if not LEAST_SCALE <= low <= high <= 1:
             raise ConfigError(
-                "train.augment.random_resized_crop.scale must rise within 0 and 1",
+                f"train.augment.random_resized_crop.scale must rise within {LEAST_SCALE} and 1",
                 got=list(self.scale),
                 fix="Write for example `scale: [0.08, 1.0]`.",
             )
-        if not 0 < self.ratio[0] <= self.ratio[1]:
+        if not 1 / MOST_RATIO <= self.ratio[0] <= self.ratio[1] <= MOST_RATIO:
             raise ConfigError(
-                "train.augment.random_resized_crop.ratio must rise, from above 0",
+                "train.augment.random_resized_crop.ratio must rise, within 1/100 and 100",
                 got=list(self.ratio),
                 fix="Write for example `ratio: [0.75, 1.3333]`.",
             )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.data.columns import Column
 from stoker.data.ingest.image_store import ChosenStore
-from stoker.data.sources import jpeg
+from stoker.data.sources import gif, jpeg
 from stoker.data.sources.exif import TRANSPOSED, orientation
 from stoker.data.sources.image_check import BadImage, read_header
 
@@ -101,11 +101,13 @@ def stored_image(data: bytes, chosen: ChosenStore, *, channels: int) -> bytes:
 
     Returns:
         A JPEG, raw pixels, or the same bytes: where the image is no larger than `short_side` as a
-        `resized` one, and where it is CMYK, which the model's own decoder turns into colours.
+        `resized` one, and where it is CMYK or a GIF, whose colours and transparency are for the
+        model's own decoder to turn into pixels.
     """
     header = read_header(data)
     small_already = min(header.height, header.width) <= chosen.short_side
-    if header.channels == 4 or (small_already and chosen.store == "resized"):
+    is_gif = data.startswith(gif.MAGICS)
+    if header.channels == 4 or is_gif or (small_already and chosen.store == "resized"):
         return data
     pixels = _decoded(data, chosen.short_side, channels)
     height, width = pixels.shape[:2]

@@ -25,6 +25,12 @@ ImageStore = Literal["original", "resized", "raw"]
 REACH_KEYS = ("cache_bytes", "cache_dir", "store_attempts", "store_backoff_s", "service")
 """Settings of how a source or the shards are reached, which change no record that is read."""
 
+MOST_ROWS = 2**31
+"""Most records that a setting may name: beyond it a setting is a slip of the keyboard."""
+
+MOST_PIXELS_A_SIDE = 1 << 15
+"""Longest side to which images are brought."""
+
 _SHARE_TOLERANCE = 1e-6
 """How far from 1 the shares may add up: what three-digit fractions leave, not a typing error."""
 
@@ -66,9 +72,12 @@ class ImagesConfig:
     """JPEG quality of a resized image."""
 
     def __post_init__(self) -> None:
-        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+        if self.size is not None and (
+            len(self.size) != 2 or min(self.size) < 1 or max(self.size) > MOST_PIXELS_A_SIDE
+        ):
             raise ConfigError(
-                "data.images.size must be [height, width], each at least 1 pixel",
+                "data.images.size must be [height, width], each at least 1 pixel and at most "
+                f"{MOST_PIXELS_A_SIDE:,}",
                 got=list(self.size),
                 fix="Write for example `size: [224, 224]`.",
             )
@@ -87,8 +96,11 @@ class ImagesConfig:
             raise ConfigError("data.images.crop must be above 0 and at most 1", got=self.crop)
         if not 1 <= self.quality <= 100:
             raise ConfigError("data.images.quality must be from 1 to 100", got=self.quality)
-        if self.store_size is not None and self.store_size < 1:
-            raise ConfigError("data.images.store_size must be at least 1", got=self.store_size)
+        if self.store_size is not None and not 1 <= self.store_size <= MOST_PIXELS_A_SIDE:
+            raise ConfigError(
+                f"data.images.store_size must be from 1 to {MOST_PIXELS_A_SIDE:,}",
+                got=self.store_size,
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,6 +217,14 @@ class IngestConfig:
         ):
             if value < least:
                 raise ConfigError(f"data.{name} must be at least {least}", got=value)
+        for name, value, most in (
+            ("max_bad_rows", self.max_bad_rows, MOST_ROWS),
+            ("shard_rows", self.shard_rows, MOST_ROWS),
+            ("store_attempts", self.store_attempts, 1000),
+            ("store_backoff_s", self.store_backoff_s, 3600),
+        ):
+            if not value <= most:
+                raise ConfigError(f"data.{name} must be at most {most:,}", got=value)
         if self.format not in ("auto", *get_args(Format)):
             raise ConfigError(
                 f"data.format must be auto, {', '.join(get_args(Format))}",

@@ -129,6 +129,7 @@ class CsvFiles:
         names = self._names()
         overrides = known_types(self.config, names)
         tallies = [Tally() for _ in names]
+        kinds: list[dict[str, str]] = [{} for _ in names]
         missing = missing_texts(self.config.missing_values)
         rows = 0
 
@@ -136,14 +137,23 @@ class CsvFiles:
             tally.add(clean(raw).values, missing)
 
         with ThreadPoolExecutor(WORKERS) as pool:
-            for chunk in self._all_chunks(names):
-                list(pool.map(count, tallies, chunk.columns))
-                rows += len(chunk.rows)
-                progress(rows, None)
+            for file in self.listing.files:
+                of_file = [Tally() for _ in names]
+                for chunk in self._chunks(file, names):
+                    list(pool.map(count, of_file, chunk.columns))
+                    rows += len(chunk.rows)
+                    progress(rows, None)
+                for tally, found, seen in zip(tallies, of_file, kinds, strict=True):
+                    tally.merge(found)
+                    if found.present:
+                        seen.setdefault(found.kind, file.location)
         readings = tuple(
             tally.reading(overrides.get(name), gaps_end_records=name == self.label)
             for name, tally in zip(names, tallies, strict=True)
         )
+        for name, how, seen in zip(names, readings, kinds, strict=True):
+            if how == "string" and name not in overrides and len(seen) > 1:
+                raise _two_kinds(name, seen)
         columns = tuple(
             stored_column(name, how, widest=tally.widest)
             for name, how, tally in zip(names, readings, tallies, strict=True)
@@ -271,6 +281,14 @@ def _batches(
             if "straddling" in str(error):
                 raise _endless_record(file, numbering.last_row + 1) from None
             raise
+
+
+def _two_kinds(name: str, seen: dict[str, str]) -> DataError:
+    return DataError(
+        f"column {name!r} must have one type in all files",
+        got=Plain(", ".join(f"{kind} in {where}" for kind, where in seen.items())),
+        fix=f"Mend the file, or set data.types: {{{name}: string}}.",
+    )
 
 
 def _endless_record(file: SourceFile, row: int) -> DataError:

@@ -171,6 +171,7 @@ class _Reader:
 
     def __init__(self, path: Path, location: str) -> None:
         self.is_tfrecord = False
+        self._location = location
         self._unpacked = Unpacked(path, location=location) if _is_packed(path) else None
         self._size = path.stat().st_size
         self._buffer = _Buffer(iter(self._unpacked or plain_chunks(path)))
@@ -188,9 +189,13 @@ class _Reader:
                     break
                 self._take_next(frames)
             yield frames
-        if self._unpacked is not None and self._unpacked.is_cut and not self._ends_inside:
-            reason = "the gzip or zlib data is cut: what came after this is lost"
-            yield Frames(damages=[self._damage(buffer.offset, reason)])
+        if self._unpacked is not None and self._unpacked.is_cut:
+            # Nobody can say how many records are lost, so no number of bad rows permits it.
+            raise DataError(
+                f"{self._location} must be whole gzip or zlib data",
+                got=Plain(f"a file that is cut, the last record in it being {self._row - 1:,}"),
+                fix="Fetch or write the file again.",
+            )
 
     def _take_whole(self, frames: Frames) -> None:
         """Take the whole records at hand: the quick way, which ends before anything unusual."""

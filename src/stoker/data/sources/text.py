@@ -83,11 +83,22 @@ class Tally:
         self.ints += count
         self.widen(whole)
 
+    def merge(self, other: Tally) -> None:
+        """Count what another tally has counted."""
+        for name in ("missing", "present", "ints", "floats", "bools"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.widest = max(self.widest, other.widest)
+
     def widen(self, numbers: pa.Array) -> None:
         """Take the magnitudes of more numbers into account."""
         if len(numbers) > numbers.null_count:
             ends = pc.min_max(numbers).as_py()
             self.widest = max(self.widest, abs(float(ends["min"])), abs(float(ends["max"])))
+
+    @property
+    def kind(self) -> str:
+        """`numbers` (true and false among them) or `text`."""
+        return "text" if self.reading(None, gaps_end_records=True) == "string" else "numbers"
 
     def reading(self, override: Override | None, *, gaps_end_records: bool) -> Reading:
         """How the column is read.
