@@ -25,6 +25,7 @@ from stoker.core.files import (
     publish_folder,
     read_json,
     scratch_folder,
+    sweep,
     write_json,
 )
 from stoker.core.fingerprint import fingerprint
@@ -142,7 +143,8 @@ class Repository:
         checked_name(alias)
         base.mkdir(parents=True, exist_ok=True)
         with _exclusive(base):
-            _remove_killed(base)
+            # What a killed push left: whoever holds the lock is the only one pushing.
+            sweep(base, "*")
             newest = self.newest(model)
             if newest is not None and self.content_hash(model, newest) == _content(source):
                 _write_alias(base, alias, newest)
@@ -315,12 +317,6 @@ def _write_alias(base: Path, alias: str, version: int) -> None:
     aliases = read_aliases(base)
     if aliases.get(checked_name(alias)) != version:
         write_json(base / ALIASES, {**aliases, alias: version})
-
-
-def _remove_killed(base: Path) -> None:
-    """Remove what a killed push left; whoever holds the lock is the only one pushing."""
-    for path in base.glob(".version.*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -282,6 +282,19 @@ for source in itertools.cycle(sources):
 """
 
 
+def test_what_a_killed_push_left_is_gone_after_the_next(
+    repository: Repository, tmp_path: Path
+) -> None:
+    source = saved_model(tmp_path / "m", content="c", files=1)
+    base = repository.push(source, "taxi").path.parent
+    (base / ".aliases.json.killed.tmp").write_text("{")
+    (base / ".version.killed.tmp").mkdir()
+
+    repository.push(source, "taxi")
+
+    assert [path.name for path in base.iterdir() if path.suffix == ".tmp"] == []
+
+
 def test_a_push_killed_at_any_moment_leaves_the_old_or_the_new_and_never_half(
     repository: Repository, tmp_path: Path
 ) -> None:
