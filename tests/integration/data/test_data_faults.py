@@ -21,7 +21,7 @@ import pytest
 
 from stoker.core.errors import DataError
 from stoker.data.dataset import Dataset, load_dataset
-from stoker.data.ingest import IngestConfig, ingest
+from stoker.data.ingest import IngestConfig, ingest, source_fingerprint
 
 ROWS = 1000
 
@@ -149,6 +149,26 @@ def test_a_file_cut_while_it_is_read_is_an_error_and_no_mixture(tmp_path: Path) 
     with pytest.raises(DataError, match=r"part-2\.csv must not change while it is read"):
         ingest(IngestConfig(source=str(source)), tmp_path / "out", progress=cut)
     assert not list((tmp_path / "out").rglob("*.parquet"))
+
+
+def test_a_source_written_while_it_is_hashed_has_no_fingerprint(tmp_path: Path) -> None:
+    source = tmp_path / "growing.csv"
+    source.write_bytes(b"n\n" + b"1\n" * (32 << 20))
+    ended = threading.Event()
+
+    def grow() -> None:
+        with source.open("ab", buffering=0) as stream:
+            while not ended.wait(0.001):
+                stream.write(b"2\n")
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    try:
+        with pytest.raises(DataError, match=r"growing\.csv must not change while it is read"):
+            source_fingerprint(IngestConfig(source=str(source)))
+    finally:
+        ended.set()
+        writer.join()
 
 
 def test_a_shard_written_over_while_it_is_read_is_an_error(tmp_path: Path) -> None:

@@ -258,10 +258,12 @@ def source_fingerprint(config: IngestConfig) -> str:
     """One name for the content of `data.source`, wherever it lies: 64 hexadecimal digits.
 
     Raises:
-        DataError: as `source_files`.
+        DataError: as `source_files`; or a file was written while it was hashed.
     """
-    files = list_source(config).files
-    return fingerprint([[file.name, file.sha256()] for file in files])
+    listing = list_source(config)
+    found = fingerprint([[file.name, file.sha256()] for file in listing.files])
+    listing.check_unchanged()
+    return found
 
 
 def _warn_of_copies(listing: Listing) -> None:

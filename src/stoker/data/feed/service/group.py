@@ -308,8 +308,8 @@ def require_free(port: int) -> None:
     with socket.socket(socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            # Bound and not listening: it opens nothing, and fails where something listens.
             probe.bind(("0.0.0.0", port))  # noqa: S104 - what TensorFlow will take
-            probe.listen()
         except OSError as error:
             raise BusyError(
                 f"port {port} must be free for the tf.data service",
