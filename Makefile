@@ -8,17 +8,23 @@ STAMP := $(VENV)/.stamp
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.stamp
 
-# The first interpreter that runs and is 3.11 to 3.13; PYTHON=... names another.
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+# The environment's own interpreter, else the first that runs and is 3.11 to 3.13;
+# PYTHON=... names another, and then the environment is made anew with it.
+PYTHON ?= $(shell for p in $(BIN)/python python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
-	&& command -v $$p && break; done)
+	&& $$p -c 'import os, sys; print(os.path.realpath(sys.executable))' && break; done)
+WHICH := import sys; print(sys.base_prefix, sys.version)
+OTHER := $(shell test ! -x $(BIN)/python || test -z "$(PYTHON)" || \
+	test "$$($(BIN)/python -c '$(WHICH)')" = "$$("$(PYTHON)" -c '$(WHICH)')" || echo other)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt lint types imports docs lock clean \
+.PHONY: help another-python setup demo test check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+another-python:
 
 setup: $(STAMP) ## virtual environment with locked versions, and .venv/bin/stoker
 
@@ -30,8 +36,10 @@ $(UV):
 	(Debian: apt-get install python3-venv)"; exit 2; }
 	@.tools/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-$(STAMP): $(UV) requirements.lock pyproject.toml
+$(STAMP): $(UV) requirements.lock pyproject.toml $(if $(OTHER),another-python)
 	@echo "setup: virtual environment in $(VENV), $$(grep -c '^[a-z].*==' requirements.lock) locked packages"
+	@"$(PYTHON)" -c '' || { echo "stoker: PYTHON=$(PYTHON) does not run"; exit 2; }
+	@$(if $(OTHER),rm -rf $(VENV))
 	@$(UV) venv --quiet --allow-existing --python "$(PYTHON)" $(VENV)
 	@$(UV) pip sync --python $(BIN)/python --require-hashes --compile-bytecode requirements.lock
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
