@@ -18,8 +18,9 @@ OTHER := $(shell test ! -x $(BIN)/python || test -z "$(PYTHON)" || \
 	test "$$($(BIN)/python -c '$(WHICH)')" = "$$("$(PYTHON)" -c '$(WHICH)')" || echo other)
 
 .DEFAULT_GOAL := help
-.PHONY: help another-python setup demo test check fmt lint types imports docs lock clean \
-	bench-data bench-images bench-tables bench-service bench-ingest
+.PHONY: help another-python setup demo test soak check fmt lint types imports docs lock clean \
+	bench-data bench-images bench-tables bench-service bench-ingest \
+	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,6 +53,9 @@ demo: $(STAMP) ## data to served model on real data: the digits recipe
 test: $(STAMP) ## every test
 	@echo "test: the whole suite; the slowest tests are listed at its end"
 	@$(BIN)/python -m pytest --durations=15 $(ARGS)
+
+soak: $(STAMP) ## kill training at 50 random instants (half an hour)
+	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
 
 check: lint types imports docs ## everything that needs no run
 
@@ -89,6 +93,24 @@ bench-service: $(STAMP) ## the tf.data service beside the local feed
 
 bench-ingest: $(STAMP) ## memory and CPU time of 1 M and 10 M rows
 	@$(BIN)/python benchmarks/ingest/measure.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-train: bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps ## training against its peers
+
+bench-train-loop: $(STAMP) ## the loop beside model.fit and a loop by hand (about 8 minutes)
+	@$(BIN)/python benchmarks/train/loop.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-train-scaling: $(STAMP) ## 2 workers beside 1, also over a shaped network as root (about 8 minutes)
+	@$(BIN)/python benchmarks/train/scaling.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-train-checkpoints: $(STAMP) ## stall, overhead, kill to the first new step (about 8 minutes)
+	@$(BIN)/python benchmarks/train/checkpoints.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-train-ps: $(STAMP) ## updates counted by a parameter server
+	@$(BIN)/python benchmarks/bench_train_ps.py
 	@$(BIN)/python benchmarks/report.py
 
 $(BENCH_STAMP): benchmarks/requirements.txt

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from stoker.app.api import Data, Evaluate, Experiment, OwnDataset, Train, load, run
+    from stoker.app.api import (
+        Data,
+        Evaluate,
+        Experiment,
+        OwnDataset,
+        Resume,
+        Train,
+        load,
+        run,
+    )
 
-__all__ = ["Data", "Evaluate", "Experiment", "OwnDataset", "Train", "__version__", "load", "run"]
+__all__ = ["Data", "Evaluate", "Experiment", "OwnDataset", "Resume", "Train", "__version__", "load", "run"]
 
 
 def __getattr__(name: str) -> Any:

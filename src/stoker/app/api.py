@@ -7,12 +7,13 @@ import logging
 from stoker.app.chain import ChainResult, StageOutcome, run_chain
 from stoker.app.experiment import Experiment
 from stoker.app.experiment import load_experiment as load
+from stoker.app.resume import NEWEST, Resume
 from stoker.data.ingest import IngestConfig as Data
 from stoker.data.own.config import OwnDatasetConfig as OwnDataset
 from stoker.evaluate.config import EvaluateConfig as Evaluate
 from stoker.train.config import TrainConfig as Train
 
-__all__ = ["Data", "Evaluate", "Experiment", "OwnDataset", "Train", "load", "run"]
+__all__ = ["Data", "Evaluate", "Experiment", "OwnDataset", "Resume", "Train", "load", "run"]
 
 
 class _Logged:
@@ -36,12 +37,15 @@ class _Logged:
         self._logger.info("%s %s, %.1f s %s", outcome.stage, how, outcome.took_s, outcome.why)
 
 
-def run(experiment: Experiment, *, until: str = "push") -> ChainResult:
+def run(
+    experiment: Experiment, *, until: str = "push", resume: Resume = NEWEST
+) -> ChainResult:
     """Run an experiment's chain; stages whose inputs have not changed are skipped.
 
     Args:
         experiment: What to run; `load(folder)` reads one from `stoker.yaml`.
         until: The last stage, `push` by default.
+        resume: Which run is gone on with, and whether as something else.
 
     Returns:
         The run's folder and, a stage, its output and facts. Progress goes to the logger `stoker`.
@@ -50,4 +54,4 @@ def run(experiment: Experiment, *, until: str = "push") -> ChainResult:
         UserError: the data, the settings or the user's code.
         CheckFailed: a gate said no; nothing was pushed.
     """
-    return run_chain(experiment, _Logged(), until=until)
+    return run_chain(experiment, _Logged(), until=until, resume=resume)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from stoker.app.experiment import Experiment, data_fingerprint, fingerprint_run
+from stoker.app.context import Context, Stage
+from stoker.app.experiment import Experiment, data_fingerprint
+from stoker.app.identity import run_identity
+from stoker.app.left_behind import left_behind
 from stoker.app.own_stages import stages_of
+from stoker.app.prepare import prepare_source
 from stoker.app.quiet import import_tensorflow
+from stoker.app.resume import NEWEST, Resume
 from stoker.app.run_folder import Run, StageRecord, damage, open_run, runs_newest_first
-from stoker.app.stages import STAGES, Context, Stage
-from stoker.core.errors import CheckFailed, ConfigError, Plain, UserError
+from stoker.app.stages import STAGES
+from stoker.core.errors import CheckFailed, Plain, UserError
 from stoker.core.files import (
-    alone,
     full_disk_is_named,
     hash_folder,
     lasting_folder,
@@ -28,7 +31,7 @@ from stoker.core.files import (
     sweep,
 )
 from stoker.core.fingerprint import fingerprint, library_versions
-from stoker.core.user_code import call, load_function
+from stoker.core.signals import ends_when_asked
 from stoker.data.dataset import load_dataset
 
 
@@ -92,6 +95,7 @@ class ChainResult:
 
 @dataclass
 class _State:
+    resume: Resume
     outputs: dict[str, Path] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -104,6 +108,7 @@ def run_chain(
     *,
     until: str = "push",
     again: bool = False,
+    resume: Resume = NEWEST,
 ) -> ChainResult:
     """Run the chain up to a stage; a stage whose inputs are those of an earlier one is skipped.
 
@@ -112,22 +117,28 @@ def run_chain(
         listener: Told what goes on.
         until: The last stage.
         again: Do the last stage again even where nothing has changed.
+        resume: Which run is gone on with.
 
     Raises:
         UserError: the user's data, settings or code; the run can be continued.
         CheckFailed: a gate said no; nothing is pushed, the run is over.
     """
     prepare_source(experiment, listener)
-    run_fingerprint = fingerprint_run(experiment, source=data_fingerprint(experiment))
+    identity = run_identity(experiment, source=data_fingerprint(experiment))
     if until == STAGES[-1].name:
         _require_folder(experiment.models_root)
     stages = stages_of(experiment)
     stages = stages[: [stage.name for stage in stages].index(until) + 1]
-    with open_run(
-        experiment.runs_root, run_fingerprint=run_fingerprint, settings=experiment.to_json()
-    ) as (run, continued):
+    with (
+        ends_when_asked(),
+        open_run(
+            experiment.runs_root, identity=identity, settings=experiment.to_json(), resume=resume
+        ) as (run, continued),
+    ):
         listener.say(f"run {run.id}" + (" (continued)" if continued else ""))
-        state = _State()
+        if not continued and (line := left_behind(run, identity)):
+            listener.say(line)
+        state = _State(resume=resume)
         for stage in stages:
             force = stage.always or (again and stage is stages[-1])
             try:
@@ -138,38 +149,6 @@ def run_chain(
         if until == STAGES[-1].name:
             run.finish("pushed")
         return ChainResult(run=run.root, outcomes=tuple(state.outcomes))
-
-
-def prepare_source(experiment: Experiment, listener: Listener) -> None:
-    """Call `data.prepare(path)` where the source is not there yet.
-
-    Raises:
-        ConfigError: the function failed, or did not make the source.
-    """
-    if experiment.own_dataset is not None:
-        return
-    source, reference = experiment.files.source, experiment.files.prepare
-    if reference is None or Path(source).exists():
-        return
-    if experiment.folder.resolve() not in Path(source).resolve().parents:
-        # A path from elsewhere that is not there is a slip, and not a place to write to.
-        return
-    made = Path(source)
-    with alone(made.parent / f".{made.name}.lock"):
-        if made.exists():
-            return
-        listener.say(f"{source} is not there yet: made by {reference}")
-        prepare = load_function(experiment.folder, reference, where="data.prepare")
-        sweep(made.parent, made.name)
-        with scratch_folder(made) as scratch:
-            target = scratch / made.name
-            call(prepare, target, what=reference)
-            if not target.exists():
-                raise ConfigError(
-                    f"{reference} must write the path that it is given",
-                    got=Plain(f"nothing at {target}"),
-                )
-            os.rename(target, made)
 
 
 def _require_folder(models: Path) -> None:
@@ -201,6 +180,7 @@ def _do_stage(
         identities=state.identities,
         results=state.results,
         progress=listener.progress,
+        accept_change=state.resume.accept_change or bool(run.changes()),
     )
     key = fingerprint({"inputs": dict(stage.inputs(context)), "versions": library_versions()})
     record, skipped, why = None, False, ""
@@ -208,7 +188,7 @@ def _do_stage(
         record, why = _find_earlier(stage, run, experiment, state, key)
         skipped = record is not None
     if record is None:
-        run.forget(stage.name, stage.folder)
+        _clear(stage, run, keep=state.resume.run is not None and not force)
         listener.stage_began(stage.name)
         if stage.tensorflow:
             import_tensorflow()
@@ -234,8 +214,23 @@ def _do_stage(
         )
 
 
+def _clear(stage: Stage, run: Run, *, keep: bool) -> None:
+    """Remove what the stage has left in this run, but for what it can go on from.
+
+    Args:
+        stage: The stage that is to do its work.
+        run: The run.
+        keep: Go on even where it was done: the user has named the run.
+    """
+    unfinished = run.record(stage.name) is None
+    run.forget(stage.name)
+    if not (stage.in_place and (unfinished or keep)):
+        run.remove_output(stage.folder)
+
+
 def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
     began_s = time.monotonic()
+    changed = list(run.changes())
     final = run.root / stage.folder
     with _folder_for(stage, final, key) as folder:
         done = stage.work(context, folder)
@@ -249,7 +244,8 @@ def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
         data=_data_fingerprint(stage, context.outputs | {stage.name: final}, done.columns),
         output=stage.folder,
         files=files,
-        result=done.result,
+        # What went on as something else says so wherever it goes, up to the lineage of the model.
+        result=done.result | ({"changes": changed} if stage.in_place and changed else {}),
         took_s=time.monotonic() - began_s,
         made_by=run.id,
         content=done.content,
@@ -270,8 +266,8 @@ def _folder_for(stage: Stage, final: Path, key: str) -> Iterator[Path]:
             yield folder
         return
     with full_disk_is_named(final):
-        shutil.rmtree(final, ignore_errors=True)
-        final.mkdir(parents=True)
+        final.mkdir(parents=True, exist_ok=True)
+        sweep(final, "*")
         yield final
 
 

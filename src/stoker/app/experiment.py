@@ -14,7 +14,7 @@ from stoker.core.config import build, read_yaml, with_overrides
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.fingerprint import fingerprint
 from stoker.core.user_code import split_reference
-from stoker.data.ingest import REACH_KEYS, IngestConfig, source_fingerprint
+from stoker.data.ingest import IngestConfig, source_fingerprint
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig
 from stoker.export.repository import checked_name
@@ -200,23 +200,6 @@ def data_fingerprint(experiment: Experiment) -> str:
     if own is None:
         return source_fingerprint(experiment.files)
     return fingerprint({"code": experiment.code_fingerprint(own.dataset), "options": own.options})
-
-
-def fingerprint_run(experiment: Experiment, *, source: str) -> str:
-    """The fingerprint of a whole run: settings, code and source.
-
-    Args:
-        experiment: The experiment.
-        source: `data_fingerprint` of it.
-    """
-    references = [experiment.model, experiment.preprocessing]
-    code = {ref: experiment.code_fingerprint(ref) for ref in references if ref is not None}
-    settings = experiment.to_json()
-    for place in ("runs", "folder"):
-        del settings[place]
-    for key in REACH_KEYS:
-        settings["data"].pop(key, None)
-    return fingerprint({"settings": settings, "code": code, "source": source})
 
 
 def _own_dataset(reference: str) -> OwnDatasetConfig:

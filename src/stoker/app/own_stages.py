@@ -6,10 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from stoker.app.context import Context, Done, Stage
 from stoker.app.evaluation import slices_of
 from stoker.app.experiment import Experiment, data_fingerprint
 from stoker.app.opening import call_own_dataset
-from stoker.app.stages import STAGES, Context, Done, Stage, anomaly_facts
+from stoker.app.stages import STAGES, anomaly_facts
 from stoker.core.files import sha256_file
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.data.own.description import DESCRIPTION, read_description, write_description

@@ -18,7 +18,8 @@ def import_tensorflow() -> None:
     # TensorFlow looks at the devices, which the transform's stage makes it do.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if "tensorflow" in sys.modules or level in ("0", "1"):
+    closed = sys.stderr is None
+    if "tensorflow" in sys.modules or level in ("0", "1") or closed:
         return
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     with tempfile.TemporaryFile() as said:

@@ -1,6 +1,7 @@
 """One run: `runs/<name>/<UTC time>-<4 hex>/`, its lock, and the record of each stage.
 
-run.json          what was asked for, the run's fingerprint, how it ended
+run.json          what was asked for, the inputs name by name, what of them has changed since, how it
+                  ended
 lock              held (flock) by the process that works on the run
 stages/X.json     stage X is done: its inputs, where its output lies, the hash of every file
 data/ ...         the output of a stage that this run made itself
@@ -14,14 +15,16 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stoker.core.errors import BusyError, DataError, Plain, UserError
+from stoker.app.resume import Resume
+from stoker.core.config import nearest
+from stoker.core.errors import BusyError, ConfigError, DataError, Plain, UserError
 from stoker.core.files import (
     alone,
     full_disk_is_named,
@@ -33,6 +36,7 @@ from stoker.core.files import (
     write_json,
 )
 from stoker.core.fingerprint import fingerprint
+from stoker.train.checkpoints.identity import Change, Identity, require_same
 
 _RUN = "run.json"
 _LOCK = "lock"
@@ -116,9 +120,31 @@ class Run:
         """Publish that a stage is done; its output must be on the disk already."""
         write_json(self.root / _STAGES / f"{record.stage}.json", asdict(record))
 
-    def forget(self, stage: str, folder: str) -> None:
-        """Remove a stage's record and the output that this run itself made for it."""
+    def changes(self) -> tuple[dict[str, Any], ...]:
+        """What of its inputs has changed since it began, and was accepted, the oldest first."""
+        return tuple(self.about().get("changes", ()))
+
+    def accept(
+        self, found: Iterable[Change], *, now: Identity, settings: Mapping[str, Any]
+    ) -> None:
+        """Let the run be one of other inputs from here on, and write down what has changed."""
+        about = self.about()
+        change = {"at": _now(), "differs": [str(each) for each in found]}
+        inputs = {part: dict(names) for part, names in now.items()}
+        write_json(
+            self.root / _RUN,
+            about
+            | {"inputs": inputs, "fingerprint": fingerprint(inputs), "settings": dict(settings)}
+            | {"finished": None, "outcome": None}
+            | {"changes": [*about.get("changes", ()), change]},
+        )
+
+    def forget(self, stage: str) -> None:
+        """Remove a stage's record."""
         (self.root / _STAGES / f"{stage}.json").unlink(missing_ok=True)
+
+    def remove_output(self, folder: str) -> None:
+        """Remove the output that this run itself made for a stage."""
         shutil.rmtree(self.root / folder, ignore_errors=True)
 
     def output(self, record: StageRecord) -> Path:
@@ -152,30 +178,49 @@ def runs_newest_first(runs_root: Path) -> list[Run]:
 
 @contextmanager
 def open_run(
-    runs_root: Path, *, run_fingerprint: str, settings: Mapping[str, Any]
+    runs_root: Path, *, identity: Identity, settings: Mapping[str, Any], resume: Resume
 ) -> Iterator[tuple[Run, bool]]:
-    """Continue the newest unfinished run of equal fingerprint, or make a new one; hold its lock.
+    """Go on with a run, or make a new one; hold its lock.
 
     Args:
         runs_root: `runs/<name>/`.
-        run_fingerprint: Of settings, code and source.
+        identity: Settings, code, source and versions.
         settings: Written to a new run's `run.json`.
+        resume: Which run; by default the newest unfinished one of equal inputs, else a new one.
 
     Yields:
         The run, and whether it is continued.
 
     Raises:
         BusyError: another process works on it; names its pid and host.
+        ConfigError: there is no run of the id that was given.
+        UserError: it began with other inputs, and nobody accepted the change; names what differs.
     """
     with ExitStack() as held:
         with _writable(runs_root), alone(runs_root / ".lock"):
             # Alone, so that two that start at once do not each make a run.
             sweep(runs_root, "*")
-            found = _unfinished(runs_root, run_fingerprint)
-            run = found or _new_run(runs_root, run_fingerprint, settings)
+            found = _named(runs_root, resume.run) or _unfinished(runs_root, fingerprint(identity))
+            run = found or _new_run(runs_root, identity, settings)
             held.enter_context(_locked(run))
+        before = run.about().get("inputs", {})
+        if changed := require_same(before, identity, accept_change=resume.accept_change):
+            run.accept(changed, now=identity, settings=settings)
         run.sweep()
         yield run, found is not None
+
+
+def _named(runs_root: Path, run_id: str | None) -> Run | None:
+    if run_id is None:
+        return None
+    known = {run.id: run for run in runs_newest_first(runs_root)}
+    if run_id not in known:
+        raise ConfigError(
+            f"--resume must name a run in {runs_root}",
+            got=run_id,
+            fix=nearest(run_id, list(known)),
+        )
+    return known[run_id]
 
 
 def _unfinished(runs_root: Path, run_fingerprint: str) -> Run | None:
@@ -189,11 +234,12 @@ def _unfinished(runs_root: Path, run_fingerprint: str) -> Run | None:
     return None
 
 
-def _new_run(runs_root: Path, run_fingerprint: str, settings: Mapping[str, Any]) -> Run:
+def _new_run(runs_root: Path, identity: Identity, settings: Mapping[str, Any]) -> Run:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     final = runs_root / f"{stamp}-{secrets.token_hex(2)}"
     about = {
-        "fingerprint": run_fingerprint,
+        "fingerprint": fingerprint(identity),
+        "inputs": {part: dict(names) for part, names in identity.items()},
         "started": _now(),
         "finished": None,
         "outcome": None,

@@ -6,119 +6,40 @@ them. TensorFlow is imported only inside the stages that need it.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.app.context import Context, Done, Stage
 from stoker.app.evaluation import LINEAGE, evaluate_export, find_baseline, slices_of
 from stoker.app.experiment import Experiment
-from stoker.app.opening import eval_rows, open_dataset, open_transform
-from stoker.cluster.devices import find_devices
+from stoker.app.identity import code_fingerprints, training_settings
+from stoker.app.opening import eval_rows
+from stoker.app.train_folder import CHECKPOINTS, RESOLVED
+from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
-from stoker.core.files import hash_folder, read_json, write_json
+from stoker.core.files import read_json, write_json
 from stoker.core.fingerprint import library_versions
-from stoker.core.user_code import first_line, load_function
-from stoker.data.dataset import Dataset, load_dataset
+from stoker.core.user_code import load_function
+from stoker.data.columns import Column
+from stoker.data.dataset import Dataset
 from stoker.data.ingest import (
     REACH_KEYS,
-    IngestConfig,
-    ServiceConfig,
+    fingerprint_of,
     ingest,
-    source_fingerprint,
 )
 from stoker.evaluate.evaluation import evaluation_to_json
 from stoker.export.repository import Repository
 
 if TYPE_CHECKING:
-    from stoker.cluster.devices import Devices
     from stoker.data.features.anomalies import Anomaly
-    from stoker.data.own.description import AnyColumn
     from stoker.data.own.features import AnyTransform
-    from stoker.data.own.opening import AnyDataset
-    from stoker.train.config import ResolvedTraining
 
 VETTED_ROWS = 64
 """Rows of the eval split that the exported model must answer before it may be pushed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Context:
-    """What a stage may know: the experiment, the outputs before it, and whom to tell."""
-
-    experiment: Experiment
-    run_id: str
-    outputs: dict[str, Path]
-    """Stage -> where its output lies."""
-    identities: dict[str, str]
-    """Stage -> identity of its record."""
-    results: dict[str, dict[str, Any]]
-    """Stage -> the facts that it recorded."""
-    progress: Callable[[str, float | None], None]
-    """Told a line of what is going on and how far it is, a share or None."""
-
-    def shards(self) -> Dataset:
-        """The ingested dataset."""
-        return load_dataset(self.outputs["ingest"])
-
-    def dataset(self) -> AnyDataset:
-        """The dataset, ingested or the user's own."""
-        return open_dataset(
-            self.experiment, self.outputs["ingest"], analysis=self.results["analyze"]
-        )
-
-    def transform(self) -> AnyTransform:
-        """What makes features of it."""
-        return open_transform(self.experiment, self.outputs["transform"])
-
-    def hashed(self, columns: Iterable[AnyColumn]) -> tuple[str, ...]:
-        """The names of columns whose values ingest has hashed: none of a user's own dataset."""
-        return () if self.experiment.own_dataset else tuple(column.name for column in columns)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
-    """What a stage reports when it has written its output."""
-
-    result: dict[str, Any]
-    """Facts for later stages and the summary. A list under `refused` that is not empty ends the
-    chain here, with its reasons, once the output is published."""
-
-    columns: tuple[str, ...] = ()
-    """Raw columns that it read."""
-
-    content: str = ""
-    """Fingerprint of what equal inputs do not settle; see `StageRecord.content`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """One link of the chain."""
-
-    name: str
-    """The verb."""
-
-    folder: str
-    """Where its output lies inside a run."""
-
-    inputs: Callable[[Context], Mapping[str, Any]]
-    """Everything it depends on other than the raw columns that it reads."""
-
-    work: Callable[[Context, Path], Done]
-    """Does it: writes the given empty folder."""
-
-    in_place: bool = False
-    """Writes at its final place, so that others can watch; else it appears whole."""
-
-    resumable: bool = False
-    """Its work goes on from what a killed one has left in the folder."""
-
-    tensorflow: bool = False
-    """Its work needs TensorFlow, which takes seconds to import."""
-
-    always: bool = False
-    """Looks at the world outside the run, and so is asked every time."""
 
 
 def _ingest_inputs(context: Context) -> dict[str, Any]:
@@ -127,7 +48,7 @@ def _ingest_inputs(context: Context) -> dict[str, Any]:
     for key in ("source", "prepare", *REACH_KEYS):
         del settings[key]
     return {
-        "source": source_fingerprint(experiment.files),
+        "source": fingerprint_of(context.listing),
         "settings": settings,
         "label": experiment.label,
         "epochs": experiment.train.epochs if _store_depends_on_epochs(experiment) else None,
@@ -147,6 +68,8 @@ def _ingest(context: Context, folder: Path) -> Done:
         folder,
         label=experiment.label,
         epochs=experiment.train.epochs,
+        listing=context.listing,
+        accept=functools.partial(_require_columns, experiment),
         progress=_rate_of(context),
     )
     return Done(
@@ -158,6 +81,23 @@ def _ingest(context: Context, folder: Path) -> Done:
             "image_store": dataset.image_store,
         }
     )
+
+
+def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
+    """Find out before anything is read in full what `stoker.yaml` asks of columns in vain."""
+    names = [column.name for column in columns]
+    if experiment.preprocessing is None and experiment.label not in names:
+        raise ConfigError(
+            "label must be a column of the data, where there is no preprocessing_fn to make it",
+            got=experiment.label,
+            fix=nearest(str(experiment.label), names),
+        )
+    if experiment.train.augment is not None and all(c.dtype != "image" for c in columns):
+        raise ConfigError(
+            "train.augment needs a column of images",
+            got=Plain(f"{len(names)} columns without an image"),
+            fix="Leave train.augment out.",
+        )
 
 
 def _analyze_inputs(context: Context) -> dict[str, Any]:
@@ -235,99 +175,19 @@ def _train_inputs(context: Context) -> dict[str, Any]:
     experiment = context.experiment
     return {
         "transform": context.identities["transform"],
-        "build": experiment.code_fingerprint(experiment.model),
-        "train": asdict(experiment.train),
+        "code": code_fingerprints(experiment),
+        "train": training_settings(experiment),
     }
 
 
 def _train(context: Context, folder: Path) -> Done:
-    import tensorflow as tf
+    from stoker.app.training import train
 
-    from stoker.telemetry.writers import Everywhere
-    from stoker.telemetry.writers.jsonl import JsonLines
-    from stoker.telemetry.writers.tensorboard import TensorBoard
-    from stoker.train.checkpoint import STATE
-    from stoker.train.loop import BEST, Progress, fit
-    from stoker.train.model import build_model, prepare_process
-
-    experiment, transform = context.experiment, context.transform()
-    devices = find_devices()
-    resolved = _resolved(context, transform, devices)
-    write_json(folder / "resolved.json", asdict(resolved))
-    prepare_process(
-        precision=resolved.precision,
-        seed=experiment.train.seed,
-        deterministic=experiment.train.deterministic,
-    )
-    # After the seeds are set, which a user's own dataset may draw from.
-    dataset = context.dataset()
-    build = load_function(experiment.folder, experiment.model, where="model")
-    built = build_model(build, transform, what=experiment.model)
-
-    def tell(progress: Progress) -> None:
-        shown = {n: v for n, v in progress.scalars.items() if n in ("loss", "val_loss")}
-        numbers = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
-        context.progress(f"epoch {progress.epoch}, {numbers}", progress.step / progress.steps)
-
-    writer = Everywhere([JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tensorboard")])
-    try:
-        result = fit(
-            built,
-            dataset,
-            transform,
-            config=experiment.train,
-            resolved=resolved,
-            memory_bytes=devices.memory_bytes,
-            checkpoints=folder / "checkpoints",
-            writer=writer,
-            on_progress=tell,
-            service=_service(experiment),
-            work_dir=folder.parent / "cache",
-        )
-    except tf.errors.OpError as error:
-        raise ConfigError(
-            "a training step must not fail",
-            got=Plain(first_line(error)),
-            fix="An id may lie outside its Embedding, or a label outside the classes. Run it again "
-            "with --debug for the whole traceback.",
-        ) from error
-    finally:
-        writer.close()
+    trained = train(context, folder)
     return Done(
-        result={
-            "steps": result.steps,
-            "epochs": result.epochs,
-            "best_epoch": result.best_epoch,
-            "metrics": result.metrics,
-            "busy_fraction": result.busy.busy_fraction,
-            "input_wait": result.busy.input_wait,
-            "step_time_s": result.busy.real_step_s,
-            "ceiling_step_time_s": result.busy.ceiling_step_s,
-            "samples_per_s": result.samples_per_s,
-            "parameters": built.model.count_params(),
-            "resolved": asdict(resolved),
-        },
-        columns=context.hashed(transform.columns),
-        content=hash_folder(folder / "checkpoints" / BEST)[STATE],
-    )
-
-
-def _resolved(context: Context, transform: AnyTransform, devices: Devices) -> ResolvedTraining:
-    from stoker.train.config import resolve
-
-    settings = context.experiment.train
-    if context.experiment.own_dataset is None:
-        rows = context.shards().rows("train")
-    else:
-        # A step is one of the user's batches, whatever its size.
-        count = context.results["analyze"]["counts"]["train"]
-        settings = replace(settings, batch_size=count["batch_size"])
-        rows = count["batches"] * count["batch_size"]
-    return resolve(
-        settings,
-        devices=devices,
-        rows=rows,
-        string_features=any(feature.dtype == "string" for feature in transform.features),
+        result=trained.facts,
+        columns=context.hashed(context.transform().columns),
+        content=trained.content,
     )
 
 
@@ -340,13 +200,14 @@ def _export(context: Context, folder: Path) -> Done:
 
     from stoker.export.saved_model import export_saved_model
     from stoker.export.vetting import vet_model
-    from stoker.train.checkpoint import restore_checkpoint
+    from stoker.train.checkpoints.store import best
     from stoker.train.config import ResolvedTraining
-    from stoker.train.loop import BEST
+    from stoker.train.loop import AVERAGE
     from stoker.train.model import build_model, prepare_process
+    from stoker.train.state import restore_model
 
     experiment, transform = context.experiment, context.transform()
-    resolved = ResolvedTraining(**read_json(context.outputs["train"] / "resolved.json"))
+    resolved = ResolvedTraining(**read_json(context.outputs["train"] / RESOLVED))
     prepare_process(precision=resolved.precision, seed=experiment.train.seed, deterministic=False)
     build = load_function(experiment.folder, experiment.model, where="model")
     built = build_model(build, transform, what=experiment.model)
@@ -357,7 +218,8 @@ def _export(context: Context, folder: Path) -> Done:
         c.name: tf.constant(rows[c.name][:1], c.tensor_dtype) for c in transform.serving_columns
     }
     built.model(built.adapt(transform.apply_features(first)), training=False)
-    restore_checkpoint(context.outputs["train"] / "checkpoints" / BEST, built.model.variables)
+    arrays = best(context.outputs["train"] / CHECKPOINTS).arrays()
+    restore_model(built.model, arrays, average=AVERAGE)
     export_saved_model(built.model, built.adapt, transform, folder)
     vetted = vet_model(folder, transform.serving_columns, rows)
     facts = {
@@ -438,19 +300,6 @@ def _push(context: Context, folder: Path) -> Done:
     facts = {"version": pushed.version, "path": str(pushed.path), "already": pushed.already}
     write_json(folder / "push.json", facts)
     return Done(result=facts)
-
-
-def _service(experiment: Experiment) -> ServiceConfig | None:
-    """Who makes the training batches, None where this process does."""
-    if not isinstance(experiment.data, IngestConfig) or experiment.data.service is None:
-        return None
-    if experiment.train.deterministic:
-        raise ConfigError(
-            "train.deterministic needs the local feed: a tf.data service promises no order",
-            got=Plain("both train.deterministic and data.service"),
-            fix="Leave one of them out.",
-        )
-    return experiment.data.service
 
 
 def _raw_label(context: Context, dataset: Dataset) -> str | None:

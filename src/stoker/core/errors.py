@@ -5,6 +5,7 @@ UserError              exit 2, HTTP 400: rule; what was received; the next actio
 |- DataError           the user's data: names file, row and column
 |- BusyError           something else holds what is needed
 CheckFailed            exit 3: a gate or a check said no
+Preempted              exit 75: the process was asked to end, and has saved what it had
 Every other exception is our bug: exit 1, with its traceback.
 """
 
@@ -14,6 +15,7 @@ EXIT_DONE = 0
 EXIT_BUG = 1
 EXIT_USER = 2
 EXIT_CHECK = 3
+EXIT_PREEMPTED = 75
 
 
 class _Unset:
@@ -67,6 +69,12 @@ class CheckFailed(UserError):
     """A gate or a check said no: nothing is broken, but nothing goes on."""
 
     exit_code = EXIT_CHECK
+
+
+class Preempted(UserError):
+    """Asked to end (SIGTERM, Slurm's SIGUSR1): what was done is saved, and can be gone on from."""
+
+    exit_code = EXIT_PREEMPTED
 
 
 _SHOWN_CHARS = 200

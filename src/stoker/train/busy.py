@@ -9,13 +9,13 @@ takes the CPU away from the step costs U and hardly any W, so both are reported.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
+
+from stoker.train.state import TrainingState
 
 CEILING_S = 0.5
 """Time over which the ceiling is measured, before and again after training: long against a
@@ -23,8 +23,8 @@ scheduler's slice (some ms). Its mean is taken, as that of the real steps is: wh
 does slows both, and the best of several windows would blame the input for it."""
 
 
-FIXED_STEPS = 100
-"""Steps of a ceiling that must not depend on the clock."""
+FIXED_STEPS = 20
+"""Steps of a ceiling that several workers measure together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,35 +56,30 @@ def measure_ceiling(
     run_resident: Callable[[Any, tf.Tensor], tf.Tensor],
     element: Any,
     *,
-    state: Sequence[Any],
-    deterministic: bool,
+    state: TrainingState,
+    steps: int | None = None,
 ) -> float:
     """Seconds a step on one resident batch; the model is put back as it was.
 
     Args:
         run_resident: What `make_run_resident` made.
         element: The element of a step; it is the whole input of every step.
-        state: Every variable that a step can change (weights, optimizer, metrics, seeds).
-        deterministic: Take a fixed number of steps: what cannot be put back, Keras's generator for
-            layers without a seed, then stands where it stands in every run.
+        state: Every variable that a step can change.
+        steps: How many are taken; by default as many as fill `CEILING_S`. Several workers have to
+            take equally many.
     """
-    saved = [variable.numpy() for variable in state]
+    saved = state.capture()
     try:
         # The first call traces and warms up, the second says how many steps fill the time.
         run_resident(element, tf.constant(1, tf.int64)).numpy()
-        fitting = max(2, int(CEILING_S / _timed(run_resident, element, 2) * 2))
-        steps = FIXED_STEPS if deterministic else fitting
+        if steps is None:
+            steps = max(2, int(CEILING_S / _timed(run_resident, element, 2) * 2))
         return _timed(run_resident, element, steps) / steps
     finally:
-        _restore(state, saved)
+        state.restore(saved)
 
 
 def _timed(run_resident: Callable[[Any, tf.Tensor], tf.Tensor], element: Any, steps: int) -> float:
     begun_s = time.monotonic()
     run_resident(element, tf.constant(steps, tf.int64)).numpy()
     return time.monotonic() - begun_s
-
-
-def _restore(state: Sequence[Any], saved: Sequence[NDArray[Any]]) -> None:
-    for variable, value in zip(state, saved, strict=True):
-        variable.assign(np.asarray(value))

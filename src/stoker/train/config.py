@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal
 
 from stoker.cluster.devices import Devices
-from stoker.core.errors import ConfigError
+from stoker.core.errors import ConfigError, Plain
 from stoker.data.feed.augment import AugmentConfig
+from stoker.train.checkpoints.config import CheckpointConfig
+from stoker.train.health.divergence import DivergenceConfig
+from stoker.train.memory_config import MemoryConfig
 
 Auto = Literal["auto"]
+StrategyName = Literal["one_device", "mirrored", "multi_worker", "parameter_server", "tpu"]
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
+
+ReductionDtype = Literal["float32", "bfloat16", "float16"]
+"""What gradients are sent as; they are kept in float32."""
 
 MOST = 10_000_000
 """Most epochs, rows a batch or steps a call: beyond it a setting is a slip of the keyboard."""
@@ -21,25 +29,94 @@ BFLOAT16_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """The `train` section."""
+    """The `train` section.
+
+    A step is one update of the weights, over the global batch: `batch_size` x `accumulate` x
+    replicas.
+    """
 
     epochs: int = 10
     """Passes over the training split."""
 
     batch_size: int | Auto = "auto"
-    """Samples a step. auto: the power of two next below rows / 64, between 16 and 512."""
+    """Samples of a replica in one pass. auto: the power of two next below rows / 64, between 16
+    and 512, shared between the replicas."""
+
+    accumulate: int = 1
+    """Passes whose gradients make one update; they are reduced over replicas once."""
 
     steps_per_call: int | Auto = "auto"
-    """Steps run by one Python call. auto: an epoch's steps, at most 50."""
+    """Steps run by one Python call. auto: an epoch's steps, at most 50; 1 where a callback has a
+    hook for batches."""
 
     precision: Precision | Auto = "auto"
     """Keras dtype policy. auto: mixed_bfloat16 on GPUs from Ampere on, else float32."""
 
+    tf32: bool = True
+    """Let NVIDIA GPUs from Ampere on multiply float32 with 10 bits of mantissa."""
+
     xla: bool | Auto = "auto"
     """Compile forward and backward pass by XLA. auto: on a GPU, unless a feature is a string."""
 
-    strategy: Literal["one_device"] | Auto = "auto"
-    """How the step is spread over devices. auto: one device."""
+    strategy: StrategyName | Auto = "auto"
+    """How the step is spread over devices. auto: what TF_CONFIG says, else mirrored over several
+    GPUs, else one device."""
+
+    replicas: int | Auto = "auto"
+    """Replicas of this process. auto: one a GPU. Without GPUs the CPU is cut into as many."""
+
+    scale_lr: Literal["none", "linear", "sqrt"] = "none"
+    """What the learning rate is multiplied by: 1, n, or the root of n, with n = accumulate x
+    replicas, the global batch over `batch_size`."""
+
+    clip_norm: float | None = None
+    """Most that the norm of all gradients together, reduced over replicas, may be."""
+
+    class_weight: dict[int, float] | None = None
+    """Class -> how much its samples count in training, as in `Model.fit`; 1 where it is not named."""
+
+    ema: float | None = None
+    """Momentum of an exponential moving average of the weights, e.g. 0.999, which is what is
+    validated and exported."""
+
+    reduction_dtype: ReductionDtype = "float32"
+    """What gradients are sent as between replicas."""
+
+    reduction_bytes_per_pack: int = 0
+    """Gradients are sent between workers in packs of so many bytes; 0: in one."""
+
+    callbacks: str | None = None
+    """`module:function` that returns a list of keras.callbacks.Callback."""
+
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """How often the state is written, and which of it is kept."""
+
+    on_oom: Literal["reduce", "stop"] = "reduce"
+    """What a step that does not fit in memory leads to. reduce: half the batch and twice
+    `accumulate`, so that the global batch stays; stop: an error with the figure."""
+
+    on_nan: Literal["stop", "rollback"] = "stop"
+    """What a loss or gradient that is not finite leads to. rollback: back to the last checkpoint,
+    and on without the samples of that step."""
+
+    nan_budget: int = 3
+    """Most rollbacks of a run."""
+
+    divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
+    """When a growing loss is called divergence, which is said."""
+
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """What of the GPUs TensorFlow may take."""
+
+    remat: tuple[str, ...] = ()
+    """Layers, by name or pattern (`block*`), whose activations are computed again in the backward
+    pass instead of being kept."""
+
+    max_restarts: int = 3
+    """How often `stoker train --workers` starts all again after one of them failed."""
+
+    watchdog_s: float = 300.0
+    """A worker that shows no sign of life for so long is stopped and all start again, seconds."""
 
     deterministic: bool = False
     """Same seed, same data: bit-identical weights, at some cost of speed."""
@@ -57,7 +134,7 @@ class TrainConfig:
     """Whether less or more of it is better. auto: less for losses and errors, else more."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "steps_per_call"):
+        for name in ("epochs", "batch_size", "accumulate", "steps_per_call", "replicas"):
             value = getattr(self, name)
             if value != "auto" and value < 1:
                 raise ConfigError(f"train.{name} must be at least 1", got=value)
@@ -69,6 +146,16 @@ class TrainConfig:
             raise ConfigError(
                 "train.monitor must begin with val_", got=self.monitor, fix="E.g. val_loss."
             )
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise ConfigError("train.clip_norm must be above 0", got=self.clip_norm)
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ConfigError(
+                "train.ema must lie between 0 and 1", got=self.ema, fix="E.g. train.ema: 0.999."
+            )
+        if self.max_restarts < 0:
+            raise ConfigError("train.max_restarts must be at least 0", got=self.max_restarts)
+        if not self.watchdog_s > 0:
+            raise ConfigError("train.watchdog_s must be above 0", got=self.watchdog_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,44 +163,131 @@ class ResolvedTraining:
     """What every `auto` became on this machine; written to the run and used again on resume."""
 
     batch_size: int
+    """Samples of a replica in one pass."""
+
+    accumulate: int
+    """Passes of an update."""
+
+    replicas: int
+    """Copies of the model, over all workers."""
+
+    workers: int
+    """Processes."""
+
     steps_per_call: int
     precision: Precision
     xla: bool
-    strategy: Literal["one_device"]
+    strategy: StrategyName
+
+    lr_factor: float
+    """What the learning rate is multiplied by."""
+
+    why: dict[str, str]
+    """Setting -> why `auto` became what it is."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        return self.batch_size * self.accumulate * self.replicas
 
 
-def resolve(
-    config: TrainConfig, *, devices: Devices, rows: int, string_features: bool
-) -> ResolvedTraining:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grounds:
+    """What the rules of `auto` look at beside the settings."""
+
+    devices: Devices
+    rows: int
+    """Samples in the training split."""
+
+    string_features: bool
+    """Whether a feature that the model takes is a string."""
+
+    workers: int = 1
+    """Workers that TF_CONFIG names; 1 without it."""
+
+    parameter_servers: int = 0
+    """Parameter servers that TF_CONFIG names."""
+
+
+def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
     """Apply the fixed rules of each `auto`; nothing is measured.
 
     Args:
         config: The user's section.
-        devices: What this machine has.
-        rows: Samples in the training split.
-        string_features: Whether a feature that the model takes is a string.
+        around: Devices, data, and the cluster.
 
     Raises:
-        ConfigError: XLA was asked for by name, and a feature is a string.
+        ConfigError: XLA was asked for by name, and a feature is a string; or there is no cluster
+            for a strategy that needs one.
     """
-    if config.xla is True and string_features:
+    if config.xla is True and around.string_features:
         raise ConfigError(
             "train.xla: true needs numeric features only, XLA has no strings",
             got=True,
             fix="Turn strings into ids in preprocessing_fn, or set train.xla: auto.",
         )
-    batch_size = config.batch_size if config.batch_size != "auto" else _auto_batch_size(rows)
-    steps = -(-rows // batch_size)
-    gpu = bool(devices.gpus)
+    gpus = len(around.devices.gpus)
+    strategy, why = _strategy(config, around)
+    local = _replicas(config, gpus, strategy)
+    replicas = local * (around.workers if strategy == "multi_worker" else 1)
+    batch_size = (
+        config.batch_size
+        if config.batch_size != "auto"
+        else max(1, _auto_batch_size(around.rows) // (replicas * config.accumulate))
+    )
+    steps = -(-around.rows // (batch_size * config.accumulate * replicas))
+    parts = config.accumulate * replicas
     return ResolvedTraining(
         batch_size=batch_size,
+        accumulate=config.accumulate,
+        replicas=replicas,
+        workers=around.workers if strategy in ("multi_worker", "parameter_server") else 1,
         steps_per_call=min(config.steps_per_call, steps)
         if config.steps_per_call != "auto"
         else min(steps, 50),
-        precision=config.precision if config.precision != "auto" else _auto_precision(devices),
-        xla=config.xla if config.xla != "auto" else gpu and not string_features,
-        strategy="one_device",
+        precision=config.precision
+        if config.precision != "auto"
+        else _auto_precision(around.devices),
+        xla=config.xla if config.xla != "auto" else gpus > 0 and not around.string_features,
+        strategy=strategy,
+        lr_factor={"none": 1.0, "linear": float(parts), "sqrt": math.sqrt(parts)}[config.scale_lr],
+        why={"strategy": why},
     )
+
+
+def _strategy(config: TrainConfig, around: Grounds) -> tuple[StrategyName, str]:
+    if config.strategy != "auto":
+        if config.strategy == "parameter_server" and not around.parameter_servers:
+            raise ConfigError(
+                "train.strategy: parameter_server needs a cluster with a parameter server",
+                got=Plain("no `ps` in TF_CONFIG"),
+                fix="`stoker train --workers 2 --parameter-servers 1` starts one here.",
+            )
+        return config.strategy, "asked for"
+    if around.parameter_servers:
+        return "parameter_server", f"TF_CONFIG names {around.parameter_servers} parameter servers"
+    if around.workers > 1:
+        return "multi_worker", f"TF_CONFIG names {around.workers} workers"
+    gpus = len(around.devices.gpus)
+    if gpus > 1:
+        return "mirrored", f"{gpus} GPUs on this machine"
+    if config.replicas not in ("auto", 1):
+        return "mirrored", f"train.replicas is {config.replicas}"
+    return "one_device", "one GPU" if gpus else "no GPU"
+
+
+def _replicas(config: TrainConfig, gpus: int, strategy: StrategyName) -> int:
+    if strategy == "one_device":
+        if config.replicas not in ("auto", 1):
+            raise ConfigError(
+                "train.strategy: one_device has one replica",
+                got=config.replicas,
+                fix="Leave train.replicas out, or set train.strategy: mirrored.",
+            )
+        return 1
+    if config.replicas != "auto":
+        return config.replicas
+    return max(1, gpus)
 
 
 def _auto_batch_size(rows: int) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features.images import decode_images, decode_whole
 from stoker.data.features.transform import Transform
-from stoker.data.feed.agreement import agrees
+from stoker.data.feed.agreement import AnswerAgreement, agrees, compare_answers
 from stoker.data.feed.augment import AugmentConfig
 from stoker.data.feed.decode_engines import choose_engine
 from stoker.data.feed.image_feed import ImageFeed, Reference
@@ -75,19 +76,19 @@ def open_feeds(
     else:
         prepare, finish, feeds = _of_table(transform), as_it_is, {}
 
-    def rows(split: str) -> RawRows:
-        if not images:
-            return TableRows(dataset, split, columns=transform.columns)
-        training, evaluation = (
-            {name: by_split[split][place] for name, by_split in feeds.items()} for place in (0, 1)
-        )
-        return ImageRows(
-            dataset, split, columns=transform.columns, training=training, evaluation=evaluation
-        )
-
     def local(split: str) -> Feed:
-        share = int(memory_bytes * KEPT_SHARE)
-        return Feed(rows(split), prepare=prepare, finish=finish, memory_bytes=share)
+        rows: RawRows = (
+            _image_rows(dataset, split, transform, feeds)
+            if feeds
+            else TableRows(dataset, split, columns=transform.columns)
+        )
+        return Feed(
+            rows,
+            prepare=prepare,
+            finish=finish,
+            memory_bytes=int(memory_bytes * KEPT_SHARE),
+            reference=_reference_rows(dataset, transform, feeds) if split == "eval" else None,
+        )
 
     if service is None or work_dir is None:
         return local("train"), local("eval")
@@ -153,10 +154,29 @@ def _of_images(
     return prepare, as_it_is if on_host else finish
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ImageFeeds:
+    """The ways in which one image column of a split is read."""
+
+    training: ImageFeed
+    evaluation: ImageFeed
+    reference: ImageFeed
+    """By the exported graph's own decoder."""
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether validation has no quicker way."""
+        return self.evaluation is self.reference
+
+
+SplitFeeds = dict[str, _ImageFeeds]
+"""Split -> how its images are read."""
+
+
 def _image_feeds(
     dataset: Dataset, column: Column, *, augment: AugmentConfig | None, seed: int
-) -> dict[str, tuple[ImageFeed, ImageFeed]]:
-    """Split -> how its images are read in training, and in validation."""
+) -> SplitFeeds:
+    """Split -> how its images are read."""
     engine = choose_engine(decode_whole)
     splits = {s: ImageSplit(dataset, s, column=column, engine=engine) for s in ("train", "eval")}
     reference = _reference(dataset)
@@ -166,13 +186,76 @@ def _image_feeds(
             "the quick decoder does not agree with the exported graph on %r, which is used instead",
             column.name,
         )
-    return {
-        split: (
-            ImageFeed(images, augment=augment, seed=seed, reference=exact),
-            ImageFeed(images, reference=exact),
+
+    def feeds(images: ImageSplit) -> _ImageFeeds:
+        by_graph = ImageFeed(images, reference=reference)
+        return _ImageFeeds(
+            training=ImageFeed(images, augment=augment, seed=seed, reference=exact),
+            evaluation=ImageFeed(images) if exact is None else by_graph,
+            reference=by_graph,
         )
-        for split, images in splits.items()
-    }
+
+    return {split: feeds(images) for split, images in splits.items()}
+
+
+def _image_rows(
+    dataset: Dataset, split: str, transform: Transform, feeds: Mapping[str, SplitFeeds]
+) -> ImageRows:
+    return ImageRows(
+        dataset,
+        split,
+        columns=transform.columns,
+        training={name: each[split].training for name, each in feeds.items()},
+        evaluation={name: each[split].evaluation for name, each in feeds.items()},
+    )
+
+
+def _reference_rows(
+    dataset: Dataset, transform: Transform, feeds: Mapping[str, SplitFeeds]
+) -> ImageRows | None:
+    """The eval split by the graph's own decoder; None where validation has no quicker way."""
+    if all(each["eval"].is_reference for each in feeds.values()):
+        return None
+    by_graph = {name: each["eval"].reference for name, each in feeds.items()}
+    return ImageRows(
+        dataset, "eval", columns=transform.columns, training=by_graph, evaluation=by_graph
+    )
+
+
+def held_to_reference(
+    held_out: AnyFeed, answer: Callable[[Any], Any], *, threshold: float, batch_size: int
+) -> tuple[AnyFeed, AnswerAgreement | None]:
+    """Compare the model's answers over the eval split with those to the exported graph's pixels.
+
+    Args:
+        held_out: The eval split's feed.
+        answer: Features of a batch -> the model's scores, as `compare_answers` takes them.
+        threshold: From where on a yes or no is a yes: 0.5, or 0 of logits.
+        batch_size: Rows that are asked at once.
+
+    Returns:
+        What validation must read from now on: the same feed, or where an answer differs the
+        reference itself, so that what was measured before is to be measured again. And what was
+        found, None where validation has no quicker way than the reference.
+
+    Raises:
+        DataError: a shard is damaged.
+    """
+    reference = held_out.by_reference() if isinstance(held_out, Feed) else None
+    if not isinstance(held_out, Feed) or reference is None:
+        return held_out, None
+    found = compare_answers(
+        held_out, reference, answer=answer, threshold=threshold, batch_size=batch_size
+    )
+    if found.holds:
+        return held_out, found
+    _LOG.warning(
+        "validation goes by the exported graph's own decoder: with the quick one the model answers "
+        "%d of %d eval rows otherwise",
+        found.differ,
+        found.rows,
+    )
+    return reference, found
 
 
 def _reference(dataset: Dataset) -> Reference:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
+import keras
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
@@ -17,38 +21,43 @@ from stoker.core.user_code import call
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.service.reading import ServiceFeed
 from stoker.data.own.features import AnyTransform
-from stoker.data.own.feed import AnyFeed
+from stoker.data.own.feed import AnyFeed, OwnFeed
 from stoker.data.own.opening import AnyDataset
 from stoker.data.sources.config import ServiceConfig
 from stoker.telemetry import catalogue
 from stoker.telemetry.writers import MetricWriter
-from stoker.train.busy import BusyReport, measure_ceiling
-from stoker.train.checkpoint import save_checkpoint
+from stoker.train.busy import FIXED_STEPS, BusyReport, measure_ceiling
+from stoker.train.callbacks import Callbacks
+from stoker.train.checkpoints.identity import Identity, require_same
+from stoker.train.checkpoints.store import Found, newest_good
+from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.ending import Ending
+from stoker.train.fed import Sums, make_run_fed, make_run_resident, step_of
 from stoker.train.feeds import open_feeds
-from stoker.train.model import BuiltModel
-from stoker.train.step import (
-    Batch,
-    make_eval_step,
-    make_run_fed,
-    make_run_resident,
-    make_train_step,
-    step_of,
-    told,
+from stoker.train.guard import Guard
+from stoker.train.heartbeat import Heartbeat
+from stoker.train.keras_model import (
+    as_the_model_takes,
+    of_the_user,
+    own_optimizers,
 )
-
-BEST = "best"
-"""Name of the checkpoint of the best epoch, which is exported."""
-
-LAST = "last"
-"""Name of the checkpoint of the last epoch."""
-
-
-Fed = tuple[AnyFeed | ServiceFeed, "tf.data.Dataset[Any]"]
-"""A feed, and what it reads."""
+from stoker.train.model import BuiltModel
+from stoker.train.oom import Split
+from stoker.train.optimizer import prepare_optimizer
+from stoker.train.own_step import check_own_step, first_pass, has_own_step, make_step
+from stoker.train.position import Position, Timing
+from stoker.train.seeds import host_seeds, restore_host_seeds
+from stoker.train.state import TrainingState
+from stoker.train.step import StepSettings
+from stoker.train.strategy import Distribution
+from stoker.train.validation import GivenUpError, make_validate, results
 
 EVAL_BATCHES = 4
 """A validation batch in training batches: no gradients are kept, so it may be larger."""
+
+AVERAGE = "ema"
+"""Group of a checkpoint's variables that holds the moving average of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,33 +90,46 @@ class TrainResult:
     busy: BusyReport
     samples_per_s: float
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Timed:
-    """What the calls of a stretch of training took, seconds."""
-
-    steps: int
-    rows: float
-    wall_s: float
-    wait_s: float
-
-    def scalars(self) -> dict[str, float]:
-        return {
-            catalogue.STEP_TIME_S.name: self.wall_s / self.steps,
-            catalogue.SAMPLES_PER_S.name: self.rows / self.wall_s,
-            catalogue.INPUT_WAIT.name: min(1.0, self.wait_s / self.wall_s),
-        }
+    health: dict[str, Any] = field(default_factory=dict)
+    """What was found and done: rollbacks, smaller batches, warnings; JSON values."""
 
 
-def _together(calls: Sequence[_Timed]) -> _Timed:
-    # The first call holds tracing and the input's start; it counts only where it is all there is.
-    counted = calls[1:] or calls
-    return _Timed(
-        steps=sum(call.steps for call in counted),
-        rows=sum(call.rows for call in counted),
-        wall_s=sum(call.wall_s for call in counted),
-        wait_s=sum(call.wait_s for call in counted),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What training is given beside model, data and settings."""
+
+    memory_bytes: int
+    """What this machine has; a part of it may hold transformed features."""
+
+    checkpoints: Path
+    """Folder for the checkpoints; a run goes on from the newest good one in it."""
+
+    writer: MetricWriter
+    """Takes the metrics of each interval."""
+
+    on_progress: Callable[[Progress], None]
+    """Told after every call."""
+
+    ending: Ending
+    """Who may ask this process to end."""
+
+    heartbeat: Heartbeat
+    """Whom to tell that this process is alive."""
+
+    identity: Identity = field(default_factory=dict)
+    """What the run is: configuration, code, data, versions."""
+
+    accept_change: bool = False
+    """Go on from a checkpoint of another identity."""
+
+    callbacks: Sequence[keras.callbacks.Callback] = ()
+    """The user's."""
+
+    service: ServiceConfig | None = None
+    """A tf.data service whose workers make the training batches."""
+
+    work_dir: Path | None = None
+    """Where the copy of the training split goes that those workers read."""
 
 
 def fit(
@@ -117,201 +139,554 @@ def fit(
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
-    memory_bytes: int,
-    checkpoints: Path,
-    writer: MetricWriter,
-    on_progress: Callable[[Progress], None],
-    service: ServiceConfig | None = None,
-    work_dir: Path | None = None,
+    distribution: Distribution,
+    around: Surroundings,
 ) -> TrainResult:
-    """Train, validate after each epoch, keep the best and the last state.
+    """Train, validate after each epoch, keep the best and the last state; go on where it was left.
 
     Args:
-        built: The user's compiled model.
+        built: The user's compiled model, built in the strategy's scope.
         dataset: With the splits `train` and `eval`.
         transform: What turns raw columns into features and label.
         config: The user's `train` section.
         resolved: What its `auto`s became.
-        memory_bytes: What this machine has; a part of it may hold transformed features.
-        checkpoints: Folder for the checkpoints `best` and `last`.
-        writer: Takes the metrics of each interval.
-        on_progress: Told after every call.
-        service: A tf.data service whose workers make the training batches.
-        work_dir: Where the copy of the training split goes that those workers read.
+        distribution: Over which devices and workers a step is spread.
+        around: The rest.
 
     Raises:
-        UserError: the loss is NaN or infinite (the step is named), or the monitored metric is not
-            among the model's.
+        UserError: a loss or a gradient is not finite (the step is named), or the monitored metric
+            is not among the model's, or no checkpoint of several is good.
+        Preempted: the process was asked to end; everything is saved.
     """
+    # 1. The data, and where an earlier process left off.
     feed, held_out = open_feeds(
         dataset,
         transform,
         augment=config.augment,
         seed=config.seed,
-        memory_bytes=memory_bytes,
-        service=service,
-        work_dir=work_dir,
+        memory_bytes=around.memory_bytes,
+        service=around.service,
+        work_dir=around.work_dir,
     )
-    per_epoch = feed.steps(resolved.batch_size)
-    calls = Calls(
-        rows=feed.rows,
-        batch_size=resolved.batch_size,
-        steps_per_call=resolved.steps_per_call,
-        seed=config.seed,
-        first=0,
-        last=-(-per_epoch // resolved.steps_per_call) * config.epochs,
-    )
-    at_once = EVAL_BATCHES * resolved.batch_size
-    with feed.shuffled(calls) as batches, held_out.in_order(batch_size=at_once) as eval_batches:
-        return _fit(
+    found = newest_good(around.checkpoints)
+    position = _position(found, feed, config=config, resolved=resolved, around=around)
+    with (
+        held_out.in_order(batch_size=EVAL_BATCHES * resolved.batch_size) as eval_batches,
+        _writer(found, config=config, distribution=distribution, around=around) as writer,
+        ExitStack() as at_end,
+    ):
+        # 2. Everything that a step changes exists from here on, so that it can be put back.
+        run = _Run(
             built,
-            (feed, batches),
-            (held_out, eval_batches),
+            (feed, held_out),
+            position,
             config=config,
             resolved=resolved,
-            checkpoints=checkpoints,
+            distribution=distribution,
+            around=around,
             writer=writer,
-            on_progress=on_progress,
         )
+        at_end.callback(run.close)
+        run.begin(found)
+        while (before_s := run.fitting(run.ceiling_s)) is None:
+            continue
+
+        # 3. Epochs of calls of steps; a call ends where a checkpoint could be gone on from.
+        while not position.over:
+            with feed.shuffled(run.calls()) as batches:
+                iterator = iter(batches)
+                moved = False
+                while not position.over and not moved:
+                    run.begin_epoch()
+                    if position.validated:
+                        moved = run.one_call(iterator)
+                    if not position.validated:
+                        run.end_epoch(eval_batches)
+                    moved = position.skip() or moved
+        if not position.validated:
+            run.end_epoch(eval_batches)
+        run.end(eval_batches)
+
+        # 4. How busy the device was.
+        return _result(run, (before_s + run.ceiling_s()) / 2)
 
 
-def _fit(
-    built: BuiltModel,
-    training: Fed,
-    validation: Fed,
+def _writer(
+    found: Found | None, *, config: TrainConfig, distribution: Distribution, around: Surroundings
+) -> AbstractContextManager[CheckpointWriter | None]:
+    """Whoever writes the checkpoints: the chief alone."""
+    if not distribution.is_chief:
+        return nullcontext()
+    return CheckpointWriter(
+        around.checkpoints,
+        config=config.checkpoint,
+        identity=around.identity,
+        better=_mode(config.monitor, config.monitor_mode),
+        after=found,
+    )
+
+
+def _position(
+    found: Found | None,
+    feed: AnyFeed | ServiceFeed,
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
-    checkpoints: Path,
-    writer: MetricWriter,
-    on_progress: Callable[[Progress], None],
-) -> TrainResult:
-    (feed, batches), (held_out, eval_batches) = training, validation
-    per_epoch = feed.steps(resolved.batch_size)
-    total = per_epoch * config.epochs
-    rows_a_step = resolved.batch_size if feed.whole_calls else None
+    around: Surroundings,
+) -> Position:
+    per_epoch = feed.steps(resolved.global_batch)
+    if found is None:
+        return Position(
+            per_epoch=per_epoch,
+            steps=per_epoch * config.epochs,
+            batch_size=resolved.batch_size,
+            accumulate=resolved.accumulate,
+        )
+    require_same(found.identity, around.identity, accept_change=around.accept_change)
+    position = Position.from_json(found.facts["position"])
+    if position.per_epoch != per_epoch:
+        raise UserError(
+            "a run goes on with epochs of as many steps as it began with",
+            got=Plain(f"{per_epoch} steps an epoch; they were {position.per_epoch}"),
+            fix="Put the data and the batch size back, or train in a new run.",
+        )
+    if position.steps != per_epoch * config.epochs:
+        # More epochs, or fewer: else a run that a callback had stopped stays so.
+        position.steps = per_epoch * config.epochs
+        position.over = position.step >= position.steps
+    return position
 
-    # Everything that a step changes exists from here on, so that it can be saved and put back.
-    element = next(iter(batches))
-    sample = element if rows_a_step is None else step_of(element, 0, rows_a_step)
-    first = feed.load(sample)
-    call(_build_metrics, built, first, what="a first batch through the model and its loss")
-    step = make_train_step(built, xla=resolved.xla)
-    state = training_state(built)
-    run_fed = make_run_fed(step, feed.load, rows_a_step=rows_a_step)
-    run_resident = make_run_resident(step, feed.load, sample)
-    eval_step = make_eval_step(built, held_out.load)
 
-    deterministic = config.deterministic
-    before_s = measure_ceiling(run_resident, sample, state=state, deterministic=deterministic)
-    calls: list[_Timed] = []
-    best = _Best(config)
-    iterator = iter(batches)
-    for epoch in range(1, config.epochs + 1):
-        built.model.reset_metrics()
-        losses = _Mean()
-        for done in _calls(per_epoch, resolved.steps_per_call):
-            begun_s = time.monotonic()
-            loss_sum, rows, wait_s = (
-                float(value) for value in run_fed(iterator, tf.constant(done.steps, tf.int64))
+class _Run:
+    """A training run that is under way: its compiled step, its variables, and where it stands."""
+
+    def __init__(
+        self,
+        built: BuiltModel,
+        feeds: tuple[AnyFeed | ServiceFeed, AnyFeed],
+        position: Position,
+        *,
+        config: TrainConfig,
+        resolved: ResolvedTraining,
+        distribution: Distribution,
+        around: Surroundings,
+        writer: CheckpointWriter | None,
+    ) -> None:
+        self.built, self.position = built, position
+        self.config, self.resolved = config, resolved
+        self.distribution, self.around = distribution, around
+        self._feed, held_out = feeds
+        self._writer = writer
+        self._load = as_the_model_takes(
+            self._feed.load, built.model, class_weight=config.class_weight
+        )
+        self._rows_a_step = resolved.global_batch if self._feed.whole_calls else None
+        self._sample = self._first_element()
+        first = self._load(self._sample)
+        self._rows = float(tf.shape(tf.nest.flatten(first)[0])[0])
+        if has_own_step(built.model):
+            check_own_step(built.model, config, resolved)
+        with distribution.strategy.scope():
+            answers = call(
+                first_pass, built, first, what="a first batch through the model and its loss"
             )
-            wall_s = time.monotonic() - begun_s
-            at = (epoch - 1) * per_epoch + done.end
-            _refuse_nan(loss_sum, at, done.steps)
-            losses.add(loss_sum, rows)
-            calls.append(_Timed(steps=done.steps, rows=rows, wall_s=wall_s, wait_s=wait_s))
-            scalars = {"loss": loss_sum / rows} | calls[-1].scalars()
-            writer.write(at, scalars)
-            on_progress(Progress(step=at, steps=total, epoch=epoch - 1, scalars=scalars))
-        metrics = {"loss": losses.value} | _results(built)
-        metrics |= _validate(built, eval_step, eval_batches)
-        writer.write(epoch * per_epoch, metrics | {catalogue.EPOCH.name: float(epoch)})
-        facts = {"epoch": epoch, "step": epoch * per_epoch, "metrics": _finite(metrics)}
-        if best.is_better(metrics, epoch):
-            save_checkpoint(checkpoints / BEST, state, facts=facts)
-        on_progress(Progress(step=epoch * per_epoch, steps=total, epoch=epoch, scalars=metrics))
-    save_checkpoint(checkpoints / LAST, state, facts=facts)
+            self._average = prepare_optimizer(built.model, config, resolved)
+        self._guard = Guard(built, config=config, resolved=resolved, distribution=distribution)
+        self._guard.look_at_model(answers)
+        self._compile()
+        self._validate = make_validate(
+            built,
+            as_the_model_takes(held_out.load, built.model),
+            distribution=distribution,
+            gives_up=lambda: self._ends_alone() and not position.over,
+        )
+        self._callbacks = Callbacks(
+            built.model,
+            around.callbacks,
+            steps=position.per_epoch,
+            epochs=config.epochs,
+            is_chief=distribution.is_chief,
+        )
+        extras = {} if self._average is None else {AVERAGE: self._average.variables}
+        for name, optimizer in own_optimizers(built.model).items():
+            extras[f"optimizer.{name}"] = optimizer.variables
+        self._state = TrainingState(built.model, extras=extras)
+        self._best: tuple[dict[str, NDArray[Any]], dict[str, Any], int, float] | None = None
+        self._in_epoch = position.in_epoch > 0 or not position.validated
+        self._calls_timed, self._first_counts = 0, False
+        self._ceiling_s = 0.0
 
-    after_s = measure_ceiling(run_resident, sample, state=state, deterministic=deterministic)
-    timed = _together(calls)
-    busy = BusyReport(
-        ceiling_step_s=(before_s + after_s) / 2,
-        ceiling_rows=float(tf.shape(first[1])[0]),
-        real_step_s=timed.wall_s / timed.steps,
-        real_rows=timed.rows / timed.steps,
-        input_wait=min(1.0, timed.wait_s / timed.wall_s),
-    )
-    writer.write(total, {catalogue.BUSY_FRACTION.name: busy.busy_fraction})
-    return TrainResult(
-        steps=total,
-        epochs=config.epochs,
-        best_epoch=best.epoch,
-        metrics=best.metrics,
-        busy=busy,
-        samples_per_s=timed.rows / timed.wall_s,
-    )
+    def begin(self, found: Found | None) -> None:
+        """Put everything back to where the run was left, or write down where it begins."""
+        self.around.heartbeat.enter("train")
+        if found is not None:
+            self._restore(found)
+        else:
+            # What a process wrote that was killed before its first checkpoint.
+            self.around.writer.rewind(0)
+        self._callbacks.on_train_begin()
+        if found is None:
+            # What a rollback goes back to, and the first to know that the disk takes them.
+            self._save(now=True)
 
+    def ceiling_s(self) -> float:
+        """Seconds a step on a resident batch."""
+        run_resident = make_run_resident(self._step, self._sample)
+        together = FIXED_STEPS if self.distribution.workers > 1 else None
+        with self.distribution.strategy.scope():
+            self._ceiling_s = measure_ceiling(
+                run_resident, self._sample, state=self._state, steps=together
+            )
+        return self._ceiling_s
 
-def training_state(built: BuiltModel) -> list[Any]:
-    """Every variable that a step can change: weights, seeds, optimizer, metrics, in this order."""
-    model = built.model
-    return [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    def calls(self, position: Position | None = None) -> Calls:
+        """The calls from where the run stands, or from another position, to its end."""
+        position = position or self.position
+        feed, per_call = self._feed, self.resolved.steps_per_call
+        whole = position.per_epoch * self.resolved.global_batch
+        per_epoch = -(-position.per_epoch // per_call)
+        return Calls(
+            # A step of a user's own dataset is one of its batches, whatever its size.
+            rows=whole if isinstance(feed, OwnFeed) else feed.rows,
+            batch_size=self.resolved.global_batch,
+            steps_per_call=per_call,
+            seed=self.config.seed,
+            first=position.epoch * per_epoch + position.in_epoch // per_call,
+            last=per_epoch * self.config.epochs,
+            skipped_steps=position.in_epoch % per_call,
+            worker=self.distribution.worker,
+            workers=self.distribution.workers,
+        )
 
+    def begin_epoch(self) -> None:
+        """Reset what is counted by epoch, where one begins."""
+        if self._in_epoch:
+            return
+        self._in_epoch = True
+        self.position.loss_sum = self.position.rows = 0.0
+        self.built.model.reset_metrics()
+        self._callbacks.on_epoch_begin(self.position.epoch)
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    steps: int
-    end: int
+    def one_call(self, iterator: Any) -> bool:
+        """Some steps, what is told of them, and a checkpoint where one is due.
 
+        Returns:
+            Whether the run went back, so that the data has to be read from elsewhere.
+        """
+        position, ending = self.position, self.around.ending
+        steps = position.next_steps(self.resolved.steps_per_call)
+        if steps == 0:
+            return False
+        self._callbacks.on_train_batch_begin(position.in_epoch)
+        ending.save_after_call(self._writer is not None and self._writer.due(position.step))
+        begun_s = time.monotonic()
+        with self._guard.placements() as placements:
+            sums = self.fitting(lambda: self._run_fed(iterator, tf.constant(steps, tf.int64)))
+        if sums is None:
+            self._go_back()
+            return True
+        done, signals = int(sums.steps), np.asarray(sums.signals)
+        wall_s = time.monotonic() - begun_s
+        if not bool(sums.finite):
+            self._look_into(position.step + done, loss=float(sums.last_loss))
+            return True
+        self._count(sums, done, wall_s)
+        if self._calls_timed == 1:
+            traced = self._run_fed.get_concrete_function(iterator, tf.constant(steps, tf.int64))
+            self._guard.look_at_step(traced, placements)
+        position.validated = position.step % position.per_epoch != 0
+        ending.has_work = True
+        if self._callbacks.reads_batch_logs:
+            last = (position.step - 1) % position.per_epoch
+            self._callbacks.on_train_batch_end(last, self._logs())
+        if self._callbacks.stop_training:
+            # As in `fit` the epoch ends here, and is validated.
+            position.validated, position.over = False, True
+        elif signals[0]:
+            self._end_early()
+        if signals[1] and position.validated:
+            self._save()
+        return False
 
-def _calls(per_epoch: int, steps_per_call: int) -> Iterator[_Call]:
-    for start in range(0, per_epoch, steps_per_call):
-        end = min(start + steps_per_call, per_epoch)
-        yield _Call(end - start, end)
+    def fitting(self, work: Callable[[], Any]) -> Any:
+        """Do what runs the compiled step; where it does not fit in memory, compile a smaller one.
 
+        Returns:
+            What it returned; None where the step is a smaller one now, and variables may be at any
+            step of the call.
+        """
+        position = self.position
+        try:
+            with of_the_user():
+                return work()
+        except (tf.errors.OpError, MemoryError) as error:
+            split = Split(batch_size=position.batch_size, accumulate=position.accumulate)
+            split = self._guard.out_of_memory(error, split)
+        position.batch_size, position.accumulate = split.batch_size, split.accumulate
+        self._compile()
+        return None
 
-class _Mean:
-    def __init__(self) -> None:
-        self.total, self.rows = 0.0, 0.0
+    def _look_into(self, step: int, *, loss: float) -> None:
+        """A step, counted from 0, was not finite: say why and end, or go back and skip it."""
+        position, batch = self.position, self.resolved.global_batch
+        at = replace(position, step=step)
+        with self._feed.shuffled(self.calls(at)) as batches:
+            element = next(iter(batches))
+        if self._rows_a_step is not None:
+            element = step_of(element, 0, self._rows_a_step)
+        rows = range(at.in_epoch * batch, min((at.in_epoch + 1) * batch, self._feed.rows))
+        first = at.epoch * self._feed.rows
+        self._guard.bad_step(
+            self._load(element),
+            step=step + 1,
+            positions=range(first + rows.start, first + rows.stop),
+            loss=loss,
+        )
+        position.skipped.append(step)
+        self._go_back()
 
-    def add(self, total: float, rows: float) -> None:
-        self.total += total
-        self.rows += rows
+    def _go_back(self) -> None:
+        """Be again where the last checkpoint is, but for what has been decided since."""
+        if self._writer is not None:
+            self._writer.wait()
+        if self.distribution.workers > 1:
+            # All of them meet here: the chief's checkpoint is on the disk.
+            self._state.capture()
+        found = newest_good(self.around.checkpoints)
+        if found is None:
+            raise RuntimeError("a run begins with a checkpoint")
+        position = self.position
+        before = Position.from_json(found.facts["position"])
+        decided = {
+            "skipped": position.skipped,
+            "batch_size": position.batch_size,
+            "accumulate": position.accumulate,
+            "steps": position.steps,
+        }
+        for name, value in (before.to_json() | decided | {"timing": before.timing}).items():
+            setattr(position, name, value)
+        self._restore(found, decided=False)
+        self._best = None
+        self._in_epoch = position.in_epoch > 0 or not position.validated
+
+    def _restore(self, found: Found, *, decided: bool = True) -> None:
+        arrays = found.arrays()
+        with self.distribution.strategy.scope():
+            self._state.restore(arrays)
+        restore_host_seeds(found.facts["host_seeds"])
+        self._callbacks.set_state(found.facts["callbacks"], arrays)
+        self._guard.restore(found.facts["guard"], decided=decided)
+        self.around.writer.rewind(self.position.step)
+
+    def _count(self, sums: Sums, done: int, wall_s: float) -> None:
+        position, around = self.position, self.around
+        loss_sum, rows, wait_s = float(sums.loss_sum), float(sums.rows), float(sums.wait_s)
+        position.step += done
+        position.loss_sum += loss_sum
+        position.rows += rows
+        self._calls_timed += 1
+        # A process's first call holds tracing and the input's start; it counts where it is alone.
+        if self._calls_timed == 2 and self._first_counts:
+            position.timing = Timing()
+        if self._calls_timed == 1:
+            self._first_counts = position.timing.steps == 0
+        if self._calls_timed > 1 or self._first_counts:
+            position.timing.add(steps=done, rows=rows, wall_s=wall_s, wait_s=wait_s)
+        around.heartbeat.beat(position.step)
+        self._guard.watch(position.step, loss_sum / rows)
+        scalars = {
+            "loss": loss_sum / rows,
+            catalogue.STEP_TIME_S.name: wall_s / done,
+            catalogue.SAMPLES_PER_S.name: rows / wall_s,
+            catalogue.INPUT_WAIT.name: min(1.0, wait_s / wall_s),
+            catalogue.BUSY_FRACTION.name: (self._ceiling_s / self._rows) / (wall_s / rows),
+        }
+        around.writer.write(position.step, scalars)
+        self._tell(scalars)
+
+    def end_epoch(self, eval_batches: tf.data.Dataset[Any]) -> None:
+        """Validate, tell the callbacks, and keep the state where it is the best."""
+        position = self.position
+        # A callback may have stopped it before its last step.
+        epoch = -(-position.step // position.per_epoch)
+        if self._in_epoch and position.rows:
+            position.metrics = self._logs()
+            # A validation that is given up is begun anew, and has used the metrics' variables.
+            position.rows = 0.0
+        position.metrics = metrics = position.metrics | self._validated(eval_batches)
+        self._guard.look_at_traces(self._run_fed)
+        is_better = _is_better(metrics, position, epoch=epoch, config=self.config)
+        metrics = self._callbacks.on_epoch_end(epoch - 1, metrics)
+        position.validated, self._in_epoch = True, False
+        stopped = position.over or self._callbacks.stop_training
+        position.over = stopped or position.step >= position.steps
+        if is_better:
+            position.best_epoch, position.best_metrics = epoch, _finite(metrics)
+            self._best = (*self._captured(), position.step, metrics[self.config.monitor])
+        self.around.writer.write(position.step, metrics | {catalogue.EPOCH.name: float(epoch)})
+        self._tell(metrics)
+        if self._ends_alone() and not position.over:
+            self._end_early()
+
+    def _validated(self, eval_batches: tf.data.Dataset[Any]) -> dict[str, float]:
+        self.around.heartbeat.enter("validate")
+        try:
+            with self._average.in_place() if self._average else nullcontext(), of_the_user():
+                validated = self._validate(eval_batches, self._callbacks)
+        except GivenUpError:
+            self._end_early()
+        self.around.heartbeat.enter("train")
+        return validated
+
+    def end(self, eval_batches: tf.data.Dataset[Any]) -> None:
+        """The last word to the callbacks, and the last checkpoint.
+
+        Weights that a callback has changed at the end, such as EarlyStopping's or an average of its
+        own, are validated too, and are what is kept where they are better than the best epoch's.
+        """
+        position, before = self.position, self._state.capture()
+        self._callbacks.on_train_end(position.metrics)
+        after = self._state.capture()
+        names = [name for name in before if name.startswith("model/")]
+        if not all(np.array_equal(before[name], after[name]) for name in names):
+            metrics = position.metrics | self._validated(eval_batches)
+            epoch = -(-position.step // position.per_epoch)
+            if _is_better(metrics, position, epoch=epoch, config=self.config):
+                position.best_epoch, position.best_metrics = epoch, _finite(metrics)
+                self._best = (*self._captured(), position.step, metrics[self.config.monitor])
+        self._save(now=True)
+
+    def close(self) -> None:
+        """Close what callbacks hold open, where the run ends before its end."""
+        self._callbacks.close()
+
+    def _ends_alone(self) -> bool:
+        """Whether this process may end here; of several workers none does outside of a step."""
+        return self.around.ending.asked and self.distribution.workers == 1
+
+    def _end_early(self) -> NoReturn:
+        self._save(now=True)
+        raise self.around.ending.end(step=self.position.step, steps=self.position.steps)
+
+    def _save(self, *, now: bool = False) -> None:
+        """Write the best state, where it is not on the disk yet, and this one."""
+        begun_s = time.monotonic()
+        best, self._best = self._best, None
+        if best is not None and best[2] < self.position.step:
+            if self._writer is not None:
+                arrays, facts, step, monitored = best
+                self._writer.save(arrays, facts, step=step, monitored=monitored)
+            best = None
+        # Of one step there is one checkpoint: that of the best, whatever a callback did after it.
+        arrays, facts = self._captured() if best is None else best[:2]
+        if self._writer is None:
+            return
+        step = self.position.step
+        copied_s = time.monotonic() - begun_s
+        self._writer.save(arrays, facts, step=step, monitored=best and best[3], copied_s=copied_s)
+        if now:
+            self._writer.wait()
+
+    def _captured(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        facts, arrays = self._callbacks.state()
+        return self._state.capture() | arrays, {
+            "position": self.position.to_json(),
+            "callbacks": facts,
+            "host_seeds": host_seeds(),
+            "guard": self._guard.state(),
+        }
+
+    def _compile(self) -> None:
+        position = self.position
+        settings = StepSettings(
+            batch_size=position.batch_size,
+            accumulate=position.accumulate,
+            xla=self.resolved.xla,
+            reduction_dtype=self.config.reduction_dtype,
+            average=self._average,
+            own_rows=self._feed.shares_rows,
+            signals=self.around.ending.signals,
+        )
+        self._step = make_step(
+            self.built, self._load, distribution=self.distribution, settings=settings
+        )
+        self._run_fed = make_run_fed(self._step, rows_a_step=self._rows_a_step)
+
+    def _first_element(self) -> Any:
+        # The run's first, wherever it stands: at its end no other is left.
+        begin = replace(self.position, step=0)
+        with self._feed.shuffled(self.calls(begin)) as batches:
+            element = next(iter(batches))
+        return element if self._rows_a_step is None else step_of(element, 0, self._rows_a_step)
+
+    def _logs(self) -> dict[str, float]:
+        loss = self.position.loss_sum / self.position.rows
+        return {"loss": loss} | results(self.built.model)
+
+    def _tell(self, scalars: Mapping[str, float]) -> None:
+        position = self.position
+        self.around.on_progress(
+            Progress(
+                step=position.step,
+                steps=position.steps,
+                epoch=position.step // position.per_epoch,
+                scalars=scalars,
+            )
+        )
+
+    def health(self) -> dict[str, Any]:
+        """What was found and done, as JSON values."""
+        return self._guard.record()
 
     @property
-    def value(self) -> float:
-        return self.total / self.rows
+    def rows_a_step(self) -> float:
+        """Rows of the resident batch."""
+        return self._rows
 
 
-class _Best:
-    """The best epoch by the monitored metric; a NaN is never the best."""
+def _result(run: _Run, ceiling_s: float) -> TrainResult:
+    position, timing = run.position, run.position.timing
+    busy = BusyReport(
+        ceiling_step_s=ceiling_s,
+        ceiling_rows=run.rows_a_step,
+        real_step_s=timing.wall_s / timing.steps,
+        real_rows=timing.rows / timing.steps,
+        input_wait=min(1.0, timing.wait_s / timing.wall_s),
+    )
+    run.around.writer.write(position.step, {catalogue.BUSY_FRACTION.name: busy.busy_fraction})
+    return TrainResult(
+        steps=position.step,
+        epochs=-(-position.step // position.per_epoch),
+        best_epoch=position.best_epoch,
+        metrics=position.best_metrics,
+        busy=busy,
+        samples_per_s=timing.rows / timing.wall_s,
+        health=run.health(),
+    )
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.monitor = config.monitor
-        self.mode = config.monitor_mode
-        self.epoch = 0
-        self.metrics: dict[str, float] = {}
 
-    def is_better(self, metrics: Mapping[str, float], epoch: int) -> bool:
-        if self.monitor not in metrics:
-            known = [name for name in metrics if name.startswith("val_")]
-            raise ConfigError(
-                "train.monitor must be a metric of the compiled model",
-                got=self.monitor,
-                fix=nearest(self.monitor, known),
-            )
-        value = metrics[self.monitor]
-        if math.isnan(value):
-            raise UserError(
-                f"{self.monitor} of epoch {epoch} must be a number",
-                got=Plain("nan"),
-                fix="Look for NaN in the features of the eval split (`stoker analyze`).",
-            )
-        sign = 1.0 if _mode(self.monitor, self.mode) == "max" else -1.0
-        better = not self.metrics or sign * value > sign * self.metrics[self.monitor]
-        if better:
-            self.epoch, self.metrics = epoch, dict(metrics)
-        return better
+def _is_better(
+    metrics: Mapping[str, float], position: Position, *, epoch: int, config: TrainConfig
+) -> bool:
+    """Whether this epoch is the best by the monitored metric; a NaN never is."""
+    monitor = config.monitor
+    if monitor not in metrics:
+        known = [name for name in metrics if name.startswith("val_")]
+        raise ConfigError(
+            "train.monitor must be a metric of the compiled model",
+            got=monitor,
+            fix=nearest(monitor, known),
+        )
+    if not math.isfinite(metrics[monitor]):
+        raise UserError(
+            f"{monitor} of epoch {epoch} must be a finite number",
+            got=Plain(str(metrics[monitor])),
+            fix="Look for NaN in the features of the eval split (`stoker analyze`).",
+        )
+    if not position.best_epoch:
+        return True
+    sign = 1.0 if _mode(monitor, config.monitor_mode) == "max" else -1.0
+    return sign * metrics[monitor] > sign * position.best_metrics[monitor]
 
 
 _LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "crossentropy", "divergence")
@@ -324,39 +699,5 @@ def _mode(monitor: str, mode: Literal["min", "max", "auto"]) -> Literal["min", "
     return "min" if any(part in monitor.lower() for part in _LESS_IS_BETTER) else "max"
 
 
-def _build_metrics(built: BuiltModel, batch: Batch) -> None:
-    outputs = built.model(built.adapt(batch[0]), training=False)
-    built.model.compute_loss(**told(batch, outputs), training=False)
-    built.model.compute_metrics(**told(batch, outputs))
-    built.model.reset_metrics()
-
-
-def _results(built: BuiltModel, prefix: str = "") -> dict[str, float]:
-    results = built.model.get_metrics_result()
-    return {f"{prefix}{name}": float(value) for name, value in results.items() if name != "loss"}
-
-
-def _validate(
-    built: BuiltModel,
-    eval_step: Callable[[Any], tuple[tf.Tensor, tf.Tensor]],
-    batches: tf.data.Dataset[Any],
-) -> dict[str, float]:
-    built.model.reset_metrics()
-    losses = _Mean()
-    for element in batches:
-        loss_sum, rows = eval_step(element)
-        losses.add(float(loss_sum), float(rows))
-    return {"val_loss": losses.value} | _results(built, "val_")
-
-
-def _refuse_nan(loss_sum: float, at: int, steps: int) -> None:
-    if not math.isfinite(loss_sum):
-        raise UserError(
-            f"the loss of steps {at - steps + 1} to {at} must be a finite number",
-            got=Plain(str(loss_sum)),
-            fix="Look for NaN in the features (`stoker analyze`), or lower the learning rate.",
-        )
-
-
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return {name: float(v) for name, v in metrics.items() if np.ndim(v) == 0 and math.isfinite(v)}

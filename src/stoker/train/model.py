@@ -15,6 +15,7 @@ from stoker.core.user_code import call
 from stoker.data.own.features import AnyTransform
 from stoker.export.model_inputs import input_adapter
 from stoker.train.config import Precision
+from stoker.train.keras_model import overrides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ def build_model(build: Callable[..., Any], transform: AnyTransform, *, what: str
         what: `module:function`, for the message.
 
     Raises:
-        ConfigError: it returns no compiled `keras.Model`, fails, or overrides `train_step`.
+        ConfigError: it returns no compiled `keras.Model`, or one without a loss, or fails.
     """
     names = {feature.name: _input_name(feature.name) for feature in transform.features}
     features = {
@@ -99,31 +100,23 @@ def _check(model: object, what: str) -> None:
             got=Plain("a model that is not compiled"),
             fix='Call `model.compile(optimizer="adam", loss=...)` before `return model`.',
         )
-    for method in ("train_step", "test_step"):
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise ConfigError(
-                f"{what} must return a model with Keras's own {method}",
-                got=Plain(f"{type(model).__name__}.{method}"),
-                fix="Stoker's loop does not run an overridden one; override compute_loss instead.",
-            )
-    if model.loss is None and type(model).compute_loss is keras.Model.compute_loss:
+    own = overrides(model)
+    if model.loss is None and "compute_loss" not in own:
+        _check_without_loss(own, what)
+
+
+def _check_without_loss(own: frozenset[str], what: str) -> None:
+    if "train_step" not in own:
         raise ConfigError(
             f"{what} must return a model that is compiled with a loss",
             got=Plain("no loss"),
             fix='E.g. `model.compile(optimizer="adam", loss="mse")`.',
         )
-    outputs = getattr(model, "outputs", None) or []
-    if len(outputs) > 1:
+    if "test_step" not in own:
         raise ConfigError(
-            f"{what} must return a model with one output, which is what can be evaluated",
-            got=Plain(f"{len(outputs)} outputs"),
-            fix="Return one, e.g. by concatenating them.",
-        )
-    if getattr(model.optimizer, "use_ema", False):
-        raise ConfigError(
-            f"{what} must return a model whose optimizer keeps no moving average of the weights",
-            got=Plain("use_ema=True"),
-            fix="Stoker's loop does not export the averages yet: leave use_ema out.",
+            f"{what} must return a model that can be validated",
+            got=Plain("an overridden train_step, no loss and Keras's test_step"),
+            fix="Override test_step too, or compile the model with a loss.",
         )
 
 

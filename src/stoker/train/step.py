@@ -1,21 +1,71 @@
-"""One training step, and many steps in one Python call."""
+"""One training step: forward, backward, reduce over replicas, update; and what a replica sees of it.
+
+The gradient of a step is that of the mean loss over the global batch, however it is cut: each pass
+of each replica counts by its rows. So the loss under any strategy is that of one device.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import numpy as np
+import keras
 import tensorflow as tf
+from keras.src.losses import loss as keras_loss
 
+from stoker.train.config import ReductionDtype
+from stoker.train.ema import WeightAverage
+from stoker.train.keras_model import loss_of
 from stoker.train.model import BuiltModel
+from stoker.train.seeds import keras_seeds, use_keras_seeds
+from stoker.train.strategy import Distribution
 
 Batch = tuple[Any, ...]
 """Features by name, each [batch, ...], labels [batch, ...], and weights [batch] where there are."""
 
-Sums = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
-"""Over the steps of a call: loss x rows, rows, seconds blocked in next(iterator)."""
+
+class Outcome(NamedTuple):
+    """What became of one step, scalars."""
+
+    loss_sum: tf.Tensor
+    """Mean loss x rows."""
+
+    rows: tf.Tensor
+    """Rows of the global batch, float32."""
+
+    finite: tf.Tensor
+    """Whether loss and gradients were; where not, no weight was changed."""
+
+    signals: tf.Tensor
+    """[2] int32: how many workers were asked to end, and to save after this call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """How a step is made."""
+
+    batch_size: int
+    """Rows of one pass of one replica, at most."""
+
+    accumulate: int = 1
+    """Passes of an update."""
+
+    xla: bool = False
+    """Compile forward and backward pass by XLA."""
+
+    reduction_dtype: ReductionDtype = "float32"
+    """What gradients are sent as."""
+
+    average: WeightAverage | None = None
+    """A moving average of the weights."""
+
+    own_rows: bool = False
+    """An element holds this worker's rows of the global batch only, else those of all workers."""
+
+    signals: tf.Variable | None = None
+    """[2] int32 on the CPU: whether this process is asked to end after the step, and to save."""
 
 
 def told(batch: Batch, outputs: Any) -> dict[str, Any]:
@@ -25,150 +75,313 @@ def told(batch: Batch, outputs: Any) -> dict[str, Any]:
     return parts | {"sample_weight": weights[0]} if weights else parts
 
 
-def make_train_step(built: BuiltModel, *, xla: bool) -> Callable[[Batch], tf.Tensor]:
-    """One step: forward, loss, backward, update, metrics.
+def rows_of(element: Any) -> tf.Tensor:
+    """Rows of an element or a batch, int32."""
+    return tf.shape(tf.nest.flatten(element)[0])[0]
+
+
+def part_of_replica(
+    count: tf.Tensor, distribution: Distribution, *, own_rows: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Which rows of an element are this replica's; the replicas' shares differ by one row at most.
+
+    Args:
+        count: Rows of the element, int32.
+        distribution: Over what it is spread.
+        own_rows: The element holds this worker's rows only.
+
+    Returns:
+        The first row, and how many.
+    """
+    parts = distribution.local_replicas if own_rows else distribution.replicas
+    if parts == 1:
+        return tf.constant(0), count
+    context = tf.distribute.get_replica_context()
+    part = tf.cast(context.replica_id_in_sync_group, tf.int32) % parts
+    first = count * part // parts
+    return first, count * (part + 1) // parts - first
+
+
+def make_train_step(
+    built: BuiltModel,
+    load: Callable[[Any], Batch],
+    *,
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any], Outcome]:
+    """One step over a global batch, or over this worker's share of it.
 
     Args:
         built: The compiled model; its optimizer is built here.
-        xla: Compile the forward and backward pass by XLA.
+        load: The feed's way from an element, or a part of it, to a batch.
+        distribution: Over what it is spread.
+        settings: How it is made.
 
     Returns:
-        A function of a batch that updates the model in place and returns the loss, a scalar.
+        A function of an element, to be called in a `tf.function`; it updates the model in place.
+        An element holds rows along the first axis of all its tensors; each local replica takes its
+        part of them.
+
+    Raises:
+        ConfigError: the loss or the model cannot be cut into parts.
     """
-    model, optimizer = built.model, built.model.optimizer
-    optimizer.build(model.trainable_variables)
+    strategy = distribution.strategy
+    with strategy.scope():
+        optimizer = built.model.optimizer
+        optimizer.build(built.model.trainable_variables)
+        if distribution.shares_batches:
+            _leave_reduction_to_us(optimizer)
+    gradients = _make_gradients(built, load, distribution, settings)
+    apply = _make_apply(built, settings)
+    weights = [variable.value for variable in built.model.trainable_variables]
 
-    def forward_backward(batch: Batch) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        features = batch[0]
-        with tf.GradientTape() as tape:
-            outputs = model(built.adapt(features), training=True)
-            loss = model.compute_loss(**told(batch, outputs), training=True)
-            scaled = optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
-        return loss, outputs, gradients
+    @tf.autograph.experimental.do_not_convert
+    def step(element: Any) -> Outcome:
+        replicated, outcome = strategy.run(gradients, args=(element,))
+        outcome = Outcome(*(strategy.experimental_local_results(part)[0] for part in outcome))
 
-    compiled = tf.function(forward_backward, jit_compile=True) if xla else forward_backward
+        def update() -> tf.Tensor:
+            strategy.run(apply, args=(replicated,))
+            return tf.constant(0)
 
-    def step(batch: Batch) -> tf.Tensor:
-        loss, outputs, gradients = compiled(batch)
-        optimizer.apply(gradients, model.trainable_variables)
-        model.compute_metrics(**told(batch, outputs))
+        updated = tf.cond(outcome.finite, update, lambda: tf.constant(0))
         # The step has ended when every weight is written: else a wait for input that is measured
         # from here on would hold a part of the update.
-        updated = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-        with tf.control_dependencies(updated):
-            return tf.cast(tf.identity(loss), tf.float32)
+        with tf.control_dependencies([updated, *map(tf.convert_to_tensor, weights)]):
+            return outcome._replace(loss_sum=tf.identity(outcome.loss_sum))
 
     return step
 
 
-def make_eval_step(
-    built: BuiltModel, load: Callable[[Any], Batch]
-) -> Callable[[Any], tuple[tf.Tensor, tf.Tensor]]:
-    """A compiled function of a fed element: updates the metrics, returns loss x rows and rows."""
-    model = built.model
+Gradients = list[Any]
+"""A gradient each trainable variable: a tensor, IndexedSlices, or None."""
 
-    @tf.function(reduce_retracing=True)
-    def step(element: Any) -> tuple[tf.Tensor, tf.Tensor]:
+
+def _make_gradients(
+    built: BuiltModel,
+    load: Callable[[Any], Batch],
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any], tuple[Gradients, tuple[tf.Tensor, ...]]]:
+    """In a replica: an element -> gradients of the global mean loss, the same in all of them."""
+    one_pass = _make_pass(built, settings)
+    seeds = keras_seeds(distribution.strategy)
+    passes = _make_passes(one_pass, load, built, distribution=distribution, settings=settings)
+    statistics = _statistics(built.model) if distribution.shares_batches else []
+    overflow_is_normal = isinstance(built.model.optimizer, keras.mixed_precision.LossScaleOptimizer)
+
+    def finished(gradients: Gradients, loss_sum: tf.Tensor) -> tf.Tensor:
+        checked = [] if overflow_is_normal else [_sum(g) for g in gradients if g is not None]
+        return tf.math.is_finite(tf.add_n([loss_sum, *checked]))
+
+    def whole(element: Any) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
+        use_keras_seeds(seeds)
         batch = load(element)
-        outputs = model(built.adapt(batch[0]), training=False)
-        loss = model.compute_loss(**told(batch, outputs), training=False)
-        model.compute_metrics(**told(batch, outputs))
-        rows = tf.cast(tf.shape(batch[1])[0], tf.float32)
-        return tf.cast(loss, tf.float32) * rows, rows
+        loss, gradients = one_pass(batch)
+        gradients = [_unique(gradient) for gradient in gradients]
+        rows = tf.cast(rows_of(batch), tf.float32)
+        loss_sum = loss * rows
+        return gradients, (loss_sum, rows, finished(gradients, loss_sum), _signals(settings))
 
-    return step
+    def shared(element: Any) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
+        use_keras_seeds(seeds)
+        first, rows = part_of_replica(rows_of(element), distribution, own_rows=settings.own_rows)
+        gradients, loss_sum = passes(element, first, rows)
+        signals = tf.unstack(tf.cast(_signals(settings), tf.float32))
+        facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *signals])
+        if distribution.shares_batches:
+            gradients, facts = _reduced(gradients, facts, statistics, settings)
+        loss_sum, total = facts[0], facts[1]
+        gradients = [_scaled(gradient, 1.0 / total) for gradient in gradients]
+        finite = finished(gradients, loss_sum)
+        return gradients, (loss_sum, total, finite, tf.cast(facts[2:], tf.int32))
+
+    plain = settings.accumulate == 1 and not distribution.shares_batches
+    return whole if plain else shared
 
 
-def make_run_fed(
-    step: Callable[[Batch], tf.Tensor], load: Callable[[Any], Batch], *, rows_a_step: int | None
-) -> Callable[[Any, tf.Tensor], Sums]:
-    """Many steps over an iterator in one call, with the wait for input timed inside the graph.
+def _make_pass(
+    built: BuiltModel, settings: StepSettings
+) -> Callable[..., tuple[tf.Tensor, Gradients]]:
+    """A batch, and how many of its rows metrics are told, all by default -> mean loss, gradients."""
+    model, optimizer = built.model, built.model.optimizer
 
-    Args:
-        step: What `make_train_step` made.
-        load: The feed's way from an element of the iterator, or a part of it, to a batch.
-        rows_a_step: Where an element holds the rows of a whole call: how many of them make a step.
-            None where an element is a batch.
+    def forward_backward(batch: Batch) -> tuple[tf.Tensor, Any, Gradients]:
+        with tf.GradientTape() as tape, losses_are_means():
+            outputs = model(built.adapt(batch[0]), training=True)
+            loss = loss_of(model, told(batch, outputs), training=True)
+            scaled = optimizer.scale_loss(loss)
+        return loss, outputs, tape.gradient(scaled, [v.value for v in model.trainable_variables])
+
+    compiled = tf.function(forward_backward, jit_compile=True) if settings.xla else forward_backward
+
+    def one_pass(batch: Batch, rows: tf.Tensor | None = None) -> tuple[tf.Tensor, Gradients]:
+        loss, outputs, gradients = compiled(batch)
+        seen = (batch, outputs)
+        if rows is not None:
+            seen = tf.nest.map_structure(lambda tensor: tensor[:rows], seen)
+        model.compute_metrics(**told(*seen))
+        return tf.cast(loss, tf.float32), gradients
+
+    return one_pass
+
+
+@contextmanager
+def losses_are_means() -> Iterator[None]:
+    """A replica's loss is the mean over its rows.
+
+    Keras divides it by the number of replicas, which is right only where replicas have equally
+    many rows, and where the user has not overridden `compute_loss`.
     """
-    now_s = _clock()
-
-    def wait_for_next(iterator: Any, after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        # The clock starts when what came before has ended, and stops when the element is there.
-        with tf.control_dependencies([after]):
-            asked_s = now_s()
-        with tf.control_dependencies([asked_s]):
-            element = next(iterator)
-        with tf.control_dependencies(tf.nest.flatten(element)):
-            return element, now_s() - asked_s
-
-    @tf.function(reduce_retracing=True)
-    def run_batches(iterator: Any, steps: tf.Tensor) -> Sums:
-        loss_sum, rows_sum = tf.constant(0.0), tf.constant(0.0)
-        wait_s = tf.constant(0.0, tf.float64)
-        for _ in tf.range(steps):  # type: ignore[attr-defined]
-            element, waited_s = wait_for_next(iterator, loss_sum)
-            batch = load(element)
-            rows = tf.cast(tf.shape(batch[1])[0], tf.float32)
-            loss_sum += step(batch) * rows
-            rows_sum += rows
-            wait_s += waited_s
-        return loss_sum, rows_sum, wait_s
-
-    @tf.function(reduce_retracing=True)
-    def run_rows(iterator: Any, steps: tf.Tensor) -> Sums:
-        loss_sum, rows_sum = tf.constant(0.0), tf.constant(0.0)
-        rows_of_call, wait_s = wait_for_next(iterator, loss_sum)
-        for index in tf.range(steps):  # type: ignore[attr-defined]
-            batch = load(step_of(rows_of_call, index, rows_a_step or 1))
-            rows = tf.cast(tf.shape(batch[1])[0], tf.float32)
-            loss_sum += step(batch) * rows
-            rows_sum += rows
-        return loss_sum, rows_sum, wait_s
-
-    return run_batches if rows_a_step is None else run_rows
-
-
-def _clock() -> Callable[[], tf.Tensor]:
+    kept = keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution
+    keras_loss.scale_loss_for_distribution = lambda value: value
+    keras_loss.unscale_loss_for_distribution = lambda value: value
     try:
-        tf.timestamp()
-    except tf.errors.FailedPreconditionError:
-        # TensorFlow refuses its own clock where operations must be deterministic, which holds for
-        # the whole process.
-        return _python_clock
-    return tf.timestamp
+        yield
+    finally:
+        keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution = kept
 
 
-def _python_clock() -> tf.Tensor:
-    read = tf.numpy_function(lambda: np.float64(time.monotonic()), [], tf.float64)
-    return tf.ensure_shape(read, [])
+def _leave_reduction_to_us(optimizer: Any) -> None:
+    """Keras's `apply` sums the gradients over replicas, after it has clipped each replica's own.
 
-
-def step_of(call: Any, step: tf.Tensor | int, rows: int) -> Any:
-    """The rows of one step, cut out of the rows of a call."""
-    return tf.nest.map_structure(lambda tensor: tensor[step * rows : (step + 1) * rows], call)
-
-
-def make_run_resident(
-    step: Callable[[Batch], tf.Tensor], load: Callable[[Any], Batch], sample: Any
-) -> Callable[[Any, tf.Tensor], tf.Tensor]:
-    """The same steps on one element that stays on the device: the ceiling that input can reach.
-
-    Args:
-        step: What `make_train_step` made.
-        load: The feed's way from an element to a batch, which is a part of the compiled step.
-        sample: The element of one step, so that a step for any number of rows is compiled, as for
-            fed batches.
+    Ours are summed before, so that what is clipped is the gradient of the global batch.
     """
-    batch_spec = tf.nest.map_structure(
-        lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), sample
-    )
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars  # noqa: SLF001
 
-    @tf.function(input_signature=[batch_spec, tf.TensorSpec([], tf.int64)])
-    def run_resident(element: Any, steps: tf.Tensor) -> tf.Tensor:
-        loss_sum = tf.constant(0.0)
-        for _ in tf.range(steps):  # type: ignore[attr-defined]
-            loss_sum += step(load(element))
-        return loss_sum
 
-    return run_resident
+def _make_passes(
+    one_pass: Callable[..., tuple[tf.Tensor, Gradients]],
+    load: Callable[[Any], Batch],
+    built: BuiltModel,
+    *,
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any, tf.Tensor, tf.Tensor], tuple[Gradients, tf.Tensor]]:
+    """Some rows of an element -> sums over them of gradient x rows and of loss x rows."""
+    size = settings.batch_size
+
+    def of_pass(element: Any, first: tf.Tensor, rows: tf.Tensor) -> tuple[Gradients, tf.Tensor]:
+        # A replica without rows of its own looks at rows of others, which count nothing: all
+        # replicas draw equally many random numbers, and none has the mean of nothing.
+        last = tf.maximum(first + rows, 1)
+        begin = tf.where(rows > 0, first, tf.maximum(0, last - size))
+        batch = load(tf.nest.map_structure(lambda tensor: tensor[begin:last], element))
+        loss, gradients = one_pass(batch, rows)
+        weight = tf.cast(rows, tf.float32)
+        return [_scaled(gradient, weight) for gradient in gradients], loss * weight
+
+    if settings.accumulate == 1:
+        return of_pass
+    variables = built.model.trainable_variables
+
+    def of_passes(element: Any, first: tf.Tensor, rows: tf.Tensor) -> tuple[Gradients, tf.Tensor]:
+        def body(index: tf.Tensor, total: tf.Tensor, sums: Gradients) -> tuple[Any, ...]:
+            begin = first + index * size
+            gradients, loss = of_pass(
+                element, begin, tf.clip_by_value(first + rows - begin, 0, size)
+            )
+            added = [
+                kept if gradient is None else kept + tf.cast(_dense(gradient), tf.float32)
+                for kept, gradient in zip(sums, gradients, strict=True)
+            ]
+            return index + 1, total + loss, added
+
+        passes = settings.accumulate if distribution.shares_batches else -(-rows // size)
+        zeros = [tf.zeros(variable.shape, tf.float32) for variable in variables]
+        _, total, sums = tf.while_loop(
+            lambda index, *_: index < passes, body, (tf.constant(0), tf.constant(0.0), zeros)
+        )
+        return sums, total
+
+    return of_passes
+
+
+def _reduced(
+    gradients: Gradients, facts: tf.Tensor, statistics: list[Any], settings: StepSettings
+) -> tuple[Gradients, tf.Tensor]:
+    """Sum over all replicas; BatchNorm's statistics become their mean by rows."""
+    sent_as = tf.as_dtype(settings.reduction_dtype)
+    # An exchange of slices has the shape of its first time for ever: an epoch's short last batch
+    # would fail.
+    there = [_dense(gradient) for gradient in gradients if gradient is not None]
+    sent = [tf.cast(gradient, sent_as) for gradient in there]
+    rows = facts[1]
+    seen = [variable.value * tf.cast(rows, variable.value.dtype) for variable in statistics]
+    if sent_as is tf.float32:
+        # One exchange of all is quicker than two.
+        reduced = _sum_over_replicas([*sent, *seen, facts])
+    else:
+        reduced = [*_sum_over_replicas(sent), *_sum_over_replicas([*seen, facts])]
+    facts = reduced[-1]
+    for variable, total in zip(statistics, reduced[len(sent) : -1], strict=True):
+        variable.value.assign(total / tf.cast(facts[1], total.dtype))
+    summed = iter(reduced[: len(sent)])
+    return [
+        None if gradient is None else tf.cast(next(summed), tf.float32) for gradient in gradients
+    ], facts
+
+
+def _sum_over_replicas(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Tensors of one dtype, packed and sent together."""
+    context = tf.distribute.get_replica_context()
+    summed: list[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    return summed
+
+
+def _statistics(model: Any) -> list[Any]:
+    """What layers learn without a gradient, BatchNorm's means and variances."""
+    return [v for v in model.non_trainable_variables if v.dtype.startswith("float")]
+
+
+def _make_apply(built: BuiltModel, settings: StepSettings) -> Callable[[Gradients], None]:
+    model, average = built.model, settings.average
+
+    def apply(gradients: Gradients) -> None:
+        model.optimizer.apply(gradients, model.trainable_variables)
+        if average is not None:
+            average.update()
+
+    return apply
+
+
+def _signals(settings: StepSettings) -> tf.Tensor:
+    if settings.signals is None:
+        return tf.constant([0, 0])
+    return tf.convert_to_tensor(settings.signals)
+
+
+def _scaled(gradient: Any, factor: tf.Tensor) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            _scaled(gradient.values, factor), gradient.indices, gradient.dense_shape
+        )
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def _unique(gradient: Any) -> Any:
+    """Each row of an Embedding once, with the sum of its gradients.
+
+    Keras 3.15's Adam squares the parts of a row that comes twice in a batch one by one, and so
+    takes another step than by the gradient of the batch.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, place = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, place, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def _dense(gradient: Any) -> tf.Tensor:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows = tf.convert_to_tensor(gradient.dense_shape)[0]
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+
+
+def _sum(gradient: Any) -> tf.Tensor:
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.cast(tf.reduce_sum(values), tf.float32)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.app.resume import NEWEST, Resume
 from stoker.app.run_folder import open_run
-from stoker.core.errors import BusyError, CheckFailed
+from stoker.core.errors import BusyError, CheckFailed, ConfigError
 
 ALL = ["ingest", "analyze", "transform", "train", "export", "evaluate", "push"]
 
@@ -71,7 +74,7 @@ def test_a_change_of_one_column_runs_what_reads_it(
 
 
 def test_a_damaged_output_is_made_again_and_said_so(folder: Any) -> None:
-    state = next(folder.path.glob("runs/small/*/train/checkpoints/best/state.npz"))
+    state = next(folder.path.glob("runs/small/*/train/checkpoints/step-*/state.safetensors"))
     raw = bytearray(state.read_bytes())
     raw[len(raw) // 2] ^= 1
     state.write_bytes(bytes(raw))
@@ -153,11 +156,39 @@ def test_runs_and_models_lie_where_they_are_told(folder: Any, tmp_path: Path) ->
 
 def test_a_second_process_on_the_same_run_is_refused_with_the_owner(tmp_path: Path) -> None:
     with (
-        open_run(tmp_path, run_fingerprint="f", settings={}),
+        open_run(tmp_path, identity={}, settings={}, resume=NEWEST),
         pytest.raises(BusyError, match=f"pid {os.getpid()} on "),
-        open_run(tmp_path, run_fingerprint="f", settings={}),
+        open_run(tmp_path, identity={}, settings={}, resume=NEWEST),
     ):
         pass
+
+
+def test_the_lock_of_an_owner_that_was_killed_is_taken_over(tmp_path: Path) -> None:
+    hold = (
+        "import os, sys; from pathlib import Path; from stoker.app.resume import NEWEST\n"
+        "from stoker.app.run_folder import open_run\n"
+        "with open_run(Path(sys.argv[1]), identity={}, settings={}, resume=NEWEST) as (run, _):\n"
+        "    print(run.id, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    owner = subprocess.run([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE)
+    assert owner.returncode == -9
+    assert "pid" in (tmp_path / owner.stdout.decode().strip() / "lock").read_text()
+
+    with open_run(tmp_path, identity={}, settings={}, resume=NEWEST) as (run, continued):
+        assert continued
+        assert run.id == owner.stdout.decode().strip()
+
+
+def test_a_run_that_is_not_there_is_not_made_instead(tmp_path: Path) -> None:
+    with open_run(tmp_path, identity={}, settings={}, resume=NEWEST) as (run, _):
+        pass
+    with (
+        pytest.raises(ConfigError, match=f"--resume must name a run.*{run.id}"),
+        open_run(tmp_path, identity={}, settings={}, resume=Resume(run=run.id[:-1] + "x")),
+    ):
+        pass
+    assert [path.name for path in tmp_path.glob("[!.]*")] == [run.id]
 
 
 def test_a_gate_that_says_no_ends_the_run_and_pushes_nothing(folder: Any) -> None:

@@ -30,9 +30,10 @@ from stoker.export.signatures import (
     feature_specs,
     make_examples,
 )
-from stoker.train.checkpoint import restore_checkpoint
+from stoker.train.checkpoints.store import best
 from stoker.train.feeds import open_feeds
 from stoker.train.model import BuiltModel, build_model, prepare_process
+from stoker.train.state import restore_model
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 ROWS = 1000
@@ -77,8 +78,8 @@ def train(folder: Path, *overrides: str) -> Trained:
     prepare_process(precision=resolved["precision"], seed=0, deterministic=False)
     build = load_function(experiment.folder, experiment.model, where="model")
     built = build_model(build, transform, what=experiment.model)
-    best = chain.output("train") / "checkpoints" / "best"
-    restore_checkpoint(best, built.model.variables)
+    found = best(chain.output("train") / "checkpoints")
+    restore_model(built.model, found.arrays(), average="ema")
     return Trained(
         experiment=experiment,
         chain=chain,

@@ -17,10 +17,10 @@ from PIL import Image, ImageOps
 from stoker.core.errors import UserError
 from stoker.data.dataset import ImageShape
 from stoker.data.features.encoded_bytes import heads
-from stoker.data.features.images import decode_images
+from stoker.data.features.images import decode_images, decode_whole
 from stoker.data.features.orientation import orientations
 from stoker.data.sources.exif import orientation
-from stoker.data.sources.image_check import check_image
+from stoker.data.sources.image_check import BadImage, check_image
 from stoker.export.callpath import LoadedModel, load_model
 
 HEIGHT, WIDTH = 24, 32
@@ -145,6 +145,28 @@ def test_what_is_transparent_in_a_gif_is_black() -> None:
 def test_what_ingest_refuses_the_graph_refuses(name: str) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="a JPEG, a PNG, a GIF or a WebP"):
         decoded([KINDS["PNG"], REFUSED[name]])
+
+
+def test_no_flipped_bit_makes_a_gif_that_ingest_accepts_and_the_graph_does_not() -> None:
+    whole = saved(Image.fromarray(np.zeros((20, 30), np.uint8)), "GIF")
+    flipped = [
+        whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
+        for place in range(len(b"GIF89a"), len(whole))
+        for bit in range(8)
+    ]
+    accepted = [data for data in flipped if is_accepted(data)]
+
+    assert 50 < len(accepted) < len(flipped) - 50
+    for data in accepted:
+        decode_whole(data, 3)
+
+
+def is_accepted(data: bytes) -> bool:
+    try:
+        check_image(data, max_pixels=IMAGE_PIXELS, channels=3)
+    except BadImage:
+        return False
+    return True
 
 
 def exif(turn: int, order: str, *, kind: int = 3, count: int = 1, at: int = 8) -> bytes:

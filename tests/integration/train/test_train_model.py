@@ -97,6 +97,12 @@ class OwnStep(keras.Model):  # type: ignore[misc]
         return {}
 
 
+def without_loss(kind: type[keras.Model]) -> keras.Model:
+    model = kind()
+    model.compile(optimizer="sgd")
+    return model
+
+
 def sequential() -> keras.Model:
     return keras.Sequential([keras.Input((1,)), layers.Dense(1)])
 
@@ -110,7 +116,8 @@ def raising(features: Features) -> keras.Model:
     [
         (lambda features: None, "must return a compiled keras.Model"),
         (lambda features: keras.Model(features, features["a"]), "compiled with an optimizer"),
-        (lambda features: compiled(OwnStep()), "train_step"),
+        (lambda features: without_loss(keras.Model), "compiled with a loss"),
+        (lambda features: without_loss(OwnStep), "can be validated"),
         (lambda features: compiled(sequential()), "one of the features"),
         (raising, r"model:build must not fail \(test_train_model.py, line \d+\)"),
     ],

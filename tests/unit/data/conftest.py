@@ -1,7 +1,8 @@
-"""A dataset of one split whose shards and row groups are cut as a test says."""
+"""A dataset of one split, its shards and row groups cut as a test says; and peaks of memory."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
+
+PeakOf = Callable[[Callable[[], object]], int]
 
 CutTable = Callable[[pa.Table, Sequence[Column], Sequence[Sequence[int]]], Dataset]
 
@@ -36,6 +39,29 @@ def cut_table(tmp_path_factory: pytest.TempPathFactory) -> CutTable:
         )
 
     return write
+
+
+@pytest.fixture
+def peak_of() -> PeakOf:
+    """Bytes by which this process is at most larger while it does something.
+
+    `ru_maxrss` would not tell: an earlier peak, even a parent's, hides whatever is smaller.
+    """
+
+    def measure(work: Callable[[], object]) -> int:
+        # Source: proc_pid_clear_refs(5): 5 sets the high-water mark back to what is resident now.
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _resident_bytes("VmRSS")
+        work()
+        return _resident_bytes("VmHWM") - before
+
+    return measure
+
+
+def _resident_bytes(what: str) -> int:
+    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) << 10
 
 
 def _shard(path: Path, rows: int) -> Shard:

@@ -280,5 +280,7 @@ def test_kill_9_while_fetching_leaves_no_object_and_no_lost_room(tmp_path: Path)
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"data\.cache_dir .*file/cache must have room"):
+    with pytest.raises(UserError, match=r"data\.cache_dir .*file/cache must be a folder"):
         read(Cache(tmp_path / "file" / "cache", limit_bytes=LIMIT), wanted("a"), Counting())
+    with pytest.raises(UserError, match=r"data\.cache_dir .*file must be a folder"):
+        read(Cache(tmp_path / "file", limit_bytes=LIMIT), wanted("a"), Counting())

@@ -242,5 +242,5 @@ def test_binary_values_are_images_and_bad_ones_are_named(tmp_path: Path) -> None
         (3, "picture"),
         (4, "picture"),
     ]
-    parts = ["is cut", "is missing", "is no image"]
+    parts = ["is cut", "is missing", "of no format that is known"]
     assert all(part in fault[2] for part, fault in zip(parts, faults(blocks), strict=True))

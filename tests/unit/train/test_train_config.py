@@ -5,7 +5,7 @@ import pytest
 from stoker.cluster.devices import Devices, Gpu, find_devices
 from stoker.cluster.resources import Resources
 from stoker.core.errors import ConfigError
-from stoker.train.config import TrainConfig, resolve
+from stoker.train.config import Grounds, TrainConfig, resolve
 
 CPU = Devices(cpu_cores=2, memory_bytes=2**34, gpus=())
 H100 = Gpu(name="NVIDIA H100", memory_bytes=80 << 30, compute_capability=(9, 0))
@@ -18,7 +18,7 @@ V100 = Gpu(name="NVIDIA V100", memory_bytes=16 << 30, compute_capability=(7, 0))
 def test_the_auto_batch_size_is_a_power_of_two_below_a_64th_of_the_rows(
     rows: int, batch_size: int
 ) -> None:
-    resolved = resolve(TrainConfig(), devices=CPU, rows=rows, string_features=False)
+    resolved = resolve(TrainConfig(), Grounds(devices=CPU, rows=rows, string_features=False))
 
     assert resolved.batch_size == batch_size
     assert 1 <= resolved.steps_per_call <= 50
@@ -38,14 +38,14 @@ def test_auto_precision_and_xla_follow_from_the_devices(
     gpus: tuple[Gpu, ...], strings: bool, precision: str, xla: bool
 ) -> None:
     devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=gpus)
-    resolved = resolve(TrainConfig(), devices=devices, rows=1000, string_features=strings)
+    resolved = resolve(TrainConfig(), Grounds(devices=devices, rows=1000, string_features=strings))
 
     assert (resolved.precision, resolved.xla) == (precision, xla)
 
 
 def test_what_was_asked_for_by_name_is_kept() -> None:
     config = TrainConfig(batch_size=7, steps_per_call=3, precision="mixed_float16", xla=True)
-    resolved = resolve(config, devices=CPU, rows=1000, string_features=False)
+    resolved = resolve(config, Grounds(devices=CPU, rows=1000, string_features=False))
 
     assert (resolved.batch_size, resolved.steps_per_call) == (7, 3)
     assert (resolved.precision, resolved.xla) == ("mixed_float16", True)
@@ -53,7 +53,7 @@ def test_what_was_asked_for_by_name_is_kept() -> None:
 
 def test_xla_on_strings_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"train\.xla: true needs numeric features"):
-        resolve(TrainConfig(xla=True), devices=CPU, rows=10, string_features=True)
+        resolve(TrainConfig(xla=True), Grounds(devices=CPU, rows=10, string_features=True))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,21 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 """For other programs; what a person reads goes to stderr."""
 
+ResumeRun = Annotated[
+    str | None,
+    typer.Option("--resume", metavar="RUN", help="Go on with this run, e.g. 20261121T184133Z-4f1a."),
+]
+"""By default the newest unfinished run of equal inputs is gone on with."""
+
+AcceptChange = Annotated[
+    bool,
+    typer.Option(
+        "--accept-change",
+        help="Go on though settings, code, data or versions have changed; the run records it.",
+    ),
+]
+"""Without it a run goes on as what it began as."""
+
 Again = Annotated[
     bool, typer.Option("--again", help="Do this stage again even where nothing has changed.")
 ]

@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from stoker.app.chain import StageOutcome
+from stoker.app.cli.tolerant import tolerant
+from stoker.telemetry.time_left import TimeLeft, shown_time
 
 PLAIN_EVERY_S = 10.0
-"""Where the output is no terminal, a line of progress is printed no more often than this."""
+"""Where the output is no terminal, a line of progress is printed when this has passed since the
+last one, or"""
+
+PLAIN_EVERY_SHARE = 0.1
+"""when so much more is done, but no more often than"""
+
+PLAIN_LEAST_S = 1.0
+"""this."""
 
 
 class ConsoleListener:
     """Writes to stderr, so that stdout holds results only."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        # Nobody may be reading any more, or the log's disk be full: the work goes on.
+        self.console = Console(file=tolerant(sys.stderr), highlight=False, soft_wrap=True)
         self._bar = Progress(
             TextColumn("  {task.fields[stage]:<10}"),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f} %"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             console=self.console,
             transient=True,
         )
         self._task: TaskID | None = None
         self._stage = ""
-        self._began_s = self._said_s = 0.0
+        self._said_s = self._said_share = 0.0
+        self._left = TimeLeft()
 
     def __enter__(self) -> Self:
         """Nothing is drawn before a stage begins."""
@@ -53,8 +64,8 @@ class ConsoleListener:
 
     def stage_began(self, stage: str) -> None:
         """Show a bar for this stage."""
-        self._stage, self._began_s = stage, time.monotonic()
-        self._said_s = self._began_s
+        self._stage, self._left = stage, TimeLeft()
+        self._said_s, self._said_share = time.monotonic(), 0.0
         if not self.console.is_terminal:
             self.say(f"  {stage:<10} ...")
             return
@@ -63,20 +74,20 @@ class ConsoleListener:
 
     def progress(self, line: str, share: float | None) -> None:
         """Move the bar; elsewhere a line now and then."""
+        left_s = None if share is None else self._left.seconds(share)
+        shown = line if not left_s else f"{line}, {shown_time(left_s)} left"
         if self._task is not None:
             total = None if share is None else 1.0
-            self._bar.update(self._task, description=line, completed=share or 0.0, total=total)
-        elif time.monotonic() - self._said_s > PLAIN_EVERY_S:
-            self._said_s = time.monotonic()
+            self._bar.update(self._task, description=shown, completed=share or 0.0, total=total)
+        elif self._is_time(share or 0.0):
+            self._said_s, self._said_share = time.monotonic(), share or 0.0
             percent = "" if share is None else f"{share:4.0%}  "
-            self.say(f"  {self._stage:<10} {percent}{line}{self._left(share)}")
+            self.say(f"  {self._stage:<10} {percent}{shown}")
 
-    def _left(self, share: float | None) -> str:
-        """About how long it still takes, by what it took so far."""
-        if not share:
-            return ""
-        left_s = round((time.monotonic() - self._began_s) * (1 - share) / share)
-        return f", {left_s // 60}:{left_s % 60:02d} left"
+    def _is_time(self, share: float) -> bool:
+        passed_s = time.monotonic() - self._said_s
+        further = abs(share - self._said_share) >= PLAIN_EVERY_SHARE
+        return passed_s > PLAIN_EVERY_S or (further and passed_s > PLAIN_LEAST_S)
 
     def stage_ended(self, outcome: StageOutcome) -> None:
         """Replace the bar by one line."""

@@ -8,12 +8,21 @@ from pathlib import Path
 
 import typer
 
-from stoker.app.cli.options import AsJson, ExperimentFolder, Overrides
+from stoker.app.cli.options import (
+    AcceptChange,
+    AsJson,
+    ExperimentFolder,
+    Overrides,
+    ResumeRun,
+)
+from stoker.app.resume import Resume
 
 
 def run(
     experiment: ExperimentFolder = Path(),
     overrides: Overrides = [],  # noqa: B006 - typer copies it
+    resume: ResumeRun = None,
+    accept_change: AcceptChange = False,
     as_json: AsJson = False,
 ) -> None:
     """Data to served model: every stage that has changed, then a server that is asked.
@@ -31,7 +40,8 @@ def run(
     with ConsoleListener() as listener:
         if loaded.resources.accelerators is not None:
             listener.say("resources are for a cluster: this run uses this machine")
-        result = run_chain(loaded, listener)
+        which = Resume(run=resume, accept_change=accept_change)
+        result = run_chain(loaded, listener, resume=which)
         listener.stage_began("serve")
         import_tensorflow()
         from stoker.app.cli.summary import print_summary

@@ -170,16 +170,21 @@ def _answers(proof: Proof) -> Table:
     return table
 
 
+_LONGER = "train.epochs"
+"""What the last command to try changes, and so is not set twice in it."""
+
+
 def _next_commands(
     experiment: Experiment, target: Path, result: ChainResult, overrides: Sequence[str]
 ) -> list[str]:
     base = shlex.quote(_shown(experiment.models_root / experiment.model_name))
     name = urllib.parse.quote(experiment.model_name)
-    where = shlex.join([str(target), *(p for given in overrides for p in ("--set", given))])
+    kept = [given for given in overrides if not given.startswith(f"{_LONGER}=")]
+    where = shlex.join([str(target), *(p for given in kept for p in ("--set", given))])
     return [
         f"stoker serve {base}    # then: curl localhost:8501/v1/models/{name}",
         f"tensorboard --logdir {shlex.quote(_shown(result.output('train')))}",
-        f"stoker run {where} --set train.epochs={2 * experiment.train.epochs}",
+        f"stoker run {where} --set {_LONGER}={2 * experiment.train.epochs}",
     ]
 
 

@@ -22,6 +22,9 @@ EXAMPLES_SEEN = 300_000
 IMAGES_SEEN = 60_000
 """The same for images, each of which costs a hundred times as much."""
 
+LEAST_ROWS = 2
+"""Records that data must have: in one alone nothing varies, so that nothing can be a label."""
+
 MAX_DROP = 0.02
 """How much worse than the version before a model may be: about what training the same model again
 varies by on a few hundred rows."""
@@ -89,12 +92,7 @@ def write_experiment(
     _require_outside(folder, source)
     config = reading_of(_located(source))
     seen = describe_source(config)
-    if not seen.rows:
-        raise DataError(
-            f"{source} must hold at least one record that can be read",
-            got=Plain(f"{seen.bad} records that cannot, and none that can"),
-            fix="Save it as UTF-8 text with a header, numbers within 64 bits.",
-        )
+    _require_rows(seen, source)
     images = seen.format == "images"
     found = _folder_label(seen, label) if images else find_label(seen, config, label)
     code = image_model(_IMAGE, found) if images else table_model(seen, found)
@@ -111,6 +109,26 @@ def write_experiment(
     write_atomic(files[1], code)
     write_atomic(files[0], settings)  # last: it makes the folder an experiment
     return Scaffolded(files=files, label=found.name, task=found.task, note=note)
+
+
+def _require_rows(seen: SourceDescription, source: Path | str) -> None:
+    """Hold that there is something to go by.
+
+    Raises:
+        DataError: there is not.
+    """
+    if not seen.rows and seen.bad:
+        raise DataError(
+            f"{source} must hold at least one record that can be read",
+            got=Plain(f"{seen.bad} records that cannot, and none that can"),
+            fix="Save it as UTF-8 text with a header, numbers within 64 bits.",
+        )
+    if seen.rows < LEAST_ROWS:
+        raise DataError(
+            f"{source} must hold at least {LEAST_ROWS} records",
+            got=Plain(f"{len(seen.columns)} columns and {'one' if seen.rows else 'no'} record"),
+            fix="Check that it is the right file, and whole.",
+        )
 
 
 def _require_free(folder: Path, files: tuple[Path, ...]) -> None:

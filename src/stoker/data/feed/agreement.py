@@ -1,13 +1,21 @@
-"""Does the quick evaluation path give what the exported graph gives? Where not, it is not used."""
+"""Does the quick evaluation path give what the exported graph gives? Where not, it is not used.
+
+Asked twice: of the pixels of some images before training, and of the model's own answers over the
+whole split, which is what validation is about.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.data.feed.images import ImageSplit
+from stoker.data.feed.pipeline import Feed
 
 NEEDED_SHARE = 0.999
 """Of all pixels, how many must lie within `GREY_LEVELS` of the graph's."""
@@ -16,6 +24,26 @@ GREY_LEVELS = 1
 
 SAMPLE_ROWS = 64
 """Images that are compared before training, spread over the split."""
+
+TIE = 1e-5
+"""Scores that are no further apart, by the row's largest, are equal: float32 rounds sums of some
+hundred terms to about that."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerAgreement:
+    """A model's top-1 answers by the quick evaluation path beside those by the exported graph's."""
+
+    rows: int
+    """Rows that were asked: the whole split."""
+
+    differ: int
+    """Of these, rows with another answer by the other path; ties do not count."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether validation may go by the quick path."""
+        return self.differ == 0
 
 
 def agrees(
@@ -44,3 +72,83 @@ def share_within(found: NDArray[np.uint8], wanted: NDArray[np.uint8]) -> float:
     """The share of values that differ by no more than `GREY_LEVELS`."""
     away = np.abs(found.astype(np.int16) - wanted.astype(np.int16))
     return float((away <= GREY_LEVELS).mean())
+
+
+def compare_answers(
+    quick: Feed,
+    reference: Feed,
+    *,
+    answer: Callable[[Any], Any],
+    threshold: float,
+    batch_size: int,
+) -> AnswerAgreement:
+    """Ask a model about every row of a split, by both paths.
+
+    Args:
+        quick: The split as validation reads it.
+        reference: The same rows by the exported graph's decoder.
+        answer: Features of a batch -> the model's scores, one tensor or several, each
+            [batch, ..., classes] or, of a yes or no, [batch, 1] or [batch].
+        threshold: From where on a yes or no is a yes: 0.5, or 0 of logits.
+        batch_size: Rows that are asked at once.
+
+    Raises:
+        DataError: a shard is damaged.
+    """
+    rows = differ = 0
+    ask_quick, ask_reference = (_asked(feed, answer) for feed in (quick, reference))
+    with (
+        quick.in_order(batch_size=batch_size) as ours,
+        reference.in_order(batch_size=batch_size) as graphs,
+    ):
+        for one, other in zip(ours, graphs, strict=True):
+            found = [
+                other_answers(np.asarray(a), np.asarray(b), threshold=threshold)
+                for a, b in zip(ask_quick(one), ask_reference(other), strict=True)
+            ]
+            rows += len(found[0])
+            differ += int(np.logical_or.reduce(found).sum())
+    return AnswerAgreement(rows=rows, differ=differ)
+
+
+def other_answers(
+    scores: NDArray[Any], others: NDArray[Any], *, threshold: float
+) -> NDArray[np.bool_]:
+    """Which rows' top-1 answers are not the same, ties left out.
+
+    Args:
+        scores: [rows, ..., classes], or [rows, 1] or [rows] of a yes or no.
+        others: The same of the other path.
+        threshold: From where on a yes or no is a yes.
+
+    Returns:
+        [rows] True where some answer of the row is another one.
+    """
+    first, second = (_as_classes(each, threshold) for each in (scores, others))
+    chosen, other = (each.argmax(-1)[..., np.newaxis] for each in (first, second))
+    gaps = [
+        np.abs(np.take_along_axis(each, chosen, -1) - np.take_along_axis(each, other, -1))
+        for each in (first, second)
+    ]
+    largest = np.maximum(1.0, np.abs(first).max(-1, keepdims=True))
+    differs = (chosen != other) & (np.maximum(*gaps) > TIE * largest)
+    return differs.reshape(len(scores), -1).any(axis=1)
+
+
+def _as_classes(scores: NDArray[Any], threshold: float) -> NDArray[np.float64]:
+    """A yes or no as two classes, the first one's score being the threshold."""
+    wide = scores.astype(np.float64)
+    if wide.ndim > 1 and wide.shape[-1] > 1:
+        return wide
+    column = wide.reshape(len(wide), -1, 1)
+    return np.concatenate([np.full_like(column, threshold), column], axis=-1)
+
+
+def _asked(feed: Feed, answer: Callable[[Any], Any]) -> Callable[[Any], list[tf.Tensor]]:
+    @tf.function(reduce_retracing=True)
+    def ask(element: Any) -> list[tf.Tensor]:
+        return [
+            tf.cast(each, tf.float32) for each in tf.nest.flatten(answer(feed.load(element)[0]))
+        ]
+
+    return ask

@@ -39,6 +39,16 @@ class Calls:
     last: int
     """The call after the last one."""
 
+    skipped_steps: int = 0
+    """Steps of the first call that are done already, where a run goes on inside a call."""
+
+    worker: int = 0
+    """Whose share of each step `steps` gives."""
+
+    workers: int = 1
+    """Workers that share each step. Where a step has fewer rows than there are workers, all of
+    them get all of its rows."""
+
     @property
     def call_rows(self) -> int:
         """Rows of a whole call."""
@@ -59,6 +69,22 @@ class Calls:
         """The epochs that the calls belong to, from 0."""
         return range(self.first_epoch, -(-self.last // self.per_epoch))
 
+    @property
+    def skipped_rows(self) -> int:
+        """Rows of the first call that are done already."""
+        return self.skipped_steps * self.batch_size
+
+    def without_skipped(self, calls: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
+        """Elements that hold the rows of a call each, the first one without what is done."""
+        if not self.skipped_steps:
+            return calls
+
+        def cut(number: tf.Tensor, element: Any) -> Any:
+            first = tf.where(tf.equal(number, 0), self.skipped_rows, 0)
+            return tf.nest.map_structure(lambda tensor: tensor[first:], element)
+
+        return calls.enumerate().map(cut)
+
     def indices(self, order: RowOrder) -> tf.data.Dataset[Any]:
         """Elements are the rows of each call, [rows] int64."""
         rows_of = _BlockedOrder(self, order)
@@ -66,17 +92,22 @@ class Calls:
         def of_call(call: tf.Tensor) -> tf.Tensor:
             return shaped_batch(tf.numpy_function(rows_of, [call], tf.int64, stateful=False))
 
-        return tf.data.Dataset.range(self.first, self.last).map(of_call)
+        return self.without_skipped(tf.data.Dataset.range(self.first, self.last).map(of_call))
 
     def steps(self, order: RowOrder) -> tf.data.Dataset[Any]:
-        """Elements are the rows of each step, [rows] int64, and its epoch."""
+        """Elements are this worker's rows of each step, [rows] int64, and its epoch."""
         size = self.batch_size
+
+        def share(rows: tf.Tensor) -> tf.Tensor:
+            count, workers = tf.size(rows, tf.int64), self.workers
+            own = rows[count * self.worker // workers : count * (self.worker + 1) // workers]
+            return rows if workers == 1 else tf.cond(count < workers, lambda: rows, lambda: own)
 
         def cut(call: tf.Tensor, rows: tf.Tensor) -> tf.data.Dataset[Any]:
             epoch = call // self.per_epoch
             steps = -(-tf.size(rows, tf.int64) // size)
             return tf.data.Dataset.range(steps).map(
-                lambda step: (rows[step * size : (step + 1) * size], epoch)
+                lambda step: (share(rows[step * size : (step + 1) * size]), epoch)
             )
 
         calls = tf.data.Dataset.range(self.first, self.last)

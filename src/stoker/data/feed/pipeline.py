@@ -61,6 +61,7 @@ class Feed:
         prepare: Callable[[Raw], Any],
         finish: Callable[[Any], Any],
         memory_bytes: int,
+        reference: RawRows | None = None,
     ) -> None:
         """Look at some rows' size, and make and keep all where they fit.
 
@@ -69,7 +70,8 @@ class Feed:
             prepare: Maps raw columns to what is handed to the step: tensors, nested. Runs on the
                 host, beside the step.
             finish: Maps that to a batch, inside the compiled step.
-            memory_bytes: Most that the kept batches may hold.
+            memory_bytes: Most that the kept batches may hold; 0: none are.
+            reference: The same rows by the exported graph's decoder, where `source` is quicker.
 
         Raises:
             DataError: a shard is missing, cut or damaged.
@@ -78,8 +80,10 @@ class Feed:
         self._source = source
         self._prepare = prepare
         self._finish = finish
+        self._reference = reference
         self.kept_bytes = 0
-        self._kept = None if source.changes else self._make_all(memory_bytes)
+        keeps = memory_bytes > 0 and not source.changes
+        self._kept = self._make_all(memory_bytes) if keeps else None
 
     @property
     def keeps_features(self) -> bool:
@@ -90,6 +94,17 @@ class Feed:
     def whole_calls(self) -> bool:
         """Whether an element of `shuffled` holds the rows of a whole call, to be cut into steps."""
         return self.keeps_features or self._source.whole_calls
+
+    def by_reference(self) -> Feed | None:
+        """The same rows by the exported graph's own decoder, kept nowhere; None where these are."""
+        if self._reference is None:
+            return None
+        return Feed(self._reference, prepare=self._prepare, finish=self._finish, memory_bytes=0)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether an element of `shuffled` holds one worker's rows only, else those of all."""
+        return not self.whole_calls
 
     def steps(self, batch_size: int) -> int:
         """Steps of an epoch."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -44,9 +44,10 @@ class TableRows:
 
         return rows_at
 
-    def shuffled(self, calls: Calls) -> AbstractContextManager[tf.data.Dataset[Any]]:
+    @contextmanager
+    def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
         """Elements hold the rows of a call."""
-        return table_batches(
+        with table_batches(
             lambda: self._stream.shuffled(
                 batch_size=calls.call_rows,
                 seed=calls.seed,
@@ -54,7 +55,8 @@ class TableRows:
                 first_step=calls.first - calls.first_epoch * calls.per_epoch,
             ),
             columns=self._stream.columns,
-        )
+        ) as batches:
+            yield calls.without_skipped(batches)
 
     def in_order(self, *, batch_size: int) -> AbstractContextManager[tf.data.Dataset[Any]]:
         """Elements are batches, as they are stored."""

@@ -1,9 +1,11 @@
 """Records -> shards and their manifest."""
 
+from stoker.data.ingest.content import fingerprint_of, source_files, source_fingerprint
 from stoker.data.ingest.describe import ColumnDescription, SourceDescription, describe_source
-from stoker.data.ingest.run import ingest, source_files, source_fingerprint
+from stoker.data.ingest.run import ingest
 from stoker.data.sources.config import REACH_KEYS, ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.sources.records import Progress, silent
+from stoker.data.sources.source import list_source
 
 __all__ = [
     "REACH_KEYS",
@@ -14,7 +16,9 @@ __all__ = [
     "ServiceConfig",
     "SourceDescription",
     "describe_source",
+    "fingerprint_of",
     "ingest",
+    "list_source",
     "silent",
     "source_files",
     "source_fingerprint",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, DataError, Plain
 from stoker.core.files import full_disk_is_named, remove, sweep
-from stoker.core.fingerprint import fingerprint
+from stoker.data.columns import Column
 from stoker.data.dataset import (
     MANIFEST,
     Dataset,
@@ -25,6 +24,7 @@ from stoker.data.dataset import (
     write_manifest,
 )
 from stoker.data.ingest.assign import SplitRule
+from stoker.data.ingest.content import warn_of_listing
 from stoker.data.ingest.faults import Faults
 from stoker.data.ingest.image_store import (
     ChosenStore,
@@ -36,14 +36,21 @@ from stoker.data.ingest.journal import JOURNAL, Journal, Kept, Mark, identity_of
 from stoker.data.ingest.shards import SplitWriter
 from stoker.data.ingest.stored_images import stored_table
 from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.listing import Listing
+from stoker.data.sources.listing import Listing, no_record
 from stoker.data.sources.records import WORKERS, Progress, Scan, Source, silent
-from stoker.data.sources.source import list_source, open_source
+from stoker.data.sources.source import open_source
 
 _LOG = logging.getLogger(__name__)
 
 TRAIN = "train"
 """The split whose images may be stored smaller."""
+
+Accept = Callable[[Sequence[Column]], None]
+"""Told the columns of a source before anything is written; raises where they will not do."""
+
+
+def any_columns(columns: Sequence[Column]) -> None:
+    """The `Accept` that takes what comes."""
 
 
 def ingest(
@@ -52,6 +59,8 @@ def ingest(
     *,
     label: str | None = None,
     epochs: int = 1,
+    listing: Listing | None = None,
+    accept: Accept = any_columns,
     progress: Progress = silent,
 ) -> Dataset:
     """Read a source into checked shards, split by the content of the records.
@@ -64,6 +73,9 @@ def ingest(
         out_dir: The dataset's folder; made if need be; a dataset of another source in it is replaced.
         label: The column that no record may miss; ignored where the data has no such column.
         epochs: How often training will read each image, for `data.images.store: auto`.
+        listing: The files as `fingerprint_of` saw them, so that what is read is what it named; None:
+            as they are now.
+        accept: Asked whether these columns will do, as soon as they are known.
         progress: Called with the records done, and the records in all once they are counted.
 
     Returns:
@@ -73,16 +85,23 @@ def ingest(
         DataError: a file cannot be read, more than `data.max_bad_rows` records are bad, a split is
             empty, or the source changes meanwhile; no shard is left behind.
         ConfigError: the configuration does not fit the data.
-        UserError: the disk is full; names the need and what is free.
+        UserError: the disk is full; names the need and what is free. Or what `accept` raises.
     """
-    source = open_source(config, label=label)
-    _warn_of_copies(source.listing)
+    source = open_source(config, label=label, listing=listing)
+    warn_of_listing(source.listing)
     out_dir.mkdir(parents=True, exist_ok=True)
     sweep(out_dir, "*")
     identity = identity_of(config, source.listing, label=label)
     try:
-        work = _Ingest(config, out_dir, source, identity=identity, epochs=epochs, progress=progress)
-        return work.run()
+        return _Ingest(
+            config,
+            out_dir,
+            source,
+            identity=identity,
+            epochs=epochs,
+            accept=accept,
+            progress=progress,
+        ).run()
     except (DataError, ConfigError):
         # What is wrong with the source or its configuration is not mended by going on.
         for name in (*config.splits, MANIFEST, JOURNAL):
@@ -101,12 +120,14 @@ class _Ingest:
         *,
         identity: str,
         epochs: int,
+        accept: Accept,
         progress: Progress,
     ) -> None:
         self._config = config
         self._out_dir = out_dir
         self._source = source
         self._epochs = epochs
+        self._accept = accept
         self._progress = progress
         self._rule = SplitRule(config.splits, seed=config.seed, split_by=config.split_by)
         self._journal = Journal(out_dir, identity=identity, splits=self._rule.names)
@@ -117,6 +138,8 @@ class _Ingest:
         """Go on where an earlier ingest stopped, or begin."""
         with full_disk_is_named(self._out_dir, need_bytes=self._need_bytes):
             kept = self._journal.kept()
+            if kept is not None:
+                self._accept(kept.scan.columns)
             if kept is None or not self._is_whole(kept):
                 kept = self._begun()
             elif (self._out_dir / MANIFEST).is_file():
@@ -152,6 +175,7 @@ class _Ingest:
             remove(self._out_dir / name)
         scan = self._source.scan(self._progress)
         _check_split_by(self._config, scan)
+        self._accept(scan.columns)
         return self._journal.begin(scan, self._chosen_store(scan))
 
     def _chosen_store(self, scan: Scan) -> ChosenStore | None:
@@ -244,41 +268,6 @@ class _Ingest:
         return dataset
 
 
-def source_files(config: IngestConfig) -> list[str]:
-    """The paths or URIs of the files of `data.source`, sorted by the bytes of their names.
-
-    Raises:
-        DataError: there is none, or something there is no plain file.
-        ConfigError: the files are of no known format, or of several.
-    """
-    return [file.location for file in list_source(config).files]
-
-
-def source_fingerprint(config: IngestConfig) -> str:
-    """One name for the content of `data.source`, wherever it lies: 64 hexadecimal digits.
-
-    Raises:
-        DataError: as `source_files`; or a file was written while it was hashed.
-    """
-    listing = list_source(config)
-    found = fingerprint([[file.name, file.sha256()] for file in listing.files])
-    listing.check_unchanged()
-    return found
-
-
-def _warn_of_copies(listing: Listing) -> None:
-    """Say which files of a table are copies: their records count twice."""
-    by_size = defaultdict(list)
-    for file in listing.files if listing.format != "images" else ():
-        by_size[file.size_bytes].append(file)
-    for alike in by_size.values():
-        seen: dict[str, str] = {}
-        for file in alike if len(alike) > 1 else ():
-            first = seen.setdefault(file.sha256(), file.name)
-            if first != file.name:
-                _LOG.warning("%s is a copy of %s: its records count twice", file.name, first)
-
-
 def _check_split_by(config: IngestConfig, scan: Scan) -> None:
     names = [column.name for column in scan.columns]
     if config.split_by is not None and config.split_by not in names:
@@ -292,11 +281,7 @@ def _check_split_by(config: IngestConfig, scan: Scan) -> None:
 def _check_splits(config: IngestConfig, writers: Mapping[str, SplitWriter]) -> None:
     total = sum(writer.rows for writer in writers.values())
     if not total:
-        raise DataError(
-            f"data.source {config.source} must hold at least one record",
-            got=Plain("none"),
-            fix="Check that it is the right file or folder.",
-        )
+        raise no_record(config.source)
     for name, share in config.splits.items():
         if not writers[name].rows:
             keys = f" with their {config.split_by!r} kept together" if config.split_by else ""

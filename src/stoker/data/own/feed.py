@@ -20,6 +20,7 @@ class OwnFeed:
 
     whole_calls = False
     keeps_features = False
+    shares_rows = False
 
     def __init__(self, dataset: OwnDataset, split: str) -> None:
         """Stand for a split that has been counted."""
@@ -32,9 +33,14 @@ class OwnFeed:
         return self._count.batches
 
     @contextmanager
-    def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002
-        """Pass after pass, without an end; what is shuffled is the user's to say."""
-        yield _faster(self._dataset.repeat())
+    def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
+        """Pass after pass, without an end; what is shuffled is the user's to say.
+
+        A run that goes on reads again what it had read, and skips it.
+        """
+        epochs, within = divmod(calls.first, calls.per_epoch)
+        done = epochs * self._count.batches + within * calls.steps_per_call + calls.skipped_steps
+        yield _faster(self._dataset.repeat().skip(done))
 
     @contextmanager
     def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002

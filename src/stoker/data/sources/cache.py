@@ -287,14 +287,18 @@ class Cache:
         try:
             yield
         except OSError as error:
-            cause = error.strerror or str(error)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                free = shutil.disk_usage(self._folder).free
-                cause = f"{wanted.size_bytes:,} bytes needed, {free:,} bytes free"
+            another = "another folder with --set data.cache_dir=DIR."
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise UserError(
+                    f"data.cache_dir {self._folder} must be a folder that can be written",
+                    got=Plain(error.strerror or str(error)),
+                    fix=f"Name {another}",
+                ) from error
+            free = shutil.disk_usage(self._folder).free
             raise UserError(
                 f"data.cache_dir {self._folder} must have room for {wanted.location}",
-                got=Plain(cause),
-                fix="Free some space there, or name another folder with --set data.cache_dir=DIR.",
+                got=Plain(f"{wanted.size_bytes:,} bytes needed, {free:,} bytes free"),
+                fix=f"Free some space there, or name {another}",
             ) from error
 
 

@@ -157,7 +157,7 @@ class IngestConfig:
     `train-00000-of-00010` does. What is packed (gzip) is known by its first bytes."""
 
     delimiter: str = ","
-    """What stands between two fields of a CSV file, one character."""
+    """What stands between two fields of a CSV file, one character; `\\t` is a tab."""
 
     splits: dict[str, float] = field(default_factory=lambda: {"train": 0.8, "eval": 0.2})
     """Split -> its share of the records. A record's split depends on its content, not its place."""
@@ -207,6 +207,9 @@ class IngestConfig:
                 "data.prepare writes a local source", got=Plain("a data.source that is a URI")
             )
         _check_splits(self.splits)
+        if self.delimiter == "\\t":
+            # As a shell and unquoted YAML hand it over: a backslash and a t.
+            object.__setattr__(self, "delimiter", "\t")
         _check_delimiter(self.delimiter)
         for name, value, least in (
             ("max_bad_rows", self.max_bad_rows, 0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -45,6 +46,9 @@ BLOCK_BYTES = 16 << 20
 
 HEADER_BYTES = 4 << 20
 """Longest header line: a hundred thousand columns with names of forty characters."""
+
+_JSON = re.compile(r"\s*(\[\s*)?\{\s*[\"}]")
+"""How objects of JSON begin; no header of CSV does, whose quotes stand at the start of a field."""
 
 _LAST = b"\x00end\x00"
 """What the line after the last one holds: no good value has a NUL byte."""
@@ -234,6 +238,7 @@ def read_header(file: SourceFile, delimiter: str) -> list[str]:
     try:
         # The end may be in the middle of a character; the header is not there.
         text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+        _refuse_json(text, file)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         names = next((names for names in lines if names), [])
     except csv.Error as error:
@@ -247,6 +252,17 @@ def read_header(file: SourceFile, delimiter: str) -> list[str]:
             fix=f"Set data.delimiter to {others[0]!r}.",
         )
     return names
+
+
+def _refuse_json(text: str, file: SourceFile) -> None:
+    if begins := _JSON.match(text):
+        raise DataError(
+            f"{file.location} must be CSV text with a header",
+            got=Plain("a JSON array" if begins[1] else "JSON"),
+            fix="Write one object a line, and set data.format: jsonl."
+            if begins[1]
+            else "Name it .jsonl or set data.format: jsonl, where each line is an object.",
+        )
 
 
 def _batches(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from stoker.data.sources.image_header import BadImage
+
 MAX_SEGMENTS = 16
 """Segments of a JPEG that are looked at; the standard puts Exif into the first."""
 
@@ -38,7 +40,27 @@ def orientation(data: bytes) -> int:
     Returns:
         1 (as it is) to 8; 1 where it is no JPEG, says nothing, or its Exif is damaged.
     """
-    tiff = _tiff(data)
+    return orientation_in(_tiff(data))
+
+
+def require_upright(exif: bytes) -> None:
+    """Hold that the Exif of a PNG or WebP asks for no turn: the exported graph turns JPEGs only.
+
+    Args:
+        exif: The content of its chunk, TIFF; some programs write a JPEG's mark before it.
+
+    Raises:
+        BadImage: it does.
+    """
+    asked = orientation_in(exif.removeprefix(EXIF))
+    if asked != 1:
+        raise BadImage(
+            f"asks to be turned (Exif orientation {asked}), which is done to JPEGs only; save it upright"
+        )
+
+
+def orientation_in(tiff: bytes) -> int:
+    """The orientation that a TIFF directory asks for, 1 to 8; 1 where it says nothing or is damaged."""
     order = _ORDERS.get(tiff[:4])
     if order is None:
         return 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import cv2
 
+from stoker.data.sources.gif_codes import pixels_until_end
 from stoker.data.sources.image_header import CUT, BadImage, ImageHeader, demand_decodable
 
 MAGICS = (b"GIF87a", b"GIF89a")
@@ -36,6 +37,10 @@ class _Frame:
     height: int
     alone: bytes
     """The frame as a GIF of its own."""
+    bits: int
+    """Of a pixel, as its coded data says."""
+    packed: bytes
+    """Its coded data, the blocks joined."""
     has_colours: bool
     """True where it has a colour table, of its own or of the whole GIF."""
 
@@ -71,6 +76,9 @@ def check_gif(data: bytes, header: ImageHeader) -> None:
             )
         # Damage in a later frame keeps TensorFlow from giving the first.
         demand_decodable(frame.alone, cv2.IMREAD_COLOR)
+        needed = frame.width * frame.height
+        if pixels_until_end(frame.packed, frame.bits, needed=needed) < needed:
+            raise BadImage("is damaged: its pixel data ends before its last line")
     if not unpacked:
         raise BadImage("is damaged: it has no frame")
 
@@ -94,7 +102,8 @@ def _frames(data: bytes) -> Iterator[_Frame]:
             at = _blocks_end(data, at + 2)
         elif kind == _FRAME:
             flags = _byte(data, at + 9)
-            end = _blocks_end(data, at + 11 + _table_bytes(flags))
+            coded = at + 10 + _table_bytes(flags)
+            end = _blocks_end(data, coded + 1)
             left, top, width, height = struct.unpack_from("<HHHH", data, at + 1)
             screen = MAGICS[-1] + struct.pack("<HH", width, height) + table
             place = struct.pack("<BHHHH", _FRAME, 0, 0, width, height)
@@ -105,6 +114,8 @@ def _frames(data: bytes) -> Iterator[_Frame]:
                 width=width,
                 height=height,
                 alone=alone,
+                bits=data[coded],
+                packed=_joined(data, coded + 1),
                 has_colours=bool((data[10] | flags) & _HAS_TABLE),
             )
             at = end
@@ -121,6 +132,15 @@ def _blocks_end(data: bytes, at: int) -> int:
     while length := _byte(data, at):
         at += 1 + length
     return at + 1
+
+
+def _joined(data: bytes, at: int) -> bytes:
+    """The content of a chain of blocks that is whole."""
+    parts = []
+    while length := data[at]:
+        parts.append(data[at + 1 : at + 1 + length])
+        at += 1 + length
+    return b"".join(parts)
 
 
 def _byte(data: bytes, at: int) -> int:

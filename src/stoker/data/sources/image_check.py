@@ -84,6 +84,12 @@ def check_image(data: bytes, *, max_pixels: int, channels: int | None) -> ImageH
     return header
 
 
+def begins_as_image(data: bytes) -> bool:
+    """Whether bytes begin as an image does, be it of a format that is not read."""
+    magics = [magic for kind in _KINDS for magic in kind.magics] + [magic for magic, _ in _OTHERS]
+    return data.startswith(tuple(magics)) or data[4:8] == b"ftyp"
+
+
 def _kind_of(data: bytes) -> _Kind:
     for kind in _KINDS:
         if data.startswith(kind.magics) and (data[:4] != webp.MAGIC or data[8:12] == webp.KIND):
@@ -98,5 +104,7 @@ def _foreign(data: bytes) -> str:
         return f"is an AVIF, HEIC or video; {_READ}"
     if data.lstrip()[:1] == b"<":
         return f"is a web page or XML; {_READ}"
-    kind = next((kind for magic, kind in _OTHERS if data.startswith(magic)), "no image")
+    kind = next(
+        (kind for magic, kind in _OTHERS if data.startswith(magic)), "of no format that is known"
+    )
     return f"is {kind}; {_READ}"

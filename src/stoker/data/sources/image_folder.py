@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from stoker.core.errors import ConfigError
 from stoker.data.columns import Column
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.image_check import BadImage, ImageHeader, check_image, read_header
@@ -28,7 +29,6 @@ from stoker.data.sources.records import (
     Scan,
     shard_schema,
 )
-from stoker.data.sources.table import known_types
 
 IMAGE_COLUMNS = (
     Column(name="image", dtype="image"),
@@ -64,9 +64,14 @@ class ImageFolder:
         """Read the images' headers, where their shape is not configured.
 
         Raises:
-            ConfigError: the sizes differ and none is configured.
+            ConfigError: the sizes differ and none is configured; or there is `data.types`.
         """
-        known_types(self.config, [])
+        if self.config.types:
+            raise ConfigError(
+                "data.types must be left out for a folder of images",
+                got=dict(self.config.types),
+                fix="Its columns are image, label and path.",
+            )
         files, tally = self.listing.files, ImageTally()
         if needs_headers(self.config.images):
             with ThreadPoolExecutor(WORKERS) as pool:

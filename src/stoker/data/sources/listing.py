@@ -85,6 +85,9 @@ class Listing:
     files: tuple[SourceFile, ...]
     """At least one; all in one place."""
 
+    empty_classes: tuple[str, ...] = ()
+    """Sub-folders without an image: no classes, for nothing can be learned of them."""
+
     def check_unchanged(self) -> None:
         """Hold that no file was written since it was listed.
 
@@ -98,7 +101,11 @@ class Listing:
 
 
 def listed(
-    config: IngestConfig, files: Sequence[SourceFile], *, known: Format | None = None
+    config: IngestConfig,
+    files: Sequence[SourceFile],
+    *,
+    known: Format | None = None,
+    empty_classes: Sequence[str] = (),
 ) -> Listing:
     """Put files into their order.
 
@@ -106,6 +113,7 @@ def listed(
         config: What was looked for.
         files: What was found, in any order.
         known: What they hold, where their place says it and not their names.
+        empty_classes: Sub-folders of classes in which there was no file.
 
     Raises:
         DataError: there is none.
@@ -118,7 +126,11 @@ def listed(
             fix="Name the folder that holds the data.",
         )
     ordered = sorted(files, key=lambda file: os.fsencode(file.name))
-    return Listing(format=known or _common_format(config, ordered), files=tuple(ordered))
+    return Listing(
+        format=known or _common_format(config, ordered),
+        files=tuple(ordered),
+        empty_classes=tuple(empty_classes),
+    )
 
 
 def are_classes(config: IngestConfig, names: Sequence[str], folders: Sequence[str]) -> bool:
@@ -160,6 +172,15 @@ def no_match(source: str) -> DataError:
         f"data.source {source} must match at least one file",
         got=Plain("none"),
         fix="Check the bucket or folder, and the pattern.",
+    )
+
+
+def no_record(source: str) -> DataError:
+    """The error of files without a single record."""
+    return DataError(
+        f"data.source {source} must hold at least one record",
+        got=Plain("none"),
+        fix="Check that it is the right file or folder.",
     )
 
 

@@ -121,11 +121,14 @@ def _listed_classes(
     config: IngestConfig, root: Path, entries: Iterable[os.DirEntry[str]]
 ) -> Listing:
     files: list[SourceFile] = []
+    empty: list[str] = []
     for entry in entries:
         if not entry.is_dir(follow_symlinks=False):
             raise no_class(root, f"{entry.name}, which is {_kind(entry)}")
-        files += [_source_file(Path(image.path), root) for image in _entries(Path(entry.path))]
-    return listed(config, files, known="images")
+        images = [_source_file(Path(image.path), root) for image in _entries(Path(entry.path))]
+        files += images
+        empty += [] if images else [entry.name]
+    return listed(config, files, known="images", empty_classes=empty)
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

@@ -11,6 +11,7 @@ from stoker.core.errors import DataError, Plain
 from stoker.data.columns import Column
 from stoker.data.sources.arrow_types import Family, family_of, item_type, plain
 from stoker.data.sources.config import Override
+from stoker.data.sources.image_check import begins_as_image
 from stoker.data.sources.images import ImageTally
 from stoker.data.sources.listing import SourceFile
 from stoker.data.sources.records import Cells, Reading, joined
@@ -33,6 +34,8 @@ class ParquetColumn:
     """Its values, counted by what they are."""
     images: ImageTally = field(default_factory=ImageTally)
     """Sizes and channels, of images."""
+    holds_images: bool = False
+    """True where some bytes begin as an image does, even one of a format that is not read."""
     forms: dict[str, str] = field(default_factory=dict)
     """`vectors` or `single values` -> the first file that holds them."""
     lengths: Counter[int] = field(default_factory=Counter)
@@ -96,6 +99,15 @@ class ParquetColumn:
                 fix="Write the files with one schema, or leave some out by a glob.",
             )
 
+    def look_at_images(self, encoded: pa.Array) -> None:
+        """Take some records of a column of bytes into account.
+
+        Args:
+            encoded: [rows] bytes.
+        """
+        if not self.holds_images:
+            self.holds_images = any(begins_as_image(value or b"") for value in encoded.to_pylist())
+
     def look(self, values: pa.Array, missing: pa.Array) -> None:
         """Take some records into account, whose type alone does not settle how they are read.
 
@@ -119,6 +131,19 @@ class ParquetColumn:
             lengths = lengths_of(lists)
             self.lengths.update(lengths[lengths >= 0].tolist())
         return lists.flatten()
+
+    def require_some_image(self) -> None:
+        """Hold that a column of bytes is one of images, once all of them were looked at.
+
+        Raises:
+            DataError: nothing in it even begins as an image does.
+        """
+        if not self.holds_images:
+            raise DataError(
+                f"column {self.name!r} of bytes must hold encoded images",
+                got=Plain("no image in any record"),
+                fix=f"Drop the column, or set data.types: {{{self.name}: string}} if it is text.",
+            )
 
     def reading(self, *, is_label: bool) -> Reading:
         """How the column is read."""

@@ -15,7 +15,7 @@ from stoker.data.sources.arrow_types import item_type, plain
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.image_cells import checked_images, tally_images
 from stoker.data.sources.images import ImageTally, needs_headers
-from stoker.data.sources.listing import Listing, SourceFile
+from stoker.data.sources.listing import Listing, SourceFile, no_record
 from stoker.data.sources.opening import reading
 from stoker.data.sources.parquet_columns import ParquetColumn
 from stoker.data.sources.records import (
@@ -64,12 +64,16 @@ class ParquetFiles:
             ConfigError: `data.types` names a column that is not there, or images differ in size.
         """
         learned, rows = self._schema()
+        if not rows:
+            raise no_record(self.config.source)
         self._look(learned, progress)
         readings = tuple(each.reading(is_label=each.name == self.label) for each in learned)
         columns = tuple(each.column(how) for each, how in zip(learned, readings, strict=True))
-        with_image = [
-            each.images for each, how in zip(learned, readings, strict=True) if how == "image"
-        ]
+        images = [each for each, how in zip(learned, readings, strict=True) if how == "image"]
+        if needs_headers(self.config.images):
+            for each in images:
+                each.require_some_image()
+        with_image = [each.images for each in images]
         return Scan(
             columns=columns,
             readings=readings,
@@ -133,6 +137,7 @@ class ParquetFiles:
                             each.look(values, missing)
                         else:
                             encoded = plain(values).values
+                            each.look_at_images(encoded)
                             tally_images(
                                 each.images,
                                 encoded,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import cv2
 import numpy as np
 
+from stoker.data.sources.exif import require_upright
 from stoker.data.sources.image_header import CUT, BadImage, ImageHeader, demand_decodable
 
 MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -78,12 +79,15 @@ def check_png(data: bytes, header: ImageHeader) -> None:
     """Hold that a PNG is whole.
 
     Raises:
-        BadImage: it is cut or damaged.
+        BadImage: it is cut or damaged, or asks to be turned.
     """
     depth, color, interlaced = data[24], data[25], data[28] == 1
     chunks = list(_chunks(data))
     if color == 3 and not any(kind == b"PLTE" for kind, _ in chunks):
         raise BadImage("is damaged: its palette is missing")
+    for kind, content in chunks:
+        if kind == b"eXIf":
+            require_upright(bytes(content))
     bits = depth * _SAMPLES[color]
     lines = list(
         passes(header, bits) if interlaced else [_lines(header.height, header.width, bits)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -241,6 +242,9 @@ _SHOWN_CHARS = 40
 def shown(value: Any) -> str:
     """A bad value as one short text, whatever bytes it holds."""
     text = repr(value) if isinstance(value, str | bytes) else str(value)
+    if isinstance(value, float) and abs(value) == sys.float_info.max:
+        # All that JSON may write and no float holds is read as this one.
+        text = f"{'-' if value < 0 else ''}1.8e308 or more"
     if isinstance(value, bytes):
         try:
             text = repr(value.decode())

@@ -229,7 +229,7 @@ def _listed_folder(config: IngestConfig, uri: StoreUri, files: list[SourceFile])
         return listed(config, files, known="images")
     if folders:
         raise DataError(
-            f"{root}/{folders[0]} must be a plain file",
+            f"{root.rstrip('/')}/{folders[0]} must be a plain file",
             got=Plain("a folder"),
             fix="Take it out of the source, or name the files by a glob in data.source.",
         )

@@ -35,18 +35,21 @@ def list_source(config: IngestConfig) -> Listing:
     return list_remote(config) if is_uri(config.source) else list_local(config)
 
 
-def open_source(config: IngestConfig, *, label: str | None) -> Source:
+def open_source(
+    config: IngestConfig, *, label: str | None, listing: Listing | None = None
+) -> Source:
     """Find the files and choose how they are read.
 
     Args:
         config: What to read.
         label: The column that no record may miss; ignored where the data has no such column.
+        listing: The files, where they were found before.
 
     Raises:
         DataError: there is nothing, or nothing that can be read.
         ConfigError: the files are of no known format, or of several.
     """
-    listing = list_source(config)
+    listing = listing or list_source(config)
     if listing.format == "images":
         return ImageFolder(listing=listing, config=config)
     return _TABLES[listing.format](listing=listing, config=config, label=label)

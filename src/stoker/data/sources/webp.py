@@ -9,8 +9,11 @@ Source: WebP container specification; RFC 6386, section 9.1; WebP lossless speci
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import cv2
 
+from stoker.data.sources.exif import require_upright
 from stoker.data.sources.image_header import CUT, BadImage, ImageHeader, demand_decodable
 
 MAGIC = b"RIFF"
@@ -21,6 +24,7 @@ ANIMATED = 0x02
 """Flag in byte 20 of an extended WebP."""
 
 _HEAD_BYTES = 30
+_FIRST_CHUNK = 12
 _LOSSY_START = b"\x9d\x01\x2a"
 _LOSSLESS_START = 0x2F
 _SIZE_BITS = 14
@@ -44,13 +48,25 @@ def check_webp(data: bytes, header: ImageHeader) -> None:
     """Hold that a WebP is whole.
 
     Raises:
-        BadImage: it is cut or damaged.
+        BadImage: it is cut or damaged, or asks to be turned.
     """
     if len(data) < 8 + int.from_bytes(data[4:8], "little"):
         raise BadImage(CUT)
     pixels = demand_decodable(data, cv2.IMREAD_COLOR)
     if pixels.shape[:2] != (header.height, header.width):
         raise BadImage("is damaged: its frame has another size than its header says")
+    for kind, content in _chunks(data):
+        if kind == b"EXIF":
+            require_upright(content)
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Kind and content of each chunk that begins within a whole WebP."""
+    at = _FIRST_CHUNK
+    while at + 8 <= len(data):
+        length = int.from_bytes(data[at + 4 : at + 8], "little")
+        yield data[at : at + 4], data[at + 8 : at + 8 + length]
+        at += 8 + length + length % 2
 
 
 def _size(chunk: bytes, content: bytes) -> tuple[int, int]:

@@ -7,10 +7,17 @@ from typing import Protocol
 
 
 class MetricWriter(Protocol):
-    """Takes scalars of a step, and may be closed."""
+    """Takes scalars of a step, and may be closed.
+
+    A disk that is full or gone ends no training: what cannot be written is lost, and that is said
+    once.
+    """
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Take the scalars of one step; NaN and infinity are written as they are."""
+
+    def rewind(self, step: int) -> None:
+        """Forget what was written for later steps: training goes on from this one."""
 
     def close(self) -> None:
         """Make what was written durable; nothing may be written afterwards."""
@@ -26,6 +33,11 @@ class Everywhere:
         """Write to each."""
         for writer in self._writers:
             writer.write(step, scalars)
+
+    def rewind(self, step: int) -> None:
+        """Rewind each."""
+        for writer in self._writers:
+            writer.rewind(step)
 
     def close(self) -> None:
         """Close each."""

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from stoker.telemetry.writers.appended import AppendedFile
 
 
 class JsonLines:
     """Appends scalars to a file; each line is whole once `write` returns."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = path.open("a", encoding="utf-8")
+        self._file = AppendedFile(path)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Append one line; what JSON cannot hold (NaN, infinity) is written as text."""
         line = {"step": step} | {name: _json_number(value) for name, value in scalars.items()}
-        self._stream.write(json.dumps(line, allow_nan=False) + "\n")
-        self._stream.flush()
+        self._file.append(json.dumps(line, allow_nan=False).encode() + b"\n")
+
+    def rewind(self, step: int) -> None:
+        """Drop the lines of later steps, and the half line of a writer that was killed."""
+        lines = self._file.path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if _is_up_to(line, step)]
+        if len(kept) < len(lines):
+            self._file.replace(b"".join(kept))
 
     def close(self) -> None:
         """Flush to the disk and close."""
-        os.fsync(self._stream.fileno())
-        self._stream.close()
+        self._file.close()
+
+
+def _is_up_to(line: bytes, step: int) -> bool:
+    try:
+        return line.endswith(b"\n") and bool(json.loads(line)["step"] <= step)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _json_number(value: float) -> float | str:

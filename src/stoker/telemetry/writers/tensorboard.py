@@ -1,29 +1,117 @@
-"""TensorBoard event files, written without TensorFlow's graph."""
+"""One folder for TensorBoard: `tensorboard --logdir FOLDER` shows it while training goes on.
+
+train/       loss and speed at each interval, `epoch_*` after each epoch, histograms, the graph
+validation/  `epoch_*` of the eval split: the same names, so that both are lines of one chart
+(itself)     settings and results (HParams, text), embeddings (projector), profiles
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from stoker.telemetry import catalogue
+from stoker.telemetry.writers.appended import Tolerated
+from stoker.telemetry.writers.events import EventFile
+from stoker.telemetry.writers.projector import Embedding, write_projector
+from stoker.telemetry.writers.summaries import (
+    Histogram,
+    histogram_value,
+    session_end,
+    session_start,
+    text_value,
+)
+
+_VALIDATION = "val_"
+_EPOCH = "epoch_"
 
 
 class TensorBoard:
-    """Writes scalars to an event file; `tensorboard --logdir FOLDER` shows them."""
+    """Writes event files; every event is on its way to the disk when its method returns."""
 
     def __init__(self, folder: Path) -> None:
-        self._writer = EventFileWriter(str(folder))
+        """Open the three files.
+
+        Raises:
+            UserError: they cannot be made.
+        """
+        self.folder = folder
+        self._run = EventFile(folder)
+        self._train = EventFile(folder / "train")
+        self._validation = EventFile(folder / "validation")
+        self._projector = Tolerated(f"{folder}: the projector's embeddings")
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add one event with all scalars of the step."""
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        # TensorBoard's time axis is wall-clock time by its file format.
-        event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
-        self._writer.add_event(event)
+        """Add the scalars of an interval, or (they hold `epoch`) those at an epoch's end."""
+        if catalogue.EPOCH.name not in scalars:
+            self._train.add(_scalars(step, scalars))
+            return
+        # Keras's own names, so that its users find them.
+        training = {
+            name if name == catalogue.EPOCH.name else _EPOCH + name: value
+            for name, value in scalars.items()
+            if not name.startswith(_VALIDATION)
+        }
+        validation = {
+            _EPOCH + name.removeprefix(_VALIDATION): value
+            for name, value in scalars.items()
+            if name.startswith(_VALIDATION)
+        }
+        self._train.add(_scalars(step, training))
+        self._validation.add(_scalars(step, validation))
+
+    def rewind(self, step: int) -> None:
+        """Let TensorBoard drop what a run that was killed wrote for later steps."""
+        for file in self._files:
+            file.rewind(step)
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Add histograms by tag, e.g. `weights/dense/kernel`."""
+        values = [histogram_value(tag, histogram) for tag, histogram in histograms.items()]
+        self._train.add(Event(step=step, summary=Summary(value=values)))
+
+    def graph(self, graph_def: bytes) -> None:
+        """Add the graph of a step, a serialized GraphDef."""
+        self._train.add(Event(graph_def=graph_def))
+
+    def embeddings(self, embeddings: Sequence[Embedding]) -> None:
+        """Show these vectors in the projector, in place of those of before."""
+        with self._projector:
+            write_projector(self.folder, embeddings)
+
+    def settings(self, settings: Mapping[str, Any], *, run: str) -> None:
+        """Add a run's settings: a row of the HParams table, and a text to read.
+
+        Args:
+            settings: Nested settings.
+            run: The run's id.
+        """
+        text = json.dumps(settings, indent=2, default=str)
+        self._run.add(Event(summary=session_start(settings, run=run)))
+        value = text_value("settings", f"```json\n{text}\n```")
+        self._run.add(Event(summary=Summary(value=[value])))
+
+    def results(self, step: int, metrics: Mapping[str, float], *, succeeded: bool) -> None:
+        """Add what the run ends with: metrics that the HParams table shows, and how it ended."""
+        best = {f"best/{name}": value for name, value in metrics.items()}
+        self._run.add(_scalars(step, best))
+        self._run.add(Event(step=step, summary=Summary(value=[session_end(succeeded=succeeded)])))
 
     def close(self) -> None:
-        """Flush and close the event file."""
-        self._writer.close()
+        """Flush and close the files."""
+        for file in self._files:
+            file.close()
+
+    @property
+    def _files(self) -> tuple[EventFile, ...]:
+        return (self._run, self._train, self._validation)
+
+
+def _scalars(step: int, scalars: Mapping[str, float]) -> Event:
+    values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+    return Event(step=step, summary=Summary(value=values))

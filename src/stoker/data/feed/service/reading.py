@@ -78,6 +78,9 @@ class ServiceFeed:
     whole_calls = False
     """As `Feed.whole_calls`: an element holds the rows of a step."""
 
+    shares_rows = False
+    """As `Feed.shares_rows`."""
+
     def __init__(
         self,
         copy: RecordCopy,

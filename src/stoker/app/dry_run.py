@@ -1,0 +1,298 @@
+"""A rehearsal of training: two steps, and the untrained model exported, loaded and asked.
+
+What cannot be trained, held in memory or served is known before the first epoch. Nothing of it is
+recorded: the stages before `train` are run as always, and the run stands where it stood.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.app.chain import ChainResult, Listener, StageOutcome, run_chain
+from stoker.app.context import Context
+from stoker.app.experiment import Experiment
+from stoker.app.opening import eval_rows
+from stoker.app.quiet import import_tensorflow
+from stoker.core.errors import CheckFailed, ConfigError, Plain, UserError
+from stoker.core.user_code import call, load_function
+
+if TYPE_CHECKING:
+    from stoker.data.own.features import AnyTransform
+    from stoker.data.own.opening import AnyDataset
+    from stoker.train.config import ResolvedTraining, TrainConfig
+    from stoker.train.model import BuiltModel
+    from stoker.train.strategy import Distribution
+    from stoker.train.watch.footprint import Footprint
+    from stoker.train.watch.placement import Placed
+
+STEPS = 2
+"""The first traces and compiles, the second runs what was compiled."""
+
+_OF_A_CLUSTER = ("multi_worker", "parameter_server")
+"""Strategies that a rehearsal, one process, replaces by what fits this machine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """The two steps."""
+
+    resolved: ResolvedTraining
+    """What every `auto` became."""
+
+    footprint: Footprint
+    """What a replica holds in memory."""
+
+    placed: list[Placed]
+    """Where variables lie and operations run."""
+
+    losses: list[float]
+    """Mean loss of each step."""
+
+    first_step_s: float
+    """Wall time of the first, tracing and compiling included."""
+
+    second_step_s: float
+    """Wall time of the second."""
+
+    peak_bytes: dict[str, int]
+    """GPU -> most that was taken there, by TensorFlow's own count; a CPU has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """The untrained model as a server loads it."""
+
+    signatures: list[str]
+    """Each was asked."""
+
+    outputs: list[str]
+    """Names of what it answers."""
+
+    size_bytes: int
+    """All files of the SavedModel."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsal:
+    """What a rehearsal found."""
+
+    run: str
+    """The run's folder: it holds the stages before."""
+
+    steps: Steps
+    served: Served
+
+
+def dry_run(experiment: Experiment, listener: Listener) -> Rehearsal:
+    """Run the stages before `train`, two steps of it, and the export of an untrained model.
+
+    Args:
+        experiment: What would be trained. A strategy of several processes is rehearsed in one.
+        listener: Told what goes on.
+
+    Raises:
+        UserError: what would have ended training, or serving.
+    """
+    chain = run_chain(experiment, listener, until="transform")
+    began_s = time.monotonic()
+    listener.stage_began("dry run")
+    import_tensorflow()
+    context = _context(experiment, chain, listener)
+    transform = context.transform()
+    resolved, distribution, dataset, built = _prepared(context, transform)
+    steps = _two_steps(
+        built, dataset, transform, experiment=experiment, resolved=resolved, over=distribution
+    )
+    served = _serve(built, dataset, transform)
+    listener.stage_ended(
+        StageOutcome(
+            stage="dry run",
+            skipped=False,
+            why="nothing is recorded",
+            took_s=time.monotonic() - began_s,
+            output=chain.run,
+            result={},
+        )
+    )
+    return Rehearsal(run=str(chain.run), steps=steps, served=served)
+
+
+def _context(experiment: Experiment, chain: ChainResult, listener: Listener) -> Context:
+    if experiment.train.strategy in _OF_A_CLUSTER:
+        listener.say(f"{experiment.train.strategy} is rehearsed in this process alone")
+        alone = replace(experiment.train, strategy="auto")
+        experiment = replace(experiment, train=alone)
+    return Context(
+        experiment=experiment,
+        run_id=chain.run.name,
+        outputs={outcome.stage: outcome.output for outcome in chain.outcomes},
+        identities={},
+        results={outcome.stage: outcome.result for outcome in chain.outcomes},
+        progress=listener.progress,
+    )
+
+
+def _prepared(
+    context: Context, transform: AnyTransform
+) -> tuple[ResolvedTraining, Distribution, AnyDataset, BuiltModel]:
+    from stoker.app.resolution import resolve_here
+    from stoker.cluster.devices import find_devices
+    from stoker.train.health.precision import apply_tf32
+    from stoker.train.memory import apply_memory
+    from stoker.train.model import build_model, prepare_process
+    from stoker.train.own_code import as_own_code_needs
+    from stoker.train.remat import rematerialise
+    from stoker.train.strategy import make_distribution
+
+    experiment, train = context.experiment, context.experiment.train
+    resolved = resolve_here(context, transform, find_devices(), None)
+    apply_memory(train.memory)
+    apply_tf32(on=train.tf32)
+    distribution = make_distribution(resolved.strategy, replicas=resolved.replicas)
+    prepare_process(
+        precision=resolved.precision, seed=train.seed, deterministic=train.deterministic
+    )
+    dataset = context.dataset()
+    build = load_function(experiment.folder, experiment.model, where="model")
+    with distribution.strategy.scope():
+        built = build_model(build, transform, what=experiment.model)
+        rematerialise(built.model, train.remat)
+    resolved = as_own_code_needs(resolved, train, model=built.model, callbacks=())
+    return resolved, distribution, dataset, built
+
+
+def _two_steps(
+    built: BuiltModel,
+    dataset: AnyDataset,
+    transform: AnyTransform,
+    *,
+    experiment: Experiment,
+    resolved: ResolvedTraining,
+    over: Distribution,
+) -> Steps:
+    import tensorflow as tf
+
+    from stoker.train.keras_model import as_the_model_takes
+    from stoker.train.optimizer import prepare_optimizer
+    from stoker.train.own_step import first_pass, make_step
+    from stoker.train.step import StepSettings
+    from stoker.train.watch.footprint import measure_footprint
+    from stoker.train.watch.placement import placements, traced_operations
+
+    train = experiment.train
+    feed, elements = _two_elements(dataset, transform, train=train, resolved=resolved)
+    part = tf.nest.map_structure(lambda tensor: tensor[: resolved.batch_size], elements[0])
+    load = as_the_model_takes(feed.load, built.model, class_weight=train.class_weight)
+    batch = load(part)
+    with over.strategy.scope():
+        call(first_pass, built, batch, what="a first batch through the model and its loss")
+        average = prepare_optimizer(built.model, train, resolved)
+    settings = StepSettings(
+        batch_size=resolved.batch_size,
+        accumulate=resolved.accumulate,
+        xla=resolved.xla,
+        reduction_dtype=train.reduction_dtype,
+        average=average,
+    )
+    step = tf.function(
+        make_step(built, load, distribution=over, settings=settings),
+        reduce_retracing=True,
+    )
+    seen: list[tuple[float, float]] = []
+
+    def first() -> None:
+        seen.append(_timed(step, elements[0]))
+
+    operations = call(traced_operations, first, what="the first step of training")
+    seen.append(_timed(step, elements[-1]))
+    model = built.model
+    return Steps(
+        resolved=resolved,
+        footprint=measure_footprint(model, lambda one: _loss_of(built, one), batch),
+        placed=placements([*model.variables, *model.optimizer.variables], operations),
+        losses=[loss for loss, _ in seen],
+        first_step_s=seen[0][1],
+        second_step_s=seen[1][1],
+        peak_bytes=_peaks(),
+    )
+
+
+def _two_elements(
+    dataset: AnyDataset, transform: AnyTransform, *, train: TrainConfig, resolved: ResolvedTraining
+) -> tuple[Any, list[Any]]:
+    """The feed of the training split, and what it gives for the first steps."""
+    from stoker.data.feed.calls import Calls
+    from stoker.data.own.feed import OwnFeed
+    from stoker.train.feeds import open_feeds
+
+    # Of no memory nothing is kept: two batches are wanted, not an epoch.
+    feed, _ = open_feeds(dataset, transform, augment=train.augment, seed=train.seed, memory_bytes=0)
+    size = resolved.global_batch
+    rows = feed.steps(size) * size if isinstance(feed, OwnFeed) else feed.rows
+    calls = Calls(
+        rows=rows, batch_size=size, steps_per_call=1, seed=train.seed, first=0, last=STEPS
+    )
+    with feed.shuffled(calls) as batches:
+        return feed, list(itertools.islice(batches, STEPS))
+
+
+def _peaks() -> dict[str, int]:
+    import tensorflow as tf
+
+    gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
+    told = tf.config.experimental.get_memory_info
+    return {name.rpartition("device:")[2]: told(name)["peak"] for name in gpus}
+
+
+def _loss_of(built: BuiltModel, batch: Any) -> Any:
+    from stoker.train.step import told
+
+    outputs = built.model(built.adapt(batch[0]), training=True)
+    return built.model.compute_loss(**told(batch, outputs), training=True)
+
+
+def _timed(step: Callable[[Any], Any], element: Any) -> tuple[float, float]:
+    began_s = time.monotonic()
+    outcome = step(element)
+    loss = float(outcome.loss_sum) / float(outcome.rows)
+    took_s = time.monotonic() - began_s
+    if not bool(outcome.finite) or not math.isfinite(loss):
+        raise UserError(
+            "the loss and the gradients of the first steps must be finite numbers",
+            got=Plain(f"a loss of {loss:g}"),
+            fix="Look for NaN in the features (`stoker analyze`), or lower the learning rate.",
+        )
+    return loss, took_s
+
+
+def _serve(built: BuiltModel, dataset: AnyDataset, transform: AnyTransform) -> Served:
+    from stoker.core.files import list_files
+    from stoker.export.python_calls import require_no_python
+    from stoker.export.saved_model import export_saved_model
+    from stoker.export.vetting import vet_model
+
+    columns = transform.serving_columns
+    first = next(eval_rows(dataset, columns, at_once=1))
+    row = {name: values[:1] for name, values in first.items()}
+    with tempfile.TemporaryDirectory(prefix="stoker-dry-run-") as scratch:
+        folder = Path(scratch) / "model"
+        what = "the export of the untrained model"
+        call(export_saved_model, built.model, built.adapt, transform, folder, what=what)
+        size = sum(path.stat().st_size for path in list_files(folder))
+        try:
+            require_no_python(folder)
+            vetted = call(vet_model, folder, columns, row, what="asking the exported model")
+        except CheckFailed as error:
+            raise ConfigError(
+                "the untrained model must be served before it is trained",
+                got=Plain(f"{error.rule.replace(f'{folder}: ', '')}: {error.got}"),
+                fix=error.fix,
+            ) from error
+    return Served(signatures=vetted["signatures"], outputs=vetted["outputs"], size_bytes=size)

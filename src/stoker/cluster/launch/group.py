@@ -1,0 +1,307 @@
+"""One attempt of several processes to train together: all of them end well, or all are ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from stoker.cluster.launch.asked import AskedToEnd
+from stoker.cluster.launch.beats import Beat
+from stoker.cluster.launch.member import Command, Log, Member
+from stoker.cluster.launch.outcome import Failure, Outcome, how_it_ended
+from stoker.cluster.launch.watchdog import Hang, Watchdog
+from stoker.core.errors import EXIT_DONE, EXIT_PREEMPTED
+
+POLL_S = 0.2
+"""Longest pause between two looks; output, beats and ends of workers are seen as they come."""
+
+SETTLE_S = 0.5
+"""Pause between the first failure that is seen and the search for its cause, which may be another
+one's: a killed worker makes its peers fail."""
+
+FAILURE_GRACE_S = 3.0
+"""How long the others may take to end after one failed: they wait for it in vain."""
+
+STACKS_S = 2.0
+"""How long a worker that hangs is given to write its stacks."""
+
+OWN_PAUSE_S = 5.0
+"""A longer pause than this between two looks means that the launcher itself did not run."""
+
+
+class Group:
+    """Processes that live and die together."""
+
+    def __init__(
+        self,
+        commands: Sequence[Command],
+        *,
+        asked: AskedToEnd,
+        watchdog_s: float,
+        grace_s: float,
+        alone_restarts: int,
+        log: Log,
+        on_beat: Callable[[Beat], None],
+    ) -> None:
+        """Start them all, or none.
+
+        Args:
+            commands: What to start; a process's rank is its place here.
+            asked: Tells whether this process has been asked to end.
+            watchdog_s: Longest without a sign of life, or without a step, seconds.
+            grace_s: Longest from being asked to end to the end, seconds.
+            alone_restarts: How often one that may be is started again by itself.
+            log: Takes the lines of all of them, and what happens.
+            on_beat: Takes every beat.
+
+        Raises:
+            UserError: the kernel refuses one of them.
+        """
+        self._asked, self._times_asked, self._grace_s = asked, 0, grace_s
+        self._log, self._on_beat = log, on_beat
+        self._commands = list(commands)
+        self._members: list[Member] = []
+        self._again_left = alone_restarts
+        self._watchdog = Watchdog(watchdog_s)
+        self._failed: list[Member] = []
+        self._failed_s = self._deadline_s = float("inf")
+        self._failure: Failure | None = None
+        self._dismissed = self._began = False
+        self._step = 0
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(asked.wake, selectors.EVENT_READ, asked.clear)
+        self._guard = _Guard()
+        try:
+            for rank in range(len(commands)):
+                self._start(rank)
+        except BaseException:
+            self._kill()
+            self._close()
+            raise
+
+    def run(self) -> Outcome:
+        """Wait for the end of all of them."""
+        try:
+            looked_s = time.monotonic()
+            while self._live:
+                self._listen(POLL_S)
+                now_s = time.monotonic()
+                if now_s - looked_s > OWN_PAUSE_S:
+                    self._watchdog.forgive(now_s - looked_s)
+                looked_s = now_s
+                self._look(now_s)
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            self._close()
+        if self._failed and self._failure is None and not self._times_asked:
+            self._failure = self._cause(time.monotonic())
+        asked = self._times_asked > 0
+        taken_away = self._failure is not None and self._failure.code == EXIT_PREEMPTED
+        return Outcome(
+            failure=self._failure,
+            asked=asked,
+            preempted=bool(self._failed) if asked else taken_away,
+            began=self._began,
+            step=self._step,
+        )
+
+    @property
+    def _live(self) -> list[Member]:
+        return [member for member in self._members if member.code is None]
+
+    def _start(self, rank: int) -> None:
+        member = Member(self._commands[rank], self._log)
+        self._members[rank : rank + 1] = [member]
+        self._guard.began(member.pid)
+        self._watchdog.began(rank, now_s=time.monotonic())
+        self._selector.register(
+            member.output, selectors.EVENT_READ, lambda: self._hear_output(member)
+        )
+        self._selector.register(
+            member.beats, selectors.EVENT_READ, lambda: self._hear_beats(member, rank)
+        )
+
+    def _listen(self, longest_s: float) -> None:
+        for key, _ in self._selector.select(longest_s):
+            key.data()
+
+    def _hear_output(self, member: Member) -> None:
+        if not member.read_output():
+            self._selector.unregister(member.output)
+
+    def _hear_beats(self, member: Member, rank: int) -> None:
+        beats, more = member.read_beats()
+        for beat in beats:
+            self._began |= beat.phase not in ("start", "serve")
+            self._step = max(self._step, beat.step)
+            if beat.rank == rank:
+                self._watchdog.heard(beat, now_s=time.monotonic())
+                self._on_beat(beat)
+        if not more:
+            self._selector.unregister(member.beats)
+
+    def _look(self, now_s: float) -> None:
+        self._see_ends(now_s)
+        if self._asked.times > self._times_asked:
+            self._end_as_asked(now_s)
+        if self._deadline_s < float("inf"):
+            if now_s > self._deadline_s:
+                self._log(f"{_names(self._live)} did not end in time: killed")
+                self._deadline_s = now_s + self._grace_s
+                self._kill()
+        elif now_s - self._failed_s > SETTLE_S:
+            self._give_up(self._cause(now_s), now_s)
+        elif hang := self._watchdog.hang(now_s):
+            self._tell_stacks(hang)
+            self._give_up(self._hung(hang), now_s)
+        elif self._watchdog.all_done():
+            self._dismiss(now_s)
+
+    def _see_ends(self, now_s: float) -> None:
+        for rank, member in enumerate(self._members):
+            if member.code is not None or not member.has_ended():
+                continue
+            self._guard.ended(member.pid)
+            # Whoever has done all its work may stumble over a peer that is already gone.
+            done = self._dismissed or self._watchdog.is_done(rank)
+            self._watchdog.ended(rank)
+            if member.code == EXIT_DONE or done:
+                continue
+            if self._may_start_alone(rank):
+                self._start_alone(rank)
+                continue
+            self._failed.append(member)
+            self._failed_s = min(self._failed_s, now_s)
+
+    def _may_start_alone(self, rank: int) -> bool:
+        ending = self._failed or self._times_asked or self._deadline_s < float("inf")
+        return self._commands[rank].alone and self._again_left > 0 and not ending
+
+    def _start_alone(self, rank: int) -> None:
+        self._again_left -= 1
+        member = self._members[rank]
+        how = how_it_ended(member.code or 0)
+        self._log(f"{member.name} {how}; it is started again ({self._again_left} more times)")
+        self._forget(member)
+        self._start(rank)
+
+    def _forget(self, member: Member) -> None:
+        for heard in (member.output, member.beats):
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(heard)
+        member.close()
+
+    def _dismiss(self, now_s: float) -> None:
+        self._dismissed = True
+        self._deadline_s = now_s + self._grace_s
+        for member in self._live:
+            member.let_go()
+            if member.serves:
+                member.send(signal.SIGTERM)
+
+    def _end_as_asked(self, now_s: float) -> None:
+        if not self._times_asked:
+            # TensorFlow swallows the signal until training listens for it; nothing is lost then.
+            grace_s = self._grace_s if self._began else FAILURE_GRACE_S
+            self._log(f"asked to end: workers save and end within {grace_s:g} s")
+            self._deadline_s = min(self._deadline_s, now_s + grace_s)
+        self._times_asked = self._asked.times
+        for member in self._live:
+            member.send(signal.SIGTERM)
+
+    def _give_up(self, failure: Failure, now_s: float) -> None:
+        self._failure = failure
+        self._deadline_s = now_s + FAILURE_GRACE_S
+        for member in self._live:
+            member.send(signal.SIGTERM)
+
+    def _cause(self, now_s: float) -> Failure:
+        if silent := self._watchdog.silent(now_s):
+            hang = Hang(ranks=silent, why="no sign of life, and others fail")
+            self._tell_stacks(hang)
+            return self._hung(hang)
+        # A signal from outside is a cause; an error, or TensorFlow's own abort, may be an effect.
+        signalled = [m for m in self._failed if (m.code or 0) < 0 and m.code != -signal.SIGABRT]
+        member = (signalled or self._failed)[0]
+        return Failure(
+            rank=self._members.index(member),
+            name=member.name,
+            reason=how_it_ended(member.code or 0),
+            code=member.code,
+            tail=tuple(member.tail),
+        )
+
+    def _hung(self, hang: Hang) -> Failure:
+        members = [self._members[rank] for rank in hang.ranks]
+        return Failure(
+            rank=hang.ranks[0],
+            name=_names(members),
+            reason=f"hangs: {hang.why}",
+            code=None,
+            tail=tuple(members[0].tail),
+        )
+
+    def _tell_stacks(self, hang: Hang) -> None:
+        names = _names([self._members[rank] for rank in hang.ranks])
+        self._log(f"{names}: {hang.why}; the stacks of all workers follow")
+        for member in self._live:
+            member.ask_for_stacks()
+        until_s = time.monotonic() + STACKS_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._listen(left_s)
+
+    def _kill(self) -> None:
+        for member in self._live:
+            member.kill()
+
+    def _close(self) -> None:
+        for member in self._members:
+            while not member.has_ended():
+                time.sleep(0.01)
+            self._guard.ended(member.pid)
+            member.close()
+        self._selector.close()
+        self._guard.close()
+
+
+def _names(members: Sequence[Member]) -> str:
+    return " and ".join(member.name for member in members)
+
+
+class _Guard:
+    """The process that outlives this one, should it be killed; see `guard.py`."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-E", str(Path(__file__).with_name("guard.py"))],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def began(self, group: int) -> None:
+        self._tell(f"+{group}\n")
+
+    def ended(self, group: int) -> None:
+        self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        # Without it, only what the workers themselves have started could be left behind.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._process.stdin.fileno(), line.encode())

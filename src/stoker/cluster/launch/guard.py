@@ -1,0 +1,29 @@
+"""`python guard.py`: kills what a launcher's workers have started, should the launcher be killed.
+
+Its standard input names process groups, `+123` that one began, `-123` that it has ended; the kernel
+closes it however the launcher dies. A file of its own, run by path without Stoker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    """Wait for the launcher's end, then end every group that is left."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups: set[int] = set()
+    for line in sys.stdin:
+        group = int(line[1:])
+        (groups.add if line[0] == "+" else groups.discard)(group)
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

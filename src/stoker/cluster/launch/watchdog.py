@@ -1,0 +1,132 @@
+"""Who has stopped: the rule by which a launcher decides that a worker hangs. Time is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.cluster.launch.beats import EVERY_S, Beat, Phase
+
+PATIENCE = 10
+"""Times the watchdog's limit that start-up, the first step, validation and saving may take: tracing
+and XLA's compilation take minutes where a step takes milliseconds."""
+
+START_SILENT_S = 60.0
+"""Least that a worker may be silent before its first step: loading a library holds its threads."""
+
+SILENT_S = 5 * EVERY_S
+"""A worker that has said nothing for so long is the one that the others wait for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hang:
+    """That training does not go on, and whose fault it is."""
+
+    ranks: tuple[int, ...]
+    """The silent ones; where all beat, those that are furthest behind."""
+
+    why: str
+    """A clause: what was not seen for how long."""
+
+
+@dataclass(slots=True)
+class _Known:
+    heard_s: float
+    moved_s: float
+    phase: Phase = "start"
+    step: int = 0
+    stepped: bool = False
+
+    @property
+    def expected(self) -> bool:
+        """Whether steps are expected of it, now or later."""
+        return self.phase not in ("serve", "done")
+
+
+class Watchdog:
+    """What is known of each worker that has not ended."""
+
+    def __init__(self, limit_s: float) -> None:
+        """Watch nobody yet.
+
+        Args:
+            limit_s: Longest without a sign of life, or in the phase `train` without a step.
+        """
+        self.limit_s = limit_s
+        self._known: dict[int, _Known] = {}
+
+    def began(self, rank: int, *, now_s: float) -> None:
+        """Watch a worker that has just been started.
+
+        Args:
+            rank: Which.
+            now_s: A monotonic clock, here and in all methods.
+        """
+        self._known[rank] = _Known(heard_s=now_s, moved_s=now_s)
+
+    def heard(self, beat: Beat, *, now_s: float) -> None:
+        """Take note of a beat."""
+        known = self._known.get(beat.rank)
+        if known is None:
+            return
+        known.heard_s = now_s
+        if (beat.phase, beat.step) != (known.phase, known.step):
+            known.moved_s = now_s
+            known.stepped |= beat.step != known.step
+            known.phase, known.step = beat.phase, beat.step
+
+    def ended(self, rank: int) -> None:
+        """Watch it no more."""
+        self._known.pop(rank, None)
+
+    def forgive(self, pause_s: float) -> None:
+        """Take a pause in which the launcher itself did not run off everyone's account."""
+        for known in self._known.values():
+            known.heard_s += pause_s
+            known.moved_s += pause_s
+
+    def all_done(self) -> bool:
+        """Whether all who have not ended have said that their work is done, or only serve."""
+        return not any(known.expected for known in self._known.values())
+
+    def is_done(self, rank: int) -> bool:
+        """Whether a rank has said that its work is done."""
+        known = self._known.get(rank)
+        return known is not None and known.phase == "done"
+
+    def silent(self, now_s: float) -> tuple[int, ...]:
+        """The ranks that have been silent for a while, though they were past their start."""
+        after_s = min(SILENT_S, self.limit_s)
+        return tuple(
+            rank
+            for rank, known in self._known.items()
+            if known.phase not in ("start", "done") and now_s - known.heard_s > after_s
+        )
+
+    def hang(self, now_s: float) -> Hang | None:
+        """Who hangs, None where nobody's time is up."""
+        mute = [r for r, known in self._known.items() if self._is_mute(known, now_s)]
+        stuck = [r for r, known in self._known.items() if self._is_stuck(known, now_s)]
+        if not mute and not stuck:
+            return None
+        if silent := tuple({*mute, *self.silent(now_s)}):
+            longest_s = max(now_s - self._known[rank].heard_s for rank in silent)
+            return Hang(ranks=silent, why=f"no sign of life for {longest_s:.0f} s")
+        expected = {rank: known for rank, known in self._known.items() if known.expected}
+        least = min(known.step for known in expected.values())
+        ranks = tuple(rank for rank, known in expected.items() if known.step == least)
+        first = expected[ranks[0]]
+        return Hang(
+            ranks=ranks,
+            why=f"at step {least}, phase {first.phase}, for {now_s - first.moved_s:.0f} s",
+        )
+
+    def _is_mute(self, known: _Known, now_s: float) -> bool:
+        if known.phase == "done":
+            return False
+        limit_s = max(self.limit_s, START_SILENT_S) if known.phase == "start" else self.limit_s
+        return now_s - known.heard_s > limit_s
+
+    def _is_stuck(self, known: _Known, now_s: float) -> bool:
+        in_step = known.phase == "train" and known.stepped
+        limit_s = self.limit_s if in_step else PATIENCE * self.limit_s
+        return known.expected and now_s - known.moved_s > limit_s

@@ -1,0 +1,95 @@
+"""The limits that the kernel ends a process for, and what it has counted."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.core.errors import Plain, UserError
+
+CGROUPS = Path("/sys/fs/cgroup")
+"""Where the kernel shows its control groups."""
+
+WORKER_FILES = 256
+"""Open files that a worker may need: TensorFlow takes some 40, each shard that is read one more."""
+
+FILES_EACH = 4
+"""Descriptors that the launcher holds for a worker: its output and its beats, with one to spare."""
+
+OWN_FILES = 32
+"""Descriptors that the launcher needs for itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusals:
+    """How often the kernel has refused this control group something, since it exists."""
+
+    out_of_memory: int = 0
+    """Processes killed because memory was used up."""
+
+    too_many_processes: int = 0
+    """Processes and threads that were not started."""
+
+
+def kernel_refusals(
+    *, membership: Path = Path("/proc/self/cgroup"), root: Path = CGROUPS
+) -> Refusals:
+    """What the kernel has counted for the control group of this process, under version 2 or 1.
+
+    A process of ours that is in no other group is counted with it. Where nothing can be read,
+    nothing was counted.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return Refusals()
+    places: dict[str, Path] = {}
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for name in controllers.split(",") if controllers else ["unified"]:
+            top = root / name if controllers else root
+            own = top / path.lstrip("/")
+            # Inside a container the path may be the host's, and the group what is mounted.
+            places[name] = own if own.is_dir() else top
+    return Refusals(
+        out_of_memory=_count(places, "memory.events", "oom_kill")
+        or _count(places, "memory.oom_control", "oom_kill", controller="memory"),
+        too_many_processes=_count(places, "pids.events", "max")
+        or _count(places, "pids.events", "max", controller="pids"),
+    )
+
+
+def _count(places: dict[str, Path], file: str, key: str, *, controller: str = "unified") -> int:
+    folder = places.get(controller)
+    if folder is None:
+        return 0
+    try:
+        lines = (folder / file).read_text().splitlines()
+    except OSError:
+        return 0
+    counts = [line.split()[1] for line in lines if line.split()[:1] == [key]]
+    return int(counts[0]) if counts else 0
+
+
+def allow_open_files(processes: int) -> None:
+    """Raise this process's limit of open files as far as it may, which its children inherit.
+
+    Args:
+        processes: How many it will start.
+
+    Raises:
+        UserError: they would not have enough even so.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = max(WORKER_FILES, OWN_FILES + FILES_EACH * processes)
+    if hard != resource.RLIM_INFINITY and hard < need:
+        raise UserError(
+            f"{processes} processes need a limit of at least {need} open files",
+            got=Plain(f"{hard}"),
+            fix="Raise it with `ulimit -n`, or in the container's settings.",
+        )
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < need:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))

@@ -1,0 +1,257 @@
+"""Who takes part in a training run, and at which address: TensorFlow's `TF_CONFIG`, read strictly.
+
+Source: TensorFlow, "Multi-worker training with Keras", section `TF_CONFIG`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from stoker.core.errors import BusyError, ConfigError, Plain
+
+LOOPBACK = "127.0.0.1"
+"""Where the processes of one machine find each other, and nobody else does."""
+
+VARIABLE = "TF_CONFIG"
+"""The environment variable that every launcher of TensorFlow sets."""
+
+Job = Literal["chief", "worker", "ps", "evaluator"]
+"""The part that a process plays."""
+
+_FIX = "Unset it to train on this machine alone, or let `stoker train --workers N` set it."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterSpec:
+    """All tasks of a run by address, and which of them this process is."""
+
+    workers: tuple[str, ...] = ()
+    """`host:port` of each worker, in the order of their index."""
+
+    servers: tuple[str, ...] = ()
+    """`host:port` of each parameter server."""
+
+    chief: tuple[str, ...] = ()
+    """`host:port` of the chief, where it is a job of its own; else worker 0 is the chief."""
+
+    evaluator: tuple[str, ...] = ()
+    """`host:port` of the evaluator, which is no part of the training cluster."""
+
+    job: Job = "worker"
+    """What this process is."""
+
+    index: int = 0
+    """Which of its job."""
+
+    def __post_init__(self) -> None:
+        for job, addresses in self.jobs.items():
+            for address in addresses:
+                _check_address(address, job)
+        twice = [a for a, n in Counter(sum(self.jobs.values(), ())).items() if n > 1]
+        if twice:
+            raise ConfigError("TF_CONFIG must name an address once", got=twice[0], fix=_FIX)
+        if len(self.chief) > 1:
+            raise ConfigError("TF_CONFIG must name one chief", got=list(self.chief), fix=_FIX)
+        # An evaluator need not be listed: nobody calls it.
+        known = len(self.jobs.get(self.job, ()))
+        if not 0 <= self.index < known and self.job != "evaluator":
+            raise ConfigError(
+                f"TF_CONFIG: task.index must be one of the cluster's {known} {self.job} tasks",
+                got=self.index,
+                fix=_FIX,
+            )
+
+    @property
+    def jobs(self) -> dict[str, tuple[str, ...]]:
+        """Job -> addresses, as TensorFlow writes it, jobs without tasks left out."""
+        parts = {
+            "chief": self.chief,
+            "worker": self.workers,
+            "ps": self.servers,
+            "evaluator": self.evaluator,
+        }
+        return {job: addresses for job, addresses in parts.items() if addresses}
+
+    @property
+    def trainers(self) -> int:
+        """How many processes compute steps: the chief and the workers."""
+        return len(self.chief) + len(self.workers)
+
+    @property
+    def rank(self) -> int:
+        """This process's place among the trainers; the chief is 0."""
+        return self.index if self.job == "chief" else len(self.chief) + self.index
+
+    @property
+    def name(self) -> str:
+        """How a person calls this process, e.g. `worker 1`."""
+        return self.job if self.job == "chief" else f"{self.job} {self.index}"
+
+    @property
+    def serves(self) -> bool:
+        """Whether it computes what a chief asks for, until it is ended: beside parameter servers."""
+        return self.job != "chief" and bool(self.servers)
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether nobody elsewhere takes part, so that ports need not be open to others."""
+        return all(a.startswith(f"{LOOPBACK}:") for jobs in self.jobs.values() for a in jobs)
+
+    @property
+    def address(self) -> str:
+        """Where this process listens."""
+        return self.jobs[self.job][self.index]
+
+    def to_tf_config(self) -> str:
+        """The value of `TF_CONFIG` for this process."""
+        return json.dumps(
+            {"cluster": self.jobs, "task": {"type": self.job, "index": self.index}}, sort_keys=True
+        )
+
+
+def read_tf_config(environ: Mapping[str, str]) -> ClusterSpec | None:
+    """The cluster that the environment describes, None where it describes none.
+
+    Raises:
+        ConfigError: `TF_CONFIG` is set and is not what it must be.
+    """
+    text = environ.get(VARIABLE, "").strip()
+    return parse_tf_config(text) if text else None
+
+
+def parse_tf_config(text: str) -> ClusterSpec:
+    """Read a `TF_CONFIG`.
+
+    Args:
+        text: `{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}`;
+            jobs are chief, worker, ps and evaluator; keys beside cluster and task are let be.
+
+    Raises:
+        ConfigError: what is wrong with it.
+    """
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"TF_CONFIG must be JSON ({error})", got=text, fix=_FIX) from None
+    cluster = _section(raw, "cluster")
+    task = _section(raw, "task")
+    for job, addresses in cluster.items():
+        if job not in get_args(Job):
+            raise ConfigError(
+                f"TF_CONFIG: a job must be one of {', '.join(get_args(Job))}", got=job, fix=_FIX
+            )
+        if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
+            raise ConfigError(
+                f"TF_CONFIG: cluster.{job} must be a list of host:port", got=addresses, fix=_FIX
+            )
+    return ClusterSpec(
+        workers=tuple(cluster.get("worker", ())),
+        servers=tuple(cluster.get("ps", ())),
+        chief=tuple(cluster.get("chief", ())),
+        evaluator=tuple(cluster.get("evaluator", ())),
+        job=_job(task),
+        index=_index(task),
+    )
+
+
+def local_cluster(
+    ports: Sequence[int], *, workers: int, servers: int = 0
+) -> tuple[ClusterSpec, ...]:
+    """One machine's processes, the chief first.
+
+    Args:
+        ports: One a process; with parameter servers there is a chief of its own, which makes
+            `workers + servers + 1`, else `workers`.
+        workers: How many workers.
+        servers: How many parameter servers.
+    """
+    addresses = [f"{LOOPBACK}:{port}" for port in ports]
+    chief = addresses[:1] if servers else []
+    rest = addresses[len(chief) :]
+    whole = ClusterSpec(
+        chief=tuple(chief),
+        workers=tuple(rest[:workers]),
+        servers=tuple(rest[workers : workers + servers]),
+    )
+    tasks = [(job, index) for job in whole.jobs for index in range(len(whole.jobs[job]))]
+    return tuple(replace(whole, job=_job({"type": job}), index=index) for job, index in tasks)
+
+
+@contextlib.contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Free ports of 127.0.0.1 that nobody else is given until the block ends.
+
+    Each is bound and does not listen. TensorFlow's server, which sets SO_REUSEADDR too, can still
+    take it; a connection that the kernel picks a port for cannot, nor can whoever else asks for
+    any free one.
+    """
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for holder in sockets:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind((LOOPBACK, 0))
+        yield [holder.getsockname()[1] for holder in sockets]
+
+
+def require_own_port(cluster: ClusterSpec) -> None:
+    """Refuse to start where something listens on this process's port already.
+
+    Raises:
+        BusyError: the port is taken.
+    """
+    port = int(cluster.address.rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            # What TensorFlow binds. It does not listen, so it opens nothing.
+            probe.bind(("0.0.0.0", port))  # noqa: S104
+        except OSError as error:
+            raise BusyError(
+                f"port {port} of {cluster.job} {cluster.index} in TF_CONFIG must be free",
+                got=Plain(os.strerror(error.errno or 0)),
+                fix="End what listens there, or name another port to all workers.",
+            ) from None
+
+
+def _section(raw: Any, name: str) -> dict[str, Any]:
+    section = raw.get(name) if isinstance(raw, dict) else None
+    if not isinstance(section, dict) or not section:
+        raise ConfigError(
+            f"TF_CONFIG must hold a mapping `{name}`",
+            got=Plain("none") if section is None else section,
+            fix=_FIX,
+        )
+    return section
+
+
+def _job(task: dict[str, Any]) -> Job:
+    for job in get_args(Job):
+        if task.get("type") == job:
+            return job
+    raise ConfigError(
+        f"TF_CONFIG: task.type must be one of {', '.join(get_args(Job))}",
+        got=task.get("type"),
+        fix=_FIX,
+    )
+
+
+def _index(task: dict[str, Any]) -> int:
+    index = task.get("index")
+    if isinstance(index, str) and index.isdecimal():
+        return int(index)
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise ConfigError("TF_CONFIG: task.index must be a whole number", got=index, fix=_FIX)
+    return index
+
+
+def _check_address(address: str, job: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"TF_CONFIG: cluster.{job} must hold host:port", got=address, fix=_FIX)

@@ -1,0 +1,64 @@
+"""What the files of a source hold, by the hash of their bytes."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+
+from stoker.core.fingerprint import fingerprint
+from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.listing import Listing
+from stoker.data.sources.source import list_source
+
+_LOG = logging.getLogger(__name__)
+
+
+def source_files(config: IngestConfig) -> list[str]:
+    """The paths or URIs of the files of `data.source`, sorted by the bytes of their names.
+
+    Raises:
+        DataError: there is none, or something there is no plain file.
+        ConfigError: the files are of no known format, or of several.
+    """
+    return [file.location for file in list_source(config).files]
+
+
+def source_fingerprint(config: IngestConfig) -> str:
+    """One name for the content of `data.source`, wherever it lies: 64 hexadecimal digits.
+
+    Raises:
+        DataError: as `source_files`; or a file was written while it was hashed.
+    """
+    return fingerprint_of(list_source(config))
+
+
+def fingerprint_of(listing: Listing) -> str:
+    """One name for the content of files that are listed already.
+
+    `ingest` given the same listing reads what this name stands for, or refuses.
+
+    Raises:
+        DataError: a file was written since it was listed.
+    """
+    found = fingerprint([[file.name, file.sha256()] for file in listing.files])
+    listing.check_unchanged()
+    return found
+
+
+def warn_of_listing(listing: Listing) -> None:
+    """Say which folders are no class, and which files of a table are copies."""
+    for name in listing.empty_classes:
+        _LOG.warning("folder %s holds no image: the model will not know this class", name)
+    _warn_of_copies(listing)
+
+
+def _warn_of_copies(listing: Listing) -> None:
+    by_size = defaultdict(list)
+    for file in listing.files if listing.format != "images" else ():
+        by_size[file.size_bytes].append(file)
+    for alike in by_size.values():
+        seen: dict[str, str] = {}
+        for file in alike if len(alike) > 1 else ():
+            first = seen.setdefault(file.sha256(), file.name)
+            if first != file.name:
+                _LOG.warning("%s is a copy of %s: its records count twice", file.name, first)

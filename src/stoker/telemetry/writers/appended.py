@@ -1,0 +1,114 @@
+"""A file that grows by whole records, on a disk that may be full or gone."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from types import TracebackType
+
+from stoker.core.errors import Plain, UserError
+from stoker.core.files import FullDisk
+
+_LOG = logging.getLogger(__name__)
+
+
+class Tolerated:
+    """Lets faults of the disk pass in a `with` block; the first of a row is said, and their end."""
+
+    def __init__(self, what: str) -> None:
+        """Stand for one thing that is written.
+
+        Args:
+            what: Its name in what is said.
+        """
+        self._what = what
+        self._lost = 0
+
+    def __enter__(self) -> None:
+        """Nothing is known yet."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """Swallow what the disk did, and nothing else."""
+        if error is None:
+            if self._lost:
+                _LOG.warning("%s is written again; %d were lost", self._what, self._lost)
+            self._lost = 0
+            return False
+        if not isinstance(error, OSError | FullDisk):
+            return False
+        if not self._lost:
+            _LOG.warning("%s cannot be written, training goes on: %s", self._what, error)
+        self._lost += 1
+        return True
+
+
+class AppendedFile:
+    """Takes records one by one; each is in the file whole, or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file for more, or make it.
+
+        Raises:
+            UserError: it cannot be opened; before training that is worth an end.
+        """
+        self.path = path
+        self._tolerated = Tolerated(str(path))
+        self._file = -1
+        self._size = 0
+        self._open()
+
+    def append(self, record: bytes) -> None:
+        """Add a record; a fault of the disk loses it, and nothing else."""
+        if self._file < 0:
+            raise ValueError(f"{self.path} is closed")
+        with self._tolerated:
+            self._write_whole(record)
+
+    def replace(self, content: bytes) -> None:
+        """Put other content in place of all of it, in one step; or, on a fault, leave it."""
+        made = self.path.with_name(f".{self.path.name}.tmp")
+        with self._tolerated:
+            made.write_bytes(content)
+            os.replace(made, self.path)
+            os.close(self._file)
+            self._open()
+
+    def close(self) -> None:
+        """Flush to the disk."""
+        if self._file < 0:
+            return
+        with self._tolerated:
+            os.fsync(self._file)
+        os.close(self._file)
+        self._file = -1
+
+    def _open(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._size = os.fstat(self._file).st_size
+        except OSError as error:
+            raise UserError(
+                f"{self.path} must be a file that can be written",
+                got=Plain(error.strerror or str(error)),
+                fix="Write elsewhere with --set runs=DIR.",
+            ) from error
+
+    def _write_whole(self, record: bytes) -> None:
+        rest = memoryview(record)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            # The half of a record would spoil all that comes after it.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(record)

@@ -1,0 +1,74 @@
+"""What TensorBoard shows beside scalars, as its own messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tensorboard.compat.proto import summary_pb2, tensor_pb2
+from tensorboard.plugins.histogram import metadata as histogram_metadata
+from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+from tensorboard.plugins.hparams import metadata as hparams_metadata
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.text import metadata as text_metadata
+from tensorboard.util.tensor_util import make_tensor_proto
+
+Histogram = NDArray[np.float64]
+"""[buckets, 3]: left edge, right edge, count."""
+
+
+def histogram_value(tag: str, histogram: Histogram) -> summary_pb2.Summary.Value:
+    """A histogram as TensorBoard's plugin of that name reads it."""
+    metadata = histogram_metadata.create_summary_metadata(display_name=None, description=None)
+    tensor = make_tensor_proto(np.asarray(histogram, np.float64))
+    return summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+
+def text_value(tag: str, markdown: str) -> summary_pb2.Summary.Value:
+    """A text, shown as Markdown."""
+    metadata = text_metadata.create_summary_metadata(display_name=None, description=None)
+    tensor: tensor_pb2.TensorProto = make_tensor_proto(np.array([markdown.encode()], object))
+    return summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+
+def session_start(settings: Mapping[str, Any], *, run: str) -> summary_pb2.Summary:
+    """A run's settings, for the HParams table.
+
+    Which metrics there are, TensorBoard finds itself among the run's scalars.
+
+    Args:
+        settings: Nested settings; each becomes a column by its dotted name.
+        run: The run's id; each is a row of its own.
+    """
+    summary: summary_pb2.Summary = hparams_pb(flat_settings(settings), trial_id=run)
+    return summary
+
+
+def session_end(*, succeeded: bool) -> summary_pb2.Summary.Value:
+    """How the run ended, for the HParams table."""
+    status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
+    end = plugin_data_pb2.SessionEndInfo(status=status)
+    metadata = hparams_metadata.create_summary_metadata(
+        plugin_data_pb2.HParamsPluginData(session_end_info=end)
+    )
+    return summary_pb2.Summary.Value(
+        tag=hparams_metadata.SESSION_END_INFO_TAG,
+        metadata=metadata,
+        tensor=hparams_metadata.NULL_TENSOR,
+    )
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bool | float | str]:
+    """Nested settings by dotted name; what is neither number, truth nor text becomes JSON."""
+    flat: dict[str, bool | float | str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, f"{prefix}{name}.")
+        elif isinstance(value, bool | int | float | str):
+            flat[prefix + name] = value
+        elif value is not None:
+            flat[prefix + name] = json.dumps(value, default=str)
+    return flat

@@ -1,0 +1,54 @@
+"""Validation goes by the quick decoder only as long as the model answers as to the graph's pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from stoker.data.own.feed import AnyFeed
+from stoker.train.feeds import held_to_reference
+from stoker.train.model import BuiltModel
+
+LOGIT_THRESHOLD, PROBABILITY_THRESHOLD = 0.0, 0.5
+"""From where on a yes or no is a yes."""
+
+
+def agreed_metrics(
+    built: BuiltModel,
+    held_out: AnyFeed,
+    metrics: Mapping[str, float],
+    *,
+    batch_size: int,
+    validate: Callable[[AnyFeed], dict[str, float]],
+) -> tuple[dict[str, float], dict[str, Any] | None]:
+    """Hold the metrics of the weights that the model has now against the exported graph's decoder.
+
+    Args:
+        built: The compiled model, the best weights in it.
+        held_out: The eval split's feed, by which `metrics` were made.
+        metrics: Of these weights; those with `val_` are made again where an answer differs.
+        batch_size: Rows of a validation batch.
+        validate: Makes the metrics with `val_` of another feed of the same rows.
+
+    Returns:
+        The metrics that hold, and what to record: `rows`, `differ` and `path` (quick or reference);
+        None where there was nothing to compare: no images, no quicker path, or no classes.
+
+    Raises:
+        DataError: a shard is damaged.
+    """
+    if built.is_regression:
+        return dict(metrics), None
+    feed, found = held_to_reference(
+        held_out,
+        lambda features: built.model(built.adapt(features), training=False),
+        threshold=LOGIT_THRESHOLD if built.from_logits else PROBABILITY_THRESHOLD,
+        batch_size=batch_size,
+    )
+    if found is None:
+        return dict(metrics), None
+    facts = asdict(found) | {"path": "quick" if found.holds else "reference"}
+    if found.holds:
+        return dict(metrics), facts
+    return {**metrics, **validate(feed)}, facts

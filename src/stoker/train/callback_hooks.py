@@ -1,0 +1,50 @@
+"""Which hooks of steps a callback hears, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+Callback: TypeAlias = keras.callbacks.Callback
+
+STEP_HOOKS = {
+    "on_train_batch_begin": ("on_train_batch_begin", "on_batch_begin"),
+    "on_train_batch_end": ("on_train_batch_end", "on_batch_end"),
+    "on_test_batch_begin": ("on_test_batch_begin",),
+    "on_test_batch_end": ("on_test_batch_end",),
+}
+"""Hook -> the methods that hear it: Keras's `on_train_batch_*` calls `on_batch_*`."""
+
+
+def hears(callback: Callback, hook: str) -> bool:
+    """Whether a callback has a method of its own for one of `STEP_HOOKS`."""
+    # LambdaCallback sets its methods on the instance.
+    found = {method: getattr(callback, method) for method in STEP_HOOKS[hook]}
+    return any(
+        getattr(own, "__func__", own) is not getattr(keras.callbacks.Callback, method)
+        for method, own in found.items()
+    )
+
+
+def wants_every_step(callback: Callback) -> bool:
+    """Whether a callback that hears steps needs each of them, not only each call of many."""
+    if type(callback) is keras.callbacks.ModelCheckpoint:
+        return bool(callback.save_freq != "epoch")
+    if type(callback) is keras.callbacks.TensorBoard:
+        return bool(callback.update_freq != "epoch")
+    # A loss that is not finite ends the call, and the mean since the epoch began keeps it.
+    return type(callback) not in (keras.callbacks.TerminateOnNaN, keras.callbacks.ProgbarLogger)
+
+
+def plain_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Logs as callbacks know them: flat, sorted by name, every scalar a Python float."""
+    plain: dict[str, Any] = {}
+    for name, value in sorted(logs.items()):
+        if isinstance(value, Mapping):
+            plain |= plain_logs(value)
+        else:
+            plain[name] = float(value) if np.ndim(value) == 0 else value
+    return plain

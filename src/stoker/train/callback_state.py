@@ -1,0 +1,198 @@
+"""What a callback remembers, as JSON and arrays, so that a resumed run goes on where it stood."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import deque
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.core.errors import ConfigError, Plain
+
+Arrays = MutableMapping[str, NDArray[Any]]
+"""Arrays by key; a JSON value names those that belong to it."""
+
+_OF_THE_RUN = frozenset({"_model", "params"})
+"""What `set_model` and `set_params` give to every callback anew."""
+
+_TENSORBOARD = frozenset(
+    {"_writers", "_prev_summary_state", "_summary_module", "_should_write_train_graph"}
+    | {"_is_tracing", "_should_trace", "_profiler_started", "_batch_trace_context"}
+    | {"_previous_epoch_iterations", "_log_write_dir", "_train_dir", "_val_dir"}
+    | {"_train_step", "_val_step"}
+)
+"""Open files and a running profile: they belong to the process, and are made anew in the next."""
+
+_CSV = frozenset({"csv_file", "writer", "append", "append_header"})
+
+
+def settings_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """The scalar attributes of a callback as its constructor left them, as JSON.
+
+    A stored attribute whose setting the user has changed since then is not put back.
+    """
+    return {
+        name: encode(value, key="", arrays={})
+        for name, value in vars(callback).items()
+        if type(value) in (bool, int, float, str)
+    }
+
+
+def capture(
+    callback: keras.callbacks.Callback, *, settings: Mapping[str, Any], key: str, arrays: Arrays
+) -> tuple[dict[str, Any], list[str]]:
+    """What a callback remembers, and the names of the attributes that cannot be stored.
+
+    Args:
+        callback: With `get_state` and `set_state` of its own, these are used.
+        settings: What `settings_of` said when it was new.
+        key: Begins the keys of its arrays.
+        arrays: Takes them; copies, so that they may be written while training goes on.
+
+    Raises:
+        ConfigError: its own `get_state` returned something else than numbers, text, arrays, and
+            lists and dicts of these.
+    """
+    if _has_own(callback):
+        return {"own": _own_state(callback, key=key, arrays=arrays)}, []
+    attributes, lost = {}, []
+    for name, value in _remembered(callback).items():
+        try:
+            attributes[name] = encode(_plain(value), key=f"{key}/{name}", arrays=arrays)
+        except TypeError:
+            if not callable(value):
+                lost.append(name)
+    facts: dict[str, Any] = {"settings": dict(settings), "attributes": attributes}
+    written = getattr(callback, "csv_file", None)
+    if isinstance(callback, keras.callbacks.CSVLogger) and isinstance(written, io.TextIOBase):
+        facts["written"] = written.tell()
+    return facts, [] if _is_kerass(callback) else lost
+
+
+def restore(
+    callback: keras.callbacks.Callback,
+    facts: Mapping[str, Any],
+    *,
+    settings: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+) -> None:
+    """Give a callback back what `capture` took; called when its `on_train_begin` has run."""
+    if "own" in facts:
+        callback.set_state(decode(facts["own"], arrays))
+        return
+    for name, stored in facts["attributes"].items():
+        was = facts["settings"].get(name)
+        if name not in settings or settings[name] == was:
+            _put(callback, name, decode(stored, arrays))
+    written = getattr(callback, "csv_file", None)
+    if "written" in facts and isinstance(written, io.TextIOBase):
+        # Rows after the checkpoint are written again.
+        written.seek(min(facts["written"], written.seek(0, io.SEEK_END)))
+        written.truncate()
+
+
+def encode(value: Any, *, key: str, arrays: Arrays) -> Any:
+    """A value as JSON; its arrays go to `arrays`, under keys that begin with `key`.
+
+    Raises:
+        TypeError: it is, or holds, something else than None, numbers, text, arrays, keras.ops, and
+            lists, tuples, sets and dicts of these.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, np.ndarray | np.generic):
+        return _encode_array(np.array(value), key=key, arrays=arrays) | (
+            {"scalar": True} if isinstance(value, np.generic) else {}
+        )
+    if kind is dict:
+        pairs = [[name, part] for name, part in value.items()]
+        return {"$dict": encode(pairs, key=key, arrays=arrays)}
+    if kind in (list, tuple, set):
+        parts = [encode(v, key=f"{key}/{i}", arrays=arrays) for i, v in enumerate(value)]
+        return parts if kind is list else {f"${kind.__name__}": parts}
+    name = getattr(value, "__name__", "")
+    if callable(value) and getattr(keras.ops, name, None) is value:
+        return {"$ops": name}
+    raise TypeError(f"{key}: {kind.__name__}")
+
+
+def decode(stored: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """The value that `encode` was given."""
+    if isinstance(stored, list):
+        return [decode(part, arrays) for part in stored]
+    if not isinstance(stored, dict):
+        return stored
+    if "$array" in stored:
+        array = np.array(arrays[stored["$array"]]).astype(np.dtype(stored["dtype"]))
+        return array[()] if "scalar" in stored else array
+    ((kind, inner),) = stored.items()
+    if kind == "$float":
+        return float(inner)
+    if kind == "$ops":
+        return getattr(keras.ops, inner)
+    made: Any = {"$dict": dict, "$tuple": tuple, "$set": set}[kind]
+    return made(decode(inner, arrays))
+
+
+def _encode_array(array: NDArray[Any], *, key: str, arrays: Arrays) -> dict[str, Any]:
+    if array.dtype.hasobject:
+        raise TypeError(f"{key}: an array of objects")
+    # NumPy's file format knows its own dtypes only; every bfloat16 and float8 is a float32.
+    own = array.dtype.isbuiltin == 1 or array.dtype.kind in "USMm"
+    arrays[key] = array if own else array.astype(np.float32)
+    return {"$array": key, "dtype": array.dtype.str if own else array.dtype.name}
+
+
+def _remembered(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    made_anew = _OF_THE_RUN
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        made_anew |= _TENSORBOARD
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        made_anew |= _CSV
+    return {name: value for name, value in vars(callback).items() if name not in made_anew}
+
+
+def _plain(value: Any) -> Any:
+    # A defaultdict or a bounded deque comes back in place, so its kind need not be stored.
+    if isinstance(value, dict):
+        return dict(value)
+    return list(value) if isinstance(value, deque) else value
+
+
+def _put(callback: keras.callbacks.Callback, name: str, value: Any) -> None:
+    present = vars(callback).get(name)
+    if isinstance(present, dict) and isinstance(value, dict):
+        present.clear()
+        present.update(value)
+    elif isinstance(present, list | deque) and isinstance(value, list):
+        present.clear()
+        present.extend(value)
+    else:
+        setattr(callback, name, value)
+
+
+def _has_own(callback: keras.callbacks.Callback) -> bool:
+    return all(callable(getattr(callback, name, None)) for name in ("get_state", "set_state"))
+
+
+def _own_state(callback: keras.callbacks.Callback, *, key: str, arrays: Arrays) -> Any:
+    try:
+        return encode(callback.get_state(), key=key, arrays=arrays)
+    except TypeError as error:
+        raise ConfigError(
+            f"{type(callback).__name__}.get_state must return numbers, text, arrays, and lists and"
+            " dicts of these",
+            got=Plain(str(error)),
+        ) from None
+
+
+def _is_kerass(callback: keras.callbacks.Callback) -> bool:
+    return type(callback).__module__.partition(".")[0] == "keras"

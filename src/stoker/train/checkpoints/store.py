@@ -1,0 +1,307 @@
+"""One checkpoint on the disk: a folder that is published whole, verified, and found again.
+
+step-0000001234/
+  state.safetensors  every variable
+  facts.json         where the run stood: epoch, position, metrics, callbacks
+  manifest.json      size and SHA-256 of the other two, and of itself; written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from stoker.core.errors import DataError, Plain
+from stoker.core.files import publish_folder, scratch_folder, sha256_file, write_atomic
+from stoker.train.checkpoints.identity import Identity
+from stoker.train.checkpoints.tensors import Arrays, read_tensors, write_tensors
+
+STATE = "state.safetensors"
+"""File of the variables' values."""
+
+FACTS = "facts.json"
+"""File of what else belongs to the run. Python's JSON, with Infinity: callbacks begin with it."""
+
+MANIFEST = "manifest.json"
+"""File that makes the other two a checkpoint."""
+
+FORMAT = 1
+"""Version of this layout."""
+
+_NAME = re.compile(r"step-(\d{10,})(?:\.(\d+))?")
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The checkpoint with the best monitored value so far."""
+
+    name: str
+    """Its folder's name."""
+
+    value: float
+    """The monitored value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    step: int
+    """Steps that are done."""
+
+    sizes: dict[str, int]
+    """File -> bytes."""
+
+    hashes: dict[str, str]
+    """File -> SHA-256."""
+
+    identity: dict[str, dict[str, Any]]
+    """Configuration, code, data and versions of the run."""
+
+    best: Best | None
+    """The best one when this one was written, itself counted; None before the first value."""
+
+    elapsed_s: float
+    """Time that the run had trained, over all its processes, seconds."""
+
+    written: str
+    """Time of day, for people: nothing depends on it."""
+
+    format: int = FORMAT
+    """Version of the layout."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """A checkpoint that must not be gone on from."""
+
+    path: Path
+    """Its folder."""
+
+    why: str
+    """What is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A checkpoint whose every byte was verified."""
+
+    path: Path
+    """Its folder."""
+
+    manifest: Manifest
+    """What it says of itself."""
+
+    facts: dict[str, Any]
+    """What was handed over with the variables."""
+
+    refused: tuple[Refused, ...] = ()
+    """Newer ones that are damaged, the newest first."""
+
+    @property
+    def step(self) -> int:
+        """Steps that are done."""
+        return self.manifest.step
+
+    @property
+    def identity(self) -> Identity:
+        """What the run was."""
+        return self.manifest.identity
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Its variables by name, mapped from the file."""
+        return read_tensors(self.path / STATE)
+
+
+def write_checkpoint(
+    folder: Path,
+    arrays: Arrays,
+    *,
+    facts_text: str,
+    step: int,
+    identity: Identity,
+    best: float | Best | None,
+    elapsed_s: float,
+) -> Found:
+    """Write one checkpoint and publish it in one rename.
+
+    Args:
+        folder: Where the checkpoints lie.
+        arrays: The variables.
+        facts_text: JSON.
+        step: Steps that are done. Where there is one of this step, this one takes the next name.
+        identity: What the run is.
+        best: The best one so far, or this one's own value where this one is the best.
+        elapsed_s: Time that the run has trained, seconds.
+
+    Raises:
+        OSError: a write or an fsync failed: nothing is published, and nothing is left behind.
+    """
+    final = _free_name(folder, step)
+    with scratch_folder(final) as made:
+        write_atomic(made / FACTS, facts_text)
+        hashes = {FACTS: _sha256(facts_text), STATE: write_tensors(made / STATE, arrays)}
+        manifest = Manifest(
+            step=step,
+            sizes={name: (made / name).stat().st_size for name in hashes},
+            hashes=hashes,
+            identity={part: dict(names) for part, names in identity.items()},
+            best=Best(name=final.name, value=best) if isinstance(best, float) else best,
+            elapsed_s=elapsed_s,
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        write_atomic(made / MANIFEST, _sealed(asdict(manifest)))
+        publish_folder(made, final)
+    return Found(path=final, manifest=manifest, facts=json.loads(facts_text))
+
+
+def newest_good(folder: Path) -> Found | None:
+    """The newest checkpoint whose every byte is as it was written; None where there is none at all.
+
+    Those that are damaged are named in the log and in `Found.refused`.
+
+    Raises:
+        DataError: there are checkpoints and none of them is good. A run never begins anew
+            silently.
+    """
+    refused: list[Refused] = []
+    for path in reversed(places(folder)):
+        try:
+            return replace(open_checkpoint(path), refused=tuple(refused))
+        except DataError as error:
+            refused.append(Refused(path=path, why=error.line()))
+            _LOG.warning("%s The one before it is tried.", error.line())
+    if refused:
+        raise DataError(
+            f"one of the {len(refused)} checkpoints in {folder} must be whole",
+            got=Plain("; ".join(f"{each.path.name}: {each.why}" for each in refused)),
+            fix=f"Delete {folder} to train from the beginning, or bring one back from a copy.",
+        )
+    return None
+
+
+def best(folder: Path) -> Found:
+    """The checkpoint with the best monitored value, else the newest: the one that is exported.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    newest = newest_good(folder)
+    if newest is None:
+        raise DataError(
+            f"{folder} must hold a checkpoint",
+            got=Plain("none"),
+            fix="Run `stoker train`, which writes them.",
+        )
+    if newest.manifest.best is None or newest.manifest.best.name == newest.path.name:
+        return newest
+    return open_checkpoint(folder / newest.manifest.best.name)
+
+
+def places(folder: Path) -> list[Path]:
+    """Every checkpoint's folder, damaged ones too, the oldest first."""
+    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: _order(path.name))
+
+
+def open_checkpoint(path: Path) -> Found:
+    """Read one checkpoint and verify every byte of it.
+
+    Raises:
+        DataError: it is damaged; says how.
+    """
+    manifest = read_manifest(path)
+    for name, expected in manifest.hashes.items():
+        if _size(path / name) != manifest.sizes[name] or _hash(path / name) != expected:
+            raise _damaged(path, f"{name} is not what was written")
+    facts = json.loads((path / FACTS).read_text())
+    return Found(path=path, manifest=manifest, facts=facts)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What a checkpoint says of itself, its own hash verified, the other files not looked at.
+
+    Raises:
+        DataError: it is not there, damaged, or of a later Stoker.
+    """
+    try:
+        text = (path / MANIFEST).read_text()
+        raw = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, f"{MANIFEST} cannot be read: {_reason(error)}") from None
+    if not isinstance(raw, dict) or text != _sealed(_without_seal(raw)):
+        raise _damaged(path, f"{MANIFEST} is not what was written")
+    if raw["format"] != FORMAT:
+        raise _damaged(path, f"format {raw['format']}, written by another Stoker")
+    chosen = raw["best"] and Best(**raw["best"])
+    manifest = Manifest(**(_without_seal(raw) | {"best": chosen}))
+    if _order(path.name)[0] != manifest.step:
+        raise _damaged(path, f"it is that of step {manifest.step}")
+    return manifest
+
+
+def _sealed(body: Mapping[str, Any]) -> str:
+    # Written in one form only, so that every bit of the file is under the hash.
+    seal = _sha256(_rendered(body))
+    return _rendered({**body, "sha256": seal})
+
+
+def _rendered(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"
+
+
+def _without_seal(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in raw.items() if key != "sha256"}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _order(name: str) -> tuple[int, int]:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"no checkpoint's name: {name}")
+    return int(match[1]), int(match[2] or 0)
+
+
+def _free_name(folder: Path, step: int) -> Path:
+    name = f"step-{step:010d}"
+    taken = [_order(path.name)[1] for path in places(folder) if _order(path.name)[0] == step]
+    return folder / (f"{name}.{max(taken) + 1}" if taken else name)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _hash(path: Path) -> str | None:
+    try:
+        return sha256_file(path)
+    except OSError:
+        return None
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(
+        f"checkpoint {path} must be as it was written",
+        got=Plain(why),
+        fix=f"Delete {path.name}: an older one is then gone on from.",
+    )
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (isinstance(error, OSError) and error.strerror) or "it is no JSON"

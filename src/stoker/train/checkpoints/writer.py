@@ -1,0 +1,243 @@
+"""Checkpoints written beside the training: the step waits for the hand-over only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from stoker.core.errors import DataError, Plain, UserError
+from stoker.core.files import full_disk_is_named, remove, sweep
+from stoker.train.checkpoints.cadence import Cadence
+from stoker.train.checkpoints.config import CheckpointConfig
+from stoker.train.checkpoints.identity import Identity
+from stoker.train.checkpoints.retention import Kept, superseded
+from stoker.train.checkpoints.store import (
+    Best,
+    Found,
+    places,
+    read_manifest,
+    write_checkpoint,
+)
+from stoker.train.checkpoints.tensors import Arrays
+
+_LOG = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """Writes one run's checkpoints in one background thread, and lets old ones go.
+
+    What the thread fails at is raised by the next call. Use it as a context: it ends with the
+    last checkpoint on the disk.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        config: CheckpointConfig,
+        identity: Identity,
+        better: Literal["min", "max"],
+        after: Found | None,
+    ) -> None:
+        """Make the folder, and see that it can be written.
+
+        Args:
+            folder: Where the checkpoints lie. No other process may write there.
+            config: How often, and which are kept.
+            identity: What the run is; written into each of them.
+            better: Whether less or more of the monitored value is better.
+            after: The checkpoint that the run goes on from, None for a new run.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        self.folder = folder
+        self._config = config
+        self._identity = identity
+        self._better = better
+        self._best = after.manifest.best if after else None
+        self._trained_s = after.manifest.elapsed_s if after else 0.0
+        self._begun_s = time.monotonic()
+        self._cadence = Cadence(config)
+        self._cadence.saved(after.step if after else 0)
+        self._stalled_s = 0.0
+        self._pending: Future[float] | None = None
+        with _named(folder, need_bytes=0):
+            folder.mkdir(parents=True, exist_ok=True)
+            sweep(folder, "*")
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint should be written now that `step` steps are done.
+
+        By the clock none is due while the last one is still being written: it would be waited for.
+        """
+        if self._pending is not None and self._pending.done():
+            self.wait()
+        by_clock = self._config.every_steps is None
+        return not (by_clock and self._pending is not None) and self._cadence.due(step)
+
+    def save(
+        self,
+        arrays: Arrays,
+        facts: Mapping[str, Any],
+        *,
+        step: int,
+        monitored: float | None = None,
+        copied_s: float = 0.0,
+    ) -> None:
+        """Hand one checkpoint over to the thread; wait only where the last one is not done.
+
+        Args:
+            arrays: The variables, copies: nothing may change them any more.
+            facts: JSON values; copied before this returns.
+            step: Steps that are done.
+            monitored: The value by which the best one is chosen; None, NaN and infinity are never
+                the best.
+            copied_s: What the copy to the host took: training stood still for it.
+
+        Raises:
+            UserError: the one before it could not be written.
+        """
+        begun_s = time.monotonic()
+        self.wait()
+        text = json.dumps(dict(facts), indent=1, sort_keys=True) + "\n"
+        best = self._best_with(monitored)
+        elapsed_s = self._trained_s + time.monotonic() - self._begun_s
+        self._pending = self._thread.submit(
+            self._write, arrays, text, step=step, best=best, elapsed_s=elapsed_s
+        )
+        self._cadence.saved(step)
+        self._stalled_s = copied_s + time.monotonic() - begun_s
+
+    def save_now(
+        self,
+        arrays: Arrays,
+        facts: Mapping[str, Any],
+        *,
+        step: int,
+        monitored: float | None = None,
+    ) -> None:
+        """Write one checkpoint and return when it is on the disk, as at the end of a run."""
+        self.save(arrays, facts, step=step, monitored=monitored)
+        self.wait()
+
+    def wait(self) -> None:
+        """Return when what was handed over is on the disk.
+
+        Raises:
+            UserError: it could not be written; the older ones are as they were.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._cadence.cost(pending.result() + self._stalled_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._thread.shutdown(wait=True)
+        if kind is None:
+            self.wait()
+            return
+        try:
+            self.wait()
+        except UserError as second:
+            # What ended the training is the error to show.
+            _LOG.error("%s", second.line())
+
+    def _best_with(self, monitored: float | None) -> float | Best | None:
+        if monitored is None or not math.isfinite(monitored):
+            return self._best
+        sign = 1.0 if self._better == "max" else -1.0
+        beaten = self._best is None or sign * monitored > sign * self._best.value
+        return float(monitored) if beaten else self._best
+
+    def _write(
+        self,
+        arrays: Arrays,
+        facts_text: str,
+        *,
+        step: int,
+        best: float | Best | None,
+        elapsed_s: float,
+    ) -> float:
+        begun_s = time.thread_time()
+        with _named(self.folder, need_bytes=sum(array.nbytes for array in arrays.values())):
+            found = write_checkpoint(
+                self.folder,
+                arrays,
+                facts_text=facts_text,
+                step=step,
+                identity=self._identity,
+                best=best,
+                elapsed_s=elapsed_s,
+            )
+            self._best = found.manifest.best
+            self._retain(found)
+        return time.thread_time() - begun_s
+
+    def _retain(self, newest: Found) -> None:
+        known = places(self.folder)
+        place = known.index(newest.path)
+        older: list[Kept] = []
+        # What comes after the newest is damaged, or of a time that the run went back from.
+        gone = known[place + 1 :]
+        for path in known[:place]:
+            try:
+                older.append(_kept(path))
+            except DataError:
+                gone.append(path)
+        names = superseded(
+            older,
+            _kept(newest.path),
+            best=self._best.name if self._best else None,
+            keep_last=self._config.keep_last,
+            every_h=self._config.keep_every_h,
+        )
+        for path in [*gone, *(self.folder / name for name in names)]:
+            _discard(path)
+
+
+def _kept(path: Path) -> Kept:
+    manifest = read_manifest(path)
+    return Kept(name=path.name, step=manifest.step, elapsed_s=manifest.elapsed_s)
+
+
+def _discard(path: Path) -> None:
+    # Out of sight in one step: one that is half removed would look like a damaged one.
+    hidden = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    os.rename(path, hidden)
+    remove(hidden)
+
+
+@contextlib.contextmanager
+def _named(folder: Path, *, need_bytes: int) -> Iterator[None]:
+    try:
+        with full_disk_is_named(folder, need_bytes=lambda: need_bytes):
+            yield
+    except OSError as error:
+        raise UserError(
+            f"checkpoints must be written whole to {folder}",
+            got=Plain(error.strerror or str(error)),
+            fix="None was published; the older ones are as they were. Look at the disk, or write "
+            "elsewhere with --set runs=DIR.",
+        ) from error

@@ -1,0 +1,82 @@
+"""A process that is asked to end ends its step and writes a checkpoint.
+
+The compiled step looks at a variable, so that a call of many steps ends after the one being run.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import tensorflow as tf
+
+from stoker.core.errors import Plain, Preempted
+from stoker.core.signals import ASKING, end_at_once, heard
+
+
+class Ending:
+    """Whether this process is asked to end; what the compiled step looks at."""
+
+    def __init__(self) -> None:
+        with tf.device("CPU:0"):
+            self.signals = tf.Variable(tf.constant([0, 0]), trainable=False, name="signals")
+        """[asked to end, asked to save after this call], read by the compiled step."""
+        self.asked = False
+        self.has_work = False
+        """Whether there is anything that is not saved: before it, an end is an end at once."""
+        self._interrupted = 0
+
+    def ask(self) -> None:
+        """End after the step that is being run."""
+        self.asked = True
+        with suppress(tf.errors.OpError):
+            self.signals[0].assign(1)
+
+    def save_after_call(self, wanted: bool) -> None:
+        """Let all workers know that a checkpoint is due."""
+        self.signals[1].assign(int(wanted))
+
+    def hear(self, number: signal.Signals) -> None:
+        """A signal came: the first asks, the second ends the process at once."""
+        if number != signal.SIGINT and (self.asked or not self.has_work):
+            end_at_once(number)
+        self.ask()
+
+    def interrupt(self, number: int) -> None:
+        """The main thread has come to a signal: Ctrl-C is the person's, who may be in a notebook.
+
+        Raises:
+            KeyboardInterrupt: nothing is to be saved, or it is the second.
+        """
+        if number != signal.SIGINT:
+            return
+        self._interrupted += 1
+        if self._interrupted > 1 or not self.has_work:
+            raise KeyboardInterrupt
+
+    def end(self, *, step: int, steps: int) -> Preempted | KeyboardInterrupt:
+        """What to raise once everything is saved.
+
+        Args:
+            step: Steps done.
+            steps: Steps in all.
+        """
+        if self._interrupted:
+            return KeyboardInterrupt()
+        return Preempted(
+            "training ends when its process is asked to",
+            got=Plain(f"a signal after step {step} of {steps}"),
+            fix="Everything is saved: run it again to go on.",
+        )
+
+
+@contextmanager
+def listening() -> Iterator[Ending]:
+    """An `Ending` that SIGTERM, SIGUSR1, SIGHUP and Ctrl-C ask.
+
+    Outside the main thread nobody is listened to.
+    """
+    ending = Ending()
+    with heard([*ASKING, signal.SIGINT], ending.hear, handler=ending.interrupt):
+        yield ending

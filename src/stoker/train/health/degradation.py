@@ -1,0 +1,166 @@
+"""Speed that is lost without a word: each check says what, where, and what to do.
+
+What reads a graph or a variable's place was tested on graphs and on logical CPU devices; none of
+it has been run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from stoker.train.health.finding import Finding
+from stoker.train.health.step_graph import named, step_operations
+
+RETRACES = 3
+"""Traces of one step that are usual: full batches, an epoch's last one, and the first guess."""
+
+_HOST_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2")
+"""Operations for which the device waits for Python or for the terminal."""
+
+_COMPUTES = ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D", "Einsum")
+"""Operations that are the work of a step: XLA that compiles none of them compiles nothing."""
+
+
+def check_idle_devices(variables: Sequence[Any], accelerators: Sequence[str]) -> Finding | None:
+    """Several accelerators are visible, and the variables lie on fewer.
+
+    Args:
+        variables: The model's Keras variables.
+        accelerators: Names of the logical devices, `/device:GPU:0`.
+    """
+    if len(accelerators) < 2:
+        return None
+    homes = {_short(device) for variable in variables for device in _devices(variable.value)}
+    idle = [name for name in map(_short, accelerators) if name not in homes]
+    if not idle:
+        return None
+    return Finding(
+        kind="idle_devices",
+        severity="warning",
+        message=f"{len(accelerators)} accelerators are visible and no variable lies on "
+        f"{named(idle)}",
+        fix="Set train.strategy: mirrored to use all, or train.memory.visible_devices to those "
+        "that are used.",
+    )
+
+
+def check_scope(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> Finding | None:
+    """Some of the model was made outside the strategy's scope, so it is on one device.
+
+    Args:
+        variables: Keras variables of model and optimizer.
+        strategy: The strategy that is to train them.
+    """
+    if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
+        return None
+    outside = [
+        variable.path
+        for variable in variables
+        if not strategy.extended.variable_created_in_scope(variable.value)
+    ]
+    if not outside:
+        return None
+    return Finding(
+        kind="outside_scope",
+        severity="error",
+        message=f"variables were made outside the strategy's scope: {named(outside)}",
+        fix="Make model and optimizer inside build, which is called in the scope, and not when "
+        "the module is imported.",
+    )
+
+
+def check_retraces(function: Any, *, most: int = RETRACES) -> Finding | None:
+    """The step was traced again and again: each time costs seconds.
+
+    Args:
+        function: The `tf.function` that runs steps.
+        most: Traces that are usual.
+    """
+    traces = function.experimental_get_tracing_count()
+    if traces <= most:
+        return None
+    return Finding(
+        kind="retraces",
+        severity="warning",
+        message=f"the step was traced {traces} times, {most} are usual",
+        fix="Give every batch the same shapes and dtypes, and let no Python number that changes "
+        "into the model's call.",
+    )
+
+
+def check_host_sync(step: Any) -> Finding | None:
+    """The step waits for Python or prints.
+
+    Args:
+        step: The step's concrete function.
+    """
+    found = [
+        f"{operation.kind} in {operation.scope or 'the step itself'}"
+        for operation in step_operations(step)
+        if operation.kind in _HOST_CALLS and not operation.is_own
+    ]
+    if not found:
+        return None
+    return Finding(
+        kind="host_sync",
+        severity="warning",
+        message=f"the step stops for the host: {named(found)}",
+        fix="Take tf.print, tf.py_function and tf.numpy_function out of model and loss.",
+    )
+
+
+def check_xla(step: Any) -> Finding | None:
+    """XLA was asked for; call it only then.
+
+    Args:
+        step: The step's concrete function.
+
+    Returns:
+        An error where no product or convolution of the step is compiled, a warning where only some
+        are; None where the step has none.
+    """
+    work = [operation for operation in step_operations(step) if operation.kind in _COMPUTES]
+    left_out = [operation for operation in work if not operation.compiled]
+    if not left_out:
+        return None
+    texts = [
+        operation.scope or operation.kind
+        for operation in step_operations(step)
+        if any(tensor.dtype == tf.string for tensor in operation.operation.inputs)
+    ]
+    why = f"; XLA has no strings, which are in {named(texts)}" if texts else ""
+    places = named([operation.scope or operation.kind for operation in left_out])
+    share = "nothing" if len(left_out) == len(work) else f"{len(work) - len(left_out)} of them"
+    return Finding(
+        kind="xla_unused",
+        severity="error" if share == "nothing" else "warning",
+        message=f"train.xla is on and of {len(work)} products and convolutions {share} is "
+        f"compiled by it: not {places}{why}",
+        fix="Set train.xla: false, or take out what XLA cannot compile (strings, Python "
+        "functions, run_eagerly).",
+    )
+
+
+def check_keras_distribution() -> Finding | None:
+    """`keras.distribution` was set: on TensorFlow it does nothing, and says nothing."""
+    if keras.distribution.distribution() is None:
+        return None
+    return Finding(
+        kind="keras_distribution",
+        severity="error",
+        message="keras.distribution is set, which has no effect with TensorFlow",
+        fix="Take keras.distribution.set_distribution out, and set train.strategy.",
+    )
+
+
+def _devices(value: Any) -> list[str]:
+    parts = getattr(value, "values", None)
+    return [part.device for part in parts] if parts is not None else [value.device]
+
+
+def _short(device: str) -> str:
+    return device.rpartition("device:")[2]

@@ -1,0 +1,122 @@
+"""One error that says which step went wrong, where in the model it began, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stoker.core.errors import Plain, UserError
+from stoker.train.health.layers import BadValues
+
+FLOAT16_MOST = 65_504.0
+"""Greatest finite float16."""
+
+LARGE = 1e30
+"""Finite values beyond it say that infinity was reached by growing, not by a division by zero."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadStep:
+    """A step whose loss or gradient is not finite; its update was not made."""
+
+    step: int
+    """Its number; the first is 1."""
+
+    loss: float
+    """Its loss; finite where only a gradient was not."""
+
+    positions: tuple[int, ...]
+    """Positions of its samples in the order of the whole run; empty where they are not known."""
+
+    learning_rate: float
+
+    precision: str
+    """Keras's dtype policy."""
+
+    xla: bool
+    """Whether the step was compiled by XLA."""
+
+
+def bad_step_error(bad: BadStep, found: BadValues | None) -> UserError:
+    """The one line that ends a run whose numbers went wrong.
+
+    Args:
+        bad: The step.
+        found: Where it began, by `first_bad_values`; None where the second run was finite.
+    """
+    wrong = "gradient" if bad.loss == bad.loss and abs(bad.loss) != float("inf") else "loss"
+    return UserError(
+        f"the {wrong} of step {bad.step} must be finite",
+        got=Plain(f"loss {bad.loss:g}, learning rate {bad.learning_rate:g}, {bad.precision}"),
+        fix=f"{_where(bad, found)} {_advice(bad, found)}",
+    )
+
+
+def _where(bad: BadStep, found: BadValues | None) -> str:
+    if found is None:
+        run = "without XLA" if bad.xla else "alone"
+        return f"Run again {run}, every value of the step is finite{_samples(bad, ())}."
+    places = {
+        "feature": f"feature {found.name}",
+        "label": f"label {found.name}",
+        "sample weight": f"sample weight {found.name}",
+        "weight": f"weight {found.name}, before the step",
+        "output": f"the output of layer {found.name}",
+        "loss": f"the {found.name}" if found.name != "loss" else "the loss itself",
+        "gradient": f"the gradient that passes back through {found.name}",
+    }
+    return f"It began in {places[found.place]} ({_figures(found)}){_samples(bad, found.rows)}."
+
+
+def _figures(found: BadValues) -> str:
+    shares = [
+        f"{share:.2g} of its values {name}"
+        for share, name in ((found.nan_share, "NaN"), (found.infinite_share, "infinite"))
+        if share
+    ]
+    rest = (
+        f", the others from {found.least:g} to {found.most:g}"
+        if found.least is not None and found.most is not None
+        else ""
+    )
+    return f"{' and '.join(shares)}{rest}; {found.dtype}"
+
+
+def _samples(bad: BadStep, rows: Sequence[int]) -> str:
+    if not rows:
+        if not bad.positions:
+            return ""
+        return f", samples {min(bad.positions)} to {max(bad.positions)} of the run's order"
+    shown = f", rows {', '.join(map(str, rows))} of its batch"
+    places = [bad.positions[row] for row in rows if row < len(bad.positions)]
+    if not places:
+        return shown
+    return f"{shown} (samples {', '.join(map(str, places))} of the run's order)"
+
+
+def _advice(bad: BadStep, found: BadValues | None) -> str:
+    if found is None:
+        return "Try train.xla: false, a lower learning rate, or train.on_nan: rollback."
+    if found.place in ("feature", "label", "sample weight"):
+        return (
+            "Fill or leave out missing values in preprocessing_fn (`stoker analyze` counts them), "
+            "or set train.on_nan: rollback to skip these samples."
+        )
+    if found.place == "weight":
+        return "An earlier update made it: lower the learning rate, or set train.clip_norm: 1.0."
+    if found.dtype == "float16" and (found.most or FLOAT16_MOST) > FLOAT16_MOST / 8:
+        return "float16 ends at 65504: set train.precision: mixed_bfloat16, or float32."
+    if max(abs(found.least or 0.0), abs(found.most or 0.0)) > LARGE:
+        return (
+            f"Values grew too large: lower the learning rate ({bad.learning_rate:g}), or set "
+            "train.clip_norm: 1.0."
+        )
+    if found.place == "gradient":
+        return (
+            "Look there for the square root, norm, logarithm or division of a zero (add a small "
+            "number inside), or set train.on_nan: rollback."
+        )
+    return (
+        "Look there for the logarithm or division of a zero, or an overflowing exponential; lower "
+        "the learning rate, or set train.on_nan: rollback."
+    )

@@ -1,0 +1,64 @@
+"""A loss scale that collapses: float16 gradients overflow again and again, or vanish."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.train.health.finding import Finding
+
+LEAST = 1.0
+"""Below it scaling makes gradients smaller than they are, the opposite of its purpose."""
+
+HALVINGS = 8
+"""Halvings without one recovery between them. From Keras's 2**15 some are usual at the start."""
+
+
+class LossScaleWatch:
+    """Watches the scale of a `LossScaleOptimizer`; its state is JSON, for a checkpoint."""
+
+    def __init__(self, *, least: float = LEAST, halvings: int = HALVINGS) -> None:
+        self._least = least
+        self._halvings = halvings
+        self._top = 0.0
+        self._last = 0.0
+        self._said = False
+
+    def update(self, step: int, scale: float) -> Finding | None:
+        """One more look at the scale.
+
+        Args:
+            step: The step after which it has this value.
+            scale: The scale; several halvings may lie between two looks.
+
+        Returns:
+            A finding once for each fall: below `least`, or halved `halvings` times without a rise.
+        """
+        if scale > self._last:
+            self._top, self._said = scale, False
+        self._last = scale
+        if self._said:
+            return None
+        fallen = math.log2(self._top / scale) if scale > 0 else math.inf
+        if scale >= self._least and fallen < self._halvings:
+            return None
+        self._said = True
+        return Finding(
+            kind="loss_scale",
+            severity="warning",
+            message=(
+                f"the loss scale collapses: from {self._top:g} to {scale:g} at step {step} without "
+                "a rise between; each halving is a step whose float16 gradients overflowed and "
+                "that was skipped"
+            ),
+            fix="Set train.precision: mixed_bfloat16 or float32, or lower the learning rate.",
+        )
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON."""
+        return {"top": self._top, "last": self._last, "said": self._said}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._top, self._last, self._said = state["top"], state["last"], state["said"]

@@ -1,0 +1,89 @@
+"""Work of a step that runs on the CPU while an accelerator is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context  # type: ignore[attr-defined]
+
+from stoker.train.health.finding import Finding
+from stoker.train.health.step_graph import OWN_SCOPE, named
+
+_MOVES_ONLY = re.compile(
+    r"_.*|Const|Identity|IdentityN|NoOp|Enter|Exit|Merge|Switch|NextIteration|LoopCond|While|If"
+    r"|StatelessWhile|StatelessIf|.*Iterator.*|.*Dataset.*|.*PyFunc.*|Placeholder.*|Timestamp"
+    r"|.*Variable.*|VarHandleOp|StatefulPartitionedCall|PartitionedCall|TensorList.*|Fill|ZerosLike"
+    r"|OnesLike|Cast|Reshape|ExpandDims|Squeeze|Slice|StridedSlice|Pack|Unpack|ConcatV2"
+)
+"""Operations that carry, cut or make up values, hold the loop or read the input: they belong to the
+host, or little is lost there."""
+
+_FLOATS = {tf.float16, tf.bfloat16, tf.float32, tf.complex64}
+"""What a step computes with. float64 is the clock's, whole numbers count steps and shapes."""
+
+
+@contextmanager
+def collected_placements() -> Iterator[list[Any]]:
+    """Note where the runtime puts each operation of the functions that are first called in here.
+
+    A function is placed once, when it is first called: that call must be the one inside.
+
+    Yields:
+        A list, filled at the end with nodes (`op`, `name`, `device`, `attr`).
+    """
+    # The only way in TensorFlow 2 to see a function after placement.
+    eager = context.context()
+    nodes: list[Any] = []
+    eager.enable_graph_collection()
+    try:
+        yield nodes
+        for function in eager.export_run_metadata().function_graphs:
+            for part in function.partition_graphs:
+                nodes.extend(part.node)
+    finally:
+        eager.disable_graph_collection()
+
+
+def check_placement(nodes: Iterable[Any], *, accelerator: str = "GPU:") -> Finding | None:
+    """Something of the step computes on the CPU while an accelerator is used.
+
+    Args:
+        nodes: What `collected_placements` noted while the step ran for the first time.
+        accelerator: What the names of devices hold on which all work should be.
+
+    Returns:
+        A warning that names the operations that compute in floats and were not there; None where
+        there are none, or nothing at all ran on the accelerator. Not run on a GPU: tested with two
+        logical CPU devices.
+    """
+    placed = list(nodes)
+    work = [
+        f"{node.op} {_place(node.name)}"
+        for node in placed
+        if accelerator not in node.device and _is_work(node)
+    ]
+    if not work or not any(accelerator in node.device for node in placed):
+        return None
+    return Finding(
+        kind="on_host",
+        severity="warning",
+        message=f"operations of the step run on the CPU while {accelerator.strip(':')} is there: "
+        f"{named(work)}",
+        fix="Take tf.device out of the model, or replace operations that have no GPU kernel.",
+    )
+
+
+def _is_work(node: Any) -> bool:
+    if _MOVES_ONLY.fullmatch(node.op) or OWN_SCOPE in node.name.split("/"):
+        return False
+    kinds = [node.attr[name].type for name in ("T", "dtype", "DstT") if name in node.attr]
+    return any(tf.as_dtype(kind) in _FLOATS for kind in kinds if kind)
+
+
+def _place(name: str) -> str:
+    parts = [part for part in name.split("/") if not re.match(r"(while|body|cond|Func)", part)]
+    return "/".join(part for part in parts if not part.startswith("_"))

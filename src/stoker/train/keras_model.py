@@ -1,0 +1,260 @@
+"""What a step must know to honour a compiled Keras model: the methods, weights and outputs it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.autograph.impl.api import StagingError
+
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.user_code import call
+
+METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
+"""Keras's methods that a user's class may override and that `fit` then uses."""
+
+
+def overrides(model: keras.Model) -> frozenset[str]:
+    """Those of `METHODS` that are the user's own, by its class or set on the instance."""
+    return frozenset(
+        name
+        for name in METHODS
+        if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
+    )
+
+
+def own_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """Optimizers that a model holds beside the one it is compiled with, by attribute.
+
+    Keras counts their variables neither as the model's nor as the optimizer's: a checkpoint has to
+    take them too.
+    """
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
+    }
+
+
+def loss_of(model: keras.Model, parts: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+    """The model's loss, also by a `compute_loss` of the user's that takes no `training`.
+
+    Args:
+        model: Compiled.
+        parts: `x`, `y`, `y_pred`, and `sample_weight` where there is one.
+        training: Whether it is for a gradient.
+    """
+    return model._compute_loss(**parts, training=training)  # noqa: SLF001 - as Keras's steps do it
+
+
+@tf.autograph.experimental.do_not_convert
+def run_own_step(model: keras.Model, method: str, batch: tuple[Any, ...]) -> dict[str, tf.Tensor]:
+    """Run an overridden `train_step` or `test_step` on a batch; works inside a `tf.function`.
+
+    As in `fit` the method is not converted by AutoGraph. Within a strategy's replica it reduces its
+    gradients itself, by `optimizer.apply`, and its logs are the replica's own.
+
+    Args:
+        model: Compiled and built, its metrics too: a first trace must not make variables.
+        method: `train_step` or `test_step`.
+        batch: What the model takes, the labels, and the weights where there are.
+
+    Returns:
+        The logs, flat. `loss` is what the method says it is: in Keras's own way the mean since the
+        epoch began.
+
+    Raises:
+        ConfigError: it failed (the user's line is shown), or its logs are no dict with a `loss`.
+    """
+    what = f"{type(model).__name__}.{method}"
+    logs = call(getattr(model, method), batch, what=what)
+    flat = _flat(logs) if isinstance(logs, Mapping) else {}
+    if "loss" not in flat:
+        raise ConfigError(
+            f"{what} must return a dict with a `loss`",
+            got=Plain(", ".join(flat) or type(logs).__name__),
+            fix="E.g. `return {metric.name: metric.result() for metric in self.metrics}`.",
+        )
+    return flat
+
+
+@contextmanager
+def of_the_user() -> Iterator[None]:
+    """Let out a UserError that was raised while a `tf.function` was traced.
+
+    AutoGraph raises an error of a type of its own instead.
+    """
+    try:
+        yield
+    except StagingError as error:
+        within: BaseException | None = error
+        while within is not None and not isinstance(within, UserError):
+            within = within.__context__
+        raise within or error from error
+
+
+def with_class_weights(batch: tuple[Any, ...], weights: Mapping[int, float]) -> tuple[Any, ...]:
+    """A batch whose sample weights are multiplied by the weight of each sample's class.
+
+    `fit` takes either sample weights or class weights; here both count. Validation is without class
+    weights, as in `fit`.
+
+    Args:
+        batch: Features, labels, and sample weights [batch, ...] where there are.
+        weights: Class -> weight; a class that is not in it weighs 1.
+
+    Raises:
+        ConfigError: there are several outputs, or the labels are no classes.
+    """
+    features, labels, *own = batch
+    by_row = class_weights(labels, weights)
+    if own:
+        given = tf.cast(own[0], by_row.dtype)
+        by_row = given * tf.reshape(by_row, [-1] + [1] * (given.shape.rank - 1))
+    return features, labels, by_row
+
+
+def class_weights(labels: tf.Tensor, weights: Mapping[int, float]) -> tf.Tensor:
+    """The weight of each label's class.
+
+    Args:
+        labels: Classes as numbers, [batch] or [batch, 1], or one-hot [batch, classes].
+        weights: Class -> weight; a class that is not in it weighs 1.
+
+    Returns:
+        [batch] float32.
+
+    Raises:
+        ConfigError: there are several outputs, labels are text or of a higher rank, or a weight is
+            negative or not finite.
+
+    Source: Keras, `Model.fit`, argument `class_weight`.
+    """
+    _check_class_weights(labels, weights)
+    rank, classes = labels.shape.rank, labels.shape[-1]
+    if rank == 2 and classes != 1:
+        ids = tf.argmax(labels, axis=-1, output_type=tf.int64)
+    else:
+        rounded = tf.round(tf.cast(labels, tf.float64))
+        ids = tf.cast(tf.reshape(rounded, [-1]), tf.int64)
+    known = tf.constant(sorted(weights), tf.int64)
+    values = tf.constant([weights[key] for key in sorted(weights)], tf.float32)
+    nearest = tf.minimum(tf.searchsorted(known, ids), len(weights) - 1)
+    return tf.where(tf.gather(known, nearest) == ids, tf.gather(values, nearest), 1.0)
+
+
+def arrange_labels(labels: Mapping[str, Any], outputs: Any, *, names: Sequence[str]) -> Any:
+    """Labels by name, in the structure that the model's outputs have.
+
+    Args:
+        labels: Output name -> labels [batch, ...].
+        outputs: What the model returned, or its symbolic `output`: a tensor, a list, or a dict.
+        names: The model's `output_names`; a dict's own keys count before them.
+
+    Returns:
+        What `compute_loss` and `compute_metrics` take as `y`.
+
+    Raises:
+        ConfigError: an output has no label, or a label no output.
+    """
+    if isinstance(outputs, Mapping):
+        names = list(outputs)
+    elif not isinstance(outputs, list | tuple):
+        names = names[:1] or ["output"]
+    if set(labels) != set(names):
+        raise ConfigError(
+            f"label must name each of the model's outputs: {', '.join(names)}",
+            got=Plain(", ".join(labels) or "none"),
+            fix="Write `label: {OUTPUT: COLUMN, ...}`; an output's name is that of its last layer,"
+            " or its key where the model returns a dict.",
+        )
+    ordered = [labels[name] for name in names]
+    if isinstance(outputs, Mapping):
+        return dict(zip(names, ordered, strict=True))
+    return type(outputs)(ordered) if isinstance(outputs, list | tuple) else ordered[0]
+
+
+def as_the_model_takes(
+    load: Callable[[Any], tuple[Any, ...]],
+    model: keras.Model,
+    *,
+    class_weight: Mapping[int, float] | None = None,
+) -> Callable[[Any], tuple[Any, ...]]:
+    """A feed's `load`, with labels and weights as the model's loss takes them.
+
+    Args:
+        load: Element -> features, label, and weights where there are.
+        model: Compiled.
+        class_weight: Class -> weight, in training.
+    """
+
+    def loaded(element: Any) -> tuple[Any, ...]:
+        batch = load(element)
+        if class_weight:
+            batch = with_class_weights(batch, class_weight)
+        return for_every_output(batch, model)
+
+    return loaded
+
+
+def for_every_output(batch: tuple[Any, ...], model: keras.Model) -> tuple[Any, ...]:
+    """A batch as a model of several outputs is told it: each output has the one label there is.
+
+    A model with one output, or with a `train_step` or `compute_loss` of the user's, is told the
+    label as it is.
+
+    Args:
+        batch: Features, label [batch, ...], and sample weights where there are.
+        model: Functional, as `outputs` of others are not known.
+    """
+    if len(outputs_of(model)) < 2 or overrides(model) & {"train_step", "compute_loss"}:
+        return batch
+    features, *parts = batch
+    spread = [arrange_weights(part, model.output) for part in parts]
+    return features, *spread
+
+
+def outputs_of(model: keras.Model) -> list[Any]:
+    """The symbolic outputs; none of a model that is not functional."""
+    return list(getattr(model, "outputs", None) or [])
+
+
+def arrange_weights(weights: Any, labels: Any) -> Any:
+    """Sample weights in the structure of the labels: the same for every output, as `fit` does it.
+
+    Args:
+        weights: [batch], or one for each output already.
+        labels: What `arrange_labels` made.
+    """
+    if keras.tree.is_nested(weights):
+        return weights
+    return keras.tree.map_structure(lambda _: weights, labels)
+
+
+def _check_class_weights(labels: Any, weights: Mapping[int, float]) -> None:
+    if keras.tree.is_nested(labels):
+        raise ConfigError(
+            "train.class_weight needs a model with one output",
+            got=Plain(f"{len(keras.tree.flatten(labels))} outputs"),
+            fix="Give each output's rows a weight of their own by train.sample_weight.",
+        )
+    wrong = {key: value for key, value in weights.items() if not 0 <= value < math.inf}
+    if wrong or not weights:
+        raise ConfigError("train.class_weight must be classes with weights of 0 or more", got=wrong)
+    if labels.dtype == tf.string or labels.shape.rank not in (1, 2):
+        raise ConfigError(
+            "train.class_weight needs labels that are classes: numbers or one-hot",
+            got=Plain(f"{labels.dtype.name} of shape {labels.shape}"),
+            fix="Turn them into ids in preprocessing_fn.",
+        )
+
+
+def _flat(logs: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat |= _flat(value) if isinstance(value, Mapping) else {name: value}
+    return flat

@@ -1,0 +1,32 @@
+"""The layers of a model, however it is written and however deep they lie, by path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import keras
+
+
+def walk_layers(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
+    """Every layer below a model with its path, each once, outer ones before inner ones.
+
+    Args:
+        model: Functional, Sequential or subclassed; its layers may be models themselves.
+
+    Yields:
+        `block1/attention` and the layer. A layer that is used in two places has the path of the
+        first.
+    """
+    seen = {id(model)}
+    waiting = [("", model)]
+    while waiting:
+        above, outer = waiting.pop()
+        below = []
+        for layer in outer._layers:  # noqa: SLF001 - `Model.layers` leaves out layers of layers
+            if id(layer) in seen:
+                continue
+            seen.add(id(layer))
+            path = f"{above}{layer.name}"
+            yield path, layer
+            below.append((f"{path}/", layer))
+        waiting.extend(reversed(below))

@@ -1,0 +1,53 @@
+"""What of the GPUs' memory this process may take, and how float32 is multiplied on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.user_code import first_line
+from stoker.train.memory_config import MemoryConfig
+
+
+def apply_memory(config: MemoryConfig) -> None:
+    """Tell TensorFlow; it must come before anything that makes TensorFlow look at its devices.
+
+    Args:
+        config: The user's section.
+
+    Raises:
+        ConfigError: a GPU that is not there is named, or TensorFlow has begun already with other
+            settings.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if config.visible_devices is not None:
+        chosen = [gpu for index, gpu in enumerate(gpus) if index in config.visible_devices]
+        if len(chosen) != len(config.visible_devices):
+            raise ConfigError(
+                "train.memory.visible_devices must name GPUs of this machine",
+                got=list(config.visible_devices),
+                fix=f"It has {len(gpus)}; the first is 0.",
+            )
+        _before_tensorflow_begins(tf.config.set_visible_devices, chosen, "GPU")
+        gpus = chosen
+    for gpu in gpus:
+        if config.limit_mb is not None:
+            limited = tf.config.LogicalDeviceConfiguration(memory_limit=config.limit_mb)
+            _before_tensorflow_begins(tf.config.set_logical_device_configuration, gpu, [limited])
+        else:
+            _before_tensorflow_begins(tf.config.experimental.set_memory_growth, gpu, config.growth)
+
+
+def _before_tensorflow_begins(setting: Callable[..., None], *args: Any) -> None:
+    try:
+        setting(*args)
+    except RuntimeError as error:
+        raise ConfigError(
+            "train.memory must be set before TensorFlow is used in this process",
+            got=Plain(first_line(error)),
+            fix="Start training in a process of its own, and import nothing before it that "
+            "computes with TensorFlow.",
+        ) from error

@@ -1,0 +1,118 @@
+"""A step that does not fit in memory: a smaller batch and more passes, for the same update."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.user_code import first_line
+
+_SAYS_MEMORY = re.compile(
+    r"\bOOM\b|out of memory|failed to allocate|cannot allocate memory|ALLOC_FAILED|bad_alloc",
+    re.IGNORECASE,
+)
+"""How TensorFlow, XLA, CUDA's libraries and the host say it. RESOURCE_EXHAUSTED alone does not: it
+also stands for open files, quotas and messages of gRPC."""
+
+_TENSOR = re.compile(r"shape\[(?P<shape>[\d,]*)\] and type (?P<dtype>\w+) on (?P<device>\S+)")
+_WANTED = re.compile(r"allocate (?P<size>[\d.]+ ?(?:[KMGT]i?B|bytes))")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """How a replica's share of a step is computed."""
+
+    batch_size: int
+    """Samples of a replica in one pass."""
+
+    accumulate: int
+    """Passes that make one update."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reduction:
+    """A smaller batch after a step that did not fit; it is stored with the run."""
+
+    before: Split
+    after: Split
+
+    why: str
+    """What did not fit."""
+
+    @property
+    def message(self) -> str:
+        """One line for the log."""
+        return (
+            f"out of memory ({self.why}): train.batch_size {self.before.batch_size} -> "
+            f"{self.after.batch_size}, train.accumulate {self.before.accumulate} -> "
+            f"{self.after.accumulate}; the global batch stays, BatchNorm sees "
+            f"{self.after.batch_size} samples at a time"
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a step failed because memory, of the device or of the host, was used up."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, tf.errors.OpError) and bool(_SAYS_MEMORY.search(str(error)))
+
+
+def what_did_not_fit(error: BaseException) -> str:
+    """The figure: `400 MiB for a float tensor of 10000 x 10000 on CPU:0`."""
+    text = str(error)
+    tensor = _TENSOR.search(text)
+    if tensor:
+        sides = [int(side) for side in tensor["shape"].split(",") if side]
+        device = tensor["device"].split("device:")[-1]
+        named = f"a {tensor['dtype']} tensor of {' x '.join(map(str, sides)) or 'one value'}"
+        return f"{_size(math.prod(sides), tensor['dtype'])} for {named} on {device}"
+    wanted = _WANTED.search(text)
+    return wanted["size"] if wanted else first_line(error) or "no more memory"
+
+
+def reduce_batch(split: Split, error: BaseException) -> Reduction:
+    """Half the batch and twice the passes: the same samples make one update.
+
+    Args:
+        split: How the step is computed now.
+        error: What the step failed with, by `is_out_of_memory`.
+
+    Raises:
+        ConfigError: the batch is odd or 1, so that it has no half.
+    """
+    if split.batch_size % 2:
+        raise does_not_fit(split, error)
+    after = Split(batch_size=split.batch_size // 2, accumulate=split.accumulate * 2)
+    return Reduction(before=split, after=after, why=what_did_not_fit(error))
+
+
+def does_not_fit(split: Split, error: BaseException) -> ConfigError:
+    """The error that ends the run, with the figure: under `train.on_oom: stop`, or at the end."""
+    smallest = (
+        "Not even one sample fits: use a smaller model, train.remat, or mixed precision."
+        if split.batch_size == 1
+        else f"Set train.batch_size to {split.batch_size // 2} or less (train.accumulate keeps the "
+        "global batch), use train.remat, or train.on_oom: reduce with an even batch size."
+    )
+    return ConfigError(
+        f"a step of train.batch_size {split.batch_size} must fit in memory",
+        got=Plain(f"out of memory: {what_did_not_fit(error)}"),
+        fix=smallest,
+    )
+
+
+def _size(values: int, dtype: str) -> str:
+    names = {"float": "float32", "half": "float16", "double": "float64"}
+    try:
+        size = float(values * tf.as_dtype(names.get(dtype, dtype)).size)
+    except TypeError:
+        return f"{values} values"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"

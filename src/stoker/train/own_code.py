@@ -1,0 +1,64 @@
+"""What the user's code leaves of the settings that are `auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import keras
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.train.callback_hooks import STEP_HOOKS, hears, wants_every_step
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.keras_model import outputs_of
+from stoker.train.own_step import has_own_step
+
+
+def as_own_code_needs(
+    resolved: ResolvedTraining,
+    config: TrainConfig,
+    *,
+    model: keras.Model,
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> ResolvedTraining:
+    """The settings again, with what was not asked for by name as the user's code needs it.
+
+    Args:
+        resolved: What the rules of `auto` gave, which know neither model nor callbacks.
+        config: The user's section.
+        model: The compiled model.
+        callbacks: The user's.
+    """
+    listening = [c for c in callbacks if _hears_every_step(c)]
+    if config.steps_per_call == "auto" and listening:
+        name = type(listening[0]).__name__
+        why = resolved.why | {"steps_per_call": f"{name} has a hook for batches"}
+        resolved = replace(resolved, steps_per_call=1, why=why)
+    if config.xla == "auto" and resolved.xla and has_own_step(model):
+        why = resolved.why | {"xla": f"{type(model).__name__} has a train_step of its own"}
+        resolved = replace(resolved, xla=False, why=why)
+    return resolved
+
+
+def require_one_output(model: keras.Model, *, what: str) -> None:
+    """Refuse before training what could not be evaluated after it.
+
+    Args:
+        model: The compiled model.
+        what: `module:function` that built it, for the message.
+
+    Raises:
+        ConfigError: it has several outputs.
+    """
+    outputs = outputs_of(model)
+    if len(outputs) > 1:
+        raise ConfigError(
+            f"{what} must return a model with one output, which is what can be evaluated",
+            got=Plain(f"{len(outputs)} outputs"),
+            fix="Return one, e.g. by concatenating them.",
+        )
+
+
+def _hears_every_step(callback: keras.callbacks.Callback) -> bool:
+    hooks = [hook for hook in STEP_HOOKS if hook.startswith("on_train")]
+    return any(hears(callback, hook) for hook in hooks) and wants_every_step(callback)

@@ -1,0 +1,149 @@
+"""A step that the user's own `train_step` makes: it runs forward, backward and the update itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.keras_model import loss_of, overrides, own_optimizers, run_own_step
+from stoker.train.model import BuiltModel
+from stoker.train.seeds import keras_seeds, use_keras_seeds
+from stoker.train.step import (
+    Batch,
+    Outcome,
+    StepSettings,
+    make_train_step,
+    part_of_replica,
+    rows_of,
+    told,
+)
+from stoker.train.strategy import Distribution
+
+
+def has_own_step(model: keras.Model) -> bool:
+    """Whether the model's `train_step` is the user's."""
+    return "train_step" in overrides(model)
+
+
+def first_pass(built: BuiltModel, batch: Batch) -> Any:
+    """Make all that a step changes, in the strategy's scope: what is traced must not make variables.
+
+    Args:
+        built: The compiled model.
+        batch: As the model takes it.
+
+    Returns:
+        The model's answers.
+    """
+    model, features = built.model, built.adapt(batch[0])
+    outputs = model(features, training=False)
+    if has_own_step(model):
+        # What `fit` makes before a step that is the user's: nobody else knows what it needs.
+        model._symbolic_build(data_batch=(features, *batch[1:]))  # noqa: SLF001
+    else:
+        loss_of(model, told(batch, outputs), training=False)
+        model.compute_metrics(**told(batch, outputs))
+    model.reset_metrics()
+    return outputs
+
+
+def make_step(
+    built: BuiltModel,
+    load: Callable[[Any], Batch],
+    *,
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any], Outcome]:
+    """Stoker's step, or the one that the user's `train_step` makes; see `make_train_step`."""
+    make = make_own_step if has_own_step(built.model) else make_train_step
+    return make(built, load, distribution=distribution, settings=settings)
+
+
+def make_own_step(
+    built: BuiltModel,
+    load: Callable[[Any], Batch],
+    *,
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any], Outcome]:
+    """A step by the user's `train_step`, with what `make_train_step` promises of a step, but this.
+
+    It updates before its loss is known: a step that is not finite has changed the weights. Over
+    several replicas it is as in `fit`: `optimizer.apply` sums the gradients, so that replicas count
+    alike, also where the last batch is shared unevenly; a replica without rows sees one of others.
+
+    Args:
+        built: The compiled model; its optimizer is built here, its metrics are already.
+        load: The feed's way from an element, or a part of it, to a batch.
+        distribution: Over what it is spread.
+        settings: How it is made; of those that `check_own_step` lets pass.
+    """
+    model, strategy = built.model, distribution.strategy
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    seeds = keras_seeds(strategy)
+    weights = [variable.value for variable in model.trainable_variables]
+
+    def replica(element: Any) -> tf.Tensor:
+        use_keras_seeds(seeds)
+        first, rows = part_of_replica(rows_of(element), distribution, own_rows=settings.own_rows)
+        last = tf.maximum(first + rows, 1)
+        begin = tf.minimum(first, last - 1)
+        batch = load(tf.nest.map_structure(lambda tensor: tensor[begin:last], element))
+        logs = run_own_step(model, "train_step", (built.adapt(batch[0]), *batch[1:]))
+        if settings.average is not None:
+            settings.average.update()
+        loss, count = tf.cast(tf.reduce_mean(logs["loss"]), tf.float32), tf.cast(rows, tf.float32)
+        signals = tf.constant([0, 0]) if settings.signals is None else settings.signals
+        facts = tf.stack([loss * count, count, *tf.unstack(tf.cast(signals, tf.float32))])
+        if not distribution.shares_batches:
+            return facts
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, facts)
+
+    @tf.autograph.experimental.do_not_convert
+    def step(element: Any) -> Outcome:
+        facts = strategy.experimental_local_results(strategy.run(replica, args=(element,)))[0]
+        # The step has ended when every weight is written, as in `make_train_step`.
+        with tf.control_dependencies([facts, *map(tf.convert_to_tensor, weights)]):
+            loss_sum = tf.identity(facts[0])
+        return Outcome(
+            loss_sum, facts[1], tf.math.is_finite(loss_sum), tf.cast(facts[2:], tf.int32)
+        )
+
+    return step
+
+
+def check_own_step(model: keras.Model, config: TrainConfig, resolved: ResolvedTraining) -> None:
+    """Refuse what Stoker does inside a step, where the step is the user's.
+
+    Raises:
+        ConfigError: a setting of `train` is Stoker's step's, or an optimizer of the model's own is
+            not built: its variables would be made inside the compiled step.
+    """
+    of_ours = {
+        "accumulate": resolved.accumulate > 1,
+        "clip_norm": config.clip_norm is not None,
+        "xla": resolved.xla,
+        "reduction_dtype": config.reduction_dtype != "float32",
+    }
+    wrong = [f"train.{name}" for name, is_set in of_ours.items() if is_set]
+    kind = type(model).__name__
+    if wrong:
+        raise ConfigError(
+            f"{kind}.train_step does its own backward pass: a setting of Stoker's must be left out",
+            got=Plain(" and ".join(wrong)),
+            fix="Do it inside train_step, or override compute_loss instead of it.",
+        )
+    for name, optimizer in own_optimizers(model).items():
+        if not optimizer.built:
+            raise ConfigError(
+                f"{kind}.{name} must be built before the first step",
+                got=Plain("an optimizer that is not built"),
+                fix=f"Call `model.{name}.build(VARIABLES)` in build, with those that it trains.",
+            )

@@ -1,0 +1,135 @@
+"""Batches handed out to whichever worker is free, and what comes of them at the server."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.core.errors import Plain, UserError
+from stoker.train.parameter_server.cluster import Connection
+from stoker.train.parameter_server.server import Inbox, Taken
+
+UNDER_WAY = 4
+"""Calls a worker that are handed out at once: one is computed, its successor is on its way. More
+would hold more batches in memory, and the weights that they see would be older."""
+
+
+class Workers:
+    """The workers of a run, as a place where calls are made."""
+
+    def __init__(self, connection: Connection, *, silent_s: float) -> None:
+        """Make ready to wait for several calls at once.
+
+        Args:
+            connection: Who they are.
+            silent_s: Longest time in which none of them answers, seconds.
+        """
+        self._coordinator = connection.coordinator
+        self._most = UNDER_WAY * connection.workers
+        self._silent_s = silent_s
+        self._handed_out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for _ in range(self._most):
+            threading.Thread(target=self._wait, name="stoker-ps-call", daemon=True).start()
+
+    def each(
+        self, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]
+    ) -> Iterator[None]:
+        """Call a function with each of some arguments, and stop whenever some calls have ended.
+
+        A call whose worker died is made again, by another worker or by that one when it is back.
+
+        Args:
+            function: A `tf.function` that returns nothing.
+            arguments: Of each call; read no further ahead than what is under way.
+
+        Raises:
+            UserError: no worker has answered for too long.
+            tf.errors.OpError: the function failed.
+        """
+        under_way = 0
+        for each in arguments:
+            if under_way == self._most:
+                under_way -= self._ended()
+                yield
+            self._handed_out.put(self._coordinator.schedule(function, args=each))
+            under_way += 1
+        while under_way:
+            under_way -= self._ended()
+            yield
+
+    def _wait(self) -> None:
+        while True:
+            remote = self._handed_out.get()
+            try:
+                self._answers.put(remote.fetch())
+            except Exception as error:  # noqa: BLE001 - raised where the answers are read
+                self._answers.put(error)
+
+    def _ended(self) -> int:
+        """Wait until a call has ended; how many have."""
+        try:
+            answers = [self._answers.get(timeout=self._silent_s)]
+        except queue.Empty:
+            raise UserError(
+                f"a worker must answer within {self._silent_s:g} s",
+                got=Plain("no answer from any of them"),
+                fix="See their logs; a step that takes longer needs a larger train.watchdog_s.",
+            ) from None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                answers.append(self._answers.get_nowait())
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return len(answers)
+
+
+class Pass:
+    """Batches of one kind: computed by the workers, taken at the server."""
+
+    def __init__(
+        self, workers: Workers, inbox: Inbox, send: Callable[[tf.Tensor, Any], None]
+    ) -> None:
+        """Join what belongs together.
+
+        Args:
+            workers: Who computes.
+            inbox: Where it arrives.
+            send: What a worker runs of a batch's number and its element.
+        """
+        self._workers, self._inbox, self._send = workers, inbox, send
+
+    def run(self, first: int, elements: Iterable[Any]) -> Iterator[Taken]:
+        """Hand out one batch after the other, and say what has been taken, whenever more has.
+
+        Args:
+            first: Number of the first batch; no number may come twice in a run.
+            elements: Read no further ahead than what is under way.
+
+        Yields:
+            What was taken since the beginning; the last one holds every batch, each once.
+
+        Raises:
+            UserError: see `Workers.each`.
+        """
+        handed_out = 0
+
+        def numbered() -> Iterator[tuple[tf.Tensor, Any]]:
+            nonlocal handed_out
+            for element in elements:
+                handed_out += 1
+                yield tf.constant(first + handed_out - 1, tf.int64), element
+
+        self._inbox.begin(first)
+        for _ in self._workers.each(self._send, numbered()):
+            yield self._inbox.take()
+        last = self._inbox.take()
+        if last.not_finite < 0 and last.batches != handed_out:
+            raise RuntimeError(f"the server has taken {last.batches} of {handed_out} batches")
+        yield last

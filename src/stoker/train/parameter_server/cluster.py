@@ -1,0 +1,131 @@
+"""The processes of a training run with parameter servers, and how the chief reaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from stoker.cluster.resolver import LOOPBACK, ClusterSpec
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.user_code import first_line
+from stoker.data.feed.service.server import listening_ports
+
+PROTOCOL = "grpc"
+"""The one protocol that TensorFlow's wheels hold: not encrypted, nobody is asked who he is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Connection:
+    """A chief's way to its workers and servers."""
+
+    strategy: tf.distribute.ParameterServerStrategy
+    """Places variables on the servers in turn; models are built in its scope."""
+
+    coordinator: tf.distribute.coordinator.ClusterCoordinator
+    """Runs functions on whichever worker is free, and again where a worker died."""
+
+    workers: int
+    """How many there are."""
+
+
+def serve_parameter_role(cluster: ClusterSpec) -> None:
+    """Be a worker or a parameter server until the process is ended; needs no code of the user's.
+
+    A process that was killed is started again with the same arguments. A worker's return is noticed
+    by the chief; with a server the variables are gone, and the run with them.
+
+    Args:
+        cluster: All tasks, and which this process is.
+
+    Raises:
+        ConfigError: this process is the chief.
+        UserError: the address is not this machine's, or is taken.
+    """
+    if not cluster.serves:
+        raise ConfigError(
+            "a worker or a parameter server must serve", got=Plain(f"{cluster.job} of TF_CONFIG")
+        )
+    try:
+        server = tf.distribute.Server(
+            tf.train.ClusterSpec(_jobs(cluster)),
+            job_name=cluster.job,
+            task_index=cluster.index,
+            protocol=PROTOCOL,
+        )
+    except tf.errors.OpError as error:
+        raise UserError(
+            f"{cluster.name} must be able to listen at {cluster.address}",
+            got=Plain(first_line(error)),
+            fix="End what listens there, or name another port in TF_CONFIG.",
+        ) from error
+    # TensorFlow listens on every address, and whoever reaches it can run operations.
+    listening_ports(only_loopback=cluster.address.startswith(f"{LOOPBACK}:"))
+    server.join()
+
+
+def connect(cluster: ClusterSpec) -> Connection:
+    """Reach every worker and server; call it before any other operation of TensorFlow.
+
+    It waits for processes that are still starting.
+
+    Args:
+        cluster: All tasks; this process is the chief.
+
+    Raises:
+        ConfigError: there is no chief, worker or server; or they cannot be reached.
+    """
+    if cluster.job != "chief" or not cluster.workers or not cluster.servers:
+        raise ConfigError(
+            "train.strategy: parameter_server needs a chief, workers and servers in TF_CONFIG",
+            got=Plain(f"{cluster.name} of {', '.join(cluster.jobs)}"),
+            fix="`stoker train --workers 2 --parameter-servers 1` starts them here.",
+        )
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(_jobs(cluster)), task_type="chief", task_id=0, rpc_layer=PROTOCOL
+    )
+    try:
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+    except (RuntimeError, ValueError, tf.errors.OpError) as error:
+        raise ConfigError(
+            "the chief must reach every worker and parameter server of TF_CONFIG",
+            got=Plain(first_line(error)),
+            fix="Start those that are missing, or mend their addresses.",
+        ) from error
+    if strategy.num_replicas_in_sync > 1:
+        raise ConfigError(
+            "train.strategy: parameter_server needs workers with at most one GPU",
+            got=Plain(f"{strategy.num_replicas_in_sync} GPUs a worker"),
+            fix="Start a worker for each GPU, with CUDA_VISIBLE_DEVICES.",
+        )
+    return Connection(
+        strategy=strategy,
+        coordinator=tf.distribute.coordinator.ClusterCoordinator(strategy),
+        workers=len(cluster.workers),
+    )
+
+
+@contextmanager
+def servers_needed() -> Iterator[None]:
+    """Say in one line that a server is gone; a worker's death is no error, it is made up for.
+
+    Raises:
+        UserError: a server is gone, and the variables with it.
+    """
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        if "/job:ps" not in str(error):
+            raise
+        raise UserError(
+            "every parameter server must stay: it holds the variables",
+            got=Plain("one is gone"),
+            fix="Start all processes again: training goes on from the last checkpoint.",
+        ) from error
+
+
+def _jobs(cluster: ClusterSpec) -> dict[str, list[str]]:
+    # An evaluator is no part of the training cluster.
+    return {job: list(names) for job, names in cluster.jobs.items() if job != "evaluator"}

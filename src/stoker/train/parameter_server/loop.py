@@ -1,0 +1,146 @@
+"""Training with parameter servers: the whole of it, in its order, as the chief runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.data.feed.calls import Calls
+from stoker.data.feed.pipeline import as_it_is
+from stoker.data.feed.service.reading import ServiceFeed
+from stoker.data.own.features import AnyTransform
+from stoker.data.own.feed import AnyFeed, OwnFeed
+from stoker.data.own.opening import AnyDataset
+from stoker.train.checkpoints.store import newest_good
+from stoker.train.checkpoints.writer import CheckpointWriter
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.feeds import open_feeds
+from stoker.train.keras_model import overrides
+from stoker.train.loop import EVAL_BATCHES, Surroundings, _mode, _position
+from stoker.train.model import BuiltModel
+from stoker.train.parameter_server.cluster import Connection, servers_needed
+from stoker.train.parameter_server.run import Fed, ParameterServerResult, Run, impossible
+from stoker.train.position import Position
+
+
+def fit_parameter_server(
+    built: BuiltModel,
+    dataset: AnyDataset,
+    transform: AnyTransform,
+    *,
+    config: TrainConfig,
+    resolved: ResolvedTraining,
+    connection: Connection,
+    around: Surroundings,
+) -> ParameterServerResult:
+    """Train, validate after each epoch, keep the best and the last state; go on where it was left.
+
+    Steps are computed by whichever worker is free, on weights that may be some updates old, and
+    applied one by one in the order in which they come: a resumed run is as good as the first one,
+    and not the same to the bit.
+
+    Args:
+        built: The user's compiled model, built in the strategy's scope.
+        dataset: With the splits `train` and `eval`.
+        transform: What turns raw columns into features and label.
+        config: The user's `train` section.
+        resolved: What its `auto`s became.
+        connection: The workers and the servers.
+        around: The rest.
+
+    Raises:
+        ConfigError: a setting, a callback or a method of the model needs steps one after the other.
+        UserError: a loss or a gradient is not finite (the step is named), or a server is gone.
+        Preempted: the process was asked to end; everything is saved.
+    """
+    _refuse(built, config, resolved)
+    # 1. The data, which the chief reads and sends: a batch belongs to a step's number, and is the
+    #    same when a worker has died and the step is done again.
+    feed, held_out = open_feeds(
+        dataset,
+        transform,
+        augment=config.augment,
+        seed=config.seed,
+        memory_bytes=around.memory_bytes,
+        service=around.service,
+        work_dir=around.work_dir,
+    )
+    found = newest_good(around.checkpoints)
+    position = _position(found, feed, config=config, resolved=resolved, around=around)
+    calls = _calls(feed, position, config=config, resolved=resolved)
+    at_once = EVAL_BATCHES * resolved.batch_size
+    with (
+        servers_needed(),
+        feed.shuffled(calls) as batches,
+        held_out.in_order(batch_size=at_once) as eval_batches,
+        CheckpointWriter(
+            around.checkpoints,
+            config=config.checkpoint,
+            identity=around.identity,
+            better=_mode(config.monitor, config.monitor_mode),
+            after=found,
+        ) as writer,
+    ):
+        # 2. Everything that a step changes exists from here on, on the servers.
+        run = Run(
+            built,
+            _sent(feed, batches, steps=position.per_epoch),
+            _sent(held_out, eval_batches, steps=held_out.steps(at_once)),
+            position,
+            config=config,
+            resolved=resolved,
+            connection=connection,
+            around=around,
+            writer=writer,
+        )
+        run.begin(found)
+        # 3. Epochs of legs: a leg ends when every step of it is applied, so that it can be saved.
+        while not position.over:
+            run.begin_epoch()
+            if position.validated:
+                run.leg()
+            if not position.validated:
+                run.end_epoch()
+        return run.end()
+
+
+def _refuse(built: BuiltModel, config: TrainConfig, resolved: ResolvedTraining) -> None:
+    own = overrides(built.model) & {"train_step", "test_step"}
+    asked = {
+        "train.deterministic": config.deterministic,
+        "train.xla: true": config.xla is True,
+        f"train.accumulate: {resolved.accumulate}": resolved.accumulate > 1,
+        f"train.replicas: {resolved.replicas}": resolved.replicas > 1,
+        f"a model with a {', '.join(sorted(own))} of its own": bool(own),
+    }
+    for what, is_asked in asked.items():
+        if is_asked:
+            raise impossible(what)
+
+
+def _calls(
+    feed: AnyFeed | ServiceFeed,
+    position: Position,
+    *,
+    config: TrainConfig,
+    resolved: ResolvedTraining,
+) -> Calls:
+    size = resolved.global_batch
+    return Calls(
+        # A step of a user's own dataset is one of its batches, whatever its size.
+        rows=position.per_epoch * size if isinstance(feed, OwnFeed) else feed.rows,
+        batch_size=size,
+        steps_per_call=1,
+        seed=config.seed,
+        first=position.step,
+        last=position.steps,
+    )
+
+
+def _sent(feed: AnyFeed | ServiceFeed, elements: tf.data.Dataset[Any], *, steps: int) -> Fed:
+    if not feed.keeps_features:
+        return Fed(elements=elements, load=feed.load, steps=steps)
+    # The features are in this machine's memory only, where their rows are gathered.
+    gathered = elements.map(feed.load).prefetch(tf.data.AUTOTUNE)
+    return Fed(elements=gathered, load=as_it_is, steps=steps)

@@ -1,0 +1,56 @@
+"""What a stretch of training took, and what is told of it while steps come in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from stoker.telemetry import catalogue
+from stoker.train.parameter_server.server import Taken
+
+_NOTHING = Taken(batches=0, repeated=0, rows=0.0, loss_sum=0.0, not_finite=-1)
+
+
+class Meter:
+    """The clock of a stretch of steps, on the chief."""
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self._begun_s = self._told_s = time.monotonic()
+        self._told, self._told_wait_s = _NOTHING, 0.0
+        self.wait_s = 0.0
+        """Seconds blocked in next(iterator)."""
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._begun_s
+
+    def next_of(self, iterator: Iterator[Any]) -> Any:
+        """The next element; the wait for it is counted."""
+        asked_s = time.monotonic()
+        element = next(iterator)
+        self.wait_s += time.monotonic() - asked_s
+        return element
+
+    def scalars(self, taken: Taken, *, every_s: float) -> dict[str, float]:
+        """Loss and rate since they were last told; empty where that is too recent, or nothing came.
+
+        Args:
+            taken: Since the stretch began.
+            every_s: Shortest time between two that are told.
+        """
+        now_s = time.monotonic()
+        wall_s, steps = now_s - self._told_s, taken.batches - self._told.batches
+        if not steps or wall_s < every_s:
+            return {}
+        rows = taken.rows - self._told.rows
+        found = {
+            "loss": (taken.loss_sum - self._told.loss_sum) / rows,
+            catalogue.STEP_TIME_S.name: wall_s / steps,
+            catalogue.SAMPLES_PER_S.name: rows / wall_s,
+            catalogue.INPUT_WAIT.name: min(1.0, (self.wait_s - self._told_wait_s) / wall_s),
+        }
+        self._told, self._told_s, self._told_wait_s = taken, now_s, self.wait_s
+        return found

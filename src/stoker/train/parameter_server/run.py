@@ -1,0 +1,314 @@
+"""A run with parameter servers that is under way: its workers, its variables, where it stands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError, Plain, Preempted, UserError
+from stoker.core.user_code import call
+from stoker.telemetry import catalogue
+from stoker.train.callbacks import Callbacks
+from stoker.train.checkpoints.store import Found
+from stoker.train.checkpoints.writer import CheckpointWriter
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.ema import WeightAverage
+from stoker.train.loop import (
+    AVERAGE,
+    Progress,
+    Surroundings,
+    _finite,
+    _is_better,
+)
+from stoker.train.model import BuiltModel
+from stoker.train.optimizer import prepare_optimizer
+from stoker.train.own_step import first_pass
+from stoker.train.parameter_server.calls import Pass, Workers
+from stoker.train.parameter_server.cluster import Connection
+from stoker.train.parameter_server.meter import Meter
+from stoker.train.parameter_server.server import Taken
+from stoker.train.parameter_server.worker import WorkerModel, open_inbox
+from stoker.train.position import Position
+from stoker.train.seeds import host_seeds, keras_seeds, restore_host_seeds
+from stoker.train.state import TrainingState
+from stoker.train.validation import results
+
+TOLD_EVERY_S = 1.0
+"""How often metrics are written while steps come in: a step has no moment of its own here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterServerResult:
+    """What training leaves to the next stage, beside its checkpoints."""
+
+    steps: int
+    """Updates that the server applied, over the whole run: each step once."""
+
+    repeated: int
+    """Updates of steps that came again, after a worker's death, and were thrown away."""
+
+    epochs: int
+    best_epoch: int
+    metrics: dict[str, float]
+    """Of the best epoch: loss, the model's own metrics, and each with `val_`."""
+
+    step_time_s: float
+    """Wall time of this process over the steps that it handed out."""
+
+    samples_per_s: float
+
+    input_wait: float
+    """Share of that time in which the chief was blocked in next(iterator)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fed:
+    """Elements as they are sent to a worker, and how it makes a batch of one."""
+
+    elements: tf.data.Dataset[Any]
+    """For one batch each."""
+
+    load: Callable[[Any], Any]
+    """An element -> a batch; runs on a worker."""
+
+    steps: int
+    """Batches of a pass."""
+
+    @property
+    def sample(self) -> Any:
+        """The first element."""
+        return next(iter(self.elements))
+
+
+class Run:
+    """A training run that is under way: its workers, its variables, and where it stands."""
+
+    def __init__(
+        self,
+        built: BuiltModel,
+        training: Fed,
+        evaluation: Fed,
+        position: Position,
+        *,
+        config: TrainConfig,
+        resolved: ResolvedTraining,
+        connection: Connection,
+        around: Surroundings,
+        writer: CheckpointWriter,
+    ) -> None:
+        self.built, self.position = built, position
+        self._config, self._around, self._writer = config, around, writer
+        self._elements = iter(training.elements)
+        self._eval_elements, self._evaluated = evaluation.elements, 0
+        self._repeated = 0
+        self._in_epoch = position.in_epoch > 0 or not position.validated
+        with connection.strategy.scope():
+            self._average = _prepare(built, training, config=config, resolved=resolved)
+            seeds = keras_seeds(connection.strategy)
+            worker = WorkerModel(built, seeds=[seeds.state])
+            workers = Workers(connection, silent_s=config.watchdog_s)
+            self._training = Pass(
+                workers,
+                *open_inbox(
+                    worker,
+                    worker.train,
+                    training.load,
+                    training.sample,
+                    batches=training.steps,
+                    average=self._average,
+                ),
+            )
+            self._testing = Pass(
+                workers,
+                *open_inbox(
+                    worker,
+                    worker.evaluate,
+                    evaluation.load,
+                    evaluation.sample,
+                    batches=evaluation.steps,
+                ),
+            )
+        averaged = {} if self._average is None else {AVERAGE: self._average.variables}
+        self._state = TrainingState(built.model, extras=averaged)
+        self._callbacks = _callbacks(built, position, config=config, around=around)
+
+    def begin(self, found: Found | None) -> None:
+        """Put everything back to where the run was left, or write down where it begins."""
+        self._around.heartbeat.enter("train")
+        if found is not None:
+            arrays = found.arrays()
+            self._state.restore(arrays)
+            restore_host_seeds(found.facts["host_seeds"])
+            self._callbacks.set_state(found.facts["callbacks"], arrays)
+            self._around.writer.rewind(self.position.step)
+        self._callbacks.on_train_begin()
+        if found is None:
+            # The first to know that the disk takes them.
+            self._save()
+
+    def begin_epoch(self) -> None:
+        """Reset what is counted by epoch, where one begins."""
+        if self._in_epoch:
+            return
+        self._in_epoch = True
+        self.position.loss_sum = self.position.rows = 0.0
+        self.built.model.reset_metrics()
+        self._callbacks.on_epoch_begin(self.position.epoch)
+
+    def leg(self) -> None:
+        """Steps until the epoch ends, a checkpoint is due, or this process is asked to end."""
+        position, meter = self.position, Meter()
+        first = position.step
+        for taken in self._training.run(first, self._next_elements(meter)):
+            if taken.not_finite >= 0:
+                raise _not_finite(taken.not_finite + 1)
+            self._note(first, taken, meter, every_s=TOLD_EVERY_S)
+        self._note(first, taken, meter, every_s=0.0)
+        position.step += taken.batches
+        position.loss_sum += taken.loss_sum
+        position.rows += taken.rows
+        position.validated = position.step % position.per_epoch != 0
+        position.timing.add(
+            steps=taken.batches, rows=taken.rows, wall_s=meter.wall_s, wait_s=meter.wait_s
+        )
+        self._repeated += taken.repeated
+        if position.validated:
+            self._save()
+            self._end_if_asked()
+
+    def end_epoch(self) -> None:
+        """Validate, tell the callbacks, and save."""
+        position, around = self.position, self._around
+        epoch = position.step // position.per_epoch
+        if self._in_epoch and position.rows:
+            loss = position.loss_sum / position.rows
+            position.metrics = {"loss": loss} | results(self.built.model)
+        around.heartbeat.enter("validate")
+        with self._average.in_place() if self._average else nullcontext():
+            metrics = position.metrics | self._validate()
+        around.heartbeat.enter("train")
+        is_better = _is_better(metrics, position, epoch=epoch, config=self._config)
+        metrics = self._callbacks.on_epoch_end(epoch - 1, metrics)
+        position.validated, self._in_epoch = True, False
+        position.over = position.step >= position.steps or self._callbacks.stop_training
+        if is_better:
+            position.best_epoch, position.best_metrics = epoch, _finite(metrics)
+        around.writer.write(position.step, metrics | {catalogue.EPOCH.name: float(epoch)})
+        self._tell(position.step, metrics)
+        self._save(monitored=metrics[self._config.monitor] if is_better else None)
+        if not position.over:
+            self._end_if_asked()
+
+    def end(self) -> ParameterServerResult:
+        """The last word to the callbacks, and the checkpoints on the disk."""
+        position, timing = self.position, self.position.timing
+        self._callbacks.on_train_end(position.metrics)
+        self._writer.wait()
+        return ParameterServerResult(
+            steps=position.step,
+            repeated=self._repeated,
+            epochs=-(-position.step // position.per_epoch),
+            best_epoch=position.best_epoch,
+            metrics=position.best_metrics,
+            step_time_s=timing.wall_s / timing.steps,
+            samples_per_s=timing.rows / timing.wall_s,
+            input_wait=min(1.0, timing.wait_s / timing.wall_s),
+        )
+
+    def _next_elements(self, meter: Meter) -> Iterator[Any]:
+        position = self.position
+        end = min(position.steps, (position.epoch + 1) * position.per_epoch)
+        for number in range(position.step, end):
+            is_due = number > position.step and self._writer.due(number)
+            if is_due or self._around.ending.asked:
+                return
+            yield meter.next_of(self._elements)
+
+    def _validate(self) -> dict[str, float]:
+        model = self.built.model
+        model.reset_metrics()
+        *_, taken = self._testing.run(self._evaluated, self._eval_elements)
+        self._evaluated += taken.batches
+        return {"val_loss": taken.loss_sum / taken.rows} | results(model, "val_")
+
+    def _note(self, first: int, taken: Taken, meter: Meter, *, every_s: float) -> None:
+        step = first + taken.batches
+        self._around.heartbeat.beat(step)
+        self._around.ending.has_work = True
+        scalars = meter.scalars(taken, every_s=every_s)
+        if scalars:
+            self._around.writer.write(step, scalars)
+            self._tell(step, scalars)
+
+    def _tell(self, step: int, scalars: dict[str, float]) -> None:
+        steps, epoch = self.position.steps, step // self.position.per_epoch
+        self._around.on_progress(Progress(step=step, steps=steps, epoch=epoch, scalars=scalars))
+
+    def _save(self, *, monitored: float | None = None) -> None:
+        """Nothing is under way: every step before the position's is applied, and no other."""
+        begun_s = time.monotonic()
+        callbacks, arrays = self._callbacks.state()
+        arrays = self._state.capture() | arrays
+        facts = {
+            "position": self.position.to_json(),
+            "callbacks": callbacks,
+            "host_seeds": host_seeds(),
+        }
+        copied_s = time.monotonic() - begun_s
+        step = self.position.step
+        self._writer.save(arrays, facts, step=step, monitored=monitored, copied_s=copied_s)
+
+    def _end_if_asked(self) -> None:
+        if not self._around.ending.asked:
+            return
+        self._writer.wait()
+        raise Preempted(
+            "training ends when its process is asked to",
+            got=Plain(f"a signal after step {self.position.step} of {self.position.steps}"),
+            fix="Everything is saved: run it again to go on.",
+        )
+
+
+def _prepare(
+    built: BuiltModel, training: Fed, *, config: TrainConfig, resolved: ResolvedTraining
+) -> WeightAverage | None:
+    """Build metrics and optimizer on the servers; the average of the weights, where there is one."""
+    first = training.load(training.sample)
+    call(first_pass, built, first, what="a first batch through the model and its loss")
+    average = prepare_optimizer(built.model, config, resolved)
+    built.model.optimizer.build(built.model.trainable_variables)
+    return average
+
+
+def _callbacks(
+    built: BuiltModel, position: Position, *, config: TrainConfig, around: Surroundings
+) -> Callbacks:
+    callbacks = Callbacks(
+        built.model, around.callbacks, steps=position.per_epoch, epochs=config.epochs
+    )
+    if callbacks.has_batch_hooks:
+        raise impossible("a callback with a hook for batches")
+    return callbacks
+
+
+def impossible(what: str) -> ConfigError:
+    """The error of a setting that needs one step after the other."""
+    return ConfigError(
+        "train.strategy: parameter_server computes gradients at a worker and applies them at a "
+        "server, at no fixed time",
+        got=Plain(what),
+        fix="Leave it out, or take train.strategy: multi_worker.",
+    )
+
+
+def _not_finite(step: int) -> UserError:
+    return UserError(
+        f"the loss and the gradients of step {step} must be finite numbers",
+        got=Plain("NaN or infinite; the step was not applied"),
+        fix="Look for NaN in the features (`stoker analyze`), or lower the learning rate.",
+    )

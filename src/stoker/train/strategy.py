@@ -1,0 +1,188 @@
+"""Over which devices a step is spread: tf.distribute's strategies, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.user_code import first_line
+from stoker.train.config import StrategyName
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distribution:
+    """A strategy, and this process's place in it."""
+
+    name: StrategyName
+    """By which name it was asked for."""
+
+    strategy: tf.distribute.Strategy
+    """TensorFlow's own object; its default strategy for one device."""
+
+    replicas: int = 1
+    """Copies of the model, over all workers."""
+
+    worker: int = 0
+    """This process's rank."""
+
+    workers: int = 1
+    """Processes that train together."""
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what all of them know."""
+        return self.worker == 0
+
+    @property
+    def local_replicas(self) -> int:
+        """Copies of the model in this process."""
+        return self.replicas // self.workers
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether a batch is cut into shares, and gradients are summed over them."""
+        return self.replicas > 1
+
+
+def make_distribution(
+    name: StrategyName,
+    *,
+    replicas: int,
+    reduction_bytes_per_pack: int = 0,
+    tpu: str = "",
+) -> Distribution:
+    """Make a strategy; for several workers before any other operation of TensorFlow.
+
+    Args:
+        name: Which one. Several workers find each other by `TF_CONFIG`.
+        replicas: Copies of the model in this process, one a GPU. Without GPUs the CPU is cut into
+            as many logical devices, which is how a strategy is tried out on a laptop.
+        reduction_bytes_per_pack: Gradients are sent in packs of so many bytes; 0: in one.
+        tpu: Name or address of the TPU; "" finds the machine's own.
+
+    Raises:
+        ConfigError: the devices are not there, or TensorFlow has begun to use them already.
+    """
+    options = tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=reduction_bytes_per_pack
+    )
+    if name == "mirrored":
+        return _mirrored(replicas)
+    if name == "multi_worker":
+        return _multi_worker(replicas, options)
+    if name == "tpu":
+        return _tpu(tpu)
+    if name == "parameter_server":
+        raise RuntimeError("a parameter server has its own loop: stoker.train.parameter_server")
+    return Distribution(name=name, strategy=tf.distribute.get_strategy())
+
+
+def one_device() -> Distribution:
+    """The strategy that spreads nothing."""
+    return make_distribution("one_device", replicas=1)
+
+
+def _mirrored(replicas: int) -> Distribution:
+    devices = _local_devices(replicas)
+    # NCCL where there are GPUs; on the CPU reduction to one device is TensorFlow's own default.
+    return Distribution(
+        name="mirrored",
+        strategy=tf.distribute.MirroredStrategy(devices=devices),
+        replicas=len(devices),
+    )
+
+
+def _local_devices(replicas: int) -> list[str]:
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        if replicas > len(gpus):
+            raise ConfigError(
+                "train.replicas must be at most the number of GPUs",
+                got=replicas,
+                fix=f"This machine has {len(gpus)}.",
+            )
+        return [f"GPU:{index}" for index in range(replicas)]
+    _cut_cpu(replicas)
+    return [f"CPU:{index}" for index in range(replicas)]
+
+
+def _cut_cpu(parts: int) -> None:
+    if parts == 1:
+        return
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    there = tf.config.get_logical_device_configuration(cpu)
+    if there is not None and len(there) >= parts:
+        return
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(parts)]
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{parts} logical CPU devices must be made before TensorFlow is used",
+            got=Plain(first_line(error)),
+            fix="Run this experiment in a process of its own.",
+        ) from error
+
+
+def _multi_worker(
+    replicas: int, options: tf.distribute.experimental.CommunicationOptions
+) -> Distribution:
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        _cut_cpu(replicas)
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except (RuntimeError, ValueError, tf.errors.OpError) as error:
+        raise ConfigError(
+            "workers must find each other by TF_CONFIG before TensorFlow is used",
+            got=Plain(first_line(error)),
+            fix="`stoker train --workers N` starts them; see docs/how-to/multi-worker.md.",
+        ) from error
+    resolver = strategy.cluster_resolver
+    cluster = resolver.cluster_spec().as_dict()
+    return Distribution(
+        name="multi_worker",
+        strategy=strategy,
+        replicas=strategy.num_replicas_in_sync,
+        worker=_rank(resolver),
+        workers=max(1, len(cluster.get("chief", [])) + len(cluster.get("worker", []))),
+    )
+
+
+def _rank(resolver: Any) -> int:
+    """A chief is rank 0 and the workers follow it; without a chief, worker 0 is the first."""
+    if not resolver.task_type:
+        return 0
+    chiefs = len(resolver.cluster_spec().as_dict().get("chief", []))
+    return int(resolver.task_id) + (0 if resolver.task_type == "chief" else chiefs)
+
+
+def _tpu(
+    name: str,
+    *,
+    make_resolver: Callable[..., Any] = tf.distribute.cluster_resolver.TPUClusterResolver,
+    connect: Callable[[Any], None] = tf.config.experimental_connect_to_cluster,
+    initialise: Callable[[Any], Any] = tf.tpu.experimental.initialize_tpu_system,
+    make_strategy: Callable[[Any], Any] = tf.distribute.TPUStrategy,
+) -> Distribution:
+    """As TensorFlow's guide has it; not run on hardware by us.
+
+    Source: tensorflow.org/guide/tpu, "TPU initialization".
+    """
+    try:
+        resolver = make_resolver(tpu=name)
+    except ValueError as error:
+        raise ConfigError(
+            "train.strategy: tpu needs a TPU that this machine can reach",
+            got=Plain(first_line(error)),
+            fix="Set TPU_NAME, or take another strategy.",
+        ) from error
+    connect(resolver)
+    initialise(resolver)
+    strategy = make_strategy(resolver)
+    return Distribution(name="tpu", strategy=strategy, replicas=strategy.num_replicas_in_sync)

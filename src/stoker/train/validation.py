@@ -1,0 +1,125 @@
+"""The loss and the metrics over the eval split, spread over the replicas as a step is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.train.callbacks import Callbacks
+from stoker.train.keras_model import loss_of, overrides, run_own_step
+from stoker.train.model import BuiltModel
+from stoker.train.seeds import keras_seeds, use_keras_seeds
+from stoker.train.step import Batch, losses_are_means, part_of_replica, rows_of, told
+from stoker.train.strategy import Distribution
+
+Validate = Callable[[tf.data.Dataset[Any], Callbacks], dict[str, float]]
+"""The eval split's batches, and who is told of them -> `val_loss` and each metric with `val_`."""
+
+
+class GivenUpError(Exception):
+    """A validation was given up: nothing of it counts."""
+
+
+def make_validate(
+    built: BuiltModel,
+    load: Callable[[Any], Batch],
+    *,
+    distribution: Distribution,
+    gives_up: Callable[[], bool] = lambda: False,
+) -> Validate:
+    """A function that validates: by the user's `test_step` where the model has one.
+
+    Every worker reads the whole split and looks at its part of each batch.
+
+    Args:
+        built: The compiled model.
+        load: The feed's way from an element, or a part of it, to a batch.
+        distribution: Over what a batch is spread.
+        gives_up: Asked before each batch; the function raises GivenUpError where it says so.
+    """
+    model, strategy = built.model, distribution.strategy
+    loss_of_batch = _make_loss(built)
+    seeds = keras_seeds(strategy)
+
+    def look(batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.cast(rows_of(batch), tf.float32)
+        return tf.cast(loss_of_batch(batch), tf.float32) * rows, rows
+
+    def replica(element: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        use_keras_seeds(seeds)
+        if not distribution.shares_batches:
+            return look(load(element))
+        first, rows = part_of_replica(rows_of(element), distribution, own_rows=False)
+        part = tf.nest.map_structure(lambda tensor: tensor[first : first + rows], element)
+        none = tf.constant(0.0), tf.constant(0.0)
+        return tf.cond(rows > 0, lambda: look(load(part)), lambda: none)
+
+    @tf.function(reduce_retracing=True)
+    def step(element: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        loss_sum, rows = strategy.run(replica, args=(element,))
+        return (
+            strategy.reduce(tf.distribute.ReduceOp.SUM, loss_sum, axis=None),
+            strategy.reduce(tf.distribute.ReduceOp.SUM, rows, axis=None),
+        )
+
+    def validate(batches: tf.data.Dataset[Any], callbacks: Callbacks) -> dict[str, float]:
+        # Of any number of rows, as in `fit`: Keras would weigh a batch by rows that it knows.
+        step.get_concrete_function(_of_any_rows(batches.element_spec))
+        callbacks.on_test_begin()
+        model.reset_metrics()
+        total = count = 0.0
+        for number, element in enumerate(batches):
+            if gives_up():
+                raise GivenUpError
+            callbacks.on_test_batch_begin(number)
+            loss_sum, rows = step(element)
+            total, count = total + float(loss_sum), count + float(rows)
+            if callbacks.reads_test_logs:
+                callbacks.on_test_batch_end(number, {"loss": total / count} | results(model))
+            if callbacks.stop_evaluating:
+                break
+        logs = {"loss": total / count} | results(model)
+        callbacks.on_test_end(logs)
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    return validate
+
+
+def _of_any_rows(spec: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), spec
+    )
+
+
+def _make_loss(built: BuiltModel) -> Callable[[Batch], tf.Tensor]:
+    """In a replica: a batch -> the mean loss over its rows; the metrics are told of it."""
+    model = built.model
+
+    def by_test_step(batch: Batch) -> tf.Tensor:
+        logs = run_own_step(model, "test_step", (built.adapt(batch[0]), *batch[1:]))
+        return tf.reduce_mean(logs["loss"])
+
+    def by_loss(batch: Batch) -> tf.Tensor:
+        outputs = model(built.adapt(batch[0]), training=False)
+        with losses_are_means():
+            loss = loss_of(model, told(batch, outputs), training=False)
+        model.compute_metrics(**told(batch, outputs))
+        return loss
+
+    return by_test_step if "test_step" in overrides(model) else by_loss
+
+
+def results(model: Any, prefix: str = "") -> dict[str, float]:
+    """The metrics as they stand; the loss where the user's own step keeps it, else without."""
+    found = {name: float(value) for name, value in model.get_metrics_result().items()}
+    if not _tracks_loss(model):
+        found.pop("loss", None)
+    return {prefix + name: value for name, value in found.items()}
+
+
+def _tracks_loss(model: Any) -> bool:
+    """Whether a metric named `loss` has been told of any batch: only a user's own step does so."""
+    means = [metric for metric in model.metrics if metric.name == "loss"]
+    return bool(means) and hasattr(means[-1], "count") and means[-1].count.numpy() > 0

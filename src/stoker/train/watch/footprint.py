@@ -1,0 +1,112 @@
+"""How much memory a model takes in training, before it is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_NOT_ACTIVATIONS = ("ReadVariableOp", "Const", "Placeholder")
+"""Operations whose output takes no memory of its own: a weight, a constant, the batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footprint:
+    """Bytes on each device that holds a replica."""
+
+    parameters: int
+    """Weights, a number."""
+
+    trainable: int
+    """Of them those that are trained."""
+
+    weights_bytes: int
+    """The weights."""
+
+    gradients_bytes: int
+    """A gradient each trainable weight."""
+
+    optimizer_bytes: int
+    """What the optimizer keeps, its moments for example."""
+
+    activations_bytes: int
+    """What the backward pass reads of the forward pass, of one batch of a replica. An estimate:
+    XLA keeps less, a temporary result of an operation comes on top, loops are not looked into."""
+
+    largest: tuple[tuple[str, int], ...]
+    """The largest of them: name in the graph and bytes."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return (
+            self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        ) + self.activations_bytes
+
+
+def measure_footprint(
+    model: keras.Model, loss_of: Callable[[Any], tf.Tensor], batch: Any, *, shown: int = 5
+) -> Footprint:
+    """Trace one pass, and add up what has to be held; nothing is run, nothing is changed.
+
+    Args:
+        model: Built and compiled.
+        loss_of: A batch's loss, forward pass as in training.
+        batch: Tensors as `loss_of` takes them; only their shapes and types are looked at.
+        shown: How many of the largest activations are named.
+    """
+    kept = _kept_for_backward(model, loss_of, batch)
+    sizes = sorted(((_bytes(tensor), tensor.op.name) for tensor in kept), reverse=True)
+    trainable = model.trainable_variables
+    return Footprint(
+        parameters=_count(model.weights),
+        trainable=_count(trainable),
+        weights_bytes=sum(map(_bytes, model.variables)),
+        gradients_bytes=sum(map(_bytes, trainable)),
+        optimizer_bytes=sum(map(_bytes, model.optimizer.variables)),
+        activations_bytes=sum(size for size, _ in sizes),
+        largest=tuple((name, size) for size, name in sizes[:shown] if size),
+    )
+
+
+def _kept_for_backward(
+    model: keras.Model, loss_of: Callable[[Any], tf.Tensor], batch: Any
+) -> list[tf.Tensor]:
+    """Outputs of the forward pass's operations that the backward pass's operations take."""
+    kept: dict[str, tf.Tensor] = {}
+
+    def trace(batch: Any) -> tf.Tensor:
+        weights = [variable.value for variable in model.trainable_variables]
+        # What the pass would write into variables is dropped.
+        with keras.StatelessScope(), tf.GradientTape() as tape:
+            loss = loss_of(batch)
+        graph = tf.compat.v1.get_default_graph()
+        forward = {id(operation) for operation in graph.get_operations()}
+        tape.gradient(loss, weights)
+        for operation in graph.get_operations():
+            if id(operation) in forward:
+                continue
+            for tensor in operation.inputs:
+                if id(tensor.op) in forward and tensor.op.type not in _NOT_ACTIVATIONS:
+                    kept[tensor.name] = tensor
+        return loss
+
+    tf.function(trace).get_concrete_function(
+        tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), batch)
+    )
+    return list(kept.values())
+
+
+def _count(variables: Sequence[Any]) -> int:
+    return sum(math.prod(variable.shape) for variable in variables)
+
+
+def _bytes(tensor: Any) -> int:
+    dtype, shape = tf.as_dtype(tensor.dtype), tf.TensorShape(tensor.shape)
+    if shape.rank is None or not dtype.is_numpy_compatible or dtype == tf.string:
+        return 0
+    return math.prod(size or 1 for size in shape.as_list()) * dtype.size

@@ -1,0 +1,91 @@
+"""On which devices variables lie and operations run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """What lies and runs on one device."""
+
+    device: str
+    """Its short name, e.g. `GPU:0`."""
+
+    variables: int = 0
+    """How many."""
+
+    variables_bytes: int = 0
+    """What they take."""
+
+    operations: int = 0
+    """Operations of the compiled step."""
+
+    kinds: tuple[str, ...] = ()
+    """Kinds of operations, the most frequent first."""
+
+
+def traced_operations(run: Callable[[], Any]) -> dict[str, Counter[str]]:
+    """Call a function that compiles something, and see where its operations were placed.
+
+    Args:
+        run: It must trace and compile: a call that finds everything compiled shows nothing.
+
+    Returns:
+        Device -> how often each kind of operation runs there, as TensorFlow has placed them after
+        its own optimization. What XLA compiles is one operation.
+    """
+    # No public function tells the placement without running an event writer.
+    context.enable_run_metadata()
+    try:
+        run()
+        metadata = context.export_run_metadata()
+    finally:
+        context.disable_run_metadata()
+    graphs = [graph for made in metadata.function_graphs for graph in made.partition_graphs]
+    found: dict[str, Counter[str]] = {}
+    for graph in graphs:
+        # A function that is called there is placed as a whole.
+        nodes = [(node, node.device) for node in graph.node]
+        for node, device in nodes:
+            if device and node.op not in ("_Arg", "_Retval", "NoOp"):
+                found.setdefault(_short(device), Counter())[node.op] += 1
+    return found
+
+
+def placements(
+    variables: Iterable[Any], operations: dict[str, Counter[str]], *, shown: int = 6
+) -> list[Placed]:
+    """One entry a device that holds a variable or runs an operation.
+
+    Args:
+        variables: Keras's variables; one on several replicas counts on each.
+        operations: What `traced_operations` saw.
+        shown: How many kinds of operations are named.
+    """
+    held: dict[str, list[int]] = {}
+    for variable in variables:
+        size = math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+        for part in getattr(variable.value, "values", [variable.value]):
+            held.setdefault(_short(part.device), []).append(size)
+    return [
+        Placed(
+            device=device,
+            variables=len(held.get(device, [])),
+            variables_bytes=sum(held.get(device, [])),
+            operations=sum(operations.get(device, Counter()).values()),
+            kinds=tuple(kind for kind, _ in operations.get(device, Counter()).most_common(shown)),
+        )
+        for device in sorted({*held, *operations})
+    ]
+
+
+def _short(device: str) -> str:
+    return device.rpartition("device:")[2] or device

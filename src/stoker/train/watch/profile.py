@@ -1,0 +1,134 @@
+"""A profile of some steps, when the settings or somebody who watches ask for one.
+
+At run time it is asked for by a file named `profile` in the folder of the stage `train`. A file and
+no signal: it needs no process id, reaches a container or another host over a shared folder, says
+how many steps, and cannot kill a process that does not listen yet, which is what SIGUSR2 does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from pathlib import Path
+
+import tensorflow as tf
+
+from stoker.core.user_code import first_line
+from stoker.train.watch.config import profiled_steps
+
+_LOG = logging.getLogger(__name__)
+
+REQUEST = "profile"
+"""Name of the file that asks for a profile; it may hold the number of steps."""
+
+DEFAULT_STEPS = 20
+"""Steps of a profile that does not say how many: enough to see how they vary."""
+
+MOST_STEPS = 1_000
+"""Most steps of one: a trace is held in memory until its end."""
+
+LOOK_EVERY_S = 1.0
+"""The file is looked for no more often: a call of short steps takes less time than a shared
+folder's answer."""
+
+
+class StepProfiler:
+    """Starts and stops TensorFlow's profiler between calls of the compiled step.
+
+    TensorBoard's Profile tab (`pip install tensorboard-plugin-profile`) reads
+    `plugins/profile/<time>/<host>.xplane.pb`. A profile that fails ends no training.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: Path, steps: str | None) -> None:
+        """Take the request of the settings.
+
+        Args:
+            folder: Where the file `profile` is looked for.
+            tensorboard: Where profiles go.
+            steps: `START:STOP` of the settings.
+        """
+        self._request = folder / REQUEST
+        self._tensorboard = tensorboard
+        self._wanted = profiled_steps(steps) if steps is not None else None
+        self._first = 0
+        self._last: int | None = None
+        self._looked_s = -LOOK_EVERY_S
+
+    def boundary(self, step: int) -> int | None:
+        """The next step after which a call must end, so that a profile holds just its steps.
+
+        Args:
+            step: Steps done.
+        """
+        if self._last is not None:
+            return self._last
+        if self._wanted is not None and step < self._wanted[0] - 1:
+            return self._wanted[0] - 1
+        return None
+
+    def before(self, step: int) -> None:
+        """A call begins after this many steps: start, where a profile is wanted from here on."""
+        if self._last is not None:
+            return
+        self._look(step)
+        if self._wanted is None or step + 1 < self._wanted[0]:
+            return
+        first, last = self._wanted
+        self._wanted = None
+        if step < last:
+            self._start(max(first, step + 1), last)
+
+    def after(self, step: int) -> None:
+        """A call has ended, its results are there: stop, where the profile is complete."""
+        if self._last is not None and step >= self._last:
+            self._stop(step)
+
+    def close(self, step: int) -> None:
+        """Training ends after this many steps: keep what there is of a profile."""
+        if self._last is not None:
+            self._stop(step)
+
+    def _look(self, step: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        try:
+            text = self._request.read_text(errors="replace").strip()
+            self._request.unlink()
+        except OSError:
+            return
+        count = int(text) if text.isdecimal() else DEFAULT_STEPS
+        self._wanted = (step + 1, step + max(1, min(count, MOST_STEPS)))
+
+    def _start(self, first: int, last: int) -> None:
+        try:
+            tf.profiler.experimental.start(str(self._tensorboard))
+        except (tf.errors.OpError, OSError) as error:
+            _LOG.warning("no profile of steps %d to %d: %s", first, last, first_line(error))
+            return
+        self._first, self._last = first, last
+
+    def _stop(self, step: int) -> None:
+        first, self._last = self._first, None
+        before = set(self._traces())
+        try:
+            tf.profiler.experimental.stop()
+        except (tf.errors.OpError, OSError) as error:
+            _LOG.warning("no profile of steps %d to %d: %s", first, step, first_line(error))
+            return
+        made = {path: size for path in set(self._traces()) - before if (size := _size(path))}
+        if not made:
+            _LOG.warning("no profile of steps %d to %d: it is empty", first, step)
+        for path, size in made.items():
+            _LOG.info("profile of steps %d to %d: %s, %s bytes", first, step, path, f"{size:,}")
+
+    def _traces(self) -> list[Path]:
+        return list(self._tensorboard.glob("plugins/profile/*/*.xplane.pb"))
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0

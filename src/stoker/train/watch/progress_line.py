@@ -1,0 +1,70 @@
+"""Where training stands, as one line for a person who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from stoker.telemetry import catalogue
+
+_SPEED: Final = {metric.name for metric in catalogue.TRAINING}
+
+
+class ProgressLine:
+    """Makes the line; it remembers the newest value of each metric.
+
+    Time left is not in it: who shows the line knows how far everything is.
+    """
+
+    def __init__(self, *, steps: int, epochs: int, monitor: str) -> None:
+        """Know where training ends.
+
+        Args:
+            steps: Steps in all.
+            epochs: Epochs in all.
+            monitor: The metric that names the best epoch; shown beside the loss.
+        """
+        self._steps = steps
+        self._epochs = epochs
+        self._shown = dict.fromkeys(("loss", "val_loss", monitor))
+        self._newest: dict[str, float] = {}
+
+    def __call__(self, *, step: int, epoch: int, scalars: Mapping[str, float]) -> str:
+        """The line.
+
+        Args:
+            step: Steps done.
+            epoch: Epochs finished.
+            scalars: What the writers were given, by the catalogue's names; U (`busy_fraction`)
+                where it is known already.
+
+        Returns:
+            E.g. `epoch 3/10, step 1,250/4,000, 12.3 ms/step, 10,412 samples/s, U 93%, W 1.2%,
+            loss 0.3123, val_loss 0.3344`. ASCII only: a log may hold nothing else.
+        """
+        self._newest |= scalars
+        at = min(epoch + 1, self._epochs)
+        parts = [f"epoch {at}/{self._epochs}", f"step {step:,}/{self._steps:,}"]
+        return ", ".join(parts + self._speed() + self._metrics())
+
+    def _speed(self) -> list[str]:
+        newest = self._newest
+        shown = []
+        if (step_s := newest.get(catalogue.STEP_TIME_S.name)) is not None:
+            shown.append(f"{_three_digits(1e3 * step_s)} ms/step")
+        if (samples := newest.get(catalogue.SAMPLES_PER_S.name)) is not None:
+            shown.append(f"{samples:,.0f} samples/s")
+        if (busy := newest.get(catalogue.BUSY_FRACTION.name)) is not None:
+            # Above 1 it is the noise of the measurement.
+            shown.append(f"U {min(1.0, busy):.0%}")
+        if (wait := newest.get(catalogue.INPUT_WAIT.name)) is not None:
+            shown.append(f"W {wait:.1%}")
+        return shown
+
+    def _metrics(self) -> list[str]:
+        known = [name for name in self._shown if name in self._newest and name not in _SPEED]
+        return [f"{name} {self._newest[name]:.4g}" for name in known]
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

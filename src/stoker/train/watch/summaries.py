@@ -1,0 +1,158 @@
+"""What a model holds, for TensorBoard: histograms of weights and gradients, graph, embeddings.
+
+Nothing of it changes the model: not a weight, not a seed, not a moving average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from stoker.core.config import nearest
+from stoker.core.errors import ConfigError
+from stoker.telemetry.writers.projector import Embedding
+from stoker.telemetry.writers.summaries import Histogram
+from stoker.train.layer_paths import walk_layers
+
+BUCKETS = 30
+"""Of a histogram; TensorBoard's own default."""
+
+MOST_POINTS = 20_000
+"""Vectors of a layer that the projector is given: more than a browser draws smoothly. Ids of a
+vocabulary come by falling frequency, so the first are the ones that matter."""
+
+LARGEST_CONSTANT_BYTES = 1 << 10
+"""Constants of the graph above this are left out: TensorBoard shows none of them."""
+
+_LARGEST = 1e38
+"""What float32 can hold twice: a histogram's width must not overflow."""
+
+
+def weight_histograms(model: keras.Model) -> dict[str, Histogram]:
+    """`weights/<path>` -> its histogram, of every weight of floats."""
+    return {
+        f"weights/{variable.path}": histogram(variable.value)
+        for variable in model.weights
+        if tf.as_dtype(variable.dtype).is_floating
+    }
+
+
+def gradient_histograms(
+    model: keras.Model, loss_of: Callable[[], tf.Tensor]
+) -> dict[str, Histogram]:
+    """`gradients/<path>` -> the histogram of its gradient, by one pass beside training.
+
+    Args:
+        model: The compiled model.
+        loss_of: One batch's loss, forward pass as in training; what it writes into variables of
+            Keras (moving averages, seeds, metrics) is forgotten.
+
+    Returns:
+        Of every trainable weight that the loss depends on; of an embedding the rows that the batch
+        holds. What overflows (float16, before the loss scale has settled) is left out.
+    """
+    state = [(v, tf.identity(v.value)) for v in model.variables]
+    trainable = {id(v) for v in model.trainable_variables}
+    with keras.StatelessScope(state_mapping=state), tf.GradientTape() as tape:
+        watched = [(v, value) for v, value in state if id(v) in trainable]
+        values = [value for _, value in watched]
+        tape.watch(values)
+        # In float16 a small gradient would be none: scaled as in training, and back.
+        scale = model.optimizer.scale_loss(tf.constant(1.0))
+        loss = loss_of() * scale
+    gradients = tape.gradient(loss, values)
+    return {
+        f"gradients/{variable.path}": histogram(_dense(gradient) / tf.cast(scale, gradient.dtype))
+        for (variable, _), gradient in zip(watched, gradients, strict=True)
+        if gradient is not None
+    }
+
+
+def histogram(values: Any) -> Histogram:
+    """The histogram of a tensor's finite values; none of them: no bucket.
+
+    Args:
+        values: Floats of any shape; they stay on their device, 30 counts leave it.
+
+    Returns:
+        [buckets, 3] left edge, right edge, count.
+    """
+    flat = tf.reshape(tf.cast(tf.convert_to_tensor(values), tf.float32), [-1])
+    low, high, counts = (part.numpy() for part in _counted(flat))
+    if not counts.any():
+        return np.zeros((0, 3))
+    if low == high:
+        return np.array([[low - 0.5, high + 0.5, counts.sum()]], np.float64)
+    edges = np.linspace(float(low), float(high), BUCKETS + 1)
+    return np.stack([edges[:-1], edges[1:], counts.astype(np.float64)], axis=1)
+
+
+@tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+def _counted(flat: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    finite = tf.boolean_mask(flat, tf.math.is_finite(flat))
+    finite = tf.clip_by_value(finite, -_LARGEST, _LARGEST)
+    if tf.size(finite) == 0:
+        return tf.constant(0.0), tf.constant(0.0), tf.zeros([BUCKETS], tf.int32)
+    low, high = tf.reduce_min(finite), tf.reduce_max(finite)
+    # Not `histogram_fixed_width`, which refuses values that are all the same.
+    places = tf.math.divide_no_nan(finite - low, high - low) * BUCKETS
+    buckets = tf.minimum(tf.cast(places, tf.int32), BUCKETS - 1)
+    return low, high, tf.math.bincount(buckets, minlength=BUCKETS, maxlength=BUCKETS)
+
+
+def graph_bytes(graph: tf.Graph) -> bytes:
+    """A graph as TensorBoard's plugin reads it, large constants left out."""
+    graph_def = graph.as_graph_def(add_shapes=True)
+    nodes = [*graph_def.node, *(n for f in graph_def.library.function for n in f.node_def)]
+    for node in nodes:
+        if node.op == "Const" and node.attr["value"].ByteSize() > LARGEST_CONSTANT_BYTES:
+            node.attr["value"].tensor.tensor_content = b""
+            for name in ("float_val", "int_val", "int64_val", "string_val", "half_val"):
+                node.attr["value"].tensor.ClearField(name)
+    return bytes(graph_def.SerializeToString(deterministic=True))
+
+
+def embeddings_of(
+    model: keras.Model, chosen: Mapping[str, Sequence[str] | None]
+) -> list[Embedding]:
+    """The vectors of chosen layers as they are now.
+
+    Args:
+        model: With Embedding layers, nested ones too.
+        chosen: Layer's path (its name, where it lies in no other) -> the terms of its first ids; the ids after them are buckets for
+            words outside. None: no labels.
+
+    Raises:
+        ConfigError: there is no Embedding layer of such a name; the nearest is named.
+    """
+    layers = {
+        path: layer
+        for path, layer in walk_layers(model)
+        if isinstance(layer, keras.layers.Embedding)
+    }
+    found = []
+    for name, terms in chosen.items():
+        if name not in layers:
+            raise ConfigError(
+                "train.tensorboard.embeddings must name Embedding layers of the model",
+                got=name,
+                fix=nearest(name, layers),
+            )
+        vectors = layers[name].embeddings.value[:MOST_POINTS]
+        vectors = np.asarray(tf.cast(vectors, tf.float32).numpy())
+        labels = None if terms is None else _labels(terms, len(vectors))
+        found.append(Embedding(name=name, vectors=vectors, labels=labels))
+    return found
+
+
+def _labels(terms: Sequence[str], points: int) -> list[str]:
+    outside = [f"[outside {index}]" for index in range(points - len(terms))]
+    return [*terms, *outside][:points]
+
+
+def _dense(gradient: Any) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -1,0 +1,113 @@
+"""A process of its own: two logical devices are made before TensorFlow is used. Prints JSON."""
+
+import json
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from stoker.data.feed.pipeline import as_it_is
+from stoker.train.callbacks import Callbacks
+from stoker.train.fed import make_run_fed
+from stoker.train.keras_model import run_own_step
+from stoker.train.model import BuiltModel
+from stoker.train.own_step import make_step
+from stoker.train.step import StepSettings
+from stoker.train.strategy import Distribution
+
+ROWS, STEPS = 8, 3
+X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+class OwnStep(keras.Model):  # type: ignore[misc]
+    """The custom `train_step` of Keras's guide."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        gradients: Any = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def made(kind: type[keras.Model], optimizer: keras.optimizers.Optimizer) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((3,))
+    model = kind(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(optimizer, "mse")
+    model._symbolic_build(data_batch=(X, Y))
+    return model
+
+
+def by_replica(variable: Any) -> list[Any]:
+    return [value.numpy().tolist() for value in variable.value.values]
+
+
+def own_step(strategy: tf.distribute.Strategy) -> dict[str, Any]:
+    """Steps of a user's own `train_step`, many in one call, on one device and on two."""
+    alone = made(OwnStep, keras.optimizers.Adam(0.1))
+    for _ in range(STEPS):
+        run_own_step(alone, "train_step", (X, Y))
+    with strategy.scope():
+        mirrored = made(OwnStep, keras.optimizers.Adam(0.1))
+    batches = tf.data.Dataset.from_tensors((X, Y)).unbatch().batch(ROWS).repeat()
+    step = make_step(
+        BuiltModel(model=mirrored, adapt=lambda features: features),
+        as_it_is,
+        distribution=Distribution(name="mirrored", strategy=strategy, replicas=2),
+        settings=StepSettings(batch_size=ROWS // 2),
+    )
+    sums = make_run_fed(step, rows_a_step=None)(iter(batches), tf.constant(STEPS, tf.int64))
+    if (int(sums.steps), float(sums.rows), bool(sums.finite)) != (STEPS, STEPS * ROWS, True):
+        raise RuntimeError(f"{STEPS} steps of {ROWS} rows, not {sums}")
+    return {
+        "alone": [value.tolist() for value in alone.get_weights()],
+        "mirrored": [by_replica(variable) for variable in mirrored.weights],
+    }
+
+
+def callbacks(strategy: tf.distribute.Strategy) -> dict[str, Any]:
+    """What callbacks read and write of mirrored variables."""
+    with strategy.scope():
+        model = made(keras.Model, keras.optimizers.SGD(0.5))
+    seen: dict[str, Any] = {}
+
+    def listed() -> list[keras.callbacks.Callback]:
+        return [
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.25),
+            keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True),
+        ]
+
+    told = Callbacks(model, listed(), steps=1, epochs=3)
+    told.on_train_begin()
+    told.on_epoch_begin(0)
+    seen["rate"] = by_replica(model.optimizer.learning_rate)
+    seen["after"] = by_replica(model.weights[0])
+    told.on_epoch_end(0, {"loss": 1.0})
+    facts, arrays = told.state()
+
+    resumed = Callbacks(model, listed(), steps=1, epochs=3)
+    resumed.set_state(json.loads(json.dumps(facts)), arrays)
+    resumed.on_train_begin()
+    for weight in model.weights:
+        weight.assign(tf.zeros(weight.shape))
+    resumed.on_epoch_end(1, {"loss": 2.0})
+    seen["stopped"] = resumed.stop_training
+    resumed.on_train_end({})
+    seen["restored"] = by_replica(model.weights[0])
+    return seen
+
+
+def main() -> None:
+    """Run both."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    print(json.dumps({"own_step": own_step(strategy), "callbacks": callbacks(strategy)}))
+
+
+if __name__ == "__main__":
+    main()

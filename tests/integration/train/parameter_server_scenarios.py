@@ -1,0 +1,330 @@
+"""The chief of two workers and a parameter server, and the one who starts and kills them.
+
+Usage: parameter_server_scenarios.py DATASET TRANSFORM OUT; OUT gets a folder and a JSON a scenario.
+All of them run on one cluster, in one process: TensorFlow takes seconds to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from stoker.cluster.resolver import ClusterSpec, held_ports, local_cluster
+from stoker.core.errors import UserError
+from stoker.data.dataset import load_dataset
+from stoker.data.features.transform import load_transform
+from stoker.telemetry.writers import Everywhere
+from stoker.telemetry.writers.jsonl import JsonLines
+from stoker.train.checkpoints.store import newest_good
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.ending import Ending
+from stoker.train.heartbeat import process_heartbeat
+from stoker.train.loop import Progress, Surroundings
+from stoker.train.model import BuiltModel, build_model, prepare_process
+from stoker.train.parameter_server.cluster import Connection, connect
+from stoker.train.parameter_server.loop import fit_parameter_server
+
+SERVE = """
+import os
+from stoker.cluster.resolver import read_tf_config
+from stoker.train.parameter_server.cluster import serve_parameter_role
+serve_parameter_role(read_tf_config(os.environ))
+"""
+LR = 2.0**-10
+
+
+class Roles:
+    """The processes beside the chief."""
+
+    def __init__(self, cluster: tuple[ClusterSpec, ...]) -> None:
+        self._specs = {spec.name: spec for spec in cluster if spec.job != "chief"}
+        self._running = {name: self._started(name) for name in self._specs}
+
+    def kill(self, name: str) -> None:
+        self._running[name].kill()
+        self._running[name].wait()
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        self._running[name].send_signal(number)
+
+    def start_again(self, name: str) -> None:
+        self._running[name] = self._started(name)
+
+    def end(self) -> None:
+        for name in self._running:
+            self.kill(name)
+
+    def _started(self, name: str) -> subprocess.Popen[bytes]:
+        environ = os.environ | {
+            "TF_CONFIG": self._specs[name].to_tf_config(),
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+        return subprocess.Popen([sys.executable, "-c", SERVE], env=environ)
+
+
+def constant(features: dict[str, Any]) -> keras.Model:
+    """One weight, whose gradient is 1 at every step, beside a moving average of twos."""
+    return weighed(features, keras.optimizers.SGD(LR))
+
+
+def momentum(features: dict[str, Any]) -> keras.Model:
+    """The same under an optimizer that reads its state and writes it back."""
+    return weighed(features, keras.optimizers.SGD(LR, momentum=0.5))
+
+
+def diverging(features: dict[str, Any]) -> keras.Model:
+    """Infinite after some steps."""
+    return weighed(features, keras.optimizers.SGD(1e37))
+
+
+def weighed(features: dict[str, Any], optimizer: keras.Optimizer) -> keras.Model:
+    ones = keras.ops.ones_like(keras.ops.expand_dims(features["a"], -1))
+    weight = layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    normed = layers.BatchNormalization(momentum=0.999, scale=False, center=False)(2 * ones)
+    model = keras.Model(features, weight(ones) + 0 * normed)
+    model.compile(
+        optimizer=optimizer,
+        loss=lambda y, answer: keras.ops.mean(answer, axis=-1),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def normed(features: dict[str, Any]) -> keras.Model:
+    """BatchNorm, Dropout, an Embedding, and metrics of several kinds."""
+    ids = keras.ops.cast(features["a"] > 0, "int32")
+    columns = [keras.ops.expand_dims(feature, -1) for feature in features.values()]
+    x = layers.Concatenate()([*columns, layers.Embedding(4, 3)(ids)])
+    x = layers.BatchNormalization(momentum=0.5)(layers.Dense(8, activation="relu")(x))
+    x = layers.Dropout(0.2)(x)
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid", dtype="float32")(x))
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.02),
+        loss="binary_crossentropy",
+        metrics=["accuracy", keras.metrics.AUC(name="auc")],
+    )
+    return model
+
+
+class Scene:
+    """What every scenario shares."""
+
+    def __init__(self, dataset: Path, transform: Path, out: Path) -> None:
+        self.dataset, self.transform = load_dataset(dataset), load_transform(transform)
+        self.out = out
+        with held_ports(4) as ports:
+            cluster = local_cluster(ports, workers=2, servers=1)
+            self.roles = Roles(cluster)
+            self.connection: Connection = connect(cluster[0])
+        self.ending = Ending()
+        self.error = ""
+
+    def fit(
+        self,
+        name: str,
+        build: Callable[..., keras.Model],
+        *,
+        tell: Callable[[Progress], None] = lambda progress: None,
+        batch_size: int = 1,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        **settings: Any,
+    ) -> tuple[dict[str, Any], BuiltModel]:
+        precision = settings.get("precision", "float32")
+        prepare_process(precision=precision, seed=0, deterministic=False)
+        with self.connection.strategy.scope():
+            built = build_model(build, self.transform, what="model:build")
+        folder = self.out / name
+        writer = Everywhere([JsonLines(folder / "metrics.jsonl")])
+        answer: dict[str, Any] = {}
+        try:
+            result = fit_parameter_server(
+                built,
+                self.dataset,
+                self.transform,
+                config=TrainConfig(**settings),
+                resolved=resolved(batch_size, precision),
+                connection=self.connection,
+                around=Surroundings(
+                    memory_bytes=1 << 34,
+                    checkpoints=folder / "checkpoints",
+                    writer=writer,
+                    on_progress=tell,
+                    ending=self.ending,
+                    heartbeat=process_heartbeat(),
+                    callbacks=callbacks,
+                ),
+            )
+            answer = {n: getattr(result, n) for n in ("steps", "repeated", "epochs", "metrics")}
+        except UserError as error:
+            self.error = error.line()
+            answer = {"error": self.error, "exit_code": error.exit_code}
+        finally:
+            writer.close()
+        found = newest_good(folder / "checkpoints")
+        arrays = {} if found is None else found.arrays()
+
+        def named(end: str) -> list[float]:
+            return [float(np.ravel(v)[0]) for n, v in arrays.items() if n.endswith(end)]
+
+        return answer | {
+            "iterations": named("/iteration"),
+            "moving_means": named("/moving_mean"),
+            "eval_counts": named("/count"),
+            "saved_step": None if found is None else found.step,
+            "all_finite": all(np.isfinite(np.asarray(v, "float64")).all() for v in arrays.values()),
+            "weight": float(np.ravel(built.model.trainable_variables[0].numpy())[0]),
+        }, built
+
+
+def resolved(batch_size: int, precision: Any) -> ResolvedTraining:
+    return ResolvedTraining(
+        batch_size=batch_size,
+        accumulate=1,
+        replicas=1,
+        workers=2,
+        steps_per_call=1,
+        precision=precision,
+        xla=False,
+        strategy="parameter_server",
+        lr_factor=1.0,
+        why={},
+    )
+
+
+def counted(scene: Scene) -> dict[str, Any]:
+    answer, _ = scene.fit("counted", constant, epochs=5)
+    return answer
+
+
+def learned(scene: Scene) -> dict[str, Any]:
+    answer, built = scene.fit("learned", normed, batch_size=16, epochs=8, ema=0.8)
+    # Counted by the server, against the same rows looked at here, one after the other.
+    table = scene.dataset.table("eval").to_pandas()
+    features = {name: tf.constant(table[name].to_numpy()) for name in ("a", "b")}
+    lines = (scene.out / "learned" / "metrics.jsonl").read_text().splitlines()
+    outputs = np.asarray(built.model(built.adapt(features), training=False))
+    return answer | {
+        "lines": [json.loads(line) for line in lines],
+        "accuracy_here": float(((outputs[:, 0] > 0.5) == table["y"].to_numpy()).mean()),
+    }
+
+
+def gone_on(scene: Scene) -> dict[str, Any]:
+    first, _ = scene.fit("gone_on", momentum, batch_size=7, epochs=1)
+    again, _ = scene.fit("gone_on", momentum, batch_size=7, epochs=2)
+    return {"first": first, "again": again}
+
+
+def asked_to_end(scene: Scene) -> dict[str, Any]:
+    def tell(progress: Progress) -> None:
+        scene.ending.asked = True
+
+    first, _ = scene.fit("asked", momentum, epochs=2, tell=tell)
+    scene.ending.asked = False
+    again, _ = scene.fit("asked", momentum, epochs=2)
+    return {"first": first, "again": again}
+
+
+def not_finite(scene: Scene) -> dict[str, Any]:
+    answer, _ = scene.fit("not_finite", diverging, batch_size=7, epochs=5)
+    return answer
+
+
+def half_precision(scene: Scene) -> dict[str, Any]:
+    answer, _ = scene.fit("half", normed, batch_size=16, precision="mixed_float16", epochs=5)
+    return answer
+
+
+def refused(scene: Scene) -> dict[str, Any]:
+    class EveryBatch(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            raise RuntimeError("never called")
+
+    asked: list[dict[str, Any]] = [
+        {"deterministic": True},
+        {"xla": True},
+        {"callbacks": [EveryBatch()]},
+    ]
+    return {str(each): scene.fit("refused", constant, **each)[0]["error"] for each in asked}
+
+
+def killed(scene: Scene) -> dict[str, Any]:
+    """kill -9 of a worker that comes back, and of one that does not."""
+    kills: list[int] = []
+
+    def tell(progress: Progress) -> None:
+        if not kills:
+            scene.roles.kill("worker 0")
+            scene.roles.start_again("worker 0")
+            kills.append(progress.step)
+
+    back, _ = scene.fit("back", momentum, epochs=2, tell=tell)
+
+    def tell_again(progress: Progress) -> None:
+        if len(kills) == 1:
+            scene.roles.kill("worker 1")
+            kills.append(progress.step)
+
+    stays, _ = scene.fit("stays", momentum, epochs=2, tell=tell_again)
+    return {"back": back, "stays": stays, "kills": kills}
+
+
+def stopped(scene: Scene) -> dict[str, Any]:
+    """kill -STOP of a worker."""
+
+    def tell(progress: Progress) -> None:
+        scene.roles.send("worker 0", signal.SIGSTOP)
+
+    answer, _ = scene.fit("stopped", momentum, tell=tell, epochs=1, watchdog_s=4.0)
+    scene.roles.send("worker 0", signal.SIGCONT)
+    return answer
+
+
+def server_gone(scene: Scene) -> dict[str, Any]:
+    def tell(progress: Progress) -> None:
+        scene.roles.kill("ps 0")
+
+    # The scenario itself asks the dead server for a weight.
+    with contextlib.suppress(tf.errors.UnavailableError):
+        scene.fit("gone", constant, epochs=5, tell=tell)
+    found = newest_good(scene.out / "gone" / "checkpoints")
+    return {"error": scene.error, "saved_step": None if found is None else found.step}
+
+
+SCENARIOS = (
+    *(counted, learned, gone_on, asked_to_end, not_finite, half_precision, refused, stopped),
+    *(killed, server_gone),
+)
+
+
+def main() -> None:
+    dataset, transform, out = map(Path, sys.argv[1:4])
+    wanted = sys.argv[4:] or [scenario.__name__ for scenario in SCENARIOS]
+    scene = Scene(dataset, transform, out)
+    try:
+        for scenario in SCENARIOS:
+            if scenario.__name__ in wanted:
+                answer = scenario(scene)
+                (out / f"{scenario.__name__}.json").write_text(json.dumps(answer))
+    finally:
+        scene.roles.end()
+    sys.stdout.flush()
+    # TensorFlow's own end waits for servers that are gone.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""A process of its own for strategies: logical devices are made before TensorFlow is used.
+
+Usage: strategy_scenarios.py DATASET TRANSFORM OUT, scenarios as JSON on stdin: a list of
+{"replicas": 2, "model": "plain", "settings": {...}}; OUT gets the weights of each as npz and a JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from stoker.data.dataset import load_dataset
+from stoker.data.features.transform import load_transform
+from stoker.telemetry.writers import Everywhere
+from stoker.train.config import ResolvedTraining, StrategyName, TrainConfig
+from stoker.train.ending import Ending
+from stoker.train.heartbeat import process_heartbeat
+from stoker.train.loop import Surroundings, fit
+from stoker.train.model import build_model, prepare_process
+from stoker.train.strategy import Distribution, make_distribution
+
+
+def plain(features: dict[str, Any]) -> keras.Model:
+    """No layer whose answer depends on how a batch is cut."""
+    x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+    x = layers.Dense(8, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.01))(x)
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid", dtype="float32")(x))
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+def embedded(features: dict[str, Any]) -> keras.Model:
+    """Gradients that are IndexedSlices."""
+    ids = keras.ops.cast(features["a"] > 0, "int32")
+    x = layers.Embedding(4, 3)(ids)
+    x = layers.Concatenate()([x, keras.ops.expand_dims(features["b"], -1)])
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid", dtype="float32")(x))
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
+    return model
+
+
+def normed(features: dict[str, Any]) -> keras.Model:
+    """BatchNorm and Dropout, in which replicas differ."""
+    x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+    x = layers.BatchNormalization()(layers.Dense(8, activation="relu")(x))
+    x = layers.Dropout(0.2)(x)
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid", dtype="float32")(x))
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+def own_loss(features: dict[str, Any]) -> keras.Model:
+    """`compute_loss` overridden: a mean that Keras does not divide by the number of replicas."""
+
+    class Own(keras.Model):  # type: ignore[misc]
+        def compute_loss(
+            self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True
+        ) -> Any:
+            wrong = keras.ops.cast(y, "float32") - keras.ops.squeeze(y_pred, -1)
+            return keras.ops.mean(keras.ops.square(wrong))
+
+    x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+    model = Own(features, layers.Dense(1, activation="sigmoid", dtype="float32")(x))
+    model.compile(optimizer=keras.optimizers.SGD(0.5))
+    return model
+
+
+MODELS = {f.__name__: f for f in (plain, embedded, normed, own_loss)}
+
+
+@functools.cache
+def spread(name: StrategyName, replicas: int) -> Distribution:
+    """A process has one strategy: the keys of its collectives begin anew with each."""
+    return make_distribution(name, replicas=replicas)
+
+
+def train(scenario: dict[str, Any], data: Any, transform: Any, out: Path) -> dict[str, Any]:
+    """One training run; the weights go to a file."""
+    replicas = scenario.get("replicas", 1)
+    settings = {"epochs": 2} | scenario.get("settings", {})
+    precision = settings.get("precision", "float32")
+    accumulate = settings.get("accumulate", 1)
+    config = TrainConfig(**settings)
+    resolved = ResolvedTraining(
+        batch_size=32 // replicas // accumulate,
+        accumulate=accumulate,
+        replicas=replicas,
+        workers=1,
+        steps_per_call=scenario.get("steps_per_call", 4),
+        precision=precision,
+        xla=settings.get("xla", False) is True,
+        strategy="mirrored" if replicas > 1 else "one_device",
+        lr_factor=1.0,
+        why={},
+    )
+    distribution = spread(resolved.strategy, replicas)
+    prepare_process(precision=precision, seed=0, deterministic=False)
+    with distribution.strategy.scope():
+        built = build_model(MODELS[scenario["model"]], transform, what="model:build")
+    result = fit(
+        built,
+        data,
+        transform,
+        config=config,
+        resolved=resolved,
+        distribution=distribution,
+        around=Surroundings(
+            memory_bytes=scenario.get("memory_bytes", 1 << 34),
+            checkpoints=out / "checkpoints",
+            writer=Everywhere([]),
+            on_progress=lambda progress: None,
+            ending=Ending(),
+            heartbeat=process_heartbeat(),
+        ),
+    )
+    local = distribution.strategy.experimental_local_results
+    values = [[np.asarray(part) for part in local(v.value)] for v in built.model.variables]
+    np.savez(out / "weights.npz", *[value[0] for value in values])
+    same = all((part == value[0]).all() for value in values for part in value)
+    keras.mixed_precision.set_dtype_policy("float32")
+    return {"metrics": result.metrics, "replicas_agree": bool(same), "steps": result.steps}
+
+
+def main() -> None:
+    """Run every scenario of stdin in this one process."""
+    data, transform = load_dataset(Path(sys.argv[1])), load_transform(Path(sys.argv[2]))
+    out, results = Path(sys.argv[3]), []
+    scenarios = json.load(sys.stdin)
+    most = max(scenario.get("replicas", 1) for scenario in scenarios)
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * most
+    )
+    for index, scenario in enumerate(scenarios):
+        folder = out / str(index)
+        folder.mkdir(parents=True)
+        results.append(train(scenario, data, transform, folder))
+    (out / "results.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,552 @@
+"""The whole loop against `Model.fit` on the same batches, in all that a Keras user may bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import callbacks, layers
+
+from stoker.core.errors import ConfigError
+from stoker.data.own.config import OwnDatasetConfig
+from stoker.data.own.description import Count
+from stoker.data.own.features import OwnFeatures
+from stoker.data.own.opening import OwnDataset, open_own_dataset
+from stoker.telemetry.writers import Everywhere
+from stoker.train.checkpoints.store import best, newest_good
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.ending import Ending
+from stoker.train.heartbeat import process_heartbeat
+from stoker.train.loop import Surroundings, TrainResult, fit
+from stoker.train.model import build_model, prepare_process
+from stoker.train.own_code import as_own_code_needs, require_one_output
+from stoker.train.strategy import one_device
+
+# Keras 3.15 reads its variables in a way that NumPy 2 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+STEPS, BATCH = 5, 8
+ROWS = STEPS * BATCH - 3
+
+Build = Callable[..., keras.Model]
+Features = dict[str, keras.KerasTensor]
+
+
+def rows(*, weighted: bool = False) -> tuple[Any, ...]:
+    """`a` has two numbers, `b` one; the label is 0, 1 or 2."""
+    random = np.random.default_rng(3)
+    a, b = random.normal(size=(ROWS, 2)), random.normal(size=(ROWS, 1))
+    label = (a.sum(axis=1) > 0).astype("int64") + (b[:, 0] > 0.5)
+    parts = {"a": a.astype("float32"), "b": b.astype("float32")}, label
+    return (*parts, random.uniform(size=ROWS).astype("float32")) if weighted else parts
+
+
+def opened(parts: tuple[Any, ...]) -> OwnDataset:
+    def dataset(split: str) -> tf.data.Dataset[Any]:
+        return tf.data.Dataset.from_tensor_slices(parts).batch(BATCH)
+
+    made = open_own_dataset(dataset, OwnDatasetConfig(dataset="model:dataset"))
+    count = Count(batches=STEPS, rows=ROWS, batch_size=BATCH)
+    return OwnDataset(
+        what=made.what,
+        description=made.description,
+        datasets=made.datasets,
+        counts={"train": count, "eval": count},
+    )
+
+
+def ours(
+    build: Build,
+    folder: Path,
+    *,
+    parts: tuple[Any, ...] | None = None,
+    listed: Sequence[callbacks.Callback] = (),
+    steps_per_call: int = 1,
+    **settings: Any,
+) -> tuple[keras.Model, TrainResult]:
+    data = opened(parts or rows())
+    features = OwnFeatures(data.description)
+    config = TrainConfig(**{"epochs": 2} | settings)
+    prepare_process(precision="float32", seed=0, deterministic=False)
+    built = build_model(build, features, what="model:build")
+    resolved = ResolvedTraining(
+        batch_size=BATCH,
+        accumulate=config.accumulate,
+        replicas=1,
+        workers=1,
+        steps_per_call=steps_per_call,
+        precision="float32",
+        xla=config.xla is True,
+        strategy="one_device",
+        lr_factor=1.0,
+        why={},
+    )
+    result = fit(
+        built,
+        data,
+        features,
+        config=config,
+        resolved=resolved,
+        distribution=one_device(),
+        around=Surroundings(
+            memory_bytes=1 << 30,
+            checkpoints=folder / "checkpoints",
+            writer=Everywhere([]),
+            on_progress=lambda progress: None,
+            ending=Ending(),
+            heartbeat=process_heartbeat(),
+            callbacks=listed,
+        ),
+    )
+    return built.model, result
+
+
+def kerass(
+    build: Build,
+    *,
+    parts: tuple[Any, ...] | None = None,
+    listed: Sequence[callbacks.Callback] = (),
+    epochs: int = 2,
+    class_weight: dict[int, float] | None = None,
+    told: tuple[Any, ...] | None = None,
+) -> tuple[keras.Model, dict[str, list[float]]]:
+    data = opened(parts or rows())
+    batches = tf.data.Dataset.from_tensor_slices(told or parts or rows()).batch(BATCH)
+    prepare_process(precision="float32", seed=0, deterministic=False)
+    model = build_model(build, OwnFeatures(data.description), what="model:build").model
+    history = model.fit(
+        batches,
+        validation_data=batches,
+        epochs=epochs,
+        callbacks=list(listed),
+        class_weight=class_weight,
+        shuffle=False,
+        verbose=0,
+    )
+    return model, history.history
+
+
+def assert_same(one: keras.Model, other: keras.Model) -> None:
+    for mine, theirs in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def of_best(history: dict[str, list[float]], result: TrainResult) -> Any:
+    found = {name: values[result.best_epoch - 1] for name, values in history.items()}
+    return pytest.approx(found, rel=1e-4)
+
+
+def joined(features: Features) -> Any:
+    return layers.Concatenate()([features["a"], features["b"]])
+
+
+def classifier(features: Features) -> keras.Model:
+    x = layers.Dense(6, activation="tanh", name="first")(joined(features))
+    model = keras.Model(features, layers.Dense(3, activation="softmax")(x))
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        weighted_metrics=["accuracy"],
+    )
+    return model
+
+
+def frozen(features: Features) -> keras.Model:
+    x = layers.Dense(6, activation="tanh", trainable=False, name="frozen")(joined(features))
+    x = layers.BatchNormalization(momentum=0.5)(x)
+    x = layers.BatchNormalization(trainable=False, name="still")(x)
+    x = layers.Dropout(0.5, seed=7)(x)
+    model = keras.Model(features, layers.Dense(3, activation="softmax")(x))
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
+    return model
+
+
+def two_heads(features: Features) -> keras.Model:
+    x = layers.Dense(6, activation="tanh")(joined(features))
+    heads = {
+        "kind": layers.Dense(3, activation="softmax", name="kind")(x),
+        "size": layers.Dense(1, name="size")(features["a"]),
+    }
+    model = keras.Model(features, heads)
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        {"kind": "sparse_categorical_crossentropy", "size": "mse"},
+        loss_weights={"kind": 1.0, "size": 0.25},
+        metrics={"kind": ["accuracy"], "size": ["mae"]},
+    )
+    return model
+
+
+class OwnStep(keras.Model):  # type: ignore[misc]
+    """As Keras's guide writes it, but for a loss that is doubled."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            answers = self(x, training=True)
+            loss = 2.0 * self.compute_loss(y=y, y_pred=answers, sample_weight=weight)
+        gradients: Any = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=keras.ops.shape(y)[0])
+            else:
+                metric.update_state(y, answers)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        answers = self(x, training=False)
+        loss = 3.0 * self.compute_loss(y=y, y_pred=answers)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=keras.ops.shape(y)[0])
+            else:
+                metric.update_state(y, answers)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def own_step(features: Features) -> keras.Model:
+    x = layers.Dropout(0.5, seed=7)(layers.Dense(6, activation="tanh")(joined(features)))
+    model = OwnStep(features, layers.Dense(3, activation="softmax")(x))
+    model.compile(
+        keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+class Plain(keras.Model):  # type: ignore[misc]
+    """Neither `call` nor `compute_loss` has an argument `training`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layers.Dense(4, activation="tanh"), layers.Dense(3)
+
+    def call(self, features: dict[str, Any]) -> Any:
+        return self.second(self.first(features["a"]))
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        wrong = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+        return keras.ops.mean(wrong)
+
+
+def without_training(features: Features) -> keras.Model:
+    model = Plain()
+    model.compile(keras.optimizers.SGD(0.1))
+    return model
+
+
+@pytest.mark.parametrize("build", [classifier, frozen, two_heads, without_training])
+def test_the_loop_ends_where_fit_ends(build: Build, tmp_path: Path) -> None:
+    """Frozen layers, BatchNorm, Dropout, inputs and outputs by name, a last batch that is short."""
+    model, result = ours(build, tmp_path, steps_per_call=3)
+
+    features, label = rows()
+    # What a model of several outputs is told of one label, as `fit` needs it written.
+    told = {"kind": label, "size": label} if build is two_heads else label
+    other, history = kerass(build, parts=(features, label), told=(features, told))
+    assert_same(model, other)
+    assert result.metrics == of_best(history, result)
+
+
+def test_frozen_layers_stay_and_statistics_move(tmp_path: Path) -> None:
+    model, _ = ours(frozen, tmp_path)
+    prepare_process(precision="float32", seed=0, deterministic=False)
+    before = build_model(frozen, OwnFeatures(opened(rows()).description), what="model:build").model
+
+    moved = {
+        layer.name: any(
+            not np.array_equal(one, two)
+            for one, two in zip(layer.get_weights(), old.get_weights(), strict=True)
+        )
+        for layer, old in zip(model.layers, before.layers, strict=True)
+        if layer.get_weights()
+    }
+    assert [name for name, changed in moved.items() if not changed] == ["frozen", "still"]
+
+
+def test_sample_weights_count_in_loss_and_validation(tmp_path: Path) -> None:
+    parts = rows(weighted=True)
+    model, result = ours(classifier, tmp_path, parts=parts, steps_per_call=3)
+
+    other, history = kerass(classifier, parts=parts)
+    assert_same(model, other)
+    # Stoker weighs batches by their rows, where each is the weighted mean: as `fit` does.
+    assert result.metrics == of_best(history, result)
+
+
+def test_class_weights_count_in_training_only(tmp_path: Path) -> None:
+    weights = {0: 1.0, 2: 6.0}
+    model, result = ours(classifier, tmp_path, class_weight=weights)
+
+    other, history = kerass(classifier, class_weight=weights | {1: 1.0})
+    assert_same(model, other)
+    assert result.metrics == of_best(history, result)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_an_own_train_step_is_what_trains(weighted: bool, tmp_path: Path) -> None:
+    parts = rows(weighted=weighted)
+    model, result = ours(own_step, tmp_path, parts=parts, steps_per_call=3)
+
+    other, history = kerass(own_step, parts=parts)
+    assert_same(model, other)
+    assert result.metrics == of_best(history, result)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"accumulate": 2}, {"clip_norm": 1.0}, {"xla": True}, {"reduction_dtype": "bfloat16"}],
+)
+def test_what_an_own_train_step_cannot_have_is_named(
+    setting: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"OwnStep\.train_step .* train\.{next(iter(setting))}"):
+        ours(own_step, tmp_path, **setting)
+
+
+def test_an_own_step_that_fails_is_told_with_the_users_line(tmp_path: Path) -> None:
+    class Failing(OwnStep):
+        def train_step(self, data: Any) -> Any:
+            raise ValueError("mine")
+
+    def build(features: Features) -> keras.Model:
+        model = Failing(features, layers.Dense(3)(joined(features)))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    with pytest.raises(ConfigError, match=r"Failing\.train_step .*test_train_keras_loop\.py, line"):
+        ours(build, tmp_path)
+
+
+def test_a_model_that_cannot_be_validated_is_refused(tmp_path: Path) -> None:
+    class OnlyTrains(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            return {"loss": keras.ops.sum(data[1])}
+
+    def build(features: Features) -> keras.Model:
+        model = OnlyTrains(features, layers.Dense(3)(joined(features)))
+        model.compile("sgd")
+        return model
+
+    with pytest.raises(ConfigError, match="must return a model that can be validated"):
+        ours(build, tmp_path)
+
+
+def test_a_model_that_cannot_be_evaluated_is_refused_before_it_is_trained() -> None:
+    built = build_model(two_heads, OwnFeatures(opened(rows()).description), what="model:build")
+
+    with pytest.raises(ConfigError, match=r"one output.* Received: 2 outputs"):
+        require_one_output(built.model, what="model:build")
+
+
+class Adversaries(OwnStep):
+    """A second optimizer for a part of the weights, as GANs have it."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        half = len(self.trainable_variables) // 2
+        gradients: Any = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(
+            [*gradients[:half], *map(tf.zeros_like, gradients[half:])], self.trainable_variables
+        )
+        self.second.apply(gradients[half:], self.trainable_variables[half:])
+        return {"loss": loss}
+
+
+def adversaries(features: Features, *, built: bool = True) -> keras.Model:
+    x = layers.Dense(6, activation="tanh")(joined(features))
+    model = Adversaries(features, layers.Dense(3, activation="softmax")(x))
+    model.second = keras.optimizers.Adam(0.05)
+    if built:
+        model.second.build(model.trainable_variables[2:])
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
+    return model
+
+
+def test_a_second_optimizer_is_in_the_checkpoint(tmp_path: Path) -> None:
+    model, _ = ours(adversaries, tmp_path)
+    other, _ = kerass(adversaries)
+
+    assert_same(model, other)
+    found = newest_good(tmp_path / "checkpoints")
+    assert found is not None
+    kept = {name: v for name, v in found.arrays().items() if name.startswith("optimizer.second/")}
+    assert any(name.endswith("iteration") and int(v) == 2 * STEPS for name, v in kept.items())
+    assert len(kept) == len(model.second.variables)
+
+
+def test_a_second_optimizer_that_is_not_built_is_refused(tmp_path: Path) -> None:
+    def build(features: Features) -> keras.Model:
+        return adversaries(features, built=False)
+
+    with pytest.raises(ConfigError, match=r"Adversaries\.second must be built"):
+        ours(build, tmp_path)
+
+
+class Hooks(callbacks.Callback):  # type: ignore[misc]
+    """Writes down every call and what it was told."""
+
+    def __init__(self, *, stop_at: int | None = None) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+        self.stop_at = stop_at
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop where it is time."""
+        self.told("on_train_batch_end", batch, logs)
+        if batch == self.stop_at:
+            self.model.stop_training = True
+
+    def told(self, hook: str, *parts: Any) -> None:
+        """Keep a call."""
+        plain = [pytest.approx(p, rel=1e-3) if isinstance(p, dict) else p for p in parts]
+        self.calls.append((hook, *plain))
+
+
+def _hook(name: str) -> Callable[..., None]:
+    def hook(self: Hooks, *parts: Any, logs: Any = None) -> None:
+        self.told(name, *parts, *([] if logs is None else [logs]))
+
+    return hook
+
+
+for _name in (
+    *("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_train_batch_begin"),
+    *("on_test_begin", "on_test_end", "on_test_batch_begin", "on_test_batch_end"),
+):
+    setattr(Hooks, _name, _hook(_name))
+
+
+@pytest.mark.parametrize("stop_at", [None, 2])
+def test_callbacks_hear_what_fit_tells_them(stop_at: int | None, tmp_path: Path) -> None:
+    """Every hook, in order, with its logs; a stop in a batch hook ends the epoch at once."""
+    mine, theirs = Hooks(stop_at=stop_at), Hooks(stop_at=stop_at)
+
+    model, result = ours(classifier, tmp_path, listed=[mine])
+
+    other, _ = kerass(classifier, listed=[theirs])
+    assert [call[:1] for call in mine.calls] == [call[:1] for call in theirs.calls]
+    assert mine.calls == [tuple(_value(part) for part in call) for call in theirs.calls]
+    assert_same(model, other)
+    assert result.steps == (2 * STEPS if stop_at is None else stop_at + 1)
+
+
+def _value(part: Any) -> Any:
+    return getattr(part, "expected", part)
+
+
+def test_a_hook_for_batches_makes_calls_of_one_step(tmp_path: Path) -> None:
+    resolved = ResolvedTraining(
+        batch_size=BATCH,
+        accumulate=1,
+        replicas=1,
+        workers=1,
+        steps_per_call=4,
+        precision="float32",
+        xla=True,
+        strategy="one_device",
+        lr_factor=1.0,
+        why={},
+    )
+    data = OwnFeatures(opened(rows()).description)
+    plain, own = (build_model(f, data, what="model:build").model for f in (classifier, own_step))
+    quiet = [callbacks.TerminateOnNaN(), callbacks.CSVLogger(tmp_path / "log.csv")]
+
+    def seen(listed: list[Any], model: keras.Model, **settings: Any) -> tuple[int, bool]:
+        found = as_own_code_needs(resolved, TrainConfig(**settings), model=model, callbacks=listed)
+        return found.steps_per_call, found.xla
+
+    assert seen(quiet, plain) == (4, True)
+    assert seen([*quiet, Hooks()], plain) == (1, True)
+    assert seen([Hooks()], plain, steps_per_call=4) == (4, True)
+    assert seen([], own) == (4, False)
+
+
+def many(folder: Path) -> list[callbacks.Callback]:
+    """Keras's own; the epochs are few, so that EarlyStopping is impatient."""
+    folder.mkdir()
+    return [
+        callbacks.EarlyStopping(
+            "accuracy", mode="min", patience=1, restore_best_weights=True, start_from_epoch=0
+        ),
+        callbacks.ReduceLROnPlateau("val_loss", mode="max", patience=0, factor=0.5),
+        callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        callbacks.ModelCheckpoint(folder / "{epoch}.weights.h5", save_weights_only=True),
+        callbacks.TensorBoard(folder / "board"),
+        callbacks.CSVLogger(folder / "log.csv"),
+        callbacks.TerminateOnNaN(),
+    ]
+
+
+def test_kerass_callbacks_do_what_they_do_in_fit(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    model, result = ours(classifier, tmp_path, listed=many(mine), epochs=6, steps_per_call=3)
+
+    other, history = kerass(classifier, listed=many(theirs), epochs=6)
+    assert_same(model, other)
+    assert result.epochs == len(history["loss"]) < 6
+    assert float(model.optimizer.learning_rate) == pytest.approx(
+        float(other.optimizer.learning_rate)
+    )
+    names = [sorted(path.name for path in folder.glob("*")) for folder in (mine, theirs)]
+    assert names[0] == names[1]
+    logs = [
+        np.genfromtxt(folder / "log.csv", delimiter=",", names=True) for folder in (mine, theirs)
+    ]
+    assert logs[0].dtype.names == logs[1].dtype.names
+    for name in logs[0].dtype.names or ():
+        np.testing.assert_allclose(logs[0][name], logs[1][name], rtol=1e-3)
+
+
+def test_weights_that_a_callback_sets_at_the_end_are_kept_where_they_are_better(
+    tmp_path: Path,
+) -> None:
+    good, _ = kerass(classifier, epochs=30)
+
+    class Averaging(callbacks.Callback):  # type: ignore[misc]
+        def on_train_end(self, logs: Any = None) -> None:
+            self.model.set_weights(good.get_weights())
+
+    class Spoiling(callbacks.Callback):  # type: ignore[misc]
+        def on_train_end(self, logs: Any = None) -> None:
+            self.model.set_weights([np.zeros_like(w) for w in self.model.get_weights()])
+
+    for kind, better in ((Averaging, True), (Spoiling, False)):
+        folder = tmp_path / kind.__name__
+        weights = good.get_weights()
+        _, result = ours(classifier, folder, listed=[kind()])
+        arrays = best(folder / "checkpoints").arrays()
+        kept = arrays["model/first/kernel"]
+
+        assert np.array_equal(kept, weights[0]) is better
+        assert kept.any()
+        assert best(folder / "checkpoints").facts["position"]["best_metrics"] == result.metrics
+
+
+def test_a_file_of_a_callback_is_closed_where_a_run_fails(tmp_path: Path) -> None:
+    log = callbacks.CSVLogger(tmp_path / "log.csv")
+
+    def fails(epoch: int, logs: Any) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ConfigError, match=r"test_train_keras_loop\.py, line \d+, in fails.*mine"):
+        ours(classifier, tmp_path, listed=[log, callbacks.LambdaCallback(on_epoch_end=fails)])
+    assert log.csv_file.closed
+
+
+@pytest.mark.parametrize("kind", ["SwapEMAWeights", "BackupAndRestore"])
+def test_what_stoker_does_itself_is_refused(kind: str, tmp_path: Path) -> None:
+    arguments = [tmp_path / "backup"] if kind == "BackupAndRestore" else []
+    callback = getattr(callbacks, kind)(*arguments)
+
+    with pytest.raises(ConfigError, match=f"must leave out {kind}"):
+        ours(classifier, tmp_path, listed=[callback])

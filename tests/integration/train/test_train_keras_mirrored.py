@@ -1,0 +1,40 @@
+"""Callbacks and a user's own step with variables that lie on two devices."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="module")
+def child() -> dict[str, Any]:
+    script = Path(__file__).with_name("keras_mirrored_child.py")
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return answer
+
+
+def test_an_own_train_step_gives_the_one_device_weights_on_both_replicas(
+    child: dict[str, Any],
+) -> None:
+    for alone, replicas in zip(*child["own_step"].values(), strict=True):
+        assert replicas[0] == replicas[1]
+        np.testing.assert_allclose(replicas[0], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_a_callback_sets_the_rate_of_both_replicas(child: dict[str, Any]) -> None:
+    assert child["callbacks"]["rate"] == [0.25, 0.25]
+
+
+def test_the_best_weights_outlive_a_resume_and_go_back_to_both_replicas(
+    child: dict[str, Any],
+) -> None:
+    seen = child["callbacks"]
+
+    assert seen["stopped"] is True
+    assert seen["restored"] == seen["after"]

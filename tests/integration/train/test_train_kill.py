@@ -1,0 +1,97 @@
+"""A run that is killed, at any rename or at any time, ends with the bytes of one that was not.
+
+`make soak` kills it 50 times. Each test is one run that is killed again and again, so that what one
+kill leaves behind is there when the next one comes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.train.killed import (
+    Trainer,
+    outcome,
+    published,
+    write_images,
+    write_table,
+)
+
+KILLS = int(os.environ.get("STOKER_KILLS", "10"))
+"""Random instants at which training is killed."""
+
+LEAST_RENAMES = 20
+"""Before fewer different renames it was not killed, or the test looks at nothing."""
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    trainer = Trainer(tmp_path_factory.mktemp("log") / "said.txt")
+    yield trainer
+    trainer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_killed_before_each_of_its_renames_ends_as_one_that_never_was(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    folder, calm, killed = tmp_path / "small", tmp_path / "calm", tmp_path / "killed"
+    write_table(folder)
+    assert trainer.run(folder, calm) == 0, trainer.said()
+    assert trainer.run(folder, killed, verb="transform") == 0, trainer.said()
+
+    kills, rename, before = 0, 1, published(killed)
+    while (code := trainer.run(folder, killed, kill=rename)) != 0:
+        assert code == -signal.SIGKILL, trainer.said()
+        kills += 1
+        # Each process does one rename more than the last one, or goes on from a newer checkpoint.
+        after = published(killed)
+        rename = rename + 1 if after == before else 1
+        before = after
+
+    assert kills >= LEAST_RENAMES
+    assert outcome(killed) == outcome(calm)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300 + 60 * KILLS)
+def test_a_run_killed_at_random_instants_ends_as_one_that_never_was(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    folder, calm = tmp_path / "small", tmp_path / "calm"
+    write_images(folder)
+    assert trainer.run(folder, calm, verb="transform") == 0, trainer.said()
+    begun_s = time.monotonic()
+    assert trainer.run(folder, calm) == 0, trainer.said()
+    took_s = time.monotonic() - begun_s
+
+    expected, rng = outcome(calm), random.Random(0)
+    kills = ended = 0
+    while kills < KILLS or not ended:
+        killed = tmp_path / f"killed-{ended}"
+        code = _killed_after(trainer, folder, killed, rng.uniform(0, took_s), kill=kills < KILLS)
+        kills += code == -signal.SIGKILL
+        if code == 0:
+            assert outcome(killed) == expected
+            ended += 1
+        else:
+            assert code == -signal.SIGKILL, trainer.said()
+    assert kills == KILLS
+
+
+def _killed_after(trainer: Trainer, folder: Path, runs: Path, after_s: float, *, kill: bool) -> int:
+    pid = trainer.start(folder, runs)
+    timer = threading.Timer(after_s, os.kill, (pid, signal.SIGKILL))
+    if kill:
+        timer.start()
+    try:
+        return trainer.end()
+    finally:
+        timer.cancel()

@@ -1,0 +1,161 @@
+"""Two workers, a parameter server and a chief, as processes: no update is lost, none comes twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.data.dataset import Dataset
+from stoker.data.features.transform import Transform
+
+LR = 2.0**-10
+PER_EPOCH = 210
+EVAL_ROWS = 90
+
+pytestmark = pytest.mark.multiworker
+
+
+@pytest.fixture(scope="module")
+def answers(
+    dataset: Dataset, transform: Transform, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What every scenario found; all ran on one cluster."""
+    out = tmp_path_factory.mktemp("parameter_server")
+    ended = subprocess.run(
+        [
+            sys.executable,
+            Path(__file__).with_name("parameter_server_scenarios.py"),
+            dataset.root,
+            transform.root,
+            out,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
+
+
+def one_after_the_other(steps: int) -> float:
+    """Where SGD with momentum takes the weight whose gradient is always 1, in float32."""
+    weight, velocity = np.float32(0), np.float32(0)
+    for _ in range(steps):
+        velocity = velocity * np.float32(0.5) - np.float32(LR)
+        weight += velocity
+    return float(weight)
+
+
+def test_of_1050_updates_by_two_workers_none_is_lost(answers: dict[str, Any]) -> None:
+    found = answers["counted"]
+
+    assert found["steps"] == 5 * PER_EPOCH
+    assert found["iterations"] == [5 * PER_EPOCH]
+    assert found["weight"] == -5 * PER_EPOCH * LR
+    assert found["metrics"]["val_loss"] == pytest.approx(-5 * PER_EPOCH * LR)
+
+
+def test_batchnorms_moving_average_and_the_metrics_count_each_batch_once(
+    answers: dict[str, Any],
+) -> None:
+    found = answers["counted"]
+
+    assert found["moving_means"] == [pytest.approx(2 * (1 - 0.999 ** (5 * PER_EPOCH)), rel=1e-4)]
+    assert found["eval_counts"] == [EVAL_ROWS]
+
+
+@pytest.mark.parametrize("worker", ["back", "stays"])
+def test_a_worker_killed_by_kill_9_loses_no_update_and_doubles_none(
+    answers: dict[str, Any], worker: str
+) -> None:
+    """Whether it comes back, or the other one does its work."""
+    found = answers["killed"][worker]
+
+    assert len(answers["killed"]["kills"]) == 2
+    assert found["steps"] == 2 * PER_EPOCH
+    assert found["iterations"] == [2 * PER_EPOCH]
+    assert found["weight"] == one_after_the_other(2 * PER_EPOCH)
+
+
+def test_loss_falls_on_data_and_the_metrics_are_those_of_the_exported_average(
+    answers: dict[str, Any],
+) -> None:
+    """BatchNorm, Dropout, an Embedding, a moving average of the weights, AUC."""
+    found = answers["learned"]
+    epochs = [line for line in found["lines"] if "val_loss" in line]
+
+    assert len(epochs) == 8
+    assert epochs[-1]["loss"] < 0.5 * epochs[0]["loss"]
+    assert found["metrics"]["val_auc"] > 0.95
+    assert found["accuracy_here"] > 0.85
+
+
+def test_mixed_float16_scales_its_loss_and_learns(answers: dict[str, Any]) -> None:
+    found = answers["half_precision"]
+
+    assert found["all_finite"]
+    assert found["metrics"]["val_accuracy"] > 0.85
+
+
+def test_a_second_run_goes_on_after_the_last_epoch_of_the_first(answers: dict[str, Any]) -> None:
+    first, again = answers["gone_on"]["first"], answers["gone_on"]["again"]
+
+    assert (first["steps"], again["steps"]) == (30, 60)
+    assert first["weight"] == one_after_the_other(30)
+    assert again["weight"] == one_after_the_other(60)
+
+
+def test_asked_to_end_it_saves_what_is_applied_and_goes_on_from_there(
+    answers: dict[str, Any],
+) -> None:
+    first, again = answers["asked_to_end"]["first"], answers["asked_to_end"]["again"]
+
+    assert first["exit_code"] == 75
+    assert 0 < first["saved_step"] < 2 * PER_EPOCH
+    assert first["iterations"] == [first["saved_step"]]
+    assert again["weight"] == one_after_the_other(2 * PER_EPOCH)
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied_and_names_its_step(
+    answers: dict[str, Any],
+) -> None:
+    found = answers["not_finite"]
+
+    assert "the loss and the gradients of step" in found["error"]
+    assert np.isfinite(found["weight"])
+    assert found["all_finite"]
+
+
+def test_what_needs_one_step_after_the_other_is_refused_in_one_line(
+    answers: dict[str, Any],
+) -> None:
+    lines = list(answers["refused"].values())
+
+    assert len(lines) == 3
+    assert all("train.strategy: parameter_server computes gradients" in line for line in lines)
+    assert any("a callback with a hook for batches" in line for line in lines)
+
+
+def test_a_worker_that_hangs_ends_the_run_within_the_watchdogs_time(
+    answers: dict[str, Any],
+) -> None:
+    """It may be about to send its gradients: only its end would say that another may do its step."""
+    found = answers["stopped"]
+
+    assert "a worker must answer within 4 s" in found["error"]
+    assert found["saved_step"] == 0
+
+
+def test_a_server_that_is_gone_ends_the_run_in_one_line(answers: dict[str, Any]) -> None:
+    found = answers["server_gone"]
+
+    assert "every parameter server must stay" in found["error"]
+    assert found["saved_step"] is not None

@@ -1,0 +1,161 @@
+"""A run that is asked to end, whenever it is asked, saves what it has and ends as an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.train.killed import (
+    Trainer,
+    checkpoints,
+    newest,
+    runs_of,
+    until,
+    weights,
+    write_table,
+)
+
+from stoker.core.errors import EXIT_PREEMPTED, EXIT_USER
+
+STEP_S = 0.1
+"""Time of a slow step: a call of 20 takes 2 s."""
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    trainer = Trainer(tmp_path_factory.mktemp("log") / "said.txt")
+    yield trainer
+    trainer.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_table(tmp_path / "small")
+    return tmp_path / "small"
+
+
+def has_begun(runs: Path, lines: int) -> bool:
+    """Whether so many calls of steps have been written down."""
+    found = list(runs.glob("small/*/train/metrics.jsonl"))
+    return bool(found) and found[0].read_bytes().count(b"\n") > lines
+
+
+def lines_of(runs: Path) -> int:
+    found = list(runs.glob("small/*/train/metrics.jsonl"))
+    return found[0].read_bytes().count(b"\n") if found else 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
+    trainer: Trainer, folder: Path, tmp_path: Path
+) -> None:
+    calm, runs, mark = tmp_path / "calm", tmp_path / "runs", tmp_path / "validating"
+    assert trainer.run(folder, calm) == 0, trainer.said()
+    slow = {"STEP_S": str(STEP_S), "MARK": str(mark)}
+
+    # In start-up: nothing is there to be saved.
+    pid = trainer.start(folder, runs, environment=slow)
+    until(lambda: list(runs.glob("small/*/train")))
+    os.kill(pid, signal.SIGTERM)
+    assert trainer.end() == EXIT_PREEMPTED
+    assert "ended by SIGTERM" in trainer.said()
+
+    # In a call of many steps: it ends after the step, not after the call.
+    pid = trainer.start(folder, runs, environment=slow)
+    until(lambda: has_begun(runs, 0))
+    time.sleep(3 * STEP_S)
+    asked_s = time.monotonic()
+    os.kill(pid, signal.SIGTERM)
+    assert trainer.end() == EXIT_PREEMPTED
+    assert time.monotonic() - asked_s < 30
+    assert "Everything is saved" in trainer.said()
+    assert 20 < newest(runs).step < 40
+
+    # In the validation: it is given up, and done when the run goes on.
+    pid = trainer.start(folder, runs, environment=slow)
+    until(mark.exists)
+    os.kill(pid, signal.SIGUSR1)
+    assert trainer.end() == EXIT_PREEMPTED
+    position = newest(runs).facts["position"]
+    assert position["step"] == position["per_epoch"]
+    assert position["validated"] is False
+
+    # While a checkpoint is written.
+    pid = trainer.start(folder, runs, environment=slow)
+    until(lambda: list(checkpoints(runs).glob(".step-*.tmp")))
+    os.kill(pid, signal.SIGHUP)
+    assert trainer.end() == EXIT_PREEMPTED
+    assert newest(runs).step > position["step"]
+
+    # Ctrl-C: the person's own, and nothing is lost.
+    before, lines = newest(runs).step, lines_of(runs)
+    pid = trainer.start(folder, runs, environment=slow)
+    until(lambda: has_begun(runs, lines))
+    os.kill(pid, signal.SIGINT)
+    assert trainer.end() not in (0, EXIT_PREEMPTED)
+    assert newest(runs).step > before
+
+    # Twice: at once, in the middle of a step.
+    lines = lines_of(runs)
+    pid = trainer.start(folder, runs, environment={"STEP_S": "1"})
+    until(lambda: has_begun(runs, lines))
+    os.kill(pid, signal.SIGTERM)
+    time.sleep(0.1)
+    os.kill(pid, signal.SIGTERM)
+    assert trainer.end() == EXIT_PREEMPTED
+    assert "ended by SIGTERM" in trainer.said()
+
+    assert trainer.run(folder, runs) == 0, trainer.said()
+    assert weights(runs) == weights(calm)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_has_changed_is_named_and_goes_on_only_where_it_is_accepted(
+    trainer: Trainer, folder: Path, tmp_path: Path
+) -> None:
+    runs, settings = tmp_path / "runs", folder / "stoker.yaml"
+    pid = trainer.start(folder, runs, environment={"STEP_S": "0.05"})
+    until(lambda: has_begun(runs, 0))
+    os.kill(pid, signal.SIGTERM)
+    assert trainer.end() == EXIT_PREEMPTED
+    (run,) = runs_of(runs)
+    step = newest(runs).step
+    named = ("--resume", run.name)
+
+    for file, old, new, said in (
+        ("stoker.yaml", "ema: 0.9", "ema: 0.8", "configuration train.ema was 0.9 and is 0.8"),
+        ("model.py", "Dropout(0.3)", "Dropout(0.2)", "code model:build has changed"),
+        ("data.csv", "a,b,y\n", "a,b,y\n0.5,0.5,1\n", "data source has changed"),
+    ):
+        text = (folder / file).read_text()
+        (folder / file).write_text(text.replace(old, new))
+        assert trainer.run(folder, runs, *named) == EXIT_USER
+        assert said in trainer.said()
+        assert "--accept-change" in trainer.said()
+        (folder / file).write_text(text)
+    assert newest(runs).step == step
+
+    # Without --resume a changed experiment is another run, which says what was left behind.
+    settings.write_text(settings.read_text().replace("ema: 0.9", "ema: 0.8"))
+    assert trainer.run(folder, runs, verb="transform") == 0
+    assert f"run {run.name} stands at step {step} of other inputs" in trainer.said()
+    assert f"--resume {run.name} --accept-change goes on from there" in trainer.said()
+
+    assert trainer.run(folder, runs, *named, "--accept-change") == 0, trainer.said()
+    about = json.loads((run / "run.json").read_text())
+    assert about["changes"][0]["differs"] == ["configuration train.ema was 0.9 and is 0.8"]
+    lines = [json.loads(line) for line in (run / "train/metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "loss" in line]
+    assert steps == sorted(steps)
+    assert steps[0] <= step < steps[-1] == newest(runs).facts["position"]["steps"]
+    # The change goes with the weights, whichever run takes them.
+    assert trainer.run(folder, runs, verb="export") == 0, trainer.said()
+    (lineage,) = runs.glob("small/*/model/lineage.json")
+    assert json.loads(lineage.read_text())["training"]["changes"] == about["changes"]

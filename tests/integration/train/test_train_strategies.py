@@ -1,0 +1,143 @@
+"""The same global batch, however it is spread, trains to the same weights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.data.dataset import Dataset
+from stoker.data.features.transform import Transform
+
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "plain": {"model": "plain"},
+    "plain on 2": {"model": "plain", "replicas": 2},
+    "plain on 4": {"model": "plain", "replicas": 4},
+    "plain on 2, streamed": {"model": "plain", "replicas": 2, "memory_bytes": 0},
+    "plain on 2, XLA": {"model": "plain", "replicas": 2, "settings": {"xla": True}},
+    "plain, 4 passes": {"model": "plain", "settings": {"accumulate": 4}},
+    "plain on 2, 4 passes": {"model": "plain", "replicas": 2, "settings": {"accumulate": 4}},
+    "plain on 2, 4 passes, XLA": {
+        "model": "plain",
+        "replicas": 2,
+        "settings": {"accumulate": 4, "xla": True},
+    },
+    "clipped": {"model": "plain", "settings": {"clip_norm": 0.05}},
+    "clipped on 2": {"model": "plain", "replicas": 2, "settings": {"clip_norm": 0.05}},
+    "averaged": {"model": "plain", "settings": {"ema": 0.9}},
+    "averaged on 2": {"model": "plain", "replicas": 2, "settings": {"ema": 0.9}},
+    "embedded": {"model": "embedded"},
+    "embedded on 2": {"model": "embedded", "replicas": 2},
+    "embedded on 2, 2 passes": {
+        "model": "embedded",
+        "replicas": 2,
+        "settings": {"accumulate": 2},
+    },
+    "own loss": {"model": "own_loss"},
+    "own loss on 2": {"model": "own_loss", "replicas": 2},
+    "sent as bfloat16": {
+        "model": "plain",
+        "replicas": 2,
+        "settings": {"reduction_dtype": "bfloat16"},
+    },
+    "normed on 2": {"model": "normed", "replicas": 2, "steps_per_call": 1},
+    "normed on 2, more a call": {"model": "normed", "replicas": 2, "steps_per_call": 7},
+    "bfloat16 on 2": {
+        "model": "normed",
+        "replicas": 2,
+        "settings": {"precision": "mixed_bfloat16"},
+    },
+    "float16 on 2": {
+        "model": "normed",
+        "replicas": 2,
+        "settings": {"precision": "mixed_float16", "accumulate": 2},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def trained(
+    dataset: Dataset, transform: Transform, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[dict[str, Any], list[Any]]]:
+    """Scenario -> its facts and weights."""
+    found: dict[str, tuple[dict[str, Any], list[Any]]] = {}
+    # A process has one size of group for its collectives.
+    for sizes in ((1, 2), (4,)):
+        names = [n for n, scenario in SCENARIOS.items() if scenario.get("replicas", 1) in sizes]
+        out = tmp_path_factory.mktemp("strategies")
+        results = _run([SCENARIOS[name] for name in names], out, dataset, transform)
+        for index, (name, result) in enumerate(zip(names, results, strict=True)):
+            weights = np.load(out / str(index) / "weights.npz")
+            found[name] = result, list(weights.values())
+    return found
+
+
+def _run(
+    scenarios: list[dict[str, Any]], out: Path, dataset: Dataset, transform: Transform
+) -> list[dict[str, Any]]:
+    script = Path(__file__).with_name("strategy_scenarios.py")
+    done = subprocess.run(
+        [sys.executable, script, dataset.root, transform.root, out],
+        input=json.dumps(scenarios),
+        text=True,
+        capture_output=True,
+        timeout=420,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results: list[dict[str, Any]] = json.loads((out / "results.json").read_text())
+    return results
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("plain", "plain on 2"),
+        ("plain", "plain on 4"),
+        ("plain on 2", "plain on 2, streamed"),
+        ("plain on 2", "plain on 2, XLA"),
+        ("plain", "plain, 4 passes"),
+        ("plain", "plain on 2, 4 passes"),
+        ("plain", "plain on 2, 4 passes, XLA"),
+        ("clipped", "clipped on 2"),
+        ("averaged", "averaged on 2"),
+        ("embedded", "embedded on 2"),
+        ("embedded", "embedded on 2, 2 passes"),
+        ("own loss", "own loss on 2"),
+        ("normed on 2", "normed on 2, more a call"),
+    ],
+)
+def test_the_same_global_batch_trains_to_the_same_weights(
+    trained: dict[str, Any], one: str, other: str
+) -> None:
+    """The epoch's last batch is short and odd, so that replicas and passes have unequal shares."""
+    for ours, theirs in zip(trained[one][1], trained[other][1], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
+    for name, value in trained[one][0]["metrics"].items():
+        assert trained[other][0]["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_all_replicas_end_with_equal_weights(trained: dict[str, Any], name: str) -> None:
+    assert trained[name][0]["replicas_agree"]
+
+
+@pytest.mark.parametrize("name", ["bfloat16 on 2", "float16 on 2", "sent as bfloat16"])
+def test_fewer_bits_learn_as_well(trained: dict[str, Any], name: str) -> None:
+    assert trained[name][0]["metrics"]["val_accuracy"] > 0.75
+
+
+def test_settings_that_should_change_the_result_do(trained: dict[str, Any]) -> None:
+    """Else the tests above would compare runs in which the setting was ignored."""
+    plain = trained["plain"]
+    for name in ("clipped", "sent as bfloat16"):
+        pairs = zip(plain[1], trained[name][1], strict=True)
+        assert max(float(np.abs(a - b).max()) for a, b in pairs) > 1e-5, name
+    # The average is beside the weights, and is what is validated.
+    averaged = trained["averaged"][0]["metrics"]
+    assert abs(plain[0]["metrics"]["val_loss"] - averaged["val_loss"]) > 1e-3

@@ -1,0 +1,111 @@
+"""What `auto` became is what it stays, and what a run is is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker.app.experiment import Experiment, load_experiment
+from stoker.app.identity import run_identity
+from stoker.app.resolution import resolve_once
+from stoker.app.train_folder import CHECKPOINTS
+from stoker.core.errors import UserError
+from stoker.train.checkpoints.identity import changes
+from stoker.train.config import ResolvedTraining, TrainConfig
+
+BEFORE = ResolvedTraining(
+    batch_size=64,
+    accumulate=1,
+    replicas=4,
+    workers=1,
+    steps_per_call=50,
+    precision="mixed_bfloat16",
+    xla=True,
+    strategy="mirrored",
+    lr_factor=1.0,
+    why={"strategy": "4 GPUs on this machine"},
+)
+
+
+def begun(folder: Path) -> Path:
+    """A stage's folder whose run has begun with `BEFORE`, and has a checkpoint."""
+    assert resolve_once(folder, TrainConfig(), BEFORE) == BEFORE
+    (folder / CHECKPOINTS / "step-0000000003").mkdir(parents=True)
+    return folder
+
+
+def test_a_run_that_goes_on_keeps_what_auto_became(tmp_path: Path) -> None:
+    now = replace(BEFORE, batch_size=32, precision="float32", xla=False, steps_per_call=9)
+
+    assert resolve_once(begun(tmp_path), TrainConfig(), now) == BEFORE
+
+
+def test_what_is_set_by_name_counts_though_the_run_began_otherwise(tmp_path: Path) -> None:
+    now = replace(BEFORE, precision="float32", xla=False)
+
+    resolved = resolve_once(begun(tmp_path), TrainConfig(precision="float32"), now)
+
+    assert resolved.precision == "float32"
+    assert resolved.xla
+
+
+def test_a_run_without_a_checkpoint_begins_with_what_this_machine_has(tmp_path: Path) -> None:
+    now = replace(BEFORE, replicas=1, strategy="one_device")
+    resolve_once(tmp_path, TrainConfig(), BEFORE)
+
+    assert resolve_once(tmp_path, TrainConfig(), now) == now
+
+
+def test_fewer_devices_than_a_run_began_with_are_named(tmp_path: Path) -> None:
+    now = replace(BEFORE, replicas=2, why={"strategy": "2 GPUs on this machine"})
+
+    with pytest.raises(UserError, match=r"2 here \(2 GPUs .* it began with 4 \(4 GPUs"):
+        resolve_once(begun(tmp_path), TrainConfig(), now)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "stoker.yaml").write_text(
+        "name: t\ndata: {source: d.csv}\nmodel: model:build\nlabel: y\n"
+        "train: {callbacks: 'model:callbacks'}\n"
+    )
+    (tmp_path / "model.py").write_text(
+        "def build(f):\n    return 1\n\n\ndef callbacks():\n    return []\n"
+    )
+    return tmp_path
+
+
+def differences(before: Experiment, after: Experiment) -> list[str]:
+    pair = [run_identity(each, source="s") for each in (before, after)]
+    return [f"{change.part} {change.name}" for change in changes(*pair)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("train.seed=3", ["configuration train.seed"]),
+        ("train.checkpoint.every_steps=5", []),
+        ("train.watchdog_s=7", []),
+        ("evaluate.slices=[a]", ["configuration evaluate.slices"]),
+        ("runs=elsewhere", []),
+    ],
+)
+def test_a_setting_is_part_of_a_run_where_it_changes_what_comes_out(
+    folder: Path, setting: str, named: list[str]
+) -> None:
+    changed = load_experiment(folder, overrides=[setting])
+
+    assert differences(load_experiment(folder), changed) == named
+
+
+def test_a_line_of_a_callback_is_part_of_a_run(folder: Path) -> None:
+    experiment = load_experiment(folder)
+    before = run_identity(experiment, source="s")
+    code = (folder / "model.py").read_text()
+    (folder / "model.py").write_text(code.replace("return []", "return [1]"))
+
+    found = changes(before, run_identity(experiment, source="s"))
+
+    assert [str(change) for change in found] == ["code model:callbacks has changed"]
