@@ -14,7 +14,11 @@ from stoker.data.feed.augment import AugmentConfig, ColorJitter, RandomResizedCr
 from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
+from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.config import TrainConfig
+from stoker.train.health.divergence import DivergenceConfig
+from stoker.train.memory_config import MemoryConfig
+from stoker.train.watch.config import TensorBoardConfig
 
 PAGE = Path(__file__).parent / "reference" / "configuration.md"
 SECTIONS: list[tuple[str, type]] = [
@@ -27,6 +31,10 @@ SECTIONS: list[tuple[str, type]] = [
     ("train.augment", AugmentConfig),
     ("train.augment.random_resized_crop", RandomResizedCrop),
     ("train.augment.color_jitter", ColorJitter),
+    ("train.checkpoint", CheckpointConfig),
+    ("train.divergence", DivergenceConfig),
+    ("train.memory", MemoryConfig),
+    ("train.tensorboard", TensorBoardConfig),
     ("evaluate", EvaluateConfig),
     ("evaluate.gates.METRIC", Gate),
     ("evaluate.slice_gates.METRIC", SliceGate),
@@ -55,6 +63,8 @@ def default_text(field: dataclasses.Field[object]) -> str:
     if field.default_factory is dataclasses.MISSING:
         return "required"
     made = field.default_factory()
+    if dataclasses.is_dataclass(made):
+        return "see below"
     return f"`{made}`" if isinstance(made, dict) and made else "none"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,11 +37,6 @@ def figure(
 def spread(values: Sequence[float]) -> str:
     """How far the rounds lie apart."""
     return f"{min(values):.3g} to {max(values):.3g}"
-
-
-def paired(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    """Times the peer's cost is ours: the median over what stood side by side."""
-    return statistics.median(t / o for t, o in zip(theirs, ours, strict=True))
 
 
 def write(path: Path, figures: Sequence[Figure]) -> None:

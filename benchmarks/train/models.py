@@ -114,9 +114,12 @@ def make_data(task: Task, *, rows: int, count: int) -> tuple[NDArray[Any], NDArr
         words = own[label[..., None], rng.integers(0, 64, (count, rows, *task.shape))]
         others = rng.integers(0, WORDS, words.shape)
         return np.where(rng.random(words.shape) < 0.2, words, others).astype(np.int32), label
-    centre = rng.normal(0, 0.1, (CLASSES, *task.shape)).astype(np.float32)
     noise = rng.standard_normal((count, rows, *task.shape), dtype=np.float32)
-    return centre[label] + noise, label
+    if len(task.shape) == 1:
+        return noise + rng.normal(0, 0.1, (CLASSES, *task.shape)).astype(np.float32)[label], label
+    height, width, channels = task.shape
+    texture = rng.normal(0, 0.5, (CLASSES, 4, 4, channels)).astype(np.float32)
+    return noise + np.tile(texture, (1, height // 4, width // 4, 1))[label], label
 
 
 def make_batches(

@@ -52,6 +52,8 @@ def joined() -> Iterator[float]:
     Yields:
         What the link carries by measurement, Gbit/s.
     """
+    # A killed run leaves them.
+    _remove()
     try:
         for name in NAMES:
             _ip("netns", "add", name)
@@ -66,8 +68,12 @@ def joined() -> Iterator[float]:
             _run("tc", "-n", name, "qdisc", "add", "dev", end, "root", "tbf", *shape)
         yield _measured_gbit_s()
     finally:
-        for name in NAMES:
-            subprocess.run(["ip", "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
+        _remove()
+
+
+def _remove() -> None:
+    for name in NAMES:
+        subprocess.run(["ip", "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
 
 
 def enter_namespace() -> None:

@@ -37,9 +37,7 @@ class _Logged:
         self._logger.info("%s %s, %.1f s %s", outcome.stage, how, outcome.took_s, outcome.why)
 
 
-def run(
-    experiment: Experiment, *, until: str = "push", resume: Resume = NEWEST
-) -> ChainResult:
+def run(experiment: Experiment, *, until: str = "push", resume: Resume = NEWEST) -> ChainResult:
     """Run an experiment's chain; stages whose inputs have not changed are skipped.
 
     Args:

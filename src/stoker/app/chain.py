@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
-from stoker.app.context import Context, Stage
+from stoker.app.context import Context, Stage, Work
 from stoker.app.experiment import Experiment, data_fingerprint
 from stoker.app.identity import run_identity
 from stoker.app.left_behind import left_behind
@@ -109,6 +110,7 @@ def run_chain(
     until: str = "push",
     again: bool = False,
     resume: Resume = NEWEST,
+    works: Mapping[str, Work] = MappingProxyType({}),
 ) -> ChainResult:
     """Run the chain up to a stage; a stage whose inputs are those of an earlier one is skipped.
 
@@ -118,6 +120,7 @@ def run_chain(
         until: The last stage.
         again: Do the last stage again even where nothing has changed.
         resume: Which run is gone on with.
+        works: Stage -> what does its work instead, e.g. on several processes.
 
     Raises:
         UserError: the user's data, settings or code; the run can be continued.
@@ -127,7 +130,10 @@ def run_chain(
     identity = run_identity(experiment, source=data_fingerprint(experiment))
     if until == STAGES[-1].name:
         _require_folder(experiment.models_root)
-    stages = stages_of(experiment)
+    stages = tuple(
+        dataclasses.replace(stage, work=works.get(stage.name, stage.work))
+        for stage in stages_of(experiment)
+    )
     stages = stages[: [stage.name for stage in stages].index(until) + 1]
     with (
         ends_when_asked(),

@@ -76,6 +76,10 @@ class Done:
     """Fingerprint of what equal inputs do not settle; see `StageRecord.content`."""
 
 
+Work = Callable[[Context, Path], Done]
+"""Does a stage's work: writes the given folder."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
     """One link of the chain."""
@@ -89,7 +93,7 @@ class Stage:
     inputs: Callable[[Context], Mapping[str, Any]]
     """Everything it depends on other than the raw columns that it reads."""
 
-    work: Callable[[Context, Path], Done]
+    work: Work
     """Does it: writes the given empty folder."""
 
     in_place: bool = False

@@ -21,7 +21,7 @@ from stoker.app.experiment import Experiment
 from stoker.app.opening import eval_rows
 from stoker.app.quiet import import_tensorflow
 from stoker.core.errors import CheckFailed, ConfigError, Plain, UserError
-from stoker.core.user_code import call, load_function
+from stoker.core.user_code import call
 
 if TYPE_CHECKING:
     from stoker.data.own.features import AnyTransform
@@ -143,27 +143,14 @@ def _prepared(
     context: Context, transform: AnyTransform
 ) -> tuple[ResolvedTraining, Distribution, AnyDataset, BuiltModel]:
     from stoker.app.resolution import resolve_here
+    from stoker.app.training import begin_process, open_and_build
     from stoker.cluster.devices import find_devices
-    from stoker.train.health.precision import apply_tf32
-    from stoker.train.memory import apply_memory
-    from stoker.train.model import build_model, prepare_process
     from stoker.train.own_code import as_own_code_needs
-    from stoker.train.remat import rematerialise
-    from stoker.train.strategy import make_distribution
 
-    experiment, train = context.experiment, context.experiment.train
+    train = context.experiment.train
     resolved = resolve_here(context, transform, find_devices(), None)
-    apply_memory(train.memory)
-    apply_tf32(on=train.tf32)
-    distribution = make_distribution(resolved.strategy, replicas=resolved.replicas)
-    prepare_process(
-        precision=resolved.precision, seed=train.seed, deterministic=train.deterministic
-    )
-    dataset = context.dataset()
-    build = load_function(experiment.folder, experiment.model, where="model")
-    with distribution.strategy.scope():
-        built = build_model(build, transform, what=experiment.model)
-        rematerialise(built.model, train.remat)
+    distribution = begin_process(train, resolved)
+    dataset, built = open_and_build(context, transform, distribution)
     resolved = as_own_code_needs(resolved, train, model=built.model, callbacks=())
     return resolved, distribution, dataset, built
 
@@ -274,7 +261,6 @@ def _timed(step: Callable[[Any], Any], element: Any) -> tuple[float, float]:
 
 def _serve(built: BuiltModel, dataset: AnyDataset, transform: AnyTransform) -> Served:
     from stoker.core.files import list_files
-    from stoker.export.python_calls import require_no_python
     from stoker.export.saved_model import export_saved_model
     from stoker.export.vetting import vet_model
 
@@ -287,7 +273,6 @@ def _serve(built: BuiltModel, dataset: AnyDataset, transform: AnyTransform) -> S
         call(export_saved_model, built.model, built.adapt, transform, folder, what=what)
         size = sum(path.stat().st_size for path in list_files(folder))
         try:
-            require_no_python(folder)
             vetted = call(vet_model, folder, columns, row, what="asking the exported model")
         except CheckFailed as error:
             raise ConfigError(

@@ -21,6 +21,7 @@ WITHOUT_EFFECT = (
     "max_restarts",
     "memory",
     "nan_budget",
+    "tensorboard",
     "watchdog_s",
 )
 """Settings of `train` that change no weight: when it is saved, watched or given up."""

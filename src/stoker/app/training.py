@@ -31,14 +31,18 @@ from stoker.train.health.precision import apply_tf32
 from stoker.train.heartbeat import process_heartbeat
 from stoker.train.loop import Progress, Surroundings, fit
 from stoker.train.memory import apply_memory
-from stoker.train.model import build_model, prepare_process
+from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.own_code import as_own_code_needs, require_one_output
 from stoker.train.remat import rematerialise
 from stoker.train.strategy import Distribution, make_distribution
+from stoker.train.watch.labels import vocabulary_terms
 from stoker.train.watch.progress_line import ProgressLine
+from stoker.train.watch.watch import Unwatched, Watched
 
 if TYPE_CHECKING:
     from stoker.app.experiment import Experiment
+    from stoker.data.own.features import AnyTransform
+    from stoker.data.own.opening import AnyDataset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,16 +73,9 @@ def train(context: Context, folder: Path) -> Trained:
         folder, experiment.train, resolve_here(context, transform, devices, cluster)
     )
     identity = training_identity(context, resolved)
-    distribution = _begin(experiment.train, resolved)
+    distribution = begin_process(experiment.train, resolved)
     handshake(distribution, identity)
-    # After the seeds are set, which a user's own dataset may draw from.
-    dataset = context.dataset()
-    build = load_function(experiment.folder, experiment.model, where="model")
-    with distribution.strategy.scope():
-        built = build_model(build, transform, what=experiment.model)
-        require_one_output(built.model, what=experiment.model)
-        rematerialise(built.model, experiment.train.remat)
-
+    dataset, built = open_and_build(context, transform, distribution)
     callbacks = experiment.train.callbacks
     listed = load_callbacks(experiment.folder, callbacks)() if callbacks else []
     resolved = as_own_code_needs(resolved, experiment.train, model=built.model, callbacks=listed)
@@ -94,7 +91,8 @@ def train(context: Context, folder: Path) -> Trained:
         )
         context.progress(text, progress.step / progress.steps)
 
-    writer = Everywhere([JsonLines(folder / METRICS), TensorBoard(folder / TENSORBOARD)])
+    board = TensorBoard(folder / TENSORBOARD) if distribution.is_chief else None
+    writer = Everywhere([] if board is None else [JsonLines(folder / METRICS), board])
     try:
         with listening() as ending:
             result = fit(
@@ -108,6 +106,9 @@ def train(context: Context, folder: Path) -> Trained:
                     memory_bytes=devices.memory_bytes,
                     checkpoints=folder / CHECKPOINTS,
                     writer=writer,
+                    watch=Unwatched()
+                    if board is None
+                    else _watched(board, context, folder, distribution=distribution),
                     on_progress=tell,
                     ending=ending,
                     heartbeat=process_heartbeat(),
@@ -118,6 +119,8 @@ def train(context: Context, folder: Path) -> Trained:
                     work_dir=folder.parent / "cache",
                 ),
             )
+        if board is not None:
+            board.results(result.steps, result.metrics, succeeded=True)
     except tf.errors.OpError as error:
         raise ConfigError(
             "a training step must not fail",
@@ -141,13 +144,22 @@ def train(context: Context, folder: Path) -> Trained:
             "parameters": built.model.count_params(),
             "resolved": asdict(resolved),
             "health": result.health,
+            "agreement": result.agreement,
         },
         content=best(folder / CHECKPOINTS).manifest.hashes[STATE],
     )
 
 
-def _begin(settings: TrainConfig, resolved: ResolvedTraining) -> Distribution:
-    """What holds for the whole process, in the order that TensorFlow demands."""
+def begin_process(settings: TrainConfig, resolved: ResolvedTraining) -> Distribution:
+    """What holds for the whole process, in the order that TensorFlow demands.
+
+    Args:
+        settings: The section `train`.
+        resolved: What its `auto`s became.
+
+    Returns:
+        Over which devices and workers a step is spread.
+    """
     apply_memory(settings.memory)
     apply_tf32(on=settings.tf32)
     distribution = make_distribution(
@@ -159,6 +171,41 @@ def _begin(settings: TrainConfig, resolved: ResolvedTraining) -> Distribution:
         precision=resolved.precision, seed=settings.seed, deterministic=settings.deterministic
     )
     return distribution
+
+
+def open_and_build(
+    context: Context, transform: AnyTransform, distribution: Distribution
+) -> tuple[AnyDataset, BuiltModel]:
+    """The data and the model, in a process that has begun.
+
+    Raises:
+        UserError: the user's code fails, or makes what cannot be trained.
+    """
+    experiment = context.experiment
+    # After the seeds are set, which a user's own dataset may draw from.
+    dataset = context.dataset()
+    build = load_function(experiment.folder, experiment.model, where="model")
+    with distribution.strategy.scope():
+        built = build_model(build, transform, what=experiment.model)
+        require_one_output(built.model, what=experiment.model)
+        rematerialise(built.model, experiment.train.remat)
+    return dataset, built
+
+
+def _watched(
+    board: TensorBoard, context: Context, folder: Path, *, distribution: Distribution
+) -> Watched:
+    """TensorBoard with the run's settings in it."""
+    experiment, transform = context.experiment, context.transform()
+    board.settings(experiment.to_json(), run=context.run_id)
+    config = experiment.train.tensorboard
+    terms = {
+        layer: vocabulary_terms(transform, vocabulary) if vocabulary is not None else None
+        for layer, vocabulary in config.embeddings.items()
+    }
+    return Watched(
+        board, config=config, terms=terms, folder=folder, alone=distribution.workers == 1
+    )
 
 
 def _service(experiment: Experiment) -> ServiceConfig | None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stoker.core.errors import CheckFailed, Plain
 from stoker.data.own.description import AnyColumn
 from stoker.export.callpath import load_model
+from stoker.export.python_calls import require_no_python
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
     SERVING_DEFAULT,
@@ -37,8 +38,9 @@ def vet_model(
         What was seen: signatures, number of rows, names of the outputs.
 
     Raises:
-        CheckFailed: it does not load, does not answer, answers NaN, or the signatures disagree.
+        CheckFailed: it calls Python, does not load, does not answer, answers NaN, or the signatures disagree.
     """
+    require_no_python(folder)
     loaded = load_model(folder)
     try:
         plain = loaded.call(SERVING_DEFAULT, {c.name: rows[c.name] for c in columns})

@@ -12,6 +12,7 @@ from stoker.data.feed.augment import AugmentConfig
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.health.divergence import DivergenceConfig
 from stoker.train.memory_config import MemoryConfig
+from stoker.train.watch.config import TensorBoardConfig
 
 Auto = Literal["auto"]
 StrategyName = Literal["one_device", "mirrored", "multi_worker", "parameter_server", "tpu"]
@@ -111,6 +112,9 @@ class TrainConfig:
     remat: tuple[str, ...] = ()
     """Layers, by name or pattern (`block*`), whose activations are computed again in the backward
     pass instead of being kept."""
+
+    tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
+    """What TensorBoard shows beside loss, metrics and speed."""
 
     max_restarts: int = 3
     """How often `stoker train --workers` starts all again after one of them failed."""

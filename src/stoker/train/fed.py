@@ -39,7 +39,7 @@ class Sums(NamedTuple):
 
 def make_run_fed(
     step: Callable[[Any], Outcome], *, rows_a_step: int | None
-) -> Callable[[Any, tf.Tensor], Sums]:
+) -> Any:
     """Many steps over an iterator in one call, with the wait for input timed inside the graph.
 
     A call ends before its time after a step that was not finite, or when a worker is asked to end.
@@ -50,6 +50,9 @@ def make_run_fed(
         step: What `make_train_step` made.
         rows_a_step: Where an element holds the rows of a whole call: how many of them make a step.
             None where an element is for one step.
+
+    Returns:
+        A `tf.function` of the iterator and the number of steps, int64, that gives `Sums`.
     """
     now_s = _clock()
 

@@ -68,7 +68,7 @@ class Guard:
         self._say(self._divergence.update(step, loss))
         optimizer = self._built.model.optimizer
         if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
-            self._say(self._loss_scale.update(step, float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))))
+            self._say(self._loss_scale.update(step, _number(optimizer.dynamic_scale)))
 
     def look_at_model(self, answers: Any) -> None:
         """Before the first step: where the model is, and what its last layer computes in.
@@ -130,7 +130,7 @@ class Guard:
             step=step,
             loss=loss,
             positions=tuple(positions),
-            learning_rate=float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)),
+            learning_rate=_number(model.optimizer.learning_rate),
             precision=self._resolved.precision,
             xla=self._resolved.xla,
         )
@@ -200,3 +200,8 @@ class Guard:
         if all(finding.line() != said.line() for said in self.findings):
             self.findings.append(finding)
             _LOG.warning("%s", finding.line())
+
+
+def _number(scalar: Any) -> float:
+    """A Keras variable, on one device or on all replicas, or a schedule's tensor."""
+    return float(tf.convert_to_tensor(getattr(scalar, "value", scalar)).numpy())

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import tensorflow as tf
 
+from stoker.cluster.resolver import LOOPBACK
 from stoker.core.errors import Plain, UserError
+from stoker.data.feed.service.server import listening_ports
 from stoker.train.checkpoints.identity import Change, Identity, changes
 from stoker.train.strategy import Distribution
+
+_LOG = logging.getLogger(__name__)
 
 SHOWN_CHARS = 16
 """Of a value that differs: enough to tell two hashes apart."""
@@ -22,7 +27,9 @@ def handshake(distribution: Distribution, identity: Identity) -> None:
     """Compare what all workers are about to train, before anything else is done.
 
     The identities travel by the strategy's own all-gather, so it works under whatever started the
-    workers, and shows that they can reach each other.
+    workers, and shows that they can reach each other. Where all of them are on this machine, its
+    port is first taken off every network device but the loopback one: TensorFlow listens on all
+    addresses, and whoever reaches it can run operations.
 
     Args:
         distribution: The strategy, and this worker's place in it.
@@ -33,10 +40,22 @@ def handshake(distribution: Distribution, identity: Identity) -> None:
     """
     if distribution.workers == 1:
         return
+    _keep_to_this_machine(distribution)
     identities = _gather(distribution, identity)
     for rank in sorted(identities):
         if differing := changes(identities[0], identities[rank]):
             raise _disagreement(differing, rank)
+
+
+def _keep_to_this_machine(distribution: Distribution) -> None:
+    jobs = distribution.strategy.cluster_resolver.cluster_spec().as_dict()
+    if all(a.startswith(f"{LOOPBACK}:") for addresses in jobs.values() for a in addresses):
+        try:
+            listening_ports(only_loopback=True)
+        except PermissionError:
+            _LOG.warning(
+                "this kernel lets only root keep a worker's port to this machine: it is open"
+            )
 
 
 def _gather(distribution: Distribution, identity: Identity) -> dict[int, Identity]:

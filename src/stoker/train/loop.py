@@ -19,6 +19,7 @@ from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.user_code import call
 from stoker.data.feed.calls import Calls
+from stoker.data.feed.pipeline import Feed
 from stoker.data.feed.service.reading import ServiceFeed
 from stoker.data.own.features import AnyTransform
 from stoker.data.own.feed import AnyFeed, OwnFeed
@@ -26,10 +27,11 @@ from stoker.data.own.opening import AnyDataset
 from stoker.data.sources.config import ServiceConfig
 from stoker.telemetry import catalogue
 from stoker.telemetry.writers import MetricWriter
+from stoker.train.agreement import agreed_metrics
 from stoker.train.busy import FIXED_STEPS, BusyReport, measure_ceiling
 from stoker.train.callbacks import Callbacks
 from stoker.train.checkpoints.identity import Identity, require_same
-from stoker.train.checkpoints.store import Found, newest_good
+from stoker.train.checkpoints.store import Found, best, newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ending import Ending
@@ -39,6 +41,7 @@ from stoker.train.guard import Guard
 from stoker.train.heartbeat import Heartbeat
 from stoker.train.keras_model import (
     as_the_model_takes,
+    loss_of,
     of_the_user,
     own_optimizers,
 )
@@ -49,9 +52,10 @@ from stoker.train.own_step import check_own_step, first_pass, has_own_step, make
 from stoker.train.position import Position, Timing
 from stoker.train.seeds import host_seeds, restore_host_seeds
 from stoker.train.state import TrainingState
-from stoker.train.step import StepSettings
+from stoker.train.step import StepSettings, losses_are_means, told
 from stoker.train.strategy import Distribution
 from stoker.train.validation import GivenUpError, make_validate, results
+from stoker.train.watch.watch import Unwatched, Watch
 
 EVAL_BATCHES = 4
 """A validation batch in training batches: no gradients are kept, so it may be larger."""
@@ -93,6 +97,9 @@ class TrainResult:
     health: dict[str, Any] = field(default_factory=dict)
     """What was found and done: rollbacks, smaller batches, warnings; JSON values."""
 
+    agreement: dict[str, Any] | None = None
+    """Whether validation went by the quick decoder; see `agreed_metrics`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
@@ -115,6 +122,9 @@ class Surroundings:
 
     heartbeat: Heartbeat
     """Whom to tell that this process is alive."""
+
+    watch: Watch = field(default_factory=Unwatched)
+    """Shows the model to users."""
 
     identity: Identity = field(default_factory=dict)
     """What the run is: configuration, code, data, versions."""
@@ -275,8 +285,8 @@ class _Run:
         self.built, self.position = built, position
         self.config, self.resolved = config, resolved
         self.distribution, self.around = distribution, around
-        self._feed, held_out = feeds
-        self._writer = writer
+        self._feed, self._held_out = feeds
+        self._writer, self._watch = writer, around.watch
         self._load = as_the_model_takes(
             self._feed.load, built.model, class_weight=config.class_weight
         )
@@ -296,7 +306,7 @@ class _Run:
         self._compile()
         self._validate = make_validate(
             built,
-            as_the_model_takes(held_out.load, built.model),
+            as_the_model_takes(self._held_out.load, built.model),
             distribution=distribution,
             gives_up=lambda: self._ends_alone() and not position.over,
         )
@@ -313,7 +323,9 @@ class _Run:
         self._state = TrainingState(built.model, extras=extras)
         self._best: tuple[dict[str, NDArray[Any]], dict[str, Any], int, float] | None = None
         self._in_epoch = position.in_epoch > 0 or not position.validated
+        self._was_over = position.over
         self._calls_timed, self._first_counts = 0, False
+        self.agreement: dict[str, Any] | None = None
         self._ceiling_s = 0.0
 
     def begin(self, found: Found | None) -> None:
@@ -324,6 +336,12 @@ class _Run:
         else:
             # What a process wrote that was killed before its first checkpoint.
             self.around.writer.rewind(0)
+        self._watch.begin(
+            self.built.model,
+            self.position.step,
+            per_epoch=self.position.per_epoch,
+            loss_of=self._loss_of_sample,
+        )
         self._callbacks.on_train_begin()
         if found is None:
             # What a rollback goes back to, and the first to know that the disk takes them.
@@ -371,12 +389,14 @@ class _Run:
         """Some steps, what is told of them, and a checkpoint where one is due.
 
         Returns:
-            Whether the run went back, so that the data has to be read from elsewhere.
+            Whether the data has to be read from elsewhere: the run went back, or took a part only of
+            the rows of a call.
         """
         position, ending = self.position, self.around.ending
-        steps = position.next_steps(self.resolved.steps_per_call)
-        if steps == 0:
+        planned = position.next_steps(self.resolved.steps_per_call)
+        if planned == 0:
             return False
+        steps = self._watch.next_steps(position.step, planned)
         self._callbacks.on_train_batch_begin(position.in_epoch)
         ending.save_after_call(self._writer is not None and self._writer.due(position.step))
         begun_s = time.monotonic()
@@ -390,12 +410,14 @@ class _Run:
         if not bool(sums.finite):
             self._look_into(position.step + done, loss=float(sums.last_loss))
             return True
+        ending.has_work = True
         self._count(sums, done, wall_s)
         if self._calls_timed == 1:
             traced = self._run_fed.get_concrete_function(iterator, tf.constant(steps, tf.int64))
             self._guard.look_at_step(traced, placements)
+            self._watch.graph(traced.graph)
+        self._watch.after(position.step, steps=done)
         position.validated = position.step % position.per_epoch != 0
-        ending.has_work = True
         if self._callbacks.reads_batch_logs:
             last = (position.step - 1) % position.per_epoch
             self._callbacks.on_train_batch_end(last, self._logs())
@@ -406,7 +428,7 @@ class _Run:
             self._end_early()
         if signals[1] and position.validated:
             self._save()
-        return False
+        return steps < planned and self._rows_a_step is not None
 
     def fitting(self, work: Callable[[], Any]) -> Any:
         """Do what runs the compiled step; where it does not fit in memory, compile a smaller one.
@@ -476,7 +498,7 @@ class _Run:
         restore_host_seeds(found.facts["host_seeds"])
         self._callbacks.set_state(found.facts["callbacks"], arrays)
         self._guard.restore(found.facts["guard"], decided=decided)
-        self.around.writer.rewind(self.position.step)
+        self.around.writer.rewind(self.position.step, validated=self.position.validated)
 
     def _count(self, sums: Sums, done: int, wall_s: float) -> None:
         position, around = self.position, self.around
@@ -548,16 +570,59 @@ class _Run:
         self._callbacks.on_train_end(position.metrics)
         after = self._state.capture()
         names = [name for name in before if name.startswith("model/")]
-        if not all(np.array_equal(before[name], after[name]) for name in names):
+        changed = not all(np.array_equal(before[name], after[name]) for name in names)
+        if changed:
             metrics = position.metrics | self._validated(eval_batches)
             epoch = -(-position.step // position.per_epoch)
             if _is_better(metrics, position, epoch=epoch, config=self.config):
                 position.best_epoch, position.best_metrics = epoch, _finite(metrics)
                 self._best = (*self._captured(), position.step, metrics[self.config.monitor])
-        self._save(now=True)
+        self._hold_to_reference()
+        if changed or not self._was_over:
+            self._save(now=True)
+
+    def _hold_to_reference(self) -> None:
+        """Where validation went by a quicker decoder than serving does: do the best weights agree?
+
+        Not with several workers, of which each would have to look at every row.
+        """
+        held_out = self._held_out
+        has_quicker = isinstance(held_out, Feed) and held_out.by_reference() is not None
+        if self.distribution.workers > 1 or not has_quicker or self.built.is_regression:
+            return
+        self.around.heartbeat.enter("validate")
+        last, position = self._state.capture(), self.position
+        with self.distribution.strategy.scope():
+            self._state.restore(self._best_arrays())
+        with self._average.in_place() if self._average else nullcontext():
+            position.best_metrics, self.agreement = agreed_metrics(
+                self.built,
+                held_out,
+                position.best_metrics,
+                batch_size=EVAL_BATCHES * self.resolved.batch_size,
+                validate=self._validated_by,
+            )
+        with self.distribution.strategy.scope():
+            self._state.restore(last)
+        self.around.heartbeat.enter("train")
+
+    def _best_arrays(self) -> dict[str, NDArray[Any]]:
+        if self._best is not None:
+            return self._best[0]
+        if self._writer is not None:
+            self._writer.wait()
+        return best(self.around.checkpoints).arrays()
+
+    def _validated_by(self, feed: AnyFeed) -> dict[str, float]:
+        """The metrics of another feed of the eval split; the user's callbacks have had their end."""
+        load = as_the_model_takes(feed.load, self.built.model)
+        validate = make_validate(self.built, load, distribution=self.distribution)
+        with feed.in_order(batch_size=EVAL_BATCHES * self.resolved.batch_size) as batches:
+            return validate(batches, Callbacks(self.built.model, [], steps=1, epochs=1))
 
     def close(self) -> None:
-        """Close what callbacks hold open, where the run ends before its end."""
+        """Close what callbacks and watchers hold open, where the run ends before its end."""
+        self._watch.close(self.position.step)
         self._callbacks.close()
 
     def _ends_alone(self) -> bool:
@@ -619,6 +684,14 @@ class _Run:
             element = next(iter(batches))
         return element if self._rows_a_step is None else step_of(element, 0, self._rows_a_step)
 
+    def _loss_of_sample(self) -> tf.Tensor:
+        """The loss of one pass over the resident batch, as in a step."""
+        model, most = self.built.model, self.position.batch_size
+        batch = self._load(tf.nest.map_structure(lambda tensor: tensor[:most], self._sample))
+        with losses_are_means():
+            outputs = model(self.built.adapt(batch[0]), training=True)
+            return loss_of(model, told(batch, outputs), training=True)
+
     def _logs(self) -> dict[str, float]:
         loss = self.position.loss_sum / self.position.rows
         return {"loss": loss} | results(self.built.model)
@@ -662,6 +735,7 @@ def _result(run: _Run, ceiling_s: float) -> TrainResult:
         busy=busy,
         samples_per_s=timing.rows / timing.wall_s,
         health=run.health(),
+        agreement=run.agreement,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.train.config import ResolvedTraining, TrainConfig
@@ -79,7 +80,7 @@ def _scale(optimizer: Any, factor: float) -> None:
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         optimizer.learning_rate = _Scaled(rate, factor)
     else:
-        optimizer.learning_rate = float(keras.ops.convert_to_numpy(rate)) * factor
+        optimizer.learning_rate = float(tf.convert_to_tensor(rate.value).numpy()) * factor
 
 
 def _momentum(optimizer: Any, config: TrainConfig) -> float | None:

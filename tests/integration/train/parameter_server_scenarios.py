@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from stoker.train.loop import Progress, Surroundings
 from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.parameter_server.cluster import Connection, connect
 from stoker.train.parameter_server.loop import fit_parameter_server
+from stoker.train.parameter_server.worker import WorkerModel, open_inbox
 
 SERVE = """
 import os
@@ -43,6 +46,7 @@ from stoker.train.parameter_server.cluster import serve_parameter_role
 serve_parameter_role(read_tf_config(os.environ))
 """
 LR = 2.0**-10
+PER_EPOCH = 210
 
 
 class Roles:
@@ -282,15 +286,40 @@ def killed(scene: Scene) -> dict[str, Any]:
     return {"back": back, "stays": stays, "kills": kills}
 
 
+def sent_twice(scene: Scene) -> dict[str, Any]:
+    """As when a worker dies after it has sent and before it says so; and one from an older pass."""
+    batch = ({"a": tf.ones([1]), "b": tf.ones([1])}, tf.ones([1], tf.int64))
+    with scene.connection.strategy.scope():
+        built = build_model(momentum, scene.transform, what="model:build")
+        outputs = built.model(built.adapt(batch[0]))
+        built.model.compute_metrics(x=batch[0], y=batch[1], y_pred=outputs)
+        built.model.optimizer.build(built.model.trainable_variables)
+        worker = WorkerModel(built, seeds=[])
+        inbox, send = open_inbox(worker, worker.train, lambda e: e, batch, batches=3)
+    inbox.begin(10)
+    for number in (10, 11, 11, 9, 10, 12):
+        scene.connection.coordinator.schedule(send, args=(tf.constant(number, tf.int64), batch))
+    scene.connection.coordinator.join()
+    return inbox.take()._asdict() | {
+        "iterations": int(built.model.optimizer.iterations.numpy()),
+        "weight": float(np.ravel(built.model.trainable_variables[0].numpy())[0]),
+    }
+
+
 def stopped(scene: Scene) -> dict[str, Any]:
-    """kill -STOP of a worker."""
+    """kill -STOP of a worker, which goes on after some seconds."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("stoker.train.parameter_server").addHandler(handler)
 
     def tell(progress: Progress) -> None:
-        scene.roles.send("worker 0", signal.SIGSTOP)
+        if progress.step < PER_EPOCH:
+            scene.roles.send("worker 0", signal.SIGSTOP)
+            threading.Timer(6.0, scene.roles.send, ("worker 0", signal.SIGCONT)).start()
 
-    answer, _ = scene.fit("stopped", momentum, tell=tell, epochs=1, watchdog_s=4.0)
-    scene.roles.send("worker 0", signal.SIGCONT)
-    return answer
+    answer, _ = scene.fit("stopped", momentum, tell=tell, epochs=1, watchdog_s=2.0)
+    return answer | {"said": said}
 
 
 def server_gone(scene: Scene) -> dict[str, Any]:
@@ -306,7 +335,7 @@ def server_gone(scene: Scene) -> dict[str, Any]:
 
 SCENARIOS = (
     *(counted, learned, gone_on, asked_to_end, not_finite, half_precision, refused, stopped),
-    *(killed, server_gone),
+    *(sent_twice, killed, server_gone),
 )
 
 

@@ -20,7 +20,7 @@ from stoker.cluster.launch import Launched, LaunchSettings, WorkerFailed, launch
 STEPS = 400
 
 TRAINER = """
-import os, sys
+import os, socket, sys
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,10 @@ try:
 except UserError as error:
     print(error.line())
     os._exit(2)
+held = [socket.socket(fileno=os.dup(int(fd))) for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}") and "socket:" in os.readlink(f"/proc/self/fd/{fd}")]
+print("listens on", [s.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+                     for s in held if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)])
 print(f"agreed pid {os.getpid()}", len(os.listdir("/proc/self/fd")))
 with strategy.scope():
     weights = tf.Variable(tf.zeros([4]))
@@ -136,6 +140,12 @@ def test_killed_and_stopped_workers_are_named_and_all_go_on_to_the_same_weights(
     assert killed == "worker 1 was killed by SIGKILL"
     assert stopped.startswith("worker 1 hangs: no sign of life"), "\n".join(seen.lines)
     assert any("[worker 1]   File" in line for line in seen.lines)
+    said = [line for line in seen.lines if line.startswith("[worker") and "listens on" in line]
+    listens = [line.split("listens on ")[1] for line in said]
+    assert len(listens) == 6, "both, three times"
+    assert {device for line in listens for device in line.strip("[]").split(", ")} == {
+        repr(b"lo\0")
+    }
     for rank in range(2):
         final = np.load(tmp_path / f"final-{rank}.npy")
         np.testing.assert_array_equal(final, expected_weights())

@@ -174,10 +174,11 @@ def test_a_run_is_read_by_tensorboards_own_reader(tmp_path: Path) -> None:
     )
     graph = tf.function(loss_of(model)).get_concrete_function().graph
     writer.settings({"train": {"epochs": 2}}, run="one")
-    watch.begin(0, graph)
+    watch.begin(0)
+    watch.graph(graph)
     for step in range(1, 9):
         writer.write(step, {"loss": 1 / step, "step_time_s": 0.1})
-        watch.after(step)
+        watch.after(step, steps=1)
         if step % 4 == 0:
             metrics = {"loss": 2 / step, "val_loss": 3 / step, "epoch": step / 4}
             writer.write(step, metrics)
@@ -252,10 +253,7 @@ def work(profiler: StepProfiler, first: int, last: int, *, at_once: int = 1) -> 
     step = tf.function(lambda: tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64])))
     ends, done = [], first - 1
     while done < last:
-        boundary = profiler.boundary(done)
-        profiler.before(done)
-        boundary = profiler.boundary(done)
-        end = min(done + at_once, last, boundary or last)
+        end = done + profiler.next_steps(done, min(at_once, last - done))
         for _ in range(end - done):
             step().numpy()
         done = end

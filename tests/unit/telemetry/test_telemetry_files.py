@@ -84,6 +84,24 @@ def test_a_rewound_file_holds_the_lines_up_to_that_step(
     assert found == [*(done for done in steps if done <= step), step + 1]
 
 
+@pytest.mark.parametrize(("validated", "kept"), [(True, [1.0, 2.0]), (False, [1.0])])
+def test_an_epoch_that_is_to_be_validated_again_has_no_line_yet(
+    tmp_path: Path, validated: bool, kept: list[float]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLines(path)
+    for step in range(1, 7):
+        writer.write(step, {"loss": 0.5})
+        if step % 2 == 0:
+            writer.write(step, {"val_loss": 0.5, "epoch": step / 2})
+    writer.rewind(4, validated=validated)
+    writer.close()
+
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["epoch"] for line in lines if "epoch" in line] == kept
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
+
+
 def test_the_half_line_of_a_killed_writer_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2, "lo')

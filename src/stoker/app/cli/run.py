@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
-
-import typer
 
 from stoker.app.cli.options import (
     AcceptChange,
@@ -15,6 +14,7 @@ from stoker.app.cli.options import (
     Overrides,
     ResumeRun,
 )
+from stoker.app.cli.tolerant import print_result, tolerant
 from stoker.app.resume import Resume
 
 
@@ -57,9 +57,9 @@ def run(
             for o in outcomes
         ]
         answers = [asdict(answer) for answer in proof.answers]
-        typer.echo(
+        print_result(
             json.dumps({"run": str(result.run), "stages": facts, "answers": answers}, indent=2)
         )
     else:
-        console = Console(highlight=False)
+        console = Console(file=tolerant(sys.stdout), highlight=False)
         print_summary(console, loaded, experiment, result, proof, overrides=overrides)

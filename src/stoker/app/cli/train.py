@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,8 +19,13 @@ from stoker.app.cli.options import (
     ResumeRun,
 )
 from stoker.app.cli.tolerant import print_result, tolerant
-from stoker.app.cli.until import run_until
+from stoker.app.cli.until import Works, as_usual, run_until
 from stoker.app.resume import Resume
+from stoker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stoker.app.context import Work
+    from stoker.app.experiment import Experiment
 
 DryRun = Annotated[
     bool,
@@ -30,12 +36,34 @@ DryRun = Annotated[
 ]
 """Finds on the first day what could not be trained, held in memory or served."""
 
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", help="Train on so many processes of this machine together."),
+]
+"""None: this process trains."""
+
+Servers = Annotated[
+    int,
+    typer.Option(
+        "--parameter-servers", help="With --workers: processes that hold the variables for them."
+    ),
+]
+"""With one or more, workers do not wait for each other."""
+
+Pin = Annotated[
+    bool, typer.Option("--pin", help="With --workers: give each worker cores of its own.")
+]
+"""Else they share all cores, each with its part of the threads."""
+
 
 def train(
     experiment: ExperimentFolder = Path(),
     overrides: Overrides = [],  # noqa: B006 - typer copies it
     again: Again = False,
     dry_run: DryRun = False,
+    workers: Workers = None,
+    servers: Servers = 0,
+    pin: Pin = False,
     resume: ResumeRun = None,
     accept_change: AcceptChange = False,
     as_json: AsJson = False,
@@ -48,7 +76,26 @@ def train(
         _rehearse(experiment, overrides, as_json=as_json)
         return
     which = Resume(run=resume, accept_change=accept_change)
-    run_until("train", experiment, overrides, again=again, as_json=as_json, resume=which)
+    works = _on_workers(workers, servers, pin=pin)
+    run_until(
+        "train", experiment, overrides, again=again, as_json=as_json, resume=which, works=works
+    )
+
+
+def _on_workers(workers: int | None, servers: int, *, pin: bool) -> Works:
+    if workers is None:
+        if servers or pin:
+            raise ConfigError(
+                "--parameter-servers and --pin need --workers", fix="Add --workers 2."
+            )
+        return as_usual
+
+    def works(experiment: Experiment, say: Callable[[str], None]) -> Mapping[str, Work]:
+        from stoker.app.workers_stage import on_workers
+
+        return on_workers(experiment, workers=workers, servers=servers, pin=pin, say=say)
+
+    return works
 
 
 def _rehearse(experiment: Path, overrides: list[str], *, as_json: bool) -> None:

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker.app.cli.tolerant import print_result
 from stoker.app.resume import NEWEST, Resume
+
+if TYPE_CHECKING:
+    from stoker.app.context import Work
+    from stoker.app.experiment import Experiment
+
+Works = Callable[["Experiment", Callable[[str], None]], "Mapping[str, Work]"]
+"""An experiment, and whom to tell a line -> stage -> what does its work instead."""
+
+
+def as_usual(*_: object) -> Mapping[str, Work]:
+    """Every stage does its own work."""
+    return {}
 
 
 def run_until(
@@ -17,6 +31,7 @@ def run_until(
     again: bool,
     as_json: bool,
     resume: Resume = NEWEST,
+    works: Works = as_usual,
 ) -> None:
     """Run the chain up to a stage, and print where its output lies.
 
@@ -27,6 +42,7 @@ def run_until(
         again: Do the last stage even where nothing has changed.
         as_json: Print its facts as JSON instead.
         resume: Which run is gone on with.
+        works: Which stages are worked on otherwise.
     """
     from stoker.app.chain import run_chain
     from stoker.app.cli.progress import ConsoleListener
@@ -34,7 +50,14 @@ def run_until(
 
     loaded = load_experiment(experiment, overrides=overrides)
     with ConsoleListener() as listener:
-        result = run_chain(loaded, listener, until=stage, again=again, resume=resume)
+        result = run_chain(
+            loaded,
+            listener,
+            until=stage,
+            again=again,
+            resume=resume,
+            works=works(loaded, listener.say),
+        )
     last = result.outcomes[-1]
     if as_json:
         facts = {"run": str(result.run), "output": str(last.output), "skipped": last.skipped}

@@ -16,8 +16,14 @@ class MetricWriter(Protocol):
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Take the scalars of one step; NaN and infinity are written as they are."""
 
-    def rewind(self, step: int) -> None:
-        """Forget what was written for later steps: training goes on from this one."""
+    def rewind(self, step: int, *, validated: bool = True) -> None:
+        """Forget what was written for later steps: training goes on from this one.
+
+        Args:
+            step: Steps done.
+            validated: Whether an epoch that ends with this step is validated already; where it is
+                not, what was written at its end is forgotten too.
+        """
 
     def close(self) -> None:
         """Make what was written durable; nothing may be written afterwards."""
@@ -34,10 +40,10 @@ class Everywhere:
         for writer in self._writers:
             writer.write(step, scalars)
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, *, validated: bool = True) -> None:
         """Rewind each."""
         for writer in self._writers:
-            writer.rewind(step)
+            writer.rewind(step, validated=validated)
 
     def close(self) -> None:
         """Close each."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from stoker.telemetry import catalogue
 from stoker.telemetry.writers.appended import AppendedFile
 
 
@@ -21,10 +22,10 @@ class JsonLines:
         line = {"step": step} | {name: _json_number(value) for name, value in scalars.items()}
         self._file.append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, *, validated: bool = True) -> None:
         """Drop the lines of later steps, and the half line of a writer that was killed."""
         lines = self._file.path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if _is_up_to(line, step)]
+        kept = [line for line in lines if _is_up_to(line, step, validated=validated)]
         if len(kept) < len(lines):
             self._file.replace(b"".join(kept))
 
@@ -33,9 +34,12 @@ class JsonLines:
         self._file.close()
 
 
-def _is_up_to(line: bytes, step: int) -> bool:
+def _is_up_to(line: bytes, step: int, *, validated: bool) -> bool:
     try:
-        return line.endswith(b"\n") and bool(json.loads(line)["step"] <= step)
+        scalars = json.loads(line)
+        # An epoch's line comes after that of its last step.
+        last = step if validated or catalogue.EPOCH.name not in scalars else step - 1
+        return line.endswith(b"\n") and bool(scalars["step"] <= last)
     except (ValueError, KeyError, TypeError):
         return False
 

@@ -65,10 +65,13 @@ class TensorBoard:
         self._train.add(_scalars(step, training))
         self._validation.add(_scalars(step, validation))
 
-    def rewind(self, step: int) -> None:
-        """Let TensorBoard drop what a run that was killed wrote for later steps."""
+    def rewind(self, step: int, *, validated: bool = True) -> None:
+        """Let TensorBoard drop what a run that was killed wrote for later steps.
+
+        It drops whole steps: to forget the metrics at an epoch's end is to forget the last call's.
+        """
         for file in self._files:
-            file.rewind(step)
+            file.rewind(step if validated else step - 1)
 
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Add histograms by tag, e.g. `weights/dense/kernel`."""

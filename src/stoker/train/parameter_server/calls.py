@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -10,13 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.core.errors import Plain, UserError
 from stoker.train.parameter_server.cluster import Connection
 from stoker.train.parameter_server.server import Inbox, Taken
 
 UNDER_WAY = 4
 """Calls a worker that are handed out at once: one is computed, its successor is on its way. More
 would hold more batches in memory, and the weights that they see would be older."""
+
+_LOG = logging.getLogger(__name__)
 
 
 class Workers:
@@ -27,7 +29,7 @@ class Workers:
 
         Args:
             connection: Who they are.
-            silent_s: Longest time in which none of them answers, seconds.
+            silent_s: When none has answered for so long, that is said, seconds.
         """
         self._coordinator = connection.coordinator
         self._most = UNDER_WAY * connection.workers
@@ -49,7 +51,6 @@ class Workers:
             arguments: Of each call; read no further ahead than what is under way.
 
         Raises:
-            UserError: no worker has answered for too long.
             tf.errors.OpError: the function failed.
         """
         under_way = 0
@@ -73,14 +74,7 @@ class Workers:
 
     def _ended(self) -> int:
         """Wait until a call has ended; how many have."""
-        try:
-            answers = [self._answers.get(timeout=self._silent_s)]
-        except queue.Empty:
-            raise UserError(
-                f"a worker must answer within {self._silent_s:g} s",
-                got=Plain("no answer from any of them"),
-                fix="See their logs; a step that takes longer needs a larger train.watchdog_s.",
-            ) from None
+        answers = [self._first_answer()]
         with contextlib.suppress(queue.Empty):
             while True:
                 answers.append(self._answers.get_nowait())
@@ -88,6 +82,18 @@ class Workers:
             if isinstance(answer, Exception):
                 raise answer
         return len(answers)
+
+    def _first_answer(self) -> Any:
+        # An error would not end this process: TensorFlow takes back from every worker what it was
+        # given, and waits for the one that hangs. When that one goes on, or dies, so do we.
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._answers.get(timeout=self._silent_s)
+            _LOG.warning(
+                "no worker has answered for %g s; training goes on when it does, or when the "
+                "process that hangs is killed",
+                self._silent_s,
+            )
 
 
 class Pass:
@@ -116,7 +122,7 @@ class Pass:
             What was taken since the beginning; the last one holds every batch, each once.
 
         Raises:
-            UserError: see `Workers.each`.
+            tf.errors.OpError: a worker's function failed.
         """
         handed_out = 0
 

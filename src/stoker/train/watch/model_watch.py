@@ -60,25 +60,20 @@ class ModelWatch:
         if config.gradients:
             self._looks["gradients"] = lambda: gradient_histograms(model, loss_of)
         self._terms = dict(terms)
-        self._done = 0
         embeddings_of(model, self._terms)
 
-    def begin(self, step: int, graph: tf.Graph | None) -> None:
-        """Training begins, or goes on, after this many steps.
-
-        Args:
-            step: Steps done.
-            graph: The graph of a step where it is to be shown.
-        """
-        self._done = step
-        if graph is not None:
-            self._writer.graph(graph_bytes(graph))
+    def begin(self, step: int) -> None:
+        """Training begins, or goes on, after this many steps: show what it begins with."""
         if step == 0 and self._every:
             self._histograms(0)
 
-    def after(self, step: int) -> None:
-        """A call has ended after this many steps: show what has become due in it."""
-        done, self._done = self._done, step
+    def graph(self, graph: tf.Graph) -> None:
+        """Show the graph of a step."""
+        self._writer.graph(graph_bytes(graph))
+
+    def after(self, step: int, *, steps: int) -> None:
+        """A call of so many steps has ended at this step: show what has become due in it."""
+        done = step - steps
         if self._every and step // self._every > done // self._every:
             self._histograms(step)
         if self._terms and step // self._per_epoch > done // self._per_epoch:

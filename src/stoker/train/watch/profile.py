@@ -40,14 +40,19 @@ class StepProfiler:
     `plugins/profile/<time>/<host>.xplane.pb`. A profile that fails ends no training.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: Path, steps: str | None) -> None:
+    def __init__(
+        self, folder: Path, *, tensorboard: Path, steps: str | None, cuts: bool = True
+    ) -> None:
         """Take the request of the settings.
 
         Args:
             folder: Where the file `profile` is looked for.
             tensorboard: Where profiles go.
             steps: `START:STOP` of the settings.
+            cuts: Calls end where a profile begins and ends, so that it holds just its steps. Of
+                several workers none may: they make the same calls. Theirs holds whole calls.
         """
+        self._cuts = cuts
         self._request = folder / REQUEST
         self._tensorboard = tensorboard
         self._wanted = profiled_steps(steps) if steps is not None else None
@@ -55,29 +60,29 @@ class StepProfiler:
         self._last: int | None = None
         self._looked_s = -LOOK_EVERY_S
 
-    def boundary(self, step: int) -> int | None:
-        """The next step after which a call must end, so that a profile holds just its steps.
+    def next_steps(self, step: int, steps: int) -> int:
+        """A call is about to begin: start, where a profile is wanted of it.
 
         Args:
             step: Steps done.
-        """
-        if self._last is not None:
-            return self._last
-        if self._wanted is not None and step < self._wanted[0] - 1:
-            return self._wanted[0] - 1
-        return None
+            steps: Steps that the call would have.
 
-    def before(self, step: int) -> None:
-        """A call begins after this many steps: start, where a profile is wanted from here on."""
-        if self._last is not None:
-            return
-        self._look(step)
-        if self._wanted is None or step + 1 < self._wanted[0]:
-            return
-        first, last = self._wanted
-        self._wanted = None
-        if step < last:
-            self._start(max(first, step + 1), last)
+        Returns:
+            Steps that it shall have, at least one.
+        """
+        if self._last is None:
+            self._look(step)
+        if self._wanted is not None:
+            first, last = self._wanted
+            if self._cuts and step < first - 1:
+                return min(steps, first - 1 - step)
+            if step + steps >= first:
+                self._wanted = None
+                if step < last:
+                    self._start(step + 1, last)
+        if self._cuts and self._last is not None:
+            return min(steps, self._last - step)
+        return steps
 
     def after(self, step: int) -> None:
         """A call has ended, its results are there: stop, where the profile is complete."""

@@ -35,7 +35,10 @@ _LARGEST = 1e38
 def weight_histograms(model: keras.Model) -> dict[str, Histogram]:
     """`weights/<path>` -> its histogram, of every weight of floats."""
     return {
-        f"weights/{variable.path}": histogram(variable.value)
+        # Of several replicas the first of this worker's: no other worker is asked.
+        f"weights/{variable.path}": histogram(
+            getattr(variable.value, "values", [variable.value])[0]
+        )
         for variable in model.weights
         if tf.as_dtype(variable.dtype).is_floating
     }

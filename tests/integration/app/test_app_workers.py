@@ -1,0 +1,151 @@
+"""`stoker train --workers N`: several processes train one experiment, and one of them dies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.app.experiment import Experiment, load_experiment
+from stoker.core.config import build
+
+STOKER_YAML = """\
+name: pair
+data: {source: data.csv, split_by: id}
+model: model:build
+label: bought
+train:
+  epochs: 4
+  batch_size: 16
+  steps_per_call: 4
+  deterministic: true
+  callbacks: model:callbacks
+  checkpoint: {every_steps: 4}
+"""
+
+MODEL_PY = """\
+import os
+import signal
+from pathlib import Path
+
+import keras
+from keras import layers
+
+
+def build(features):
+    x = layers.Concatenate()([keras.ops.expand_dims(features[n], -1) for n in ("age", "spent")])
+    x = layers.Dropout(0.2)(layers.Dense(8, activation="relu")(x / 50.0))
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
+    return model
+
+
+class Die(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        fault = Path(os.environ["FAULT"])
+        if epoch == 2 and os.environ.get("STOKER_RANK") == "1" and fault.exists():
+            fault.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def callbacks():
+    return [Die()]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One experiment for all: the stages before training are done once."""
+    folder = tmp_path_factory.mktemp("workers") / "pair"
+    folder.mkdir()
+    (folder / "stoker.yaml").write_text(STOKER_YAML)
+    (folder / "model.py").write_text(MODEL_PY)
+    rows = ["id,age,spent,bought"]
+    rows += [f"{n},{20 + n % 50}.5,{(n * 37) % 90}.5,{int(n % 50 > 25)}" for n in range(400)]
+    (folder / "data.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def train(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
+    command = [sys.executable, "-m", "stoker", "train", str(folder), "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def weights(result: dict[str, Any]) -> str:
+    """The hash of the state that is exported."""
+    record = json.loads((Path(result["run"]) / "stages" / "train.json").read_text())
+    return str(record["content"])
+
+
+@pytest.mark.multiworker
+@pytest.mark.slow
+def test_a_worker_that_is_killed_changes_no_weight(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not in the experiment's folder: what is there is a part of the code.
+    fault = tmp_path / "fault"
+    monkeypatch.setenv("FAULT", str(fault))
+    calm, _ = train(folder, "--workers", "2")
+    of_calm = weights(calm)
+    fault.write_text("once")
+
+    killed, said = train(folder, "--workers", "2", "--again")
+
+    assert not fault.exists()
+    assert killed["restarts"] == ["worker 1 was killed by SIGKILL"]
+    assert "all workers start again from the last checkpoint" in said
+    assert calm["resolved"]["strategy"] == killed["resolved"]["strategy"] == "multi_worker"
+    assert (calm["workers"], calm["resolved"]["replicas"]) == (2, 2)
+    assert weights(killed) == of_calm
+    assert killed["metrics"] == calm["metrics"]
+    assert not list(Path(killed["run"]).glob(".workers*")), "nothing of the launcher is left"
+
+
+@pytest.mark.multiworker
+def test_what_is_the_users_to_mend_is_one_line_however_many_workers_say_it(folder: Path) -> None:
+    broken = MODEL_PY.replace("    return model\n", "    return None\n")
+    (folder / "model.py").write_text(broken)
+    command = [sys.executable, "-m", "stoker", "train", str(folder), "--workers", "2"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    (folder / "model.py").write_text(MODEL_PY)
+
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if "must return a compiled" in line]
+    assert len(errors) == 1
+    assert errors[0].startswith("stoker: model:build must return a compiled keras.Model.")
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (["--workers", "0"], "--workers must be from 1 to 1024"),
+        (["--pin"], "--parameter-servers and --pin need --workers"),
+        (["--workers", "2", "--set", "train.strategy=mirrored"], "must be auto or multi_worker"),
+    ],
+)
+def test_senseless_options_are_refused_before_anything_is_read(
+    folder: Path, options: list[str], rule: str
+) -> None:
+    command = [sys.executable, "-m", "stoker", "train", str(folder), *options]
+
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.returncode == 2
+    assert rule in done.stderr
+    assert "ingest" not in done.stderr
+
+
+def test_workers_are_told_every_setting_of_the_experiment(folder: Path) -> None:
+    experiment = load_experiment(folder, overrides=["train.ema=0.99", "runs=here"])
+
+    told = json.loads(json.dumps(experiment.to_json()))
+
+    assert build(Experiment, told) == experiment
+    assert Path(told["folder"]).is_absolute()

@@ -1,0 +1,244 @@
+"""Numbers gone wrong, and memory that runs out, done to the loop itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from stoker.core.errors import ConfigError, UserError
+from stoker.core.files import sha256_file
+from stoker.data.columns import Column
+from stoker.data.dataset import Dataset, Shard, write_manifest
+from stoker.data.features.build import build_transform
+from stoker.data.features.transform import Transform
+from stoker.telemetry.writers import Everywhere
+from stoker.train.checkpoints.store import open_checkpoint, places
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.ending import Ending
+from stoker.train.health.divergence import DivergenceConfig
+from stoker.train.heartbeat import process_heartbeat
+from stoker.train.loop import Surroundings, TrainResult, fit
+from stoker.train.model import BuiltModel, build_model, prepare_process
+from stoker.train.strategy import one_device
+
+BATCH = 32
+BAD_ROW = 70
+
+
+def shards(root: Path, *, bad: bool) -> Dataset:
+    """210 rows to train on; one of them NaN."""
+    rng = np.random.default_rng(0)
+    splits: dict[str, tuple[Shard, ...]] = {}
+    for split, rows in {"train": 210, "eval": 90}.items():
+        a, b = rng.normal(size=(2, rows)).astype(np.float32)
+        y = (a + b > 0).astype(np.int64)
+        if bad and split == "train":
+            a[BAD_ROW] = np.nan
+        path = root / split / "shard-00000.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.table({"a": a, "b": b, "y": y}), path, write_page_checksum=True)
+        size, digest = path.stat().st_size, sha256_file(path)
+        shard = Shard(file=f"{split}/{path.name}", rows=rows, size_bytes=size, sha256=digest)
+        splits[split] = (shard,)
+    columns = (
+        Column(name="a", dtype="float32"),
+        Column(name="b", dtype="float32"),
+        Column(name="y", dtype="int64"),
+    )
+    hashes = {split: {c.name: f"{split}-{c.name}" for c in columns} for split in splits}
+    made = Dataset(root=root, columns=columns, splits=splits, column_hashes=hashes)
+    write_manifest(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def spoiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Transform]:
+    root = tmp_path_factory.mktemp("spoiled")
+    dataset = shards(root / "data", bad=True)
+    return dataset, build_transform(dataset, None, root / "transform", label="y")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Transform]:
+    root = tmp_path_factory.mktemp("sound")
+    dataset = shards(root / "data", bad=False)
+    return dataset, build_transform(dataset, None, root / "transform", label="y")
+
+
+def build(features: dict[str, Any]) -> keras.Model:
+    x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+    x = layers.Dense(8, activation="tanh", name="hidden")(x)
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
+    return model
+
+
+def train(
+    data: tuple[Dataset, Transform],
+    folder: Path,
+    *,
+    function: Any = build,
+    resolved: dict[str, Any] | None = None,
+    **settings: Any,
+) -> tuple[TrainResult, BuiltModel]:
+    config = TrainConfig(**{"epochs": 2} | settings)
+    precision = settings.get("precision", "float32")
+    prepare_process(precision=precision, seed=0, deterministic=False)
+    built = build_model(function, data[1], what="model:build")
+    chosen = ResolvedTraining(
+        **{
+            "batch_size": BATCH,
+            "accumulate": 1,
+            "replicas": 1,
+            "workers": 1,
+            "steps_per_call": 3,
+            "precision": precision,
+            "xla": False,
+            "strategy": "one_device",
+            "lr_factor": 1.0,
+            "why": {},
+        }
+        | (resolved or {})
+    )
+    try:
+        result = fit(
+            built,
+            *data,
+            config=config,
+            resolved=chosen,
+            distribution=one_device(),
+            around=Surroundings(
+                memory_bytes=1 << 34,
+                checkpoints=folder,
+                writer=Everywhere([]),
+                on_progress=lambda progress: None,
+                ending=Ending(),
+                heartbeat=process_heartbeat(),
+            ),
+        )
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
+    return result, built
+
+
+def all_finite(folder: Path) -> bool:
+    found = [open_checkpoint(path) for path in places(folder)]
+    values = [value for each in found for value in each.arrays().values()]
+    return bool(found) and all(
+        np.isfinite(value.astype(np.float64)).all() for value in values if value.dtype.kind == "f"
+    )
+
+
+def test_a_nan_in_the_data_ends_the_run_at_its_step_with_its_feature_and_row(
+    spoiled: tuple[Dataset, Transform], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"the loss of step [1-7] must be finite") as raised:
+        train(spoiled, tmp_path)
+
+    assert "It began in feature a" in raised.value.line()
+    assert "of its batch" in raised.value.line()
+    assert all_finite(tmp_path)
+
+
+def test_after_a_rollback_training_goes_on_without_the_bad_samples(
+    spoiled: tuple[Dataset, Transform], tmp_path: Path
+) -> None:
+    """The row comes once an epoch, in another step each: two rollbacks."""
+    result, built = train(spoiled, tmp_path, on_nan="rollback")
+
+    assert result.steps == 14
+    assert len(result.health["rollbacks"]) == 2
+    assert all(np.isfinite(v.numpy()).all() for v in built.model.weights)
+    assert all_finite(tmp_path)
+    assert result.metrics["val_loss"] < 0.69
+
+
+def test_a_spent_budget_of_rollbacks_ends_the_run(
+    spoiled: tuple[Dataset, Transform], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"train\.nan_budget allows 1 rollback"):
+        train(spoiled, tmp_path, on_nan="rollback", nan_budget=1)
+
+    assert all_finite(tmp_path)
+
+
+def test_a_layer_that_makes_infinities_is_named(
+    sound: tuple[Dataset, Transform], tmp_path: Path
+) -> None:
+    def broken(features: dict[str, Any]) -> keras.Model:
+        x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+        x = layers.Dense(4, name="fine")(x)
+        x = layers.Activation(lambda t: keras.ops.log(t * 0.0), name="logarithm")(x)
+        model = keras.Model(features, layers.Dense(1)(x))
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    with pytest.raises(UserError, match="logarithm"):
+        train(sound, tmp_path, function=broken)
+
+
+def test_divergence_is_said_and_recorded(
+    sound: tuple[Dataset, Transform], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wild(features: dict[str, Any]) -> keras.Model:
+        x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+        model = keras.Model(features, layers.Dense(1)(x))
+        model.compile(optimizer=keras.optimizers.SGD(1.2), loss="mse")
+        return model
+
+    result, _ = train(
+        sound,
+        tmp_path,
+        function=wild,
+        epochs=6,
+        resolved={"steps_per_call": 1},
+        divergence=DivergenceConfig(updates=5, window=20),
+    )
+
+    assert any("training diverges" in line for line in result.health["findings"])
+    assert "training diverges" in caplog.text
+
+
+def hungry(features: dict[str, Any]) -> keras.Model:
+    """Its loss takes 4 TiB for 16 rows and more, and nothing for fewer."""
+
+    class Hungry(keras.Model):  # type: ignore[misc]
+        def compute_loss(
+            self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True
+        ) -> Any:
+            loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+            if not training:
+                return loss
+            return loss + tf.reduce_sum(tf.random.uniform([tf.shape(y)[0] // 16, 1 << 20, 1 << 20]))
+
+    x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+    x = layers.Dense(8, activation="tanh")(x)
+    model = Hungry(features, layers.Dense(1, activation="sigmoid")(x))
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
+    return model
+
+
+def test_a_step_that_does_not_fit_is_cut_and_learns_the_same(
+    sound: tuple[Dataset, Transform], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """32 -> 16 -> 8 rows a pass, 1 -> 2 -> 4 passes: the global batch stays."""
+    _, plain = train(sound, tmp_path / "plain")
+    result, built = train(sound, tmp_path / "hungry", function=hungry)
+
+    assert len(result.health["reductions"]) == 2
+    assert "train.batch_size 16 -> 8, train.accumulate 2 -> 4" in caplog.text
+    for ours, theirs in zip(built.model.weights, plain.model.weights, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_on_oom_stop_gives_the_figure(sound: tuple[Dataset, Transform], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a step of train\.batch_size 32 must fit in memory"):
+        train(sound, tmp_path, function=hungry, on_oom="stop")
