@@ -21,8 +21,8 @@ import ours
 
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.ending import Ending
-from stoker.train.loop import Progress
 from stoker.train.model import prepare_process
+from stoker.train.surroundings import Progress
 
 TASK = models.Task(body=models.dense(4096, 4096), shape=(784,), batch_size=64)
 """20 M parameters: 240 MB with Adam's moments."""

@@ -19,9 +19,10 @@ from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.config import ReductionDtype, ResolvedTraining, TrainConfig
 from stoker.train.ending import Ending
 from stoker.train.heartbeat import process_heartbeat
-from stoker.train.loop import Progress, Surroundings, fit
+from stoker.train.loop import fit
 from stoker.train.model import BuiltModel, build_model
 from stoker.train.strategy import Distribution, one_device
+from stoker.train.surroundings import Progress, Surroundings
 
 ENDLESS = 1_000_000
 """Steps of a run that is ended from outside."""

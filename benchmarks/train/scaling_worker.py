@@ -29,9 +29,9 @@ from turns import AfterSteps, StoppedError
 
 from stoker.core.files import write_json
 from stoker.train.heartbeat import process_heartbeat
-from stoker.train.loop import Progress
 from stoker.train.model import prepare_process
 from stoker.train.strategy import Distribution, make_distribution, one_device
+from stoker.train.surroundings import Progress
 
 BATCHES = 3
 """Different batches: the largest have 15 MB each."""

@@ -202,8 +202,8 @@ def _export(context: Context, folder: Path) -> Done:
     from stoker.export.vetting import vet_model
     from stoker.train.checkpoints.store import best
     from stoker.train.config import ResolvedTraining
-    from stoker.train.loop import AVERAGE
     from stoker.train.model import build_model, prepare_process
+    from stoker.train.run import AVERAGE
     from stoker.train.state import restore_model
 
     experiment, transform = context.experiment, context.transform()

@@ -29,12 +29,13 @@ from stoker.train.ending import listening
 from stoker.train.handshake import handshake
 from stoker.train.health.precision import apply_tf32
 from stoker.train.heartbeat import process_heartbeat
-from stoker.train.loop import Progress, Surroundings, fit
+from stoker.train.loop import fit
 from stoker.train.memory import apply_memory
 from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.own_code import as_own_code_needs, require_one_output
 from stoker.train.remat import rematerialise
 from stoker.train.strategy import Distribution, make_distribution
+from stoker.train.surroundings import Progress, Surroundings
 from stoker.train.watch.labels import vocabulary_terms
 from stoker.train.watch.progress_line import ProgressLine
 from stoker.train.watch.watch import Unwatched, Watched

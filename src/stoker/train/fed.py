@@ -37,9 +37,7 @@ class Sums(NamedTuple):
     """Mean loss of the last step, finite or not."""
 
 
-def make_run_fed(
-    step: Callable[[Any], Outcome], *, rows_a_step: int | None
-) -> Any:
+def make_run_fed(step: Callable[[Any], Outcome], *, rows_a_step: int | None) -> Any:
     """Many steps over an iterator in one call, with the wait for input timed inside the graph.
 
     A call ends before its time after a step that was not finite, or when a worker is asked to end.

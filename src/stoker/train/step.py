@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import keras
 import tensorflow as tf
@@ -404,8 +404,8 @@ def _unique(gradient: Any) -> Any:
 def _dense(gradient: Any) -> tf.Tensor:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    rows = tf.shape(gradient)[0]
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+    shape = cast(tf.Tensor, gradient.dense_shape)
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
 
 
 def _sum(gradient: Any) -> tf.Tensor:

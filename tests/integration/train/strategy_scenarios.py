@@ -23,9 +23,10 @@ from stoker.telemetry.writers import Everywhere
 from stoker.train.config import ResolvedTraining, StrategyName, TrainConfig
 from stoker.train.ending import Ending
 from stoker.train.heartbeat import process_heartbeat
-from stoker.train.loop import Surroundings, fit
+from stoker.train.loop import fit
 from stoker.train.model import build_model, prepare_process
 from stoker.train.strategy import Distribution, make_distribution
+from stoker.train.surroundings import Surroundings
 
 
 def plain(features: dict[str, Any]) -> keras.Model:

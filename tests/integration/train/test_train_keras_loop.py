@@ -22,10 +22,11 @@ from stoker.train.checkpoints.store import best, newest_good
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ending import Ending
 from stoker.train.heartbeat import process_heartbeat
-from stoker.train.loop import Surroundings, TrainResult, fit
+from stoker.train.loop import fit
 from stoker.train.model import build_model, prepare_process
 from stoker.train.own_code import as_own_code_needs, require_one_output
 from stoker.train.strategy import one_device
+from stoker.train.surroundings import Surroundings, TrainResult
 
 # Keras 3.15 reads its variables in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

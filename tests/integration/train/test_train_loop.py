@@ -27,11 +27,12 @@ from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ending import Ending
 from stoker.train.fed import make_run_resident
 from stoker.train.heartbeat import process_heartbeat
-from stoker.train.loop import Surroundings, TrainResult, fit
+from stoker.train.loop import fit
 from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.state import TrainingState, restore_model
 from stoker.train.step import StepSettings, make_train_step
 from stoker.train.strategy import one_device
+from stoker.train.surroundings import Surroundings, TrainResult
 
 BATCH = 32
 

@@ -25,9 +25,10 @@ from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ending import Ending
 from stoker.train.health.divergence import DivergenceConfig
 from stoker.train.heartbeat import process_heartbeat
-from stoker.train.loop import Surroundings, TrainResult, fit
+from stoker.train.loop import fit
 from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.strategy import one_device
+from stoker.train.surroundings import Surroundings, TrainResult
 
 BATCH = 32
 BAD_ROW = 70
@@ -217,7 +218,7 @@ def hungry(features: dict[str, Any]) -> keras.Model:
             loss = super().compute_loss(x, y, y_pred, sample_weight, training)
             if not training:
                 return loss
-            return loss + tf.reduce_sum(tf.random.uniform([tf.shape(y)[0] // 16, 1 << 20, 1 << 20]))
+            return loss + tf.reduce_sum(tf.random.uniform(tf.stack([tf.shape(y)[0] // 16, 1 << 20, 1 << 20])))
 
     x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
     x = layers.Dense(8, activation="tanh")(x)

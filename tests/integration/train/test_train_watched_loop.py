@@ -31,9 +31,10 @@ from stoker.train.checkpoints.store import best, newest_good
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ending import Ending
 from stoker.train.heartbeat import process_heartbeat
-from stoker.train.loop import Surroundings, fit
+from stoker.train.loop import fit
 from stoker.train.model import build_model, prepare_process
 from stoker.train.strategy import one_device
+from stoker.train.surroundings import Surroundings
 from stoker.train.watch.config import TensorBoardConfig
 from stoker.train.watch.profile import REQUEST
 from stoker.train.watch.watch import Unwatched, Watched

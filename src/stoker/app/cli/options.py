@@ -23,7 +23,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON o
 
 ResumeRun = Annotated[
     str | None,
-    typer.Option("--resume", metavar="RUN", help="Go on with this run, e.g. 20261121T184133Z-4f1a."),
+    typer.Option(
+        "--resume", metavar="RUN", help="Go on with this run, e.g. 20261121T184133Z-4f1a."
+    ),
 ]
 """By default the newest unfinished run of equal inputs is gone on with."""
 

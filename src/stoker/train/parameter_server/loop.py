@@ -16,12 +16,14 @@ from stoker.train.checkpoints.store import newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.feeds import open_feeds
+from stoker.train.goal import better_mode
 from stoker.train.keras_model import overrides
-from stoker.train.loop import EVAL_BATCHES, Surroundings, _mode, _position
 from stoker.train.model import BuiltModel
 from stoker.train.parameter_server.cluster import Connection, servers_needed
 from stoker.train.parameter_server.run import Fed, ParameterServerResult, Run, impossible
 from stoker.train.position import Position
+from stoker.train.run import EVAL_BATCHES, start_position
+from stoker.train.surroundings import Surroundings
 
 
 def fit_parameter_server(
@@ -67,7 +69,7 @@ def fit_parameter_server(
         work_dir=around.work_dir,
     )
     found = newest_good(around.checkpoints)
-    position = _position(found, feed, config=config, resolved=resolved, around=around)
+    position = start_position(found, feed, config=config, resolved=resolved, around=around)
     calls = _calls(feed, position, config=config, resolved=resolved)
     at_once = EVAL_BATCHES * resolved.batch_size
     with (
@@ -78,7 +80,7 @@ def fit_parameter_server(
             around.checkpoints,
             config=config.checkpoint,
             identity=around.identity,
-            better=_mode(config.monitor, config.monitor_mode),
+            better=better_mode(config.monitor, config.monitor_mode),
             after=found,
         ) as writer,
     ):

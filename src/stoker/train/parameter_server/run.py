@@ -18,13 +18,7 @@ from stoker.train.checkpoints.store import Found
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ema import WeightAverage
-from stoker.train.loop import (
-    AVERAGE,
-    Progress,
-    Surroundings,
-    _finite,
-    _is_better,
-)
+from stoker.train.goal import finite_of, is_better
 from stoker.train.model import BuiltModel
 from stoker.train.optimizer import prepare_optimizer
 from stoker.train.own_step import first_pass
@@ -34,8 +28,10 @@ from stoker.train.parameter_server.meter import Meter
 from stoker.train.parameter_server.server import Taken
 from stoker.train.parameter_server.worker import WorkerModel, open_inbox
 from stoker.train.position import Position
+from stoker.train.run import AVERAGE
 from stoker.train.seeds import host_seeds, keras_seeds, restore_host_seeds
 from stoker.train.state import TrainingState
+from stoker.train.surroundings import Progress, Surroundings
 from stoker.train.validation import results
 
 TOLD_EVERY_S = 1.0
@@ -192,15 +188,15 @@ class Run:
         with self._average.in_place() if self._average else nullcontext():
             metrics = position.metrics | self._validate()
         around.heartbeat.enter("train")
-        is_better = _is_better(metrics, position, epoch=epoch, config=self._config)
+        better = is_better(metrics, position, epoch=epoch, config=self._config)
         metrics = self._callbacks.on_epoch_end(epoch - 1, metrics)
         position.validated, self._in_epoch = True, False
         position.over = position.step >= position.steps or self._callbacks.stop_training
-        if is_better:
-            position.best_epoch, position.best_metrics = epoch, _finite(metrics)
+        if better:
+            position.best_epoch, position.best_metrics = epoch, finite_of(metrics)
         around.writer.write(position.step, metrics | {catalogue.EPOCH.name: float(epoch)})
         self._tell(position.step, metrics)
-        self._save(monitored=metrics[self._config.monitor] if is_better else None)
+        self._save(monitored=metrics[self._config.monitor] if better else None)
         if not position.over:
             self._end_if_asked()
 

@@ -1,0 +1,54 @@
+"""Which epoch is the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from stoker.core.config import nearest
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.train.config import TrainConfig
+from stoker.train.position import Position
+
+
+def is_better(
+    metrics: Mapping[str, float], position: Position, *, epoch: int, config: TrainConfig
+) -> bool:
+    """Whether this epoch is the best by the monitored metric; a NaN never is."""
+    monitor = config.monitor
+    if monitor not in metrics:
+        known = [name for name in metrics if name.startswith("val_")]
+        raise ConfigError(
+            "train.monitor must be a metric of the compiled model",
+            got=monitor,
+            fix=nearest(monitor, known),
+        )
+    if not math.isfinite(metrics[monitor]):
+        raise UserError(
+            f"{monitor} of epoch {epoch} must be a finite number",
+            got=Plain(str(metrics[monitor])),
+            fix="Look for NaN in the features of the eval split (`stoker analyze`).",
+        )
+    if not position.best_epoch:
+        return True
+    sign = 1.0 if better_mode(monitor, config.monitor_mode) == "max" else -1.0
+    return sign * metrics[monitor] > sign * position.best_metrics[monitor]
+
+
+_LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "crossentropy", "divergence")
+"""Parts of metric names of which less is better."""
+
+
+def better_mode(monitor: str, mode: Literal["min", "max", "auto"]) -> Literal["min", "max"]:
+    """Whether less or more of a metric is better, by its name where nothing is said."""
+    if mode != "auto":
+        return mode
+    return "min" if any(part in monitor.lower() for part in _LESS_IS_BETTER) else "max"
+
+
+def finite_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that are finite numbers."""
+    return {name: float(v) for name, v in metrics.items() if np.ndim(v) == 0 and math.isfinite(v)}
