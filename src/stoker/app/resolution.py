@@ -37,6 +37,7 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
     resolved = now
     if places(folder / CHECKPOINTS) and (folder / RESOLVED).is_file():
         before = ResolvedTraining(**read_json(folder / RESOLVED))
+        _require_same_loop(before, now)
         if before.replicas != now.replicas and config.replicas == "auto":
             raise UserError(
                 "a run goes on with as many replicas as it began with",
@@ -50,6 +51,17 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
         resolved = replace(now, **kept, why=before.why)
     write_json(folder / RESOLVED, asdict(resolved))
     return resolved
+
+
+def _require_same_loop(before: ResolvedTraining, now: ResolvedTraining) -> None:
+    """With parameter servers steps come in no order: it leaves other checkpoints than without."""
+    served = "parameter_server"
+    if (before.strategy == served) != (now.strategy == served):
+        raise UserError(
+            "a run goes on with parameter servers where it began with them, and only there",
+            got=Plain(f"{now.strategy} here; it began with {before.strategy}"),
+            fix="Go on with `--workers` and `--parameter-servers` as before, or train in a new run.",
+        )
 
 
 def resolve_here(

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import tensorflow as tf
+import keras
 
 from stoker.app.context import Context
 from stoker.app.identity import training_identity
 from stoker.app.resolution import resolve_here, resolve_once
+from stoker.app.step_errors import steps_are_the_users
 from stoker.app.train_folder import CHECKPOINTS, METRICS, TENSORBOARD
 from stoker.cluster.devices import find_devices
 from stoker.cluster.resolver import read_tf_config
 from stoker.core.errors import ConfigError, Plain
-from stoker.core.user_code import first_line, load_function
+from stoker.core.user_code import load_function
 from stoker.data.ingest import IngestConfig, ServiceConfig
 from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
@@ -33,9 +36,12 @@ from stoker.train.loop import fit
 from stoker.train.memory import apply_memory
 from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.own_code import as_own_code_needs, require_one_output
+from stoker.train.parameter_server.cluster import Connection, connect
+from stoker.train.parameter_server.loop import fit_parameter_server
+from stoker.train.parameter_server.run import ParameterServerResult
 from stoker.train.remat import rematerialise
 from stoker.train.strategy import Distribution, make_distribution
-from stoker.train.surroundings import Progress, Surroundings
+from stoker.train.surroundings import Progress, Surroundings, TrainResult
 from stoker.train.watch.labels import vocabulary_terms
 from stoker.train.watch.progress_line import ProgressLine
 from stoker.train.watch.watch import Unwatched, Watched
@@ -44,6 +50,12 @@ if TYPE_CHECKING:
     from stoker.app.experiment import Experiment
     from stoker.data.own.features import AnyTransform
     from stoker.data.own.opening import AnyDataset
+
+LOCAL_WORKERS = "STOKER_LOCAL_WORKERS"
+"""Environment variable: how many processes compute steps on this machine, and share its memory."""
+
+Place = TypeVar("Place", Distribution, Connection)
+"""A process's place among those that train together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,86 +78,58 @@ def train(context: Context, folder: Path) -> Trained:
 
     Raises:
         UserError: the settings, the user's code or the data; or numbers that are not finite.
+        tf.errors.OpError: another of several workers is gone; worth another attempt.
     """
     experiment, transform = context.experiment, context.transform()
+    settings = experiment.train
     cluster = read_tf_config(os.environ)
     devices = find_devices()
-    resolved = resolve_once(
-        folder, experiment.train, resolve_here(context, transform, devices, cluster)
-    )
+    resolved = resolve_once(folder, settings, resolve_here(context, transform, devices, cluster))
+    service = _service(experiment, resolved)
     identity = training_identity(context, resolved)
-    distribution = begin_process(experiment.train, resolved)
-    handshake(distribution, identity)
-    dataset, built = open_and_build(context, transform, distribution)
-    callbacks = experiment.train.callbacks
-    listed = load_callbacks(experiment.folder, callbacks)() if callbacks else []
-    resolved = as_own_code_needs(resolved, experiment.train, model=built.model, callbacks=listed)
-
-    @functools.cache
-    def line(steps: int) -> ProgressLine:
-        settings = experiment.train
-        return ProgressLine(steps=steps, epochs=settings.epochs, monitor=settings.monitor)
-
-    def tell(progress: Progress) -> None:
-        text = line(progress.steps)(
-            step=progress.step, epoch=progress.epoch, scalars=progress.scalars
-        )
-        context.progress(text, progress.step / progress.steps)
-
-    board = TensorBoard(folder / TENSORBOARD) if distribution.is_chief else None
-    writer = Everywhere([] if board is None else [JsonLines(folder / METRICS), board])
-    try:
-        with listening() as ending:
-            result = fit(
-                built,
-                dataset,
-                transform,
-                config=experiment.train,
-                resolved=resolved,
-                distribution=distribution,
-                around=Surroundings(
-                    memory_bytes=devices.memory_bytes,
-                    checkpoints=folder / CHECKPOINTS,
-                    writer=writer,
-                    watch=Unwatched()
-                    if board is None
-                    else _watched(board, context, folder, distribution=distribution),
-                    on_progress=tell,
-                    ending=ending,
-                    heartbeat=process_heartbeat(),
-                    identity=identity,
-                    accept_change=context.accept_change,
-                    callbacks=listed,
-                    service=_service(experiment),
-                    work_dir=folder.parent / "cache",
-                ),
+    place: Distribution | Connection
+    if resolved.strategy == "parameter_server" and cluster is not None:
+        place = _begin(settings, resolved, functools.partial(connect, cluster))
+    else:
+        place = begin_process(settings, resolved)
+    # Workers that find each other swallow SIGTERM in TensorFlow, until it is taken from it again.
+    with listening() as ending:
+        if isinstance(place, Distribution):
+            handshake(place, identity)
+        dataset, built = open_and_build(context, transform, place)
+        listed = _callbacks(experiment)
+        resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
+        with _writing(place, folder) as (writer, board):
+            around = Surroundings(
+                memory_bytes=devices.memory_bytes // int(os.environ.get(LOCAL_WORKERS, "1")),
+                checkpoints=folder / CHECKPOINTS,
+                writer=writer,
+                watch=Unwatched()
+                if board is None
+                else _watched(board, context, folder, alone=resolved.workers == 1),
+                on_progress=_teller(context),
+                ending=ending,
+                heartbeat=process_heartbeat(),
+                identity=identity,
+                accept_change=context.accept_change,
+                callbacks=listed,
+                service=service,
+                work_dir=folder.parent / "cache",
             )
-        if board is not None:
-            board.results(result.steps, result.metrics, succeeded=True)
-    except tf.errors.OpError as error:
-        raise ConfigError(
-            "a training step must not fail",
-            got=Plain(first_line(error)),
-            fix="An id may lie outside its Embedding, or a label outside the classes. Run it again "
-            "with --debug for the whole traceback.",
-        ) from error
-    finally:
-        writer.close()
+            with steps_are_the_users(workers=resolved.workers):
+                result = _fit(built, (dataset, transform), place, settings, resolved, around)
+            if board is not None:
+                board.results(result.steps, result.metrics, succeeded=True)
     return Trained(
         facts={
             "steps": result.steps,
             "epochs": result.epochs,
             "best_epoch": result.best_epoch,
             "metrics": result.metrics,
-            "busy_fraction": result.busy.busy_fraction,
-            "input_wait": result.busy.input_wait,
-            "step_time_s": result.busy.real_step_s,
-            "ceiling_step_time_s": result.busy.ceiling_step_s,
             "samples_per_s": result.samples_per_s,
             "parameters": built.model.count_params(),
             "resolved": asdict(resolved),
-            "health": result.health,
-            "agreement": result.agreement,
+            **_own_facts(result),
         },
         content=best(folder / CHECKPOINTS).manifest.hashes[STATE],
     )
@@ -161,21 +145,29 @@ def begin_process(settings: TrainConfig, resolved: ResolvedTraining) -> Distribu
     Returns:
         Over which devices and workers a step is spread.
     """
+
+    def spread() -> Distribution:
+        return make_distribution(
+            resolved.strategy,
+            replicas=resolved.replicas // resolved.workers,
+            reduction_bytes_per_pack=settings.reduction_bytes_per_pack,
+        )
+
+    return _begin(settings, resolved, spread)
+
+
+def _begin(settings: TrainConfig, resolved: ResolvedTraining, reach: Callable[[], Place]) -> Place:
     apply_memory(settings.memory)
     apply_tf32(on=settings.tf32)
-    distribution = make_distribution(
-        resolved.strategy,
-        replicas=resolved.replicas // resolved.workers,
-        reduction_bytes_per_pack=settings.reduction_bytes_per_pack,
-    )
+    place = reach()
     prepare_process(
         precision=resolved.precision, seed=settings.seed, deterministic=settings.deterministic
     )
-    return distribution
+    return place
 
 
 def open_and_build(
-    context: Context, transform: AnyTransform, distribution: Distribution
+    context: Context, transform: AnyTransform, place: Distribution | Connection
 ) -> tuple[AnyDataset, BuiltModel]:
     """The data and the model, in a process that has begun.
 
@@ -186,16 +178,90 @@ def open_and_build(
     # After the seeds are set, which a user's own dataset may draw from.
     dataset = context.dataset()
     build = load_function(experiment.folder, experiment.model, where="model")
-    with distribution.strategy.scope():
+    with place.strategy.scope():
         built = build_model(build, transform, what=experiment.model)
         require_one_output(built.model, what=experiment.model)
         rematerialise(built.model, experiment.train.remat)
     return dataset, built
 
 
-def _watched(
-    board: TensorBoard, context: Context, folder: Path, *, distribution: Distribution
-) -> Watched:
+def _fit(
+    built: BuiltModel,
+    data: tuple[AnyDataset, AnyTransform],
+    place: Distribution | Connection,
+    settings: TrainConfig,
+    resolved: ResolvedTraining,
+    around: Surroundings,
+) -> TrainResult | ParameterServerResult:
+    """The loop that the place has."""
+    if isinstance(place, Distribution):
+        return fit(
+            built, *data, config=settings, resolved=resolved, distribution=place, around=around
+        )
+    return fit_parameter_server(
+        built, *data, config=settings, resolved=resolved, connection=place, around=around
+    )
+
+
+def _own_facts(result: TrainResult | ParameterServerResult) -> dict[str, Any]:
+    """What only one of the loops knows; None where the other has measured nothing."""
+    if isinstance(result, ParameterServerResult):
+        return {
+            # Workers wait for the server too, so a step on resident data is no ceiling here.
+            "busy_fraction": None,
+            "input_wait": result.input_wait,
+            "step_time_s": result.step_time_s,
+            "ceiling_step_time_s": None,
+            "repeated_steps": result.repeated,
+            "health": {},
+            "agreement": None,
+        }
+    return {
+        "busy_fraction": result.busy.busy_fraction,
+        "input_wait": result.busy.input_wait,
+        "step_time_s": result.busy.real_step_s,
+        "ceiling_step_time_s": result.busy.ceiling_step_s,
+        "health": result.health,
+        "agreement": result.agreement,
+    }
+
+
+@contextmanager
+def _writing(
+    place: Distribution | Connection, folder: Path
+) -> Iterator[tuple[Everywhere, TensorBoard | None]]:
+    """Who takes the metrics: of several workers the first writes, the others nothing."""
+    is_chief = isinstance(place, Connection) or place.is_chief
+    board = TensorBoard(folder / TENSORBOARD) if is_chief else None
+    writer = Everywhere([] if board is None else [JsonLines(folder / METRICS), board])
+    try:
+        yield writer, board
+    finally:
+        writer.close()
+
+
+def _callbacks(experiment: Experiment) -> list[keras.callbacks.Callback]:
+    named = experiment.train.callbacks
+    return load_callbacks(experiment.folder, named)() if named else []
+
+
+def _teller(context: Context) -> Callable[[Progress], None]:
+    settings = context.experiment.train
+
+    @functools.cache
+    def line(steps: int) -> ProgressLine:
+        return ProgressLine(steps=steps, epochs=settings.epochs, monitor=settings.monitor)
+
+    def tell(progress: Progress) -> None:
+        text = line(progress.steps)(
+            step=progress.step, epoch=progress.epoch, scalars=progress.scalars
+        )
+        context.progress(text, progress.step / progress.steps)
+
+    return tell
+
+
+def _watched(board: TensorBoard, context: Context, folder: Path, *, alone: bool) -> Watched:
     """TensorBoard with the run's settings in it."""
     experiment, transform = context.experiment, context.transform()
     board.settings(experiment.to_json(), run=context.run_id)
@@ -204,12 +270,10 @@ def _watched(
         layer: vocabulary_terms(transform, vocabulary) if vocabulary is not None else None
         for layer, vocabulary in config.embeddings.items()
     }
-    return Watched(
-        board, config=config, terms=terms, folder=folder, alone=distribution.workers == 1
-    )
+    return Watched(board, config=config, terms=terms, folder=folder, alone=alone)
 
 
-def _service(experiment: Experiment) -> ServiceConfig | None:
+def _service(experiment: Experiment, resolved: ResolvedTraining) -> ServiceConfig | None:
     """Who makes the training batches, None where this process does."""
     if not isinstance(experiment.data, IngestConfig) or experiment.data.service is None:
         return None
@@ -218,5 +282,12 @@ def _service(experiment: Experiment) -> ServiceConfig | None:
             "train.deterministic needs the local feed: a tf.data service promises no order",
             got=Plain("both train.deterministic and data.service"),
             fix="Leave one of them out.",
+        )
+    if resolved.strategy == "multi_worker":
+        raise ConfigError(
+            "train.strategy: multi_worker needs the local feed: a tf.data service would give each "
+            "worker other records of a step",
+            got=Plain("both multi_worker and data.service"),
+            fix="Leave data.service out: with several workers each reads its own share.",
         )
     return experiment.data.service

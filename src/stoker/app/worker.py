@@ -13,15 +13,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from stoker.app.context import Context, Done
 from stoker.app.experiment import Experiment
 from stoker.app.own_stages import stages_of
 from stoker.app.quiet import import_tensorflow
 from stoker.cluster.resolver import read_tf_config, require_own_port
 from stoker.core.config import build
-from stoker.core.errors import EXIT_BUG, EXIT_DONE, UserError
+from stoker.core.errors import EXIT_BUG, EXIT_DONE, EXIT_PREEMPTED, UserError
 from stoker.core.files import read_json, write_json
-from stoker.core.signals import ends_when_asked
+from stoker.core.signals import ASKING, ends_when_asked, heard
 from stoker.train.heartbeat import Heartbeat, process_heartbeat
 
 DONE = "done.json"
@@ -35,8 +37,8 @@ ERROR = "error-{rank}.json"
 class WorkerSpec:
     """What a worker is told: where the outputs of the stages before lie, and its own folder."""
 
-    experiment: dict[str, Any]
-    """Every setting, as `Experiment.to_json` gives them."""
+    experiment: str
+    """Every setting, as YAML: keys of JSON are text, and a class in `class_weight` is a number."""
 
     run_id: str
     """Id of the run."""
@@ -77,7 +79,7 @@ def main(spec_path: Path) -> int:
 
 
 def _train(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:
-    experiment = build(Experiment, spec.experiment)
+    experiment = build(Experiment, yaml.safe_load(spec.experiment))
     if cluster := read_tf_config(os.environ):
         require_own_port(cluster)
     import_tensorflow()
@@ -85,7 +87,9 @@ def _train(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:
         from stoker.train.parameter_server.cluster import serve_parameter_role
 
         heartbeat.enter("serve")
-        serve_parameter_role(cluster)
+        # Nothing is lost with a server that the launcher ends, so nothing is said.
+        with heard(ASKING, lambda _: os._exit(EXIT_PREEMPTED)):
+            serve_parameter_role(cluster)
     context = Context(
         experiment=experiment,
         run_id=spec.run_id,

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import yaml
+
 from stoker.app.context import Context, Done
 from stoker.app.experiment import Experiment
 from stoker.app.worker import DONE, ERROR, WorkerSpec
@@ -100,7 +102,7 @@ def train_on_workers(
 
 def _spec(context: Context, folder: Path) -> WorkerSpec:
     return WorkerSpec(
-        experiment=context.experiment.to_json(),
+        experiment=yaml.safe_dump(context.experiment.to_json()),
         run_id=context.run_id,
         outputs={stage: str(output.resolve()) for stage, output in context.outputs.items()},
         identities=context.identities,

@@ -57,7 +57,8 @@ class TrainConfig:
     """Let NVIDIA GPUs from Ampere on multiply float32 with 10 bits of mantissa."""
 
     xla: bool | Auto = "auto"
-    """Compile forward and backward pass by XLA. auto: on a GPU, unless a feature is a string."""
+    """Compile forward and backward pass by XLA. auto: on a GPU, unless a feature is a string; not
+    with parameter servers."""
 
     strategy: StrategyName | Auto = "auto"
     """How the step is spread over devices. auto: what TF_CONFIG says, else mirrored over several
@@ -234,6 +235,7 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
     strategy, why = _strategy(config, around)
     local = _replicas(config, gpus, strategy)
     replicas = local * (around.workers if strategy == "multi_worker" else 1)
+    xla = gpus > 0 and not around.string_features and strategy != "parameter_server"
     batch_size = (
         config.batch_size
         if config.batch_size != "auto"
@@ -252,7 +254,7 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
         precision=config.precision
         if config.precision != "auto"
         else _auto_precision(around.devices),
-        xla=config.xla if config.xla != "auto" else gpus > 0 and not around.string_features,
+        xla=config.xla if config.xla != "auto" else xla,
         strategy=strategy,
         lr_factor={"none": 1.0, "linear": float(parts), "sqrt": math.sqrt(parts)}[config.scale_lr],
         why={"strategy": why},
@@ -261,6 +263,13 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
 
 def _strategy(config: TrainConfig, around: Grounds) -> tuple[StrategyName, str]:
     if config.strategy != "auto":
+        if config.strategy == "tpu":
+            raise ConfigError(
+                "train.strategy must be one whose replicas cut their share out of a batch while "
+                "they run; a TPU takes batches of one size only, which the feed does not make yet",
+                got="tpu",
+                fix="Take mirrored or multi_worker on GPUs.",
+            )
         if config.strategy == "parameter_server" and not around.parameter_servers:
             raise ConfigError(
                 "train.strategy: parameter_server needs a cluster with a parameter server",
@@ -291,7 +300,8 @@ def _replicas(config: TrainConfig, gpus: int, strategy: StrategyName) -> int:
         return 1
     if config.replicas != "auto":
         return config.replicas
-    return max(1, gpus)
+    # A worker computes one batch, and the server takes one after the other.
+    return 1 if strategy == "parameter_server" else max(1, gpus)
 
 
 def _auto_batch_size(rows: int) -> int:

@@ -172,6 +172,9 @@ def _tpu(
 ) -> Distribution:
     """As TensorFlow's guide has it; not run on hardware by us.
 
+    `resolve` refuses it until batches are distributed by the strategy, all of one size: a replica
+    cuts its share out while it runs, whose shape XLA for a TPU cannot know.
+
     Source: tensorflow.org/guide/tpu, "TPU initialization".
     """
     try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.core.config import build
@@ -46,7 +49,7 @@ def build(features):
 
 class Die(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        fault = Path(os.environ["FAULT"])
+        fault = Path(os.environ.get("FAULT", "nowhere"))
         if epoch == 2 and os.environ.get("STOKER_RANK") == "1" and fault.exists():
             fault.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -108,6 +111,53 @@ def test_a_worker_that_is_killed_changes_no_weight(
 
 
 @pytest.mark.multiworker
+def test_what_parameter_servers_trained_is_exported_and_evaluated(folder: Path) -> None:
+    served = ["--set", "train.deterministic=false"]
+
+    trained, said = train(folder, "--workers", "2", "--parameter-servers", "1", *served)
+    command = [sys.executable, "-m", "stoker", "evaluate", str(folder), "--json", *served]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+    resolved = trained["resolved"]
+    assert (resolved["strategy"], resolved["replicas"]) == ("parameter_server", 1)
+    assert (trained["epochs"], trained["steps"] % 4, trained["repeated_steps"]) == (4, 0, 0)
+    assert trained["steps"] * 16 >= 4 * 300, "each sample once an epoch"
+    assert (trained["busy_fraction"], trained["ceiling_step_time_s"]) == (None, None)
+    assert 0 <= trained["input_wait"] < 1
+    assert "ended by SIGTERM" not in said, "servers are let go in silence"
+    assert done.returncode == 0, done.stderr
+    evaluated = json.loads(done.stdout)
+    assert evaluated["run"] == trained["run"]
+    assert "train         0.0 s  skipped" in done.stderr
+
+
+@pytest.mark.multiworker
+def test_workers_that_are_still_building_end_at_once_when_asked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After TensorFlow has found the other workers it would swallow the signal."""
+    building = tmp_path / "building"
+    monkeypatch.setenv("BUILDING", str(building))
+    slow = (
+        "    import time; Path(os.environ['BUILDING']).touch(); time.sleep(60)\n    return model\n"
+    )
+    (folder / "model.py").write_text(MODEL_PY.replace("    return model\n", slow))
+    command = [sys.executable, "-m", "stoker", "train", str(folder), "--workers", "2"]
+
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launcher:
+        until_s = time.monotonic() + 120
+        while not building.exists() and time.monotonic() < until_s:
+            time.sleep(0.1)
+        launcher.send_signal(signal.SIGTERM)
+        _, said = launcher.communicate(timeout=60)
+    (folder / "model.py").write_text(MODEL_PY)
+
+    assert building.exists()
+    assert launcher.returncode == 75, said
+    assert "did not end in time" not in said
+
+
+@pytest.mark.multiworker
 def test_what_is_the_users_to_mend_is_one_line_however_many_workers_say_it(folder: Path) -> None:
     broken = MODEL_PY.replace("    return model\n", "    return None\n")
     (folder / "model.py").write_text(broken)
@@ -143,9 +193,11 @@ def test_senseless_options_are_refused_before_anything_is_read(
 
 
 def test_workers_are_told_every_setting_of_the_experiment(folder: Path) -> None:
-    experiment = load_experiment(folder, overrides=["train.ema=0.99", "runs=here"])
+    experiment = load_experiment(
+        folder, overrides=["train.class_weight={0: 1.0e-6, 1: 2}", "runs=here"]
+    )
 
-    told = json.loads(json.dumps(experiment.to_json()))
+    told = yaml.safe_load(yaml.safe_dump(experiment.to_json()))
 
     assert build(Experiment, told) == experiment
     assert Path(told["folder"]).is_absolute()

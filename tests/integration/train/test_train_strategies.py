@@ -14,6 +14,8 @@ import pytest
 from stoker.data.dataset import Dataset
 from stoker.data.features.transform import Transform
 
+pytestmark = pytest.mark.timeout(600)
+
 SCENARIOS: dict[str, dict[str, Any]] = {
     "plain": {"model": "plain"},
     "plain on 2": {"model": "plain", "replicas": 2},
@@ -22,11 +24,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "plain on 2, XLA": {"model": "plain", "replicas": 2, "settings": {"xla": True}},
     "plain, 4 passes": {"model": "plain", "settings": {"accumulate": 4}},
     "plain on 2, 4 passes": {"model": "plain", "replicas": 2, "settings": {"accumulate": 4}},
-    "plain on 2, 4 passes, XLA": {
-        "model": "plain",
-        "replicas": 2,
-        "settings": {"accumulate": 4, "xla": True},
-    },
     "clipped": {"model": "plain", "settings": {"clip_norm": 0.05}},
     "clipped on 2": {"model": "plain", "replicas": 2, "settings": {"clip_norm": 0.05}},
     "averaged": {"model": "plain", "settings": {"ema": 0.9}},
@@ -103,7 +100,6 @@ def _run(
         ("plain on 2", "plain on 2, XLA"),
         ("plain", "plain, 4 passes"),
         ("plain", "plain on 2, 4 passes"),
-        ("plain", "plain on 2, 4 passes, XLA"),
         ("clipped", "clipped on 2"),
         ("averaged", "averaged on 2"),
         ("embedded", "embedded on 2"),

@@ -78,3 +78,19 @@ def test_this_machine_has_cores_and_memory_and_says_so() -> None:
 def test_resources_of_another_form_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"resources\."):
         Resources(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_worker_of_parameter_servers_computes_one_batch_by_itself() -> None:
+    devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=(H100, H100))
+    cluster = Grounds(
+        devices=devices, rows=10_000, string_features=False, workers=3, parameter_servers=1
+    )
+
+    resolved = resolve(TrainConfig(batch_size=32), cluster)
+
+    assert (resolved.strategy, resolved.replicas, resolved.global_batch) == (
+        "parameter_server",
+        1,
+        32,
+    )
+    assert not resolved.xla

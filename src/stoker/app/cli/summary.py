@@ -127,10 +127,11 @@ def _wrote(outcome: StageOutcome) -> str:
 
 
 def _utilisation(train: Mapping[str, Any]) -> str:
+    ceiling_s = train["ceiling_step_time_s"]
+    free = "" if ceiling_s is None else f", {1e3 * ceiling_s:.2f} ms were the input free"
     return (
         f"U {_busy(train['busy_fraction'])}, W {train['input_wait']:.1%} waiting for input; "
-        f"{train['samples_per_s']:,.0f} samples/s, {1e3 * train['step_time_s']:.2f} ms a step, "
-        f"{1e3 * train['ceiling_step_time_s']:.2f} ms were the input free"
+        f"{train['samples_per_s']:,.0f} samples/s, {1e3 * train['step_time_s']:.2f} ms a step{free}"
     )
 
 
@@ -138,7 +139,9 @@ MEASURABLE = 1.05
 """A busy fraction above this says that the machine's noise was larger than what was measured."""
 
 
-def _busy(fraction: float) -> str:
+def _busy(fraction: float | None) -> str:
+    if fraction is None:
+        return "not measured with parameter servers"
     if fraction > MEASURABLE:
         return f"not measurable (noise: {fraction:.2f})"
     return f"{min(1.0, fraction):.0%} busy"

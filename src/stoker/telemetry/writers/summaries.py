@@ -68,7 +68,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bo
         if isinstance(value, Mapping):
             flat |= flat_settings(value, f"{prefix}{name}.")
         elif isinstance(value, bool | int | float | str):
-            flat[prefix + name] = value
+            flat[f"{prefix}{name}"] = value
         elif value is not None:
-            flat[prefix + name] = json.dumps(value, default=str)
+            flat[f"{prefix}{name}"] = json.dumps(value, default=str)
     return flat

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-OWN_SCOPE = "stoker"
+_OWN_SCOPE = re.compile(r"stoker(_\d+)?")
 """Operations under a name scope of this name are Stoker's own, e.g. the clock of the input's wait,
-and are not told of."""
+and are not told of. TensorFlow numbers a scope that comes twice."""
 
 SHOWN = 5
 """Operations that a finding names."""
@@ -43,12 +43,17 @@ class StepOperation:
     @property
     def is_own(self) -> bool:
         """Whether Stoker put it there."""
-        return OWN_SCOPE in str(self.operation.name).split("/")
+        return is_own_scope(str(self.operation.name))
 
     @property
     def is_gradient(self) -> bool:
         """Whether it belongs to the backward pass."""
         return "gradient_tape" in str(self.operation.name)
+
+
+def is_own_scope(name: str) -> bool:
+    """Whether an operation of this name stands under a scope of Stoker's own."""
+    return any(_OWN_SCOPE.fullmatch(part) for part in name.split("/"))
 
 
 def step_operations(step: Any) -> Iterator[StepOperation]:

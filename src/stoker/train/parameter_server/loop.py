@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from stoker.data.feed.calls import Calls
@@ -17,7 +19,7 @@ from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.feeds import open_feeds
 from stoker.train.goal import better_mode
-from stoker.train.keras_model import overrides
+from stoker.train.keras_model import as_the_model_takes, overrides
 from stoker.train.model import BuiltModel
 from stoker.train.parameter_server.cluster import Connection, servers_needed
 from stoker.train.parameter_server.run import Fed, ParameterServerResult, Run, impossible
@@ -87,8 +89,14 @@ def fit_parameter_server(
         # 2. Everything that a step changes exists from here on, on the servers.
         run = Run(
             built,
-            _sent(feed, batches, steps=position.per_epoch),
-            _sent(held_out, eval_batches, steps=held_out.steps(at_once)),
+            _sent(
+                feed,
+                batches,
+                steps=position.per_epoch,
+                model=built.model,
+                class_weight=config.class_weight,
+            ),
+            _sent(held_out, eval_batches, steps=held_out.steps(at_once), model=built.model),
             position,
             config=config,
             resolved=resolved,
@@ -112,6 +120,8 @@ def _refuse(built: BuiltModel, config: TrainConfig, resolved: ResolvedTraining) 
     asked = {
         "train.deterministic": config.deterministic,
         "train.xla: true": config.xla is True,
+        "train.on_nan: rollback": config.on_nan == "rollback",
+        f"train.reduction_dtype: {config.reduction_dtype}": config.reduction_dtype != "float32",
         f"train.accumulate: {resolved.accumulate}": resolved.accumulate > 1,
         f"train.replicas: {resolved.replicas}": resolved.replicas > 1,
         f"a model with a {', '.join(sorted(own))} of its own": bool(own),
@@ -140,9 +150,17 @@ def _calls(
     )
 
 
-def _sent(feed: AnyFeed | ServiceFeed, elements: tf.data.Dataset[Any], *, steps: int) -> Fed:
-    if not feed.keeps_features:
-        return Fed(elements=elements, load=feed.load, steps=steps)
-    # The features are in this machine's memory only, where their rows are gathered.
-    gathered = elements.map(feed.load).prefetch(tf.data.AUTOTUNE)
-    return Fed(elements=gathered, load=as_it_is, steps=steps)
+def _sent(
+    feed: AnyFeed | ServiceFeed,
+    elements: tf.data.Dataset[Any],
+    *,
+    steps: int,
+    model: keras.Model,
+    class_weight: Mapping[int, float] | None = None,
+) -> Fed:
+    load = feed.load
+    if feed.keeps_features:
+        # The features are in this machine's memory only, where their rows are gathered.
+        elements, load = elements.map(feed.load).prefetch(tf.data.AUTOTUNE), as_it_is
+    taken = as_the_model_takes(load, model, class_weight=class_weight)
+    return Fed(elements=elements, load=taken, steps=steps)

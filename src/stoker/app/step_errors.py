@@ -1,0 +1,44 @@
+"""Whose a step is that fails: the user's, or a worker's that is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.user_code import first_line
+
+_PEER_IS_GONE = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+"""What an exchange between workers fails with; the user's fault on another worker keeps its kind."""
+
+
+@contextmanager
+def steps_are_the_users(*, workers: int) -> Iterator[None]:
+    """A step that fails is the user's to mend, but for what another of several workers did.
+
+    Args:
+        workers: Processes that train together.
+
+    Raises:
+        ConfigError: the step failed by what the user's data or model holds.
+        tf.errors.OpError: another worker is gone; worth another attempt.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        exchange = isinstance(error, tf.errors.InternalError) and "ollective" in error.message
+        if workers > 1 and (exchange or isinstance(error, _PEER_IS_GONE)):
+            raise
+        raise ConfigError(
+            "a training step must not fail",
+            got=Plain(first_line(error)),
+            fix="An id may lie outside its Embedding, or a label outside the classes. Run it again "
+            "with --debug for the whole traceback.",
+        ) from error

@@ -1,0 +1,84 @@
+"""Whose fault a step is that fails, and what of the feed several workers cannot share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from stoker.app.experiment import load_experiment
+from stoker.app.resolution import resolve_once
+from stoker.app.step_errors import steps_are_the_users
+from stoker.app.train_folder import CHECKPOINTS
+from stoker.app.training import _service
+from stoker.core.errors import ConfigError, UserError
+from stoker.train.config import ResolvedTraining, TrainConfig
+
+RESOLVED = ResolvedTraining(
+    batch_size=16,
+    accumulate=1,
+    replicas=1,
+    workers=1,
+    steps_per_call=4,
+    precision="float32",
+    xla=False,
+    strategy="one_device",
+    lr_factor=1.0,
+    why={"strategy": "no GPU"},
+)
+
+
+def fail(kind: type[tf.errors.OpError], message: str, *, workers: int) -> None:
+    with steps_are_the_users(workers=workers):
+        raise kind(None, None, message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (tf.errors.UnavailableError, "Connection reset by peer"),
+        (tf.errors.AbortedError, "Collective ops is aborted by: the peer was restarted"),
+        (tf.errors.CancelledError, "RPC cancelled"),
+        (tf.errors.InternalError, "Collective ops is aborted by: worker 1 is gone"),
+    ],
+)
+def test_that_a_peer_is_gone_is_no_fault_of_the_user_and_gets_through(
+    kind: type[tf.errors.OpError], message: str
+) -> None:
+    with pytest.raises(kind):
+        fail(kind, message, workers=2)
+    with pytest.raises(ConfigError, match="a training step must not fail"):
+        fail(kind, message, workers=1)
+
+
+def test_a_wrong_id_is_the_users_on_the_worker_that_has_it_and_on_its_peers() -> None:
+    for message in ("indices[3] = 9", "Collective ops is aborted by: indices[3] = 9"):
+        with pytest.raises(ConfigError, match=r"indices\[3\] = 9"):
+            fail(tf.errors.InvalidArgumentError, message, workers=2)
+
+
+def test_a_data_service_is_refused_to_several_workers_that_reduce(tmp_path: Path) -> None:
+    (tmp_path / "stoker.yaml").write_text(
+        "name: t\ndata: {source: d.csv, service: {address: '127.0.0.1:1'}}\nmodel: model:build\nlabel: y\n"
+    )
+    experiment = load_experiment(tmp_path)
+
+    with pytest.raises(ConfigError, match=r"multi_worker needs the local feed"):
+        _service(experiment, replace(RESOLVED, strategy="multi_worker", workers=2, replicas=2))
+    for strategy in ("one_device", "parameter_server"):
+        assert _service(experiment, replace(RESOLVED, strategy=strategy)) is not None
+
+
+@pytest.mark.parametrize("began", ["one_device", "parameter_server"])
+def test_parameter_servers_neither_come_nor_go_in_the_middle_of_a_run(
+    tmp_path: Path, began: str
+) -> None:
+    before = replace(RESOLVED, strategy=began)  # type: ignore[arg-type]
+    other = {"one_device": "parameter_server", "parameter_server": "one_device"}[began]
+    resolve_once(tmp_path, TrainConfig(), before)
+    (tmp_path / CHECKPOINTS / "step-0000000003").mkdir(parents=True)
+
+    with pytest.raises(UserError, match="goes on with parameter servers where it began"):
+        resolve_once(tmp_path, TrainConfig(), replace(RESOLVED, strategy=other))  # type: ignore[arg-type]
