@@ -22,7 +22,17 @@ if TYPE_CHECKING:
         run,
     )
 
-__all__ = ["Data", "Evaluate", "Experiment", "OwnDataset", "Resume", "Train", "__version__", "load", "run"]
+__all__ = [
+    "Data",
+    "Evaluate",
+    "Experiment",
+    "OwnDataset",
+    "Resume",
+    "Train",
+    "__version__",
+    "load",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -143,7 +143,9 @@ def test_folders_are_refused_as_locally(store: StoreServer, tmp_path: Path, buck
     local = image_folder(tmp_path / "local", each=1)
     remote = store.put_folder(local, bucket)
     assert len(list_source(config(remote, tmp_path)).files) == 2
-    with pytest.raises(DataError, match=rf"://{bucket}/cat must be a plain file\. Received: a folder"):
+    with pytest.raises(
+        DataError, match=rf"://{bucket}/cat must be a plain file\. Received: a folder"
+    ):
         list_source(config(remote, tmp_path, format="csv"))
     store.put(f"{bucket}/stray.png", b"x")
     with pytest.raises(DataError, match=r"one sub-folder of images for each class.*stray\.png"):

@@ -218,7 +218,9 @@ def hungry(features: dict[str, Any]) -> keras.Model:
             loss = super().compute_loss(x, y, y_pred, sample_weight, training)
             if not training:
                 return loss
-            return loss + tf.reduce_sum(tf.random.uniform(tf.stack([tf.shape(y)[0] // 16, 1 << 20, 1 << 20])))
+            return loss + tf.reduce_sum(
+                tf.random.uniform(tf.stack([tf.shape(y)[0] // 16, 1 << 20, 1 << 20]))
+            )
 
     x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
     x = layers.Dense(8, activation="tanh")(x)
