@@ -198,6 +198,9 @@ def _do_stage(
         listener.stage_began(stage.name)
         if stage.tensorflow:
             import_tensorflow()
+            from stoker.train.strategy import claim_devices
+
+            claim_devices(experiment.train)
         record = _work(stage, run, context, key)
     state.outputs[stage.name] = run.output(record)
     state.identities[stage.name] = record.identity

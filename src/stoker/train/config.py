@@ -139,12 +139,11 @@ class TrainConfig:
     """Whether less or more of it is better. auto: less for losses and errors, else more."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "steps_per_call", "replicas"):
-            value = getattr(self, name)
-            if value != "auto" and value < 1:
-                raise ConfigError(f"train.{name} must be at least 1", got=value)
-            if value != "auto" and value > MOST:
-                raise ConfigError(f"train.{name} must be at most {MOST:,}", got=value)
+        least = dict.fromkeys(
+            ("epochs", "batch_size", "accumulate", "steps_per_call", "replicas"), 1
+        ) | {"nan_budget": 0, "max_restarts": 0}
+        for name, least_value in least.items():
+            _require_count(name, getattr(self, name), least=least_value)
         if not 0 <= self.seed < 2**31:
             raise ConfigError("train.seed must be from 0 to 2**31 - 1", got=self.seed)
         if not self.monitor.startswith("val_"):
@@ -157,10 +156,15 @@ class TrainConfig:
             raise ConfigError(
                 "train.ema must lie between 0 and 1", got=self.ema, fix="E.g. train.ema: 0.999."
             )
-        if self.max_restarts < 0:
-            raise ConfigError("train.max_restarts must be at least 0", got=self.max_restarts)
         if not self.watchdog_s > 0:
             raise ConfigError("train.watchdog_s must be above 0", got=self.watchdog_s)
+
+
+def _require_count(name: str, value: int | Auto, *, least: int) -> None:
+    if value != "auto" and value < least:
+        raise ConfigError(f"train.{name} must be at least {least}", got=value)
+    if value != "auto" and value > MOST:
+        raise ConfigError(f"train.{name} must be at most {MOST:,}", got=value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -14,18 +14,27 @@ from stoker.train.config import TrainConfig
 from stoker.train.position import Position
 
 
-def is_better(
-    metrics: Mapping[str, float], position: Position, *, epoch: int, config: TrainConfig
-) -> bool:
-    """Whether this epoch is the best by the monitored metric; a NaN never is."""
-    monitor = config.monitor
-    if monitor not in metrics:
-        known = [name for name in metrics if name.startswith("val_")]
+def require_monitored(monitor: str, names: Iterable[str]) -> None:
+    """Refuse to watch what nobody measures.
+
+    Raises:
+        ConfigError: it is not among the names; the nearest is named.
+    """
+    known = [name for name in names if name.startswith("val_")]
+    if monitor not in known:
         raise ConfigError(
             "train.monitor must be a metric of the compiled model",
             got=monitor,
             fix=nearest(monitor, known),
         )
+
+
+def is_better(
+    metrics: Mapping[str, float], position: Position, *, epoch: int, config: TrainConfig
+) -> bool:
+    """Whether this epoch is the best by the monitored metric; a NaN never is."""
+    monitor = config.monitor
+    require_monitored(monitor, metrics)
     if not math.isfinite(metrics[monitor]):
         raise UserError(
             f"{monitor} of epoch {epoch} must be a finite number",

@@ -113,13 +113,16 @@ class Guard:
         """At the end of an epoch: how often the step was traced."""
         self._say(check_retraces(function))
 
-    def bad_step(self, batch: Any, *, step: int, positions: range, loss: float) -> None:
+    def bad_step(
+        self, batch: Any, *, step: int, positions: range, rows: Sequence[int], loss: float
+    ) -> None:
         """Go back where the user wants that, else end with the layer that began it.
 
         Args:
             batch: The step's batch; the model is as it was before it.
             step: Its number, from 1.
             positions: Its samples in the order of the whole run.
+            rows: The same as rows of the data.
             loss: Its loss.
 
         Raises:
@@ -134,8 +137,11 @@ class Guard:
             precision=self._resolved.precision,
             xla=self._resolved.xla,
         )
-        error = bad_step_error(bad, self._first_bad_values(batch))
-        self._rollbacks.decide(bad, error)
+        found = self._first_bad_values(batch)
+        error = bad_step_error(bad, found)
+        of_batch = () if found is None else found.rows
+        bad_rows = tuple(int(rows[row]) for row in of_batch if row < len(rows))
+        self._rollbacks.decide(bad, error, bad_rows=bad_rows)
         _LOG.warning("%s Going back, and on without its samples.", error.line())
 
     def _first_bad_values(self, batch: Any) -> BadValues | None:

@@ -22,6 +22,16 @@ def apply_memory(config: MemoryConfig) -> None:
         ConfigError: a GPU that is not there is named, or TensorFlow has begun already with other
             settings.
     """
+    try:
+        _apply(config)
+    except ConfigError:
+        # Whoever has asked for nothing must not fail in a process where TensorFlow has begun: its
+        # environment tells it to grow.
+        if config != MemoryConfig():
+            raise
+
+
+def _apply(config: MemoryConfig) -> None:
     gpus = tf.config.list_physical_devices("GPU")
     if config.visible_devices is not None:
         chosen = [gpu for index, gpu in enumerate(gpus) if index in config.visible_devices]

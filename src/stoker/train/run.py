@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -27,7 +28,7 @@ from stoker.train.checkpoints.store import Found, best, newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.fed import Sums, make_run_fed, make_run_resident, step_of
-from stoker.train.goal import finite_of, is_better
+from stoker.train.goal import finite_of, is_better, require_monitored
 from stoker.train.guard import Guard
 from stoker.train.keras_model import (
     as_the_model_takes,
@@ -46,6 +47,8 @@ from stoker.train.step import StepSettings, losses_are_means, told
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Progress, Surroundings
 from stoker.train.validation import GivenUpError, make_validate, results
+
+_LOG = logging.getLogger(__name__)
 
 EVAL_BATCHES = 4
 """A validation batch in training batches: no gradients are kept, so it may be larger."""
@@ -131,6 +134,10 @@ class Run:
                 first_pass, built, first, what="a first batch through the model and its loss"
             )
             self._average = prepare_optimizer(built.model, config, resolved)
+            if not has_own_step(built.model):
+                # Known before an epoch has been trained.
+                names = results(built.model, "val_")
+                require_monitored(config.monitor, ["val_loss", *names])
         self._guard = Guard(built, config=config, resolved=resolved, distribution=distribution)
         self._guard.look_at_model(answers)
         self._compile()
@@ -163,6 +170,9 @@ class Run:
         self.around.heartbeat.enter("train")
         if found is not None:
             self._restore(found)
+            if self.distribution.is_chief:
+                step, steps = self.position.step, self.position.steps
+                _LOG.warning("going on from step %s of %s: %s", step, steps, found.path.name)
         else:
             # What a process wrote that was killed before its first checkpoint.
             self.around.writer.rewind(0)
@@ -292,6 +302,7 @@ class Run:
             self._load(element),
             step=step + 1,
             positions=range(first + rows.start, first + rows.stop),
+            rows=self._feed.rows_at(at.epoch, rows.start, rows.stop, seed=self.config.seed),
             loss=loss,
         )
         position.skipped.append(step)
@@ -354,7 +365,9 @@ class Run:
             catalogue.BUSY_FRACTION.name: (self._ceiling_s / self._rows) / (wall_s / rows),
         }
         around.writer.write(position.step, scalars)
-        self._tell(scalars)
+        # What a person sees: the epoch's loss, and no speed of a call that is only an epoch's rest.
+        whole = done == self.resolved.steps_per_call or self._calls_timed == 1
+        self._tell((scalars if whole else {}) | {"loss": position.loss_sum / position.rows})
 
     def end_epoch(self, eval_batches: tf.data.Dataset[Any]) -> None:
         """Validate, tell the callbacks, and keep the state where it is the best."""
@@ -371,6 +384,8 @@ class Run:
         metrics = self._callbacks.on_epoch_end(epoch - 1, metrics)
         position.validated, self._in_epoch = True, False
         stopped = position.over or self._callbacks.stop_training
+        if stopped and position.step < position.steps and self.distribution.is_chief:
+            _LOG.warning("a callback ends training after epoch %s", epoch)
         position.over = stopped or position.step >= position.steps
         if better:
             position.best_epoch, position.best_metrics = epoch, finite_of(metrics)

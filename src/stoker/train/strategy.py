@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.user_code import first_line
-from stoker.train.config import StrategyName
+from stoker.train.config import StrategyName, TrainConfig
+from stoker.train.memory import apply_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +81,21 @@ def make_distribution(
     if name == "parameter_server":
         raise RuntimeError("a parameter server has its own loop: stoker.train.parameter_server")
     return Distribution(name=name, strategy=tf.distribute.get_strategy())
+
+
+def claim_devices(config: TrainConfig) -> None:
+    """Tell TensorFlow how its devices are to be used, before a stage makes it look at them.
+
+    Args:
+        config: The section `train`, of which memory and the number of replicas are taken. What
+            comes too late here is an error of the training itself, where there is any.
+    """
+    with suppress(ConfigError):
+        apply_memory(config.memory)
+    cuts = config.strategy in ("auto", "mirrored", "multi_worker") and config.replicas != "auto"
+    if cuts and not tf.config.list_physical_devices("GPU"):
+        with suppress(ConfigError):
+            _cut_cpu(int(config.replicas))
 
 
 def one_device() -> Distribution:

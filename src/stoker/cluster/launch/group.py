@@ -190,7 +190,9 @@ class Group:
         self._again_left -= 1
         member = self._members[rank]
         how = how_it_ended(member.code or 0)
-        self._log(f"{member.name} {how}; it is started again ({self._again_left} more times)")
+        self._log(
+            f"{member.name} {how}; it is started again (and after that {self._again_left} more times at most)"
+        )
         self._forget(member)
         self._start(rank)
 

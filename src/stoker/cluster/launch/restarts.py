@@ -137,7 +137,9 @@ def launch(
             if failure.is_final or left < 0 or not _may_go_better(outcome):
                 raise WorkerFailed(failure, after=_tried(restarts))
             restarts.append(f"{failure.name} {failure.reason}")
-            log(f"all workers start again from the last checkpoint ({left} more times at most)")
+            log(
+                f"all workers start again from the last checkpoint (and after that {left} more times at most)"
+            )
 
 
 def _attempt(

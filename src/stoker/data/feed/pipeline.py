@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -105,6 +105,11 @@ class Feed:
     def shares_rows(self) -> bool:
         """Whether an element of `shuffled` holds one worker's rows only, else those of all."""
         return not self.whole_calls
+
+    def rows_at(self, epoch: int, first: int, last: int, *, seed: int) -> Sequence[int]:
+        """Which rows of the split stand at [first, last) of an epoch's order."""
+        found: Sequence[int] = self._source.order(seed=seed)(epoch, first, last).tolist()
+        return found
 
     def steps(self, batch_size: int) -> int:
         """Steps of an epoch."""

@@ -72,7 +72,8 @@ def _column(name: str, part: Any, *, what: str) -> TensorColumn:
         raise ConfigError(
             f"{what} must give {name!r} as a dense tensor",
             got=Plain(_form(part)),
-            fix="Give a flat dict of tensors."
+            fix="A feature is one tensor each, and so is the label: a model with several outputs can "
+            "be trained by the library only, see docs/how-to/own-dataset.md."
             if nested
             else "Use to_tensor() or tf.sparse.to_dense.",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any
@@ -103,6 +103,10 @@ class ServiceFeed:
         require_sendable(self._pipeline(batch_size=1, seed=0, epoch=0))
         _reached(service)
         _LOG.warning(NO_PROMISE)
+
+    def rows_at(self, epoch: int, first: int, last: int, *, seed: int) -> Sequence[int]:  # noqa: ARG002
+        """None: nobody knows which rows a service gave."""
+        return ()
 
     def epochs(self, first: int, last: int, *, batch_size: int, seed: int) -> tf.data.Dataset[Any]:
         """The epochs [first, last), one after the other.
