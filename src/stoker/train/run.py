@@ -250,6 +250,7 @@ class Run:
         if not bool(sums.finite):
             self._look_into(position.step + done, loss=float(sums.last_loss))
             return True
+        # Before anybody can see that there is some.
         ending.has_work = True
         self._count(sums, done, wall_s)
         if self._calls_timed == 1:

@@ -132,5 +132,5 @@ def test_augmentation_where_there_is_no_image_is_refused(tmp_path: Path) -> None
         "    return model\n"
     )
 
-    with pytest.raises(ConfigError, match=r"train\.augment needs an image"):
+    with pytest.raises(ConfigError, match=r"train\.augment needs a column of images"):
         run(tmp_path, tmp_path)

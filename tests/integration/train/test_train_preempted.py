@@ -45,6 +45,12 @@ def has_begun(runs: Path, lines: int) -> bool:
     return bool(found) and found[0].read_bytes().count(b"\n") > lines
 
 
+def last_step(runs: Path) -> int:
+    """The step of the last line; at an epoch's end validation begins, and no step."""
+    (found,) = runs.glob("small/*/train/metrics.jsonl")
+    return int(json.loads(found.read_bytes().splitlines()[-1])["step"])
+
+
 def lines_of(runs: Path) -> int:
     found = list(runs.glob("small/*/train/metrics.jsonl"))
     return found[0].read_bytes().count(b"\n") if found else 0
@@ -56,6 +62,9 @@ def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
     trainer: Trainer, folder: Path, tmp_path: Path
 ) -> None:
     calm, runs, mark = tmp_path / "calm", tmp_path / "runs", tmp_path / "validating"
+    # Long enough that something is left at the last of the ends.
+    settings = folder / "stoker.yaml"
+    settings.write_text(settings.read_text().replace("epochs: 3", "epochs: 6"))
     assert trainer.run(folder, calm) == 0, trainer.said()
     slow = {"STEP_S": str(STEP_S), "MARK": str(mark)}
 
@@ -103,8 +112,9 @@ def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
 
     # Twice: at once, in the middle of a step.
     lines = lines_of(runs)
-    pid = trainer.start(folder, runs, environment={"STEP_S": "1"})
-    until(lambda: has_begun(runs, lines))
+    pid = trainer.start(folder, runs, environment={"STEP_S": "0.5"})
+    until(lambda: has_begun(runs, lines) and last_step(runs) % position["per_epoch"] != 0)
+    time.sleep(0.1)
     os.kill(pid, signal.SIGTERM)
     time.sleep(0.1)
     os.kill(pid, signal.SIGTERM)
