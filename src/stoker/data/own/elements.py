@@ -72,8 +72,7 @@ def _column(name: str, part: Any, *, what: str) -> TensorColumn:
         raise ConfigError(
             f"{what} must give {name!r} as a dense tensor",
             got=Plain(_form(part)),
-            fix="A feature is one tensor each, and so is the label: a model with several outputs can "
-            "be trained by the library only, see docs/how-to/own-dataset.md."
+            fix="Give a flat dict of tensors as features, and one tensor as label."
             if nested
             else "Use to_tensor() or tf.sparse.to_dense.",
         )
