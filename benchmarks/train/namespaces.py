@@ -88,7 +88,8 @@ def enter_namespace() -> None:
     ]
     os.environ["TF_CONFIG"] = json.dumps(config)
     name = NAMES[config["task"]["index"]]
-    os.execvp("ip", ["ip", "netns", "exec", name, sys.executable, *sys.argv])  # noqa: S606
+    command = ["ip", "netns", "exec", name, sys.executable, *sys.argv]
+    os.execvp("ip", command)  # noqa: S606 - an argument vector, no shell
 
 
 def _measured_gbit_s() -> float:
@@ -98,6 +99,7 @@ def _measured_gbit_s() -> float:
     with subprocess.Popen([*inside[0], receive], stdout=subprocess.PIPE, text=True) as receiver:
         try:
             for _ in range(20):
+                # The receiver is still starting: it does not say when it listens.
                 time.sleep(0.3)
                 sent = subprocess.run([*inside[1], send], check=False, stderr=subprocess.DEVNULL)
                 if sent.returncode == 0:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from stoker.cluster.ports import why_taken
 from stoker.core.errors import BusyError, ConfigError, Plain
 
 LOOPBACK = "127.0.0.1"
@@ -207,17 +207,12 @@ def require_own_port(cluster: ClusterSpec) -> None:
         BusyError: the port is taken.
     """
     port = int(cluster.address.rpartition(":")[2])
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            # What TensorFlow binds. It does not listen, so it opens nothing.
-            probe.bind(("0.0.0.0", port))  # noqa: S104
-        except OSError as error:
-            raise BusyError(
-                f"port {port} of {cluster.job} {cluster.index} in TF_CONFIG must be free",
-                got=Plain(os.strerror(error.errno or 0)),
-                fix="End what listens there, or name another port to all workers.",
-            ) from None
+    if why := why_taken(port):
+        raise BusyError(
+            f"port {port} of {cluster.job} {cluster.index} in TF_CONFIG must be free",
+            got=Plain(why),
+            fix="End what listens there, or name another port to all workers.",
+        )
 
 
 def _section(raw: Any, name: str) -> dict[str, Any]:

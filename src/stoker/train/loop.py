@@ -8,13 +8,10 @@ from stoker.data.own.features import AnyTransform
 from stoker.data.own.opening import AnyDataset
 from stoker.telemetry import catalogue
 from stoker.train.busy import BusyReport
-from stoker.train.checkpoints.store import Found, newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.feeds import open_feeds
-from stoker.train.goal import better_mode
 from stoker.train.model import BuiltModel
-from stoker.train.run import EVAL_BATCHES, Run, start_position
+from stoker.train.run import EVAL_BATCHES, Run, checkpoint_writer, open_run
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Surroundings, TrainResult
 
@@ -46,20 +43,17 @@ def fit(
         Preempted: the process was asked to end; everything is saved.
     """
     # 1. The data, and where an earlier process left off.
-    feed, held_out = open_feeds(
-        dataset,
-        transform,
-        augment=config.augment,
-        seed=config.seed,
-        memory_bytes=around.memory_bytes,
-        service=around.service,
-        work_dir=around.work_dir,
+    opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
+    feed, held_out, position = opened.feed, opened.held_out, opened.position
+    # Of several workers the chief alone writes.
+    writing: AbstractContextManager[CheckpointWriter | None] = (
+        checkpoint_writer(opened.found, config=config, around=around)
+        if distribution.is_chief
+        else nullcontext()
     )
-    found = newest_good(around.checkpoints)
-    position = start_position(found, feed, config=config, resolved=resolved, around=around)
     with (
         held_out.in_order(batch_size=EVAL_BATCHES * resolved.batch_size) as eval_batches,
-        _writer(found, config=config, distribution=distribution, around=around) as writer,
+        writing as writer,
         ExitStack() as at_end,
     ):
         # 2. Everything that a step changes exists from here on, so that it can be put back.
@@ -74,7 +68,7 @@ def fit(
             writer=writer,
         )
         at_end.callback(run.close)
-        run.begin(found)
+        run.begin(opened.found)
         while (before_s := run.fitting(run.ceiling_s)) is None:
             continue
 
@@ -96,21 +90,6 @@ def fit(
 
         # 4. How busy the device was.
         return _result(run, (before_s + run.ceiling_s()) / 2)
-
-
-def _writer(
-    found: Found | None, *, config: TrainConfig, distribution: Distribution, around: Surroundings
-) -> AbstractContextManager[CheckpointWriter | None]:
-    """Whoever writes the checkpoints: the chief alone."""
-    if not distribution.is_chief:
-        return nullcontext()
-    return CheckpointWriter(
-        around.checkpoints,
-        config=config.checkpoint,
-        identity=around.identity,
-        better=better_mode(config.monitor, config.monitor_mode),
-        after=found,
-    )
 
 
 def _result(run: Run, ceiling_s: float) -> TrainResult:

@@ -44,7 +44,8 @@ def first_pass(built: BuiltModel, batch: Batch) -> Any:
     outputs = model(features, training=False)
     if has_own_step(model):
         # What `fit` makes before a step that is the user's: nobody else knows what it needs.
-        model._symbolic_build(data_batch=(features, *batch[1:]))  # noqa: SLF001
+        batch_of_fit = (features, *batch[1:])
+        model._symbolic_build(data_batch=batch_of_fit)  # noqa: SLF001 - Keras has no public one
     else:
         loss_of(model, told(batch, outputs), training=False)
         model.compute_metrics(**told(batch, outputs))

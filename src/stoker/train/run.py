@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,7 +18,9 @@ from stoker.core.user_code import call
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.pipeline import Feed
 from stoker.data.feed.service.reading import ServiceFeed
+from stoker.data.own.features import AnyTransform
 from stoker.data.own.feed import AnyFeed, OwnFeed
+from stoker.data.own.opening import AnyDataset
 from stoker.telemetry import catalogue
 from stoker.train.agreement import agreed_metrics
 from stoker.train.busy import FIXED_STEPS, measure_ceiling
@@ -28,7 +30,8 @@ from stoker.train.checkpoints.store import Found, best, newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.fed import Sums, make_run_fed, make_run_resident, step_of
-from stoker.train.goal import finite_of, is_better, require_monitored
+from stoker.train.feeds import open_feeds
+from stoker.train.goal import better_mode, finite_of, is_better, require_monitored
 from stoker.train.guard import Guard
 from stoker.train.keras_model import (
     as_the_model_takes,
@@ -57,7 +60,65 @@ AVERAGE = "ema"
 """Group of a checkpoint's variables that holds the moving average of the weights."""
 
 
-def start_position(
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """The data of a run, and where an earlier process left off."""
+
+    feed: AnyFeed | ServiceFeed
+    """The training split."""
+
+    held_out: AnyFeed
+    """The eval split."""
+
+    found: Found | None
+    """The newest good checkpoint, None for a new run."""
+
+    position: Position
+    """Where the run goes on, or begins."""
+
+
+def open_run(
+    dataset: AnyDataset,
+    transform: AnyTransform,
+    *,
+    config: TrainConfig,
+    resolved: ResolvedTraining,
+    around: Surroundings,
+) -> Opened:
+    """Open the data, and find where to go on.
+
+    Raises:
+        UserError: the data cannot be fed, no checkpoint of several is good, or they are another
+            run's.
+    """
+    feed, held_out = open_feeds(
+        dataset,
+        transform,
+        augment=config.augment,
+        seed=config.seed,
+        memory_bytes=around.memory_bytes,
+        service=around.service,
+        work_dir=around.work_dir,
+    )
+    found = newest_good(around.checkpoints)
+    position = _start_position(found, feed, config=config, resolved=resolved, around=around)
+    return Opened(feed=feed, held_out=held_out, found=found, position=position)
+
+
+def checkpoint_writer(
+    found: Found | None, *, config: TrainConfig, around: Surroundings
+) -> CheckpointWriter:
+    """Whoever writes the checkpoints of a run; one process may."""
+    return CheckpointWriter(
+        around.checkpoints,
+        config=config.checkpoint,
+        identity=around.identity,
+        better=better_mode(config.monitor, config.monitor_mode),
+        after=found,
+    )
+
+
+def _start_position(
     found: Found | None,
     feed: AnyFeed | ServiceFeed,
     *,
@@ -65,18 +126,6 @@ def start_position(
     resolved: ResolvedTraining,
     around: Surroundings,
 ) -> Position:
-    """Where a run begins, or goes on.
-
-    Args:
-        found: The newest good checkpoint, None for a new run.
-        feed: Of the training split.
-        config: The user's section.
-        resolved: What its `auto`s became.
-        around: Knows what the run is.
-
-    Raises:
-        UserError: it is another run than the one that was begun.
-    """
     per_epoch = feed.steps(resolved.global_batch)
     if found is None:
         return Position(

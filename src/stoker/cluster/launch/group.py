@@ -268,6 +268,7 @@ class Group:
     def _close(self) -> None:
         for member in self._members:
             while not member.has_ended():
+                # It was killed: the kernel needs a moment to let go of its memory.
                 time.sleep(0.01)
             self._guard.ended(member.pid)
             member.close()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # type: ignore[attr-defined]
+from tensorflow.python.eager import context  # type: ignore[attr-defined]  # not in the stubs
 
 from stoker.train.health.finding import Finding
 from stoker.train.health.step_graph import is_own_scope, named

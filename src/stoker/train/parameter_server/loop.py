@@ -14,17 +14,13 @@ from stoker.data.feed.service.reading import ServiceFeed
 from stoker.data.own.features import AnyTransform
 from stoker.data.own.feed import AnyFeed, OwnFeed
 from stoker.data.own.opening import AnyDataset
-from stoker.train.checkpoints.store import newest_good
-from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.feeds import open_feeds
-from stoker.train.goal import better_mode
 from stoker.train.keras_model import as_the_model_takes, overrides
 from stoker.train.model import BuiltModel
 from stoker.train.parameter_server.cluster import Connection, servers_needed
 from stoker.train.parameter_server.run import Fed, ParameterServerResult, Run, impossible
 from stoker.train.position import Position
-from stoker.train.run import EVAL_BATCHES, start_position
+from stoker.train.run import EVAL_BATCHES, checkpoint_writer, open_run
 from stoker.train.surroundings import Surroundings
 
 
@@ -61,30 +57,15 @@ def fit_parameter_server(
     _refuse(built, config, resolved)
     # 1. The data, which the chief reads and sends: a batch belongs to a step's number, and is the
     #    same when a worker has died and the step is done again.
-    feed, held_out = open_feeds(
-        dataset,
-        transform,
-        augment=config.augment,
-        seed=config.seed,
-        memory_bytes=around.memory_bytes,
-        service=around.service,
-        work_dir=around.work_dir,
-    )
-    found = newest_good(around.checkpoints)
-    position = start_position(found, feed, config=config, resolved=resolved, around=around)
+    opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
+    feed, held_out, position = opened.feed, opened.held_out, opened.position
     calls = _calls(feed, position, config=config, resolved=resolved)
     at_once = EVAL_BATCHES * resolved.batch_size
     with (
         servers_needed(),
         feed.shuffled(calls) as batches,
         held_out.in_order(batch_size=at_once) as eval_batches,
-        CheckpointWriter(
-            around.checkpoints,
-            config=config.checkpoint,
-            identity=around.identity,
-            better=better_mode(config.monitor, config.monitor_mode),
-            after=found,
-        ) as writer,
+        checkpoint_writer(opened.found, config=config, around=around) as writer,
     ):
         # 2. Everything that a step changes exists from here on, on the servers.
         run = Run(
@@ -104,7 +85,7 @@ def fit_parameter_server(
             around=around,
             writer=writer,
         )
-        run.begin(found)
+        run.begin(opened.found)
         # 3. Epochs of legs: a leg ends when every step of it is applied, so that it can be saved.
         while not position.over:
             run.begin_epoch()

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # type: ignore[attr-defined]
+
+from stoker.train.health.placement import collected_placements
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,21 +43,12 @@ def traced_operations(run: Callable[[], Any]) -> dict[str, Counter[str]]:
         Device -> how often each kind of operation runs there, as TensorFlow has placed them after
         its own optimization. What XLA compiles is one operation.
     """
-    # No public function tells the placement without running an event writer.
-    context.enable_run_metadata()
-    try:
-        run()
-        metadata = context.export_run_metadata()
-    finally:
-        context.disable_run_metadata()
-    graphs = [graph for made in metadata.function_graphs for graph in made.partition_graphs]
     found: dict[str, Counter[str]] = {}
-    for graph in graphs:
-        # A function that is called there is placed as a whole.
-        nodes = [(node, node.device) for node in graph.node]
-        for node, device in nodes:
-            if device and node.op not in ("_Arg", "_Retval", "NoOp"):
-                found.setdefault(_short(device), Counter())[node.op] += 1
+    with collected_placements() as nodes:
+        run()
+    for node in nodes:
+        if node.device and node.op not in ("_Arg", "_Retval", "NoOp"):
+            found.setdefault(_short(node.device), Counter())[node.op] += 1
     return found
 
 

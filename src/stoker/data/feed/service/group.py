@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Self
 
+from stoker.cluster.ports import why_taken
 from stoker.core.errors import BusyError, ConfigError, Plain, UserError
 from stoker.data.feed.service.server import ServerConfig
 
@@ -305,14 +305,9 @@ def require_free(port: int) -> None:
     Raises:
         BusyError: it is in use, or may not be used.
     """
-    with socket.socket(socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            # Bound and not listening: it opens nothing, and fails where something listens.
-            probe.bind(("0.0.0.0", port))  # noqa: S104 - what TensorFlow will take
-        except OSError as error:
-            raise BusyError(
-                f"port {port} must be free for the tf.data service",
-                got=Plain(error.strerror or str(error)),
-                fix="Give another --port or --worker-port, or 0 for any free one.",
-            ) from error
+    if why := why_taken(port):
+        raise BusyError(
+            f"port {port} must be free for the tf.data service",
+            got=Plain(why),
+            fix="Give another --port or --worker-port, or 0 for any free one.",
+        )

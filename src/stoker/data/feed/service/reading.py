@@ -104,7 +104,14 @@ class ServiceFeed:
         _reached(service)
         _LOG.warning(NO_PROMISE)
 
-    def rows_at(self, epoch: int, first: int, last: int, *, seed: int) -> Sequence[int]:  # noqa: ARG002
+    def rows_at(
+        self,
+        epoch: int,  # noqa: ARG002 - as Feed has it
+        first: int,  # noqa: ARG002 - as Feed has it
+        last: int,  # noqa: ARG002 - as Feed has it
+        *,
+        seed: int,  # noqa: ARG002 - as Feed has it
+    ) -> Sequence[int]:
         """None: nobody knows which rows a service gave."""
         return ()
 
