@@ -11,22 +11,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import callbacks, layers
+from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core.errors import ConfigError
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.data.own.description import Count
 from stoker.data.own.features import OwnFeatures
 from stoker.data.own.opening import OwnDataset, open_own_dataset
-from stoker.telemetry.writers import Everywhere
 from stoker.train.checkpoints.store import best, newest_good
-from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.ending import Ending
-from stoker.train.heartbeat import process_heartbeat
+from stoker.train.config import TrainConfig
 from stoker.train.loop import fit
 from stoker.train.model import build_model, prepare_process
 from stoker.train.own_code import as_own_code_needs, require_one_output
 from stoker.train.strategy import one_device
-from stoker.train.surroundings import Surroundings, TrainResult
+from stoker.train.surroundings import TrainResult
 
 # Keras 3.15 reads its variables in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -75,17 +73,11 @@ def ours(
     config = TrainConfig(**{"epochs": 2} | settings)
     prepare_process(precision="float32", seed=0, deterministic=False)
     built = build_model(build, features, what="model:build")
-    resolved = ResolvedTraining(
+    resolved = on_one_device(
         batch_size=BATCH,
         accumulate=config.accumulate,
-        replicas=1,
-        workers=1,
         steps_per_call=steps_per_call,
-        precision="float32",
         xla=config.xla is True,
-        strategy="one_device",
-        lr_factor=1.0,
-        why={},
     )
     result = fit(
         built,
@@ -94,15 +86,7 @@ def ours(
         config=config,
         resolved=resolved,
         distribution=one_device(),
-        around=Surroundings(
-            memory_bytes=1 << 30,
-            checkpoints=folder / "checkpoints",
-            writer=Everywhere([]),
-            on_progress=lambda progress: None,
-            ending=Ending(),
-            heartbeat=process_heartbeat(),
-            callbacks=listed,
-        ),
+        around=unwatched(folder / "checkpoints", callbacks=listed),
     )
     return built.model, result
 
@@ -446,18 +430,7 @@ def _value(part: Any) -> Any:
 
 
 def test_a_hook_for_batches_makes_calls_of_one_step(tmp_path: Path) -> None:
-    resolved = ResolvedTraining(
-        batch_size=BATCH,
-        accumulate=1,
-        replicas=1,
-        workers=1,
-        steps_per_call=4,
-        precision="float32",
-        xla=True,
-        strategy="one_device",
-        lr_factor=1.0,
-        why={},
-    )
+    resolved = on_one_device(batch_size=BATCH, xla=True)
     data = OwnFeatures(opened(rows()).description)
     plain, own = (build_model(f, data, what="model:build").model for f in (classifier, own_step))
     quiet = [callbacks.TerminateOnNaN(), callbacks.CSVLogger(tmp_path / "log.csv")]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.data.dataset import Dataset
@@ -23,16 +24,14 @@ from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.busy import measure_ceiling
 from stoker.train.checkpoints.store import best
-from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.ending import Ending
+from stoker.train.config import TrainConfig
 from stoker.train.fed import make_run_resident
-from stoker.train.heartbeat import process_heartbeat
 from stoker.train.loop import fit
 from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.state import TrainingState, restore_model
 from stoker.train.step import StepSettings, make_train_step
 from stoker.train.strategy import one_device
-from stoker.train.surroundings import Surroundings, TrainResult
+from stoker.train.surroundings import TrainResult
 
 BATCH = 32
 
@@ -61,18 +60,7 @@ def run(
     **settings: Any,
 ) -> tuple[TrainResult, BuiltModel]:
     config = TrainConfig(**{"epochs": 3, "batch_size": BATCH} | settings)
-    resolved = ResolvedTraining(
-        batch_size=BATCH,
-        accumulate=1,
-        replicas=1,
-        workers=1,
-        steps_per_call=steps_per_call,
-        precision=precision,
-        xla=xla,
-        strategy="one_device",
-        lr_factor=1.0,
-        why={},
-    )
+    resolved = on_one_device(steps_per_call=steps_per_call, precision=precision, xla=xla)
     prepare_process(precision=precision, seed=config.seed, deterministic=False)
     built = build_model(function, transform, what="model:build")
     writer = Everywhere([JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tb")])
@@ -84,14 +72,7 @@ def run(
             config=config,
             resolved=resolved,
             distribution=one_device(),
-            around=Surroundings(
-                memory_bytes=memory_bytes,
-                checkpoints=folder / "checkpoints",
-                writer=writer,
-                on_progress=lambda progress: None,
-                ending=Ending(),
-                heartbeat=process_heartbeat(),
-            ),
+            around=unwatched(folder / "checkpoints", memory_bytes=memory_bytes, writer=writer),
         )
     finally:
         writer.close()

@@ -7,70 +7,38 @@ from typing import Any
 
 import keras
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from keras import layers
+from tests.integration.train.small import on_one_device, small_dataset, unwatched
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.core.files import sha256_file
-from stoker.data.columns import Column
-from stoker.data.dataset import Dataset, Shard, write_manifest
+from stoker.data.dataset import Dataset
 from stoker.data.features.build import build_transform
 from stoker.data.features.transform import Transform
-from stoker.telemetry.writers import Everywhere
 from stoker.train.checkpoints.store import open_checkpoint, places
-from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.ending import Ending
+from stoker.train.config import TrainConfig
 from stoker.train.health.divergence import DivergenceConfig
-from stoker.train.heartbeat import process_heartbeat
 from stoker.train.loop import fit
 from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.strategy import one_device
-from stoker.train.surroundings import Surroundings, TrainResult
+from stoker.train.surroundings import TrainResult
 
 BATCH = 32
 BAD_ROW = 70
 
 
-def shards(root: Path, *, bad: bool) -> Dataset:
-    """210 rows to train on; one of them NaN."""
-    rng = np.random.default_rng(0)
-    splits: dict[str, tuple[Shard, ...]] = {}
-    for split, rows in {"train": 210, "eval": 90}.items():
-        a, b = rng.normal(size=(2, rows)).astype(np.float32)
-        y = (a + b > 0).astype(np.int64)
-        if bad and split == "train":
-            a[BAD_ROW] = np.nan
-        path = root / split / "shard-00000.parquet"
-        path.parent.mkdir(parents=True)
-        pq.write_table(pa.table({"a": a, "b": b, "y": y}), path, write_page_checksum=True)
-        size, digest = path.stat().st_size, sha256_file(path)
-        shard = Shard(file=f"{split}/{path.name}", rows=rows, size_bytes=size, sha256=digest)
-        splits[split] = (shard,)
-    columns = (
-        Column(name="a", dtype="float32"),
-        Column(name="b", dtype="float32"),
-        Column(name="y", dtype="int64"),
-    )
-    hashes = {split: {c.name: f"{split}-{c.name}" for c in columns} for split in splits}
-    made = Dataset(root=root, columns=columns, splits=splits, column_hashes=hashes)
-    write_manifest(made)
-    return made
-
-
 @pytest.fixture(scope="module")
 def spoiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Transform]:
     root = tmp_path_factory.mktemp("spoiled")
-    dataset = shards(root / "data", bad=True)
+    dataset = small_dataset(root / "data", bad_row=BAD_ROW)
     return dataset, build_transform(dataset, None, root / "transform", label="y")
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Transform]:
     root = tmp_path_factory.mktemp("sound")
-    dataset = shards(root / "data", bad=False)
+    dataset = small_dataset(root / "data")
     return dataset, build_transform(dataset, None, root / "transform", label="y")
 
 
@@ -94,21 +62,7 @@ def train(
     precision = settings.get("precision", "float32")
     prepare_process(precision=precision, seed=0, deterministic=False)
     built = build_model(function, data[1], what="model:build")
-    chosen = ResolvedTraining(
-        **{
-            "batch_size": BATCH,
-            "accumulate": 1,
-            "replicas": 1,
-            "workers": 1,
-            "steps_per_call": 3,
-            "precision": precision,
-            "xla": False,
-            "strategy": "one_device",
-            "lr_factor": 1.0,
-            "why": {},
-        }
-        | (resolved or {})
-    )
+    chosen = on_one_device(**{"steps_per_call": 3, "precision": precision} | (resolved or {}))
     try:
         result = fit(
             built,
@@ -116,14 +70,7 @@ def train(
             config=config,
             resolved=chosen,
             distribution=one_device(),
-            around=Surroundings(
-                memory_bytes=1 << 34,
-                checkpoints=folder,
-                writer=Everywhere([]),
-                on_progress=lambda progress: None,
-                ending=Ending(),
-                heartbeat=process_heartbeat(),
-            ),
+            around=unwatched(folder),
         )
     finally:
         keras.mixed_precision.set_dtype_policy("float32")

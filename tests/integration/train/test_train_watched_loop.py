@@ -22,19 +22,17 @@ from tests.integration.train.killed import (
     write_images,
     write_table,
 )
+from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core.errors import EXIT_PREEMPTED, ConfigError
 from stoker.data.dataset import Dataset
 from stoker.data.features.transform import Transform
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.checkpoints.store import best, newest_good
-from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.ending import Ending
-from stoker.train.heartbeat import process_heartbeat
+from stoker.train.config import TrainConfig
 from stoker.train.loop import fit
 from stoker.train.model import build_model, prepare_process
 from stoker.train.strategy import one_device
-from stoker.train.surroundings import Surroundings
 from stoker.train.watch.config import TensorBoardConfig
 from stoker.train.watch.profile import REQUEST
 from stoker.train.watch.watch import Unwatched, Watched
@@ -141,18 +139,7 @@ def trained(dataset: Dataset, transform: Transform) -> Callable[..., list[Any]]:
 
     def train(folder: Path, *, memory_bytes: int, ask: bool, alone: bool = True) -> list[Any]:
         config = TrainConfig(epochs=3, batch_size=32)
-        resolved = ResolvedTraining(
-            batch_size=32,
-            accumulate=1,
-            replicas=1,
-            workers=1,
-            steps_per_call=7,
-            precision="float32",
-            xla=False,
-            strategy="one_device",
-            lr_factor=1.0,
-            why={},
-        )
+        resolved = on_one_device(steps_per_call=7)
         prepare_process(precision="float32", seed=0, deterministic=False)
         built = build_model(build, transform, what="model:build")
         board = TensorBoard(folder / "tensorboard")
@@ -166,14 +153,11 @@ def trained(dataset: Dataset, transform: Transform) -> Callable[..., list[Any]]:
             config=config,
             resolved=resolved,
             distribution=one_device(),
-            around=Surroundings(
+            around=unwatched(
+                folder / "checkpoints",
                 memory_bytes=memory_bytes,
-                checkpoints=folder / "checkpoints",
                 writer=board,
                 watch=watch if ask else Unwatched(),
-                on_progress=lambda progress: None,
-                ending=Ending(),
-                heartbeat=process_heartbeat(),
             ),
         )
         board.close()

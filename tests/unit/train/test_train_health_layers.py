@@ -111,7 +111,7 @@ def look(
     return found
 
 
-@pytest.mark.parametrize(
+IN_EVERY_KIND = pytest.mark.parametrize(
     ("build", "path"),
     [
         (Subclassed, "b1/inner"),
@@ -120,6 +120,10 @@ def look(
         (nested, "below/inner"),
     ],
 )
+"""Where the same layer lies in each kind of model."""
+
+
+@IN_EVERY_KIND
 def test_the_first_layer_whose_output_is_not_finite_is_named(
     build: Callable[[layers.Layer], keras.Model], path: str
 ) -> None:
@@ -133,15 +137,7 @@ def test_the_first_layer_whose_output_is_not_finite_is_named(
     assert found.rows
 
 
-@pytest.mark.parametrize(
-    ("build", "path"),
-    [
-        (Subclassed, "b1/inner"),
-        (functional, "b1/inner"),
-        (shared, "inner"),
-        (nested, "below/inner"),
-    ],
-)
+@IN_EVERY_KIND
 def test_the_first_layer_from_the_loss_whose_gradient_is_not_finite_is_named(
     build: Callable[[layers.Layer], keras.Model], path: str
 ) -> None:
