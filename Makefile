@@ -51,8 +51,8 @@ demo: $(STAMP) ## data to served model on real data: the digits recipe
 	@$(BIN)/stoker run recipes/digits
 
 test: $(STAMP) ## every test
-	@echo "test: the whole suite; the slowest tests are listed at its end"
-	@$(BIN)/python -m pytest --durations=15 $(ARGS)
+	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --durations=15 $(ARGS)
 
 soak: $(STAMP) ## kill training at 50 random instants (half an hour)
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)

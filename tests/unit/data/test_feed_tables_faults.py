@@ -251,5 +251,6 @@ def test_memory_is_bounded_by_the_window_and_not_by_the_split(tmp_path: Path) ->
 
     assert rows == 5_000_000
     assert split_mib >= 190
-    # Three windows of 16 MiB, the order of one, and the row groups being decoded.
-    assert grown_mib < 96
+    # Three windows of 16 MiB, the order of one, the row groups being decoded, and what the
+    # allocators keep of those before (73 to 99 MiB in all); the split does not fit in it.
+    assert grown_mib < 128
