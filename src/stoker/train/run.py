@@ -50,8 +50,12 @@ from stoker.train.step import StepSettings, losses_are_means, told
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Progress, Surroundings
 from stoker.train.validation import GivenUpError, make_validate, results
+from stoker.train.whole_batches import WholeFeed, shares
 
 _LOG = logging.getLogger(__name__)
+
+TrainFeed = AnyFeed | ServiceFeed | WholeFeed
+"""What training reads."""
 
 EVAL_BATCHES = 4
 """A validation batch in training batches: no gradients are kept, so it may be larger."""
@@ -64,7 +68,7 @@ AVERAGE = "ema"
 class Opened:
     """The data of a run, and where an earlier process left off."""
 
-    feed: AnyFeed | ServiceFeed
+    feed: TrainFeed
     """The training split."""
 
     held_out: AnyFeed
@@ -91,7 +95,7 @@ def open_run(
         UserError: the data cannot be fed, no checkpoint of several is good, or they are another
             run's.
     """
-    feed, held_out = open_feeds(
+    local, held_out = open_feeds(
         dataset,
         transform,
         augment=config.augment,
@@ -100,9 +104,24 @@ def open_run(
         service=around.service,
         work_dir=around.work_dir,
     )
+    feed = _whole(local, resolved) if resolved.strategy == "tpu" else local
     found = newest_good(around.checkpoints)
     position = _start_position(found, feed, config=config, resolved=resolved, around=around)
     return Opened(feed=feed, held_out=held_out, found=found, position=position)
+
+
+def _whole(feed: AnyFeed | ServiceFeed, resolved: ResolvedTraining) -> WholeFeed:
+    if not isinstance(feed, Feed):
+        raise RuntimeError("resolve lets a TPU have batches of the local feed only")
+    left_out = feed.rows % resolved.global_batch
+    if left_out:
+        _LOG.warning(
+            "an epoch leaves out %d of %d rows, others in each: a TPU takes whole steps of %d only",
+            left_out,
+            feed.rows,
+            resolved.global_batch,
+        )
+    return WholeFeed(feed)
 
 
 def checkpoint_writer(
@@ -120,7 +139,7 @@ def checkpoint_writer(
 
 def _start_position(
     found: Found | None,
-    feed: AnyFeed | ServiceFeed,
+    feed: TrainFeed,
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
@@ -155,7 +174,7 @@ class Run:
     def __init__(
         self,
         built: BuiltModel,
-        feeds: tuple[AnyFeed | ServiceFeed, AnyFeed],
+        feeds: tuple[TrainFeed, AnyFeed],
         position: Position,
         *,
         config: TrainConfig,
@@ -238,11 +257,14 @@ class Run:
 
     def ceiling_s(self) -> float:
         """Seconds a step on a resident batch."""
-        run_resident = make_run_resident(self._step, self._sample)
+        whole = self.distribution.takes_whole_batches
+        strategy = self.distribution.strategy
+        sample = next(shares(self._sample, strategy))[0] if whole else self._sample
+        run_resident = make_run_resident(self._step, sample)
         together = FIXED_STEPS if self.distribution.workers > 1 else None
         with self.distribution.strategy.scope():
             self._ceiling_s = measure_ceiling(
-                run_resident, self._sample, state=self._state, steps=together
+                run_resident, sample, state=self._state, steps=together
             )
         return self._ceiling_s
 
@@ -254,7 +276,7 @@ class Run:
         per_epoch = -(-position.per_epoch // per_call)
         return Calls(
             # A step of a user's own dataset is one of its batches, whatever its size.
-            rows=whole if isinstance(feed, OwnFeed) else feed.rows,
+            rows=whole if isinstance(feed, OwnFeed | WholeFeed) else feed.rows,
             batch_size=self.resolved.global_batch,
             steps_per_call=per_call,
             seed=self.config.seed,
