@@ -50,7 +50,7 @@ from stoker.train.step import StepSettings, losses_are_means, told
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Progress, Surroundings
 from stoker.train.validation import GivenUpError, make_validate, results
-from stoker.train.whole_batches import WholeFeed, shares
+from stoker.train.whole_batches import WholeFeed, handed, whole_steps
 
 _LOG = logging.getLogger(__name__)
 
@@ -104,24 +104,10 @@ def open_run(
         service=around.service,
         work_dir=around.work_dir,
     )
-    feed = _whole(local, resolved) if resolved.strategy == "tpu" else local
+    feed = whole_steps(local, resolved) if resolved.strategy == "tpu" else local
     found = newest_good(around.checkpoints)
     position = _start_position(found, feed, config=config, resolved=resolved, around=around)
     return Opened(feed=feed, held_out=held_out, found=found, position=position)
-
-
-def _whole(feed: AnyFeed | ServiceFeed, resolved: ResolvedTraining) -> WholeFeed:
-    if not isinstance(feed, Feed):
-        raise RuntimeError("resolve lets a TPU have batches of the local feed only")
-    left_out = feed.rows % resolved.global_batch
-    if left_out:
-        _LOG.warning(
-            "an epoch leaves out %d of %d rows, others in each: a TPU takes whole steps of %d only",
-            left_out,
-            feed.rows,
-            resolved.global_batch,
-        )
-    return WholeFeed(feed)
 
 
 def checkpoint_writer(
@@ -257,9 +243,7 @@ class Run:
 
     def ceiling_s(self) -> float:
         """Seconds a step on a resident batch."""
-        whole = self.distribution.takes_whole_batches
-        strategy = self.distribution.strategy
-        sample = next(shares(self._sample, strategy))[0] if whole else self._sample
+        sample = handed(self._sample, self.distribution)
         run_resident = make_run_resident(self._step, sample)
         together = FIXED_STEPS if self.distribution.workers > 1 else None
         with self.distribution.strategy.scope():

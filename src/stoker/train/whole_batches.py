@@ -8,6 +8,7 @@ Keras gives no weights to a model's `metrics`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,12 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.pipeline import PREFETCHED, Feed, as_it_is, mapped
+from stoker.data.feed.service.reading import ServiceFeed
+from stoker.data.own.feed import AnyFeed
+from stoker.train.config import ResolvedTraining
+from stoker.train.strategy import Distribution
+
+_LOG = logging.getLogger(__name__)
 
 
 class WholeFeed:
@@ -64,6 +71,21 @@ class WholeFeed:
     def load(self, element: Any) -> Any:
         """An element is the batch already."""
         return as_it_is(element)
+
+
+def whole_steps(feed: AnyFeed | ServiceFeed, resolved: ResolvedTraining) -> WholeFeed:
+    """The feed for a TPU, of what `open_feeds` opened; says what an epoch leaves out."""
+    if not isinstance(feed, Feed):
+        raise RuntimeError("resolve lets a TPU have batches of the local feed only")
+    left_out = feed.rows % resolved.global_batch
+    if left_out:
+        _LOG.warning(
+            "an epoch leaves out %d of %d rows, others in each: a TPU takes whole steps of %d only",
+            left_out,
+            feed.rows,
+            resolved.global_batch,
+        )
+    return WholeFeed(feed)
 
 
 def _in_steps(tensor: tf.Tensor, steps: tf.Tensor, calls: Calls) -> tf.Tensor:
@@ -117,3 +139,11 @@ def shares(batch: Any, strategy: tf.distribute.Strategy) -> Iterator[Share]:
         yield share(batch, strategy, first=0, rows=rows, count=count - rest)
     if rest:
         yield share(batch, strategy, first=count - rest, rows=1, count=count)
+
+
+def handed(element: Any, distribution: Distribution) -> Any:
+    """The element of a step as the compiled step takes it; see `Distribution.spread`."""
+    if not distribution.takes_whole_batches:
+        return element
+    part, _ = next(shares(element, distribution.strategy))
+    return part
