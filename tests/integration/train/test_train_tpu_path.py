@@ -18,14 +18,19 @@ from tests.integration.train.small import on_one_device, small_dataset, unwatche
 from tests.integration.train.strategy_scenarios import normed, plain
 from tests.integration.train.test_train_strategies import run_scenarios
 
+from stoker.core.errors import ConfigError
 from stoker.data.dataset import Dataset
 from stoker.data.features.build import build_transform
 from stoker.data.features.transform import Transform
+from stoker.data.feed.calls import Calls
+from stoker.data.feed.pipeline import Feed, as_it_is
+from stoker.data.feed.table_rows import TableRows
 from stoker.train.config import TrainConfig
 from stoker.train.feeds import open_feeds
 from stoker.train.loop import fit
 from stoker.train.model import build_model, prepare_process
 from stoker.train.strategy import Distribution
+from stoker.train.whole_batches import WholeFeed
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -127,6 +132,22 @@ def test_where_no_row_is_left_out_it_is_as_mirrored(trained: dict[str, Any]) -> 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_all_replicas_end_with_equal_weights(trained: dict[str, Any], name: str) -> None:
     assert trained[name][0]["replicas_agree"]
+
+
+def test_a_feature_of_no_fixed_shape_is_refused(data: tuple[Dataset, Transform]) -> None:
+    def twice(raw: dict[str, Any]) -> Any:
+        both = tf.numpy_function(lambda a: np.stack([a, a], axis=1), [raw["a"]], tf.float32)
+        return {"both": tf.ensure_shape(both, [None, None])}, raw["y"]
+
+    rows = TableRows(data[0], "train", columns=data[0].columns)
+    feed = WholeFeed(Feed(rows, prepare=twice, finish=as_it_is, memory_bytes=0))
+    calls = Calls(rows=192, batch_size=BATCH, steps_per_call=3, seed=0, first=0, last=2)
+
+    with (
+        pytest.raises(ConfigError, match="needs features and labels of fixed shapes"),
+        feed.shuffled(calls),
+    ):
+        pass
 
 
 class Compiled(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
