@@ -251,11 +251,10 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
         else max(1, _auto_batch_size(around.rows) // (replicas * config.accumulate))
     )
     parts = config.accumulate * replicas
+    epoch_steps = around.rows / (batch_size * parts)
     if on_tpu:
         _require_whole_step(around.rows, batch_size * parts)
-    steps = (around.rows if on_tpu else around.rows + batch_size * parts - 1) // (
-        batch_size * parts
-    )
+    steps = math.floor(epoch_steps) if on_tpu else math.ceil(epoch_steps)
     return ResolvedTraining(
         batch_size=batch_size,
         accumulate=config.accumulate,
