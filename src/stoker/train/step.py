@@ -95,7 +95,7 @@ def part_of_replica(
         The first row, and how many.
     """
     parts = distribution.local_replicas if own_rows else distribution.replicas
-    if parts == 1:
+    if parts == 1 or distribution.takes_whole_batches:
         return tf.constant(0), count
     context = tf.distribute.get_replica_context()
     part = tf.cast(context.replica_id_in_sync_group, tf.int32) % parts
@@ -136,11 +136,14 @@ def make_train_step(
         return _make_one_program(built, load, settings)
     gradients = _make_gradients(built, load, distribution, settings)
     apply = _make_apply(built, distribution, settings)
-    weights = [variable.value for variable in built.model.trainable_variables]
+    # The strategy waits for a TPU by itself; to read its weights here would bring them to the host.
+    trained = [] if distribution.takes_whole_batches else built.model.trainable_variables
+    weights = [variable.value for variable in trained]
 
     @tf.autograph.experimental.do_not_convert
     def step(element: Any) -> Outcome:
-        replicated, outcome = strategy.run(gradients, args=(element,))
+        # The host's to read, not a replica's, whose device may see no variable but its own.
+        replicated, outcome = strategy.run(gradients, args=(element, _signals(settings)))
         outcome = Outcome(*(strategy.experimental_local_results(part)[0] for part in outcome))
 
         def update() -> tf.Tensor:
@@ -165,14 +168,14 @@ def _make_gradients(
     load: Callable[[Any], Batch],
     distribution: Distribution,
     settings: StepSettings,
-) -> Callable[[Any], tuple[Gradients, tuple[tf.Tensor, ...]]]:
-    """In a replica: an element -> gradients of the global mean loss, the same in all of them."""
+) -> Callable[[Any, tf.Tensor], tuple[Gradients, tuple[tf.Tensor, ...]]]:
+    """In a replica: element, signals -> gradients of the global mean loss, the same in all of them."""
     one_pass = _make_pass(built, settings)
     seeds = keras_seeds(distribution.strategy)
     passes = _make_passes(one_pass, load, built, distribution=distribution, settings=settings)
     statistics = _statistics(built.model) if distribution.shares_batches else []
 
-    def whole(element: Any) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
+    def whole(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
         batch = load(element)
         loss, gradients = one_pass(batch)
@@ -183,15 +186,15 @@ def _make_gradients(
             loss_sum,
             rows,
             _finite(built.model, gradients, loss_sum),
-            _signals(settings),
+            signals,
         )
 
-    def shared(element: Any) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
+    def shared(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
         first, rows = part_of_replica(rows_of(element), distribution, own_rows=settings.own_rows)
         gradients, loss_sum = passes(element, first, rows)
-        signals = tf.unstack(tf.cast(_signals(settings), tf.float32))
-        facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *signals])
+        asked = tf.unstack(tf.cast(signals, tf.float32))
+        facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *asked])
         if distribution.shares_batches:
             gradients, facts = _reduced(gradients, facts, statistics, settings)
         loss_sum, total = facts[0], facts[1]
@@ -330,6 +333,20 @@ def _make_passes(
         weight = tf.cast(rows, tf.float32)
         return [_scaled(gradient, weight) for gradient in gradients], loss * weight
 
+    def of_whole_pass(
+        element: Any,
+        first: tf.Tensor,
+        rows: tf.Tensor,  # noqa: ARG001 - always `size`
+    ) -> tuple[Gradients, tf.Tensor]:
+        def cut(tensor: tf.Tensor) -> tf.Tensor:
+            sides = tensor.shape[1:]
+            return tf.slice(tensor, [first, *(0 for _ in sides)], [size, *sides])
+
+        loss, gradients = one_pass(load(tf.nest.map_structure(cut, element)))
+        return [_scaled(gradient, tf.constant(float(size))) for gradient in gradients], loss * size
+
+    if distribution.takes_whole_batches:
+        of_pass = of_whole_pass
     if settings.accumulate == 1:
         return of_pass
     variables = built.model.trainable_variables
