@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from stoker.train.config import ReductionDtype
 from stoker.train.ema import WeightAverage
+from stoker.train.gradients import Gradients, are_finite, dense, reduced, scaled, unique
 from stoker.train.held_back import written_only_where
 from stoker.train.keras_model import has_kerass_metrics_only, loss_of
 from stoker.train.model import BuiltModel
@@ -159,10 +159,6 @@ def make_train_step(
     return step
 
 
-Gradients = list[Any]
-"""A gradient each trainable variable: a tensor, IndexedSlices, or None."""
-
-
 def _make_gradients(
     built: BuiltModel,
     load: Callable[[Any], Batch],
@@ -179,13 +175,13 @@ def _make_gradients(
         use_keras_seeds(seeds)
         batch = load(element)
         loss, gradients = one_pass(batch)
-        gradients = [_unique(gradient) for gradient in gradients]
+        gradients = [unique(gradient) for gradient in gradients]
         rows = tf.cast(rows_of(batch), tf.float32)
         loss_sum = loss * rows
         return gradients, (
             loss_sum,
             rows,
-            _finite(built.model, gradients, loss_sum),
+            are_finite(built.model, gradients, loss_sum),
             signals,
         )
 
@@ -196,10 +192,12 @@ def _make_gradients(
         asked = tf.unstack(tf.cast(signals, tf.float32))
         facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *asked])
         if distribution.shares_batches:
-            gradients, facts = _reduced(gradients, facts, statistics, settings)
+            gradients, facts = reduced(
+                gradients, facts, statistics, sent_as=tf.as_dtype(settings.reduction_dtype)
+            )
         loss_sum, total = facts[0], facts[1]
-        gradients = [_scaled(gradient, 1.0 / total) for gradient in gradients]
-        finite = _finite(built.model, gradients, loss_sum)
+        gradients = [scaled(gradient, 1.0 / total) for gradient in gradients]
+        finite = are_finite(built.model, gradients, loss_sum)
         return gradients, (loss_sum, total, finite, tf.cast(facts[2:], tf.int32))
 
     return whole if _is_plain(distribution, settings) else shared
@@ -225,8 +223,8 @@ def _make_one_program(
     def program(batch: Batch) -> tuple[tf.Tensor, Any, tf.Tensor]:
         loss, outputs, gradients = forward_backward(batch)
         loss = tf.cast(loss, tf.float32)
-        gradients = [None if gradient is None else _dense(gradient) for gradient in gradients]
-        finite = _finite(model, gradients, loss)
+        gradients = [None if gradient is None else dense(gradient) for gradient in gradients]
+        finite = are_finite(model, gradients, loss)
         with written_only_where(finite, written):
             update(gradients)
         if metrics_too:
@@ -280,13 +278,6 @@ def _make_forward_backward(
     return forward_backward
 
 
-def _finite(model: keras.Model, gradients: Gradients, loss: tf.Tensor) -> tf.Tensor:
-    """Whether loss and gradients are; float16 gradients overflow in the course of things."""
-    if isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer):
-        return tf.math.is_finite(loss)
-    return tf.math.is_finite(tf.add_n([loss, *(_sum(g) for g in gradients if g is not None)]))
-
-
 @contextmanager
 def losses_are_means() -> Iterator[None]:
     """A replica's loss is the mean over its rows.
@@ -331,7 +322,7 @@ def _make_passes(
         batch = load(tf.nest.map_structure(lambda tensor: tensor[begin:last], element))
         loss, gradients = one_pass(batch, rows)
         weight = tf.cast(rows, tf.float32)
-        return [_scaled(gradient, weight) for gradient in gradients], loss * weight
+        return [scaled(gradient, weight) for gradient in gradients], loss * weight
 
     def of_whole_pass(
         element: Any,
@@ -343,7 +334,7 @@ def _make_passes(
             return tf.slice(tensor, [first, *(0 for _ in sides)], [size, *sides])
 
         loss, gradients = one_pass(load(tf.nest.map_structure(cut, element)))
-        return [_scaled(gradient, tf.constant(float(size))) for gradient in gradients], loss * size
+        return [scaled(gradient, tf.constant(float(size))) for gradient in gradients], loss * size
 
     if distribution.takes_whole_batches:
         of_pass = of_whole_pass
@@ -358,7 +349,7 @@ def _make_passes(
                 element, begin, tf.clip_by_value(first + rows - begin, 0, size)
             )
             added = [
-                kept if gradient is None else kept + tf.cast(_dense(gradient), tf.float32)
+                kept if gradient is None else kept + tf.cast(dense(gradient), tf.float32)
                 for kept, gradient in zip(sums, gradients, strict=True)
             ]
             return index + 1, total + loss, added
@@ -371,38 +362,6 @@ def _make_passes(
         return sums, total
 
     return of_passes
-
-
-def _reduced(
-    gradients: Gradients, facts: tf.Tensor, statistics: list[Any], settings: StepSettings
-) -> tuple[Gradients, tf.Tensor]:
-    """Sum over all replicas; BatchNorm's statistics become their mean by rows."""
-    sent_as = tf.as_dtype(settings.reduction_dtype)
-    # An exchange of slices has the shape of its first time for ever: an epoch's short last batch
-    # would fail.
-    there = [_dense(gradient) for gradient in gradients if gradient is not None]
-    sent = [tf.cast(gradient, sent_as) for gradient in there]
-    rows = facts[1]
-    seen = [variable.value * tf.cast(rows, variable.value.dtype) for variable in statistics]
-    if sent_as is tf.float32:
-        # One exchange of all is quicker than two.
-        reduced = _sum_over_replicas([*sent, *seen, facts])
-    else:
-        reduced = [*_sum_over_replicas(sent), *_sum_over_replicas([*seen, facts])]
-    facts = reduced[-1]
-    for variable, total in zip(statistics, reduced[len(sent) : -1], strict=True):
-        variable.value.assign(total / tf.cast(facts[1], total.dtype))
-    summed = iter(reduced[: len(sent)])
-    return [
-        None if gradient is None else tf.cast(next(summed), tf.float32) for gradient in gradients
-    ], facts
-
-
-def _sum_over_replicas(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Tensors of one dtype, packed and sent together."""
-    context = tf.distribute.get_replica_context()
-    summed: list[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
-    return summed
 
 
 def _statistics(model: Any) -> list[Any]:
@@ -420,7 +379,7 @@ def _make_apply(
     compiled = tf.function(update, jit_compile=True)
 
     def apply_compiled(gradients: Gradients) -> None:
-        compiled([None if gradient is None else _dense(gradient) for gradient in gradients])
+        compiled([None if gradient is None else dense(gradient) for gradient in gradients])
 
     return apply_compiled
 
@@ -440,38 +399,3 @@ def _signals(settings: StepSettings) -> tf.Tensor:
     if settings.signals is None:
         return tf.constant([0, 0])
     return tf.convert_to_tensor(settings.signals)
-
-
-def _scaled(gradient: Any, factor: tf.Tensor) -> Any:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            _scaled(gradient.values, factor), gradient.indices, gradient.dense_shape
-        )
-    return gradient * tf.cast(factor, gradient.dtype)
-
-
-def _unique(gradient: Any) -> Any:
-    """Each row of an Embedding once, with the sum of its gradients.
-
-    Keras 3.15's Adam squares the parts of a row that comes twice in a batch one by one, and so
-    takes another step than by the gradient of the batch.
-    """
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    rows, place = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, place, tf.size(rows))
-    return tf.IndexedSlices(values, rows, gradient.dense_shape)
-
-
-def _dense(gradient: Any) -> tf.Tensor:
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    shape = cast(tf.Tensor, gradient.dense_shape)
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
-
-
-def _sum(gradient: Any) -> tf.Tensor:
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    return tf.cast(tf.reduce_sum(values), tf.float32)

@@ -1,0 +1,93 @@
+"""What a step does with gradients, which are tensors, the rows of an Embedding, or None."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import keras
+import tensorflow as tf
+
+Gradients = list[Any]
+"""A gradient each trainable variable: a tensor, IndexedSlices, or None."""
+
+
+def are_finite(model: keras.Model, gradients: Gradients, loss: tf.Tensor) -> tf.Tensor:
+    """Whether loss and gradients are; float16 gradients overflow in the course of things."""
+    if isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer):
+        return tf.math.is_finite(loss)
+    return tf.math.is_finite(tf.add_n([loss, *(_sum(g) for g in gradients if g is not None)]))
+
+
+def scaled(gradient: Any, factor: tf.Tensor) -> Any:
+    """The gradient times a scalar."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            scaled(gradient.values, factor), gradient.indices, gradient.dense_shape
+        )
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def unique(gradient: Any) -> Any:
+    """Each row of an Embedding once, with the sum of its gradients.
+
+    Keras 3.15's Adam squares the parts of a row that comes twice in a batch one by one, and so
+    takes another step than by the gradient of the batch.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, place = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, place, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def dense(gradient: Any) -> tf.Tensor:
+    """The gradient with a row for each of the variable's."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    shape = cast(tf.Tensor, gradient.dense_shape)
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
+
+
+def _sum(gradient: Any) -> tf.Tensor:
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.cast(tf.reduce_sum(values), tf.float32)
+
+
+def reduced(
+    gradients: Gradients, facts: tf.Tensor, statistics: list[Any], *, sent_as: tf.DType
+) -> tuple[Gradients, tf.Tensor]:
+    """Sum over all replicas; BatchNorm's statistics become their mean by rows.
+
+    Args:
+        gradients: A replica's sums over its rows.
+        facts: [n] float32, summed too: the sum of the losses, the rows, and more.
+        statistics: Keras variables.
+        sent_as: What gradients are cast to on their way.
+    """
+    # An exchange of slices has the shape of its first time for ever: an epoch's short last batch
+    # would fail.
+    there = [dense(gradient) for gradient in gradients if gradient is not None]
+    sent = [tf.cast(gradient, sent_as) for gradient in there]
+    rows = facts[1]
+    seen = [variable.value * tf.cast(rows, variable.value.dtype) for variable in statistics]
+    if sent_as is tf.float32:
+        # One exchange of all is quicker than two.
+        sums = _sum_over_replicas([*sent, *seen, facts])
+    else:
+        sums = [*_sum_over_replicas(sent), *_sum_over_replicas([*seen, facts])]
+    facts = sums[-1]
+    for variable, total in zip(statistics, sums[len(sent) : -1], strict=True):
+        variable.value.assign(total / tf.cast(facts[1], total.dtype))
+    summed = iter(sums[: len(sent)])
+    return [
+        None if gradient is None else tf.cast(next(summed), tf.float32) for gradient in gradients
+    ], facts
+
+
+def _sum_over_replicas(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Tensors of one dtype, packed and sent together."""
+    context = tf.distribute.get_replica_context()
+    summed: list[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    return summed
