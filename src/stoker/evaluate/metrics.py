@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.outputs import of_output
 from stoker.evaluate.task import Examples, FloatArray, Kind, Task
 
 Direction = Literal["higher", "lower", "neither"]
@@ -72,9 +75,56 @@ def measure(name: str, examples: Examples) -> MetricValue:
     return float(value)
 
 
-def measure_all(names: Iterable[str], examples: Examples) -> dict[str, MetricValue]:
-    """Compute several metrics, in the order of their names' first mention."""
-    return {name: measure(name, examples) for name in dict.fromkeys(names)}
+def measure_all(names: Iterable[str], outputs: Mapping[str, Examples]) -> dict[str, MetricValue]:
+    """Compute several metrics, in the order of their names' first mention.
+
+    Args:
+        names: Each is one of `metrics_of(outputs)`.
+        outputs: By output what is computed over.
+    """
+    known = metrics_of(outputs)
+    found = {name: known[name] for name in dict.fromkeys(names)}
+    return {name: measure(metric, outputs[output]) for name, (output, metric) in found.items()}
+
+
+def metrics_of(outputs: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Every metric by its name, of several outputs `{output}_{metric}` -> the output, the metric.
+
+    Raises:
+        ConfigError: a name would mean two metrics.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for output, metric in itertools.product(outputs, METRICS):
+        name = of_output(output, metric)
+        if name in found:
+            raise ConfigError(
+                f"outputs must be named so that {name} is one metric",
+                got=Plain(f"outputs {found[name][0]!r} and {output!r}"),
+                fix="Give one of the outputs' layers another name.",
+            )
+        found[name] = output, metric
+    return found
+
+
+def metric_of(name: str) -> Metric | None:
+    """The metric that a name is of, whatever the output; None where it is none.
+
+    The name of an output may itself end like a metric: both are then better in the same direction.
+    """
+    endings = (name, *(name.removeprefix(part) for part in _beginnings(name)))
+    return next((METRICS[ending] for ending in endings if ending in METRICS), None)
+
+
+def better_direction(name: str) -> Direction:
+    """Which way is better of a metric, of whatever output."""
+    metric = metric_of(name)
+    return "neither" if metric is None else metric.direction
+
+
+def _beginnings(name: str) -> list[str]:
+    """`a_`, `a_b_` of `a_b_c`."""
+    parts = name.split("_")
+    return ["_".join(parts[:count]) + "_" for count in range(1, len(parts))]
 
 
 def default_metrics(task: Task) -> tuple[str, ...]:
