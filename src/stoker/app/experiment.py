@@ -133,6 +133,12 @@ class Experiment:
                 got=self.train.batch_size,
                 fix="Batch it there: `.batch(32)`.",
             )
+        if self.train.sample_weight is not None:
+            raise ConfigError(
+                f"train.sample_weight must be left out {what}, whose elements may hold the weight",
+                got=self.train.sample_weight,
+                fix="Give (features, label, weight).",
+            )
         if self.train.augment is not None:
             raise ConfigError(
                 f"train.augment must be left out {what}",

@@ -93,6 +93,13 @@ def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
                 got=label,
                 fix=nearest(label, names),
             )
+    weight = experiment.train.sample_weight
+    if experiment.preprocessing is None and weight is not None and weight not in names:
+        raise ConfigError(
+            "train.sample_weight must be a column of the data, where there is no preprocessing_fn",
+            got=weight,
+            fix=nearest(weight, names),
+        )
     if experiment.train.augment is not None and all(c.dtype != "image" for c in columns):
         raise ConfigError(
             "train.augment needs a column of images",
@@ -140,7 +147,14 @@ def _transform_inputs(context: Context) -> dict[str, Any]:
         "label": experiment.label,
         "label_only": experiment.label_only,
         "columns": _column_types(context),
+        **_weight_inputs(experiment),
     }
+
+
+def _weight_inputs(experiment: Experiment) -> dict[str, str]:
+    """Nothing where nothing is weighed: the same inputs as before there were weights."""
+    name = experiment.train.sample_weight
+    return {} if name is None else {"sample_weight": name}
 
 
 def _transform(context: Context, folder: Path) -> Done:
@@ -159,6 +173,7 @@ def _transform(context: Context, folder: Path) -> Done:
         folder,
         label=experiment.label,
         label_only=experiment.label_only,
+        sample_weight=experiment.train.sample_weight,
         progress=_rows_of(context),
     )
     for split in dataset.splits:

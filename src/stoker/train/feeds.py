@@ -109,10 +109,10 @@ def _check(transform: Transform, images: list[Column], augment: AugmentConfig | 
             got=Plain("features made of tables only"),
             fix="Leave train.augment out.",
         )
-    of_image = [column.name for column in transform.label_columns if column.dtype == "image"]
+    of_image = [column.name for column in transform.target_columns if column.dtype == "image"]
     if of_image:
         raise ConfigError(
-            "the label must not be made of an image",
+            "label and sample weight must not be made of an image",
             got=of_image[0],
             fix="Write it into a column of its own.",
         )
@@ -121,7 +121,7 @@ def _check(transform: Transform, images: list[Column], augment: AugmentConfig | 
 def _of_table(transform: Transform) -> Callable[[Raw], Any]:
     @tf.function(reduce_retracing=True)
     def prepare(raw: Raw) -> Any:
-        return transform.apply_features(raw), transform.apply_label(raw)
+        return transform.apply_features(raw), *transform.apply_targets(raw)
 
     return prepare
 
@@ -145,11 +145,11 @@ def _of_images(
     @tf.function(reduce_retracing=True)
     def prepare(raw: Raw) -> Any:
         inputs = features(raw) if on_host else {c.name: raw[c.name] for c in columns}
-        return inputs, transform.apply_label(raw)
+        return inputs, *transform.apply_targets(raw)
 
     def finish(element: Any) -> Any:
-        inputs, label = element
-        return features(inputs), label
+        inputs, *targets = element
+        return features(inputs), *targets
 
     return prepare, as_it_is if on_host else finish
 

@@ -49,6 +49,7 @@ def build_transform(
     *,
     label: str | Mapping[str, str] | None,
     label_only: Sequence[str] = (),
+    sample_weight: str | None = None,
     progress: Progress = unseen,
 ) -> Transform:
     """Learn from the training split what `preprocessing_fn` asks, and save the graph.
@@ -63,6 +64,7 @@ def build_transform(
             several outputs each one's. Strings become the place of the class among the training
             split's sorted distinct ones.
         label_only: Raw columns that serving will not have; the label's own is always one.
+        sample_weight: An output of the function, else a raw column: how much each row counts.
         progress: Told of the rows of each pass.
 
     Returns:
@@ -81,6 +83,7 @@ def build_transform(
         function=preprocessing_fn,
         labels=labels,
         label_only=_label_only(dataset, labels, label_only),
+        weight=sample_weight,
     )
     with scratch_folder(out_dir) as scratch:
         made = scratch / "transform"
@@ -113,6 +116,7 @@ class Saved(tf.Module):
         serving: Part,
         decoded: Part | None,
         labelling: Part | None,
+        weighing: Part | None,
         vocabularies: list[str],
     ) -> None:
         """Hold the parts; every vocabulary is kept, also one that no output uses."""
@@ -120,6 +124,7 @@ class Saved(tf.Module):
         self.serving = serving
         self.decoded = decoded
         self.labelling = labelling
+        self.weighing = weighing
         self.vocabularies = [tf.saved_model.Asset(path) for path in vocabularies]
 
 
@@ -162,6 +167,10 @@ def _describe(plan: Plan, resolved: Resolved, sources: Mapping[str, str]) -> Tra
         labels={output: _label(resolved, name) for output, name in sources.items()},
         serving_columns=tuple(needed_columns(walked, features, plan.dataset)),
         label_columns=tuple(needed_columns(walked, labels, plan.dataset)),
+        weight=None if walked.weight is None else plan.weight,
+        weight_columns=tuple(
+            needed_columns(walked, list(_weight(plan, walked).values()), plan.dataset)
+        ),
         vocabularies={
             answer.name: VocabularySpec(file=f"assets/{answer.name}", terms=answer.terms)
             for answer in resolved.answers
@@ -183,6 +192,10 @@ def _feature(name: str, tensor: tf.Tensor) -> FeatureSpec:
     return FeatureSpec(name=name, dtype=tensor.dtype.name, shape=tuple(tensor.shape[1:].as_list()))
 
 
+def _weight(plan: Plan, walked: Walk) -> dict[str, tf.Tensor]:
+    return {} if walked.weight is None else {str(plan.weight): walked.weight}
+
+
 def _label(resolved: Resolved, name: str) -> LabelSpec:
     walked = resolved.walk
     feature, call = _feature(name, walked.labels[name]), walked.classes_calls.get(name)
@@ -195,12 +208,13 @@ def _class_names(classes: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def _save(plan: Plan, resolved: Resolved, folder: Path) -> None:
-    walked = resolved.walk
+    walked, weight = resolved.walk, _weight(plan, resolved.walk)
     vocabularies = [item.path for item in resolved.answers if isinstance(item, VocabularyFile)]
     saved = Saved(
         serving=_part(plan, resolved, walked.features),
         decoded=_decoded_part(plan, resolved) if walked.decoded else None,
         labelling=_part(plan, resolved, walked.labels) if walked.labels else None,
+        weighing=_part(plan, resolved, weight) if weight else None,
         vocabularies=vocabularies,
     )
     tf.saved_model.save(saved, str(folder))

@@ -1,4 +1,4 @@
-"""Labels that training or evaluation cannot use, found before they are used."""
+"""Labels and weights that training or evaluation cannot use, found before they are used."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from stoker.data.sources.records import shown as shown_short
 
 
 def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> None:
-    """Refuse a split in which a record has a class that the training split has not, or no label.
+    """Refuse a split with a class that the training split has not, no label, or no fit weight.
 
     A label that is computed hides what it was computed from: `NaN > 10` is False. So a value that
     is missing in a column which only the label needs is refused too, unless the label's own graph
     asks for NaN.
 
     Args:
-        transform: Its label; without one there is nothing to refuse.
+        transform: Its labels and weight; without a label there is nothing to refuse.
         dataset: What the transform was built from, or of the same columns.
         split: Name of the split.
 
     Raises:
-        DataError: names the split, the record and what its label is.
+        DataError: names the split, the record and what its label or weight is.
     """
     if not transform.labels:
         return
-    columns = transform.label_columns
+    columns = transform.target_columns
     names = [column.name for column in columns]
+    of_labels = [column.name for column in transform.label_columns]
     served = {column.name for column in transform.serving_columns}
-    only_label = [column.name for column in columns if column.name not in served]
+    only_label = [name for name in of_labels if name not in served]
     judged = [] if transform.label_looks_for_missing() else only_label
     before = 0
     for batch in dataset.batches(split, columns=names, rows=batch_rows(dataset)):
@@ -48,7 +49,11 @@ def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> 
         _require_present({name: arrays[name] for name in judged}, transform, split, before)
         for output, values in by_output(transform.apply_label(raw)).items():
             label = transform.labels[output]
-            _require_known(label, np.asarray(values), arrays, split=split, before=before)
+            shown = {name: arrays[name] for name in of_labels}
+            _require_known(label, np.asarray(values), shown, split=split, before=before)
+        if transform.spec.weight is not None:
+            weights = np.asarray(transform.apply_weight(raw))
+            _require_weights(transform.spec.weight, weights, split=split, before=before)
         before += batch.num_rows
 
 
@@ -69,6 +74,18 @@ def _require_known(
             f"label {label.name!r} of split {split!r} must be {wanted} (record {before + row + 1})",
             got=Plain(shown),
             fix="Mend or leave out that record, or let the splits share every class.",
+        )
+
+
+def _require_weights(name: str, weights: NDArray[Any], *, split: str, before: int) -> None:
+    bad = ~(np.isfinite(weights) & (weights >= 0))
+    if bad.any():
+        row = int(bad.argmax())
+        raise DataError(
+            f"train.sample_weight {name!r} must be a number of 0 or more in split {split!r} "
+            f"(record {before + row + 1})",
+            got=Plain("a missing value" if np.isnan(weights[row]) else f"{weights[row]:g}"),
+            fix="Mend that record, or decide in preprocessing_fn what it weighs.",
         )
 
 

@@ -85,6 +85,12 @@ class TransformSpec:
     label_columns: tuple[Column, ...]
     """Raw columns that the labels need, in the dataset's order."""
 
+    weight: str | None
+    """The output or raw column that says how much a row counts; None where all count alike."""
+
+    weight_columns: tuple[Column, ...]
+    """Raw columns that the weight needs, in the dataset's order."""
+
     vocabularies: dict[str, VocabularySpec]
     """By their file names."""
 
@@ -187,6 +193,8 @@ def from_json(raw: dict[str, Any]) -> TransformSpec:
             labels={item["output"]: _label(item) for item in raw["labels"]},
             serving_columns=tuple(Column(**item) for item in raw["serving_columns"]),
             label_columns=tuple(Column(**item) for item in raw["label_columns"]),
+            weight=raw["weight"],
+            weight_columns=tuple(Column(**item) for item in raw["weight_columns"]),
             vocabularies={
                 name: VocabularySpec(**item) for name, item in raw["vocabularies"].items()
             },

@@ -65,9 +65,15 @@ class Transform:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Raw columns that either needs, the features' first."""
-        extra = [column for column in self.label_columns if column not in self.serving_columns]
-        return (*self.serving_columns, *extra)
+        """Raw columns that anything needs, the features' first."""
+        needed = (*self.serving_columns, *self.label_columns, *self.spec.weight_columns)
+        return tuple({column.name: column for column in needed}.values())
+
+    @property
+    def target_columns(self) -> tuple[Column, ...]:
+        """Raw columns that labels or weight need."""
+        needed = (*self.label_columns, *self.spec.weight_columns)
+        return tuple({column.name: column for column in needed}.values())
 
     def module(self) -> Any:
         """The features' part of the graph, for an export to track: nothing of the label is in it."""
@@ -140,6 +146,34 @@ class Transform:
                 for output, label in self.labels.items()
             }
         )
+
+    def apply_weight(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Compute how much each row counts.
+
+        Args:
+            inputs: Raw column -> [batch] or [batch, length].
+
+        Returns:
+            [batch] float32.
+
+        Raises:
+            DataError: a column is not there; the transform has no weight.
+        """
+        if self.spec.weight is None:
+            raise DataError("a transform must have a weight to compute it", got=str(self.root))
+        names = identifiers((column.name for column in self.spec.weight_columns), "c")
+        part = self._root().weighing
+        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
+        return tf.ensure_shape(found["f0"], [None])
+
+    def apply_targets(self, inputs: Mapping[str, tf.Tensor]) -> tuple[Any, ...]:
+        """What stands beside the features in a batch: the label, and the weight where there is one.
+
+        Raises:
+            DataError: as `apply_label` and `apply_weight`.
+        """
+        label = self.apply_label(inputs)
+        return (label,) if self.spec.weight is None else (label, self.apply_weight(inputs))
 
     def label_looks_for_missing(self) -> bool:
         """Whether the labels' graph asks itself which values are missing (NaN)."""

@@ -36,6 +36,9 @@ class Plan:
     label_only: tuple[str, ...]
     """Raw columns that serving will not have, the labels' own among them."""
 
+    weight: str | None = None
+    """An output of the function, else a raw column: how much each row counts."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Walk:
@@ -51,13 +54,16 @@ class Walk:
     """The images of image columns, [batch, height, width, channels] uint8; the function's inputs."""
 
     features: dict[str, tf.Tensor]
-    """Outputs by name, the labels not among them."""
+    """Outputs by name, labels and weight not among them."""
 
     labels: dict[str, tf.Tensor]
     """The plan's labels, int64 or float32."""
 
     classes_calls: dict[str, int]
     """Label -> the call that asks for its classes; those of numbers are not in it."""
+
+    weight: tf.Tensor | None
+    """[batch] float32, how much each row counts."""
 
     trace: Trace
     """What was asked, which ids are known."""
@@ -104,10 +110,12 @@ def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: l
             inputs = RawInputs(placeholders | decoded)
             outputs = _outputs(plan, inputs)
             labels, classes_calls = _labels(plan, trace, outputs, inputs)
-        features = {name: tensor for name, tensor in outputs.items() if name not in plan.labels}
+            weight = None if plan.weight is None else _weight(plan.weight, outputs, inputs)
+        told = {*plan.labels, plan.weight}
+        features = {name: tensor for name, tensor in outputs.items() if name not in told}
         found.update(raw=placeholders, decoded=decoded, features=features, labels=labels)
-        found.update(trace=trace, classes_calls=classes_calls)
-        return [*features.values(), *labels.values()]
+        found.update(trace=trace, classes_calls=classes_calls, weight=weight)
+        return [*features.values(), *labels.values(), *([] if weight is None else [weight])]
 
     specs = [column_spec(column, f"c{index}") for index, column in enumerate(columns)]
     wrapped = tf.compat.v1.wrap_function(body, specs)
@@ -152,7 +160,12 @@ def _decoded(dataset: Dataset, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Ten
 
 def _outputs(plan: Plan, inputs: RawInputs) -> dict[str, tf.Tensor]:
     if plan.function is None:
-        left_out = {*plan.labels, *plan.label_only, "path" if plan.dataset.image else None}
+        left_out = {
+            *plan.labels,
+            *plan.label_only,
+            plan.weight,
+            "path" if plan.dataset.image else None,
+        }
         outputs = {name: inputs[name] for name in inputs if name not in left_out}
     else:
         outputs = _checked(plan.function, _called(plan.function, inputs))
@@ -229,6 +242,34 @@ def _label(name: str, outputs: dict[str, tf.Tensor], inputs: RawInputs) -> tf.Te
         got=name,
         fix=nearest(name, dict.fromkeys([*inputs, *outputs])),
     )
+
+
+def _weight(
+    name: str, outputs: Mapping[str, tf.Tensor], inputs: Mapping[str, tf.Tensor]
+) -> tf.Tensor:
+    if name not in {**inputs, **outputs}:
+        raise ConfigError(
+            "train.sample_weight must be a raw column or an output of preprocessing_fn",
+            got=name,
+            fix=nearest(name, {**inputs, **outputs}),
+        )
+    weight = outputs[name] if name in outputs else inputs[name]
+    if not (weight.dtype.is_floating or weight.dtype.is_integer):
+        raise ConfigError(
+            "train.sample_weight must be numbers",
+            got=Plain(f"{name!r}, which holds {weight.dtype.name}"),
+            fix="Make a number of each in preprocessing_fn, e.g. by tf.where or tf.cast.",
+        )
+    if weight.shape.rank == 2 and weight.shape[1] == 1:
+        weight = tf.reshape(weight, [-1])
+    if weight.shape.rank != 1:
+        raise ConfigError(
+            "train.sample_weight must be one number a row",
+            got=Plain(f"{name!r}, of shape {weight.shape}"),
+            fix="Reduce it to one in preprocessing_fn, e.g. by tf.reduce_mean(..., axis=1).",
+        )
+    # Of a tensor of its own, as it may be a label too.
+    return tf.identity(tf.cast(weight, tf.float32))
 
 
 def _one_a_row(name: str, column: tf.Tensor) -> tf.Tensor:

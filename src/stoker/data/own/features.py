@@ -28,6 +28,8 @@ class OwnFeatures:
                 labels=self.labels,
                 serving_columns=(),
                 label_columns=(),
+                weight=None,
+                weight_columns=(),
                 vocabularies={},
                 ids={},
                 analyzers=(),
