@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
-from stoker.evaluate.metrics import METRICS, better_direction, metric_of, metrics_of
+from stoker.evaluate.metrics import METRICS, better_direction, metrics_of
 from stoker.evaluate.slices import columns_of
 
 
@@ -129,7 +129,7 @@ def require_metrics_of(config: EvaluateConfig, outputs: Sequence[str]) -> None:
 
 
 def _require_metric(key: str, name: str) -> None:
-    if metric_of(name) is None:
+    if better_direction(name) is None:
         raise ConfigError(
             f"{key} must name some of: {', '.join(METRICS)}", got=name, fix=nearest(name, METRICS)
         )

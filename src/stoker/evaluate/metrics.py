@@ -106,25 +106,14 @@ def metrics_of(outputs: Iterable[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def metric_of(name: str) -> Metric | None:
-    """The metric that a name is of, whatever the output; None where it is none.
+def better_direction(name: str) -> Direction | None:
+    """Which way is better of a metric, of whatever output; None where a name is of no metric.
 
-    The name of an output may itself end like a metric: both are then better in the same direction.
+    Where the name ends like several metrics (`top_5_accuracy`), these agree.
     """
-    endings = (name, *(name.removeprefix(part) for part in _beginnings(name)))
-    return next((METRICS[ending] for ending in endings if ending in METRICS), None)
-
-
-def better_direction(name: str) -> Direction:
-    """Which way is better of a metric, of whatever output."""
-    metric = metric_of(name)
-    return "neither" if metric is None else metric.direction
-
-
-def _beginnings(name: str) -> list[str]:
-    """`a_`, `a_b_` of `a_b_c`."""
-    parts = name.split("_")
-    return ["_".join(parts[:count]) + "_" for count in range(1, len(parts))]
+    ends = (metric for ending, metric in METRICS.items() if f"_{name}".endswith(f"_{ending}"))
+    metric = next(ends, None)
+    return None if metric is None else metric.direction
 
 
 def default_metrics(task: Task) -> tuple[str, ...]:

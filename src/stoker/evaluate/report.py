@@ -121,7 +121,7 @@ def _metrics(metrics: Mapping[str, MetricValue], baseline: BaselineMetrics | Non
         head.insert(2, escape(baseline.version))
     rows = []
     for name, value in metrics.items():
-        row = [escape(name), _value(value), better_direction(name)]
+        row = [escape(name), _value(value), better_direction(name) or ""]
         if baseline:
             missing = Undefined(reason=baseline.error or "it was not computed")
             row.insert(2, _value(baseline.metrics.get(name, missing)))
