@@ -83,7 +83,7 @@ def build_transform(
         function=preprocessing_fn,
         labels=labels,
         label_only=_label_only(dataset, labels, label_only),
-        weight=sample_weight,
+        weights=() if sample_weight is None else (sample_weight,),
     )
     with scratch_folder(out_dir) as scratch:
         made = scratch / "transform"
@@ -162,15 +162,14 @@ def _describe(plan: Plan, resolved: Resolved, sources: Mapping[str, str]) -> Tra
     outputs = walked.features | walked.labels
     domains = {name: walked.trace.domain(tensor) for name, tensor in outputs.items()}
     features, labels = list(walked.features.values()), list(walked.labels.values())
+    weights = list(walked.weights.values())
     return TransformSpec(
         features=tuple(_feature(name, tensor) for name, tensor in walked.features.items()),
         labels={output: _label(resolved, name) for output, name in sources.items()},
         serving_columns=tuple(needed_columns(walked, features, plan.dataset)),
         label_columns=tuple(needed_columns(walked, labels, plan.dataset)),
-        weight=None if walked.weight is None else plan.weight,
-        weight_columns=tuple(
-            needed_columns(walked, list(_weight(plan, walked).values()), plan.dataset)
-        ),
+        weight=next(iter(walked.weights), None),
+        weight_columns=tuple(needed_columns(walked, weights, plan.dataset)),
         vocabularies={
             answer.name: VocabularySpec(file=f"assets/{answer.name}", terms=answer.terms)
             for answer in resolved.answers
@@ -192,10 +191,6 @@ def _feature(name: str, tensor: tf.Tensor) -> FeatureSpec:
     return FeatureSpec(name=name, dtype=tensor.dtype.name, shape=tuple(tensor.shape[1:].as_list()))
 
 
-def _weight(plan: Plan, walked: Walk) -> dict[str, tf.Tensor]:
-    return {} if walked.weight is None else {str(plan.weight): walked.weight}
-
-
 def _label(resolved: Resolved, name: str) -> LabelSpec:
     walked = resolved.walk
     feature, call = _feature(name, walked.labels[name]), walked.classes_calls.get(name)
@@ -208,13 +203,13 @@ def _class_names(classes: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def _save(plan: Plan, resolved: Resolved, folder: Path) -> None:
-    walked, weight = resolved.walk, _weight(plan, resolved.walk)
+    walked = resolved.walk
     vocabularies = [item.path for item in resolved.answers if isinstance(item, VocabularyFile)]
     saved = Saved(
         serving=_part(plan, resolved, walked.features),
         decoded=_decoded_part(plan, resolved) if walked.decoded else None,
         labelling=_part(plan, resolved, walked.labels) if walked.labels else None,
-        weighing=_part(plan, resolved, weight) if weight else None,
+        weighing=_part(plan, resolved, walked.weights) if walked.weights else None,
         vocabularies=vocabularies,
     )
     tf.saved_model.save(saved, str(folder))

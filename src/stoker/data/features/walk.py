@@ -36,8 +36,8 @@ class Plan:
     label_only: tuple[str, ...]
     """Raw columns that serving will not have, the labels' own among them."""
 
-    weight: str | None = None
-    """An output of the function, else a raw column: how much each row counts."""
+    weights: tuple[str, ...] = ()
+    """An output of the function, else a raw column, that says how much each row counts; or none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +62,8 @@ class Walk:
     classes_calls: dict[str, int]
     """Label -> the call that asks for its classes; those of numbers are not in it."""
 
-    weight: tf.Tensor | None
-    """[batch] float32, how much each row counts."""
+    weights: dict[str, tf.Tensor]
+    """The plan's weight by its name, [batch] float32; empty where all rows count alike."""
 
     trace: Trace
     """What was asked, which ids are known."""
@@ -110,12 +110,12 @@ def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: l
             inputs = RawInputs(placeholders | decoded)
             outputs = _outputs(plan, inputs)
             labels, classes_calls = _labels(plan, trace, outputs, inputs)
-            weight = None if plan.weight is None else _weight(plan.weight, outputs, inputs)
-        told = {*plan.labels, plan.weight}
+            weights = {name: _weight(name, outputs, inputs) for name in plan.weights}
+        told = {*plan.labels, *plan.weights}
         features = {name: tensor for name, tensor in outputs.items() if name not in told}
         found.update(raw=placeholders, decoded=decoded, features=features, labels=labels)
-        found.update(trace=trace, classes_calls=classes_calls, weight=weight)
-        return [*features.values(), *labels.values(), *([] if weight is None else [weight])]
+        found.update(trace=trace, classes_calls=classes_calls, weights=weights)
+        return [*features.values(), *labels.values(), *weights.values()]
 
     specs = [column_spec(column, f"c{index}") for index, column in enumerate(columns)]
     wrapped = tf.compat.v1.wrap_function(body, specs)
@@ -163,7 +163,7 @@ def _outputs(plan: Plan, inputs: RawInputs) -> dict[str, tf.Tensor]:
         left_out = {
             *plan.labels,
             *plan.label_only,
-            plan.weight,
+            *plan.weights,
             "path" if plan.dataset.image else None,
         }
         outputs = {name: inputs[name] for name in inputs if name not in left_out}
