@@ -172,6 +172,7 @@ def _two_steps(
     from stoker.train.step import StepSettings
     from stoker.train.watch.footprint import measure_footprint
     from stoker.train.watch.placement import placements, traced_operations
+    from stoker.train.whole_batches import handed
 
     train = experiment.train
     feed, elements = _two_elements(dataset, transform, train=train, resolved=resolved)
@@ -195,10 +196,10 @@ def _two_steps(
     seen: list[tuple[float, float]] = []
 
     def first() -> None:
-        seen.append(_timed(step, elements[0]))
+        seen.append(_timed(step, handed(elements[0], over)))
 
     operations = call(traced_operations, first, what="the first step of training")
-    seen.append(_timed(step, elements[-1]))
+    seen.append(_timed(step, handed(elements[-1], over)))
     model = built.model
     return Steps(
         resolved=resolved,
@@ -218,11 +219,15 @@ def _two_elements(
     from stoker.data.feed.calls import Calls
     from stoker.data.own.feed import OwnFeed
     from stoker.train.feeds import open_feeds
+    from stoker.train.whole_batches import WholeFeed, whole_steps
 
     # Of no memory nothing is kept: two batches are wanted, not an epoch.
-    feed, _ = open_feeds(dataset, transform, augment=train.augment, seed=train.seed, memory_bytes=0)
+    local, _ = open_feeds(
+        dataset, transform, augment=train.augment, seed=train.seed, memory_bytes=0
+    )
+    feed = whole_steps(local, resolved) if resolved.strategy == "tpu" else local
     size = resolved.global_batch
-    rows = feed.steps(size) * size if isinstance(feed, OwnFeed) else feed.rows
+    rows = feed.steps(size) * size if isinstance(feed, OwnFeed | WholeFeed) else feed.rows
     calls = Calls(
         rows=rows, batch_size=size, steps_per_call=1, seed=train.seed, first=0, last=STEPS
     )

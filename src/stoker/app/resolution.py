@@ -12,6 +12,7 @@ from stoker.cluster.devices import Devices
 from stoker.cluster.resolver import ClusterSpec
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import read_json, write_json
+from stoker.data.ingest import IngestConfig
 from stoker.train.checkpoints.store import places
 from stoker.train.config import Grounds, ResolvedTraining, TrainConfig, resolve
 
@@ -78,7 +79,7 @@ def resolve_here(
     Raises:
         ConfigError: what is asked for does not fit the data or the cluster.
     """
-    settings = context.experiment.train
+    settings, data = context.experiment.train, context.experiment.data
     own = context.experiment.own_dataset is not None
     if own:
         # A step is one of the user's batches, whatever its size.
@@ -95,6 +96,8 @@ def resolve_here(
             string_features=any(feature.dtype == "string" for feature in transform.features),
             workers=1 if cluster is None else max(1, cluster.trainers),
             parameter_servers=0 if cluster is None else len(cluster.servers),
+            batches_from_elsewhere=own
+            or (isinstance(data, IngestConfig) and data.service is not None),
         ),
     )
     if not own:

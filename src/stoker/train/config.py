@@ -51,21 +51,22 @@ class TrainConfig:
     hook for batches."""
 
     precision: Precision | Auto = "auto"
-    """Keras dtype policy. auto: mixed_bfloat16 on GPUs from Ampere on, else float32."""
+    """Keras dtype policy. auto: mixed_bfloat16 on TPUs and on GPUs from Ampere on, else float32."""
 
     tf32: bool = True
     """Let NVIDIA GPUs from Ampere on multiply float32 with 10 bits of mantissa."""
 
     xla: bool | Auto = "auto"
     """Compile forward and backward pass by XLA. auto: on a GPU, unless a feature is a string; not
-    with parameter servers."""
+    with parameter servers. A TPU compiles the whole step without being asked."""
 
     strategy: StrategyName | Auto = "auto"
     """How the step is spread over devices. auto: what TF_CONFIG says, else mirrored over several
-    GPUs, else one device."""
+    GPUs, else one device. tpu is by name only, and was not run on hardware."""
 
     replicas: int | Auto = "auto"
-    """Replicas of this process. auto: one a GPU. Without GPUs the CPU is cut into as many."""
+    """Replicas of this process. auto: one a GPU. Without GPUs the CPU is cut into as many. With a
+    TPU its number of cores, which has to be said."""
 
     scale_lr: Literal["none", "linear", "sqrt"] = "none"
     """What the learning rate is multiplied by: 1, n, or the root of n, with n = accumulate x
@@ -221,6 +222,9 @@ class Grounds:
     parameter_servers: int = 0
     """Parameter servers that TF_CONFIG names."""
 
+    batches_from_elsewhere: bool = False
+    """Whether batches come from a user's own dataset or from a data service."""
+
 
 def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
     """Apply the fixed rules of each `auto`; nothing is measured.
@@ -231,7 +235,7 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
 
     Raises:
         ConfigError: XLA was asked for by name, and a feature is a string; or there is no cluster
-            for a strategy that needs one.
+            for a strategy that needs one; or a TPU cannot do what is asked for.
     """
     if config.xla is True and around.string_features:
         raise ConfigError(
@@ -243,14 +247,18 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
     strategy, why = _strategy(config, around)
     local = _replicas(config, gpus, strategy)
     replicas = local * (around.workers if strategy == "multi_worker" else 1)
-    xla = gpus > 0 and not around.string_features and strategy != "parameter_server"
+    on_tpu = strategy == "tpu"
+    xla = gpus > 0 and not around.string_features and strategy not in ("parameter_server", "tpu")
     batch_size = (
         config.batch_size
         if config.batch_size != "auto"
         else max(1, _auto_batch_size(around.rows) // (replicas * config.accumulate))
     )
-    steps = -(-around.rows // (batch_size * config.accumulate * replicas))
     parts = config.accumulate * replicas
+    epoch_steps = around.rows / (batch_size * parts)
+    if on_tpu:
+        _require_whole_step(around.rows, batch_size * parts)
+    steps = math.floor(epoch_steps) if on_tpu else math.ceil(epoch_steps)
     return ResolvedTraining(
         batch_size=batch_size,
         accumulate=config.accumulate,
@@ -261,7 +269,7 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
         else min(steps, 50),
         precision=config.precision
         if config.precision != "auto"
-        else _auto_precision(around.devices),
+        else _auto_precision(around.devices, strategy),
         xla=config.xla if config.xla != "auto" else xla,
         strategy=strategy,
         lr_factor={"none": 1.0, "linear": float(parts), "sqrt": math.sqrt(parts)}[config.scale_lr],
@@ -272,12 +280,7 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
 def _strategy(config: TrainConfig, around: Grounds) -> tuple[StrategyName, str]:
     if config.strategy != "auto":
         if config.strategy == "tpu":
-            raise ConfigError(
-                "train.strategy must be one whose replicas cut their share out of a batch while "
-                "they run; a TPU takes batches of one size only, which the feed does not make yet",
-                got="tpu",
-                fix="Take mirrored or multi_worker on GPUs.",
-            )
+            _require_for_tpu(config, around)
         if config.strategy == "parameter_server" and not around.parameter_servers:
             raise ConfigError(
                 "train.strategy: parameter_server needs a cluster with a parameter server",
@@ -316,6 +319,37 @@ def _auto_batch_size(rows: int) -> int:
     return min(512, max(16, 1 << max(0, (rows // 64).bit_length() - 1)))
 
 
-def _auto_precision(devices: Devices) -> Precision:
+def _require_for_tpu(config: TrainConfig, around: Grounds) -> None:
+    """Refuse what a TPU cannot do, or what is not written for it."""
+    refused = {
+        "features that are strings": around.string_features,
+        "train.precision: mixed_float16": config.precision == "mixed_float16",
+        "train.xla, which a TPU always does": config.xla != "auto",
+        "batches of a user's own dataset or of data.service": around.batches_from_elsewhere,
+        "TF_CONFIG with several workers": around.workers > 1,
+        "train.replicas: auto": config.replicas == "auto",
+    }
+    found = [what for what, is_there in refused.items() if is_there]
+    if found:
+        raise ConfigError(
+            "train.strategy: tpu takes numbers from this machine's shards, in float32 or bfloat16, "
+            "and the number of the TPU's cores as train.replicas",
+            got=Plain(" and ".join(found)),
+            fix="Change it, or take another strategy.",
+        )
+
+
+def _require_whole_step(rows: int, global_batch: int) -> None:
+    if rows < global_batch:
+        raise ConfigError(
+            "train.strategy: tpu takes whole steps only: the training split must fill one",
+            got=Plain(f"{rows} rows, and {global_batch} a step"),
+            fix="Set train.batch_size to less.",
+        )
+
+
+def _auto_precision(devices: Devices, strategy: StrategyName) -> Precision:
+    if strategy == "tpu":
+        return "mixed_bfloat16"
     capable = [gpu.compute_capability >= BFLOAT16_CAPABILITY for gpu in devices.gpus]
     return "mixed_bfloat16" if capable and all(capable) else "float32"

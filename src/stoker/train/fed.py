@@ -60,7 +60,7 @@ def make_run_fed(step: Callable[[Any], Outcome], *, rows_a_step: int | None) -> 
             asked_s = now_s()
         with tf.control_dependencies([asked_s]):
             element = next(iterator)
-        with tf.control_dependencies(tf.nest.flatten(element)):
+        with tf.control_dependencies(tf.nest.flatten(element, expand_composites=True)):
             return element, now_s() - asked_s
 
     @tf.function(reduce_retracing=True)
@@ -131,10 +131,15 @@ def make_run_resident(
     Args:
         step: What `make_train_step` made.
         sample: The element of one step, so that a step for any number of rows is compiled, as for
-            fed batches.
+            fed batches; or of as many as each replica has been handed.
     """
     batch_spec = tf.nest.map_structure(
-        lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), sample
+        lambda part: (
+            tf.TensorSpec([None, *part.shape[1:]], part.dtype)
+            if tf.is_tensor(part)
+            else tf.type_spec_from_value(part)
+        ),
+        sample,
     )
 
     @tf.function(input_signature=[batch_spec, tf.TensorSpec([], tf.int64)])

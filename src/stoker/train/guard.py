@@ -81,7 +81,7 @@ class Guard:
         """
         variables = self._built.model.variables
         gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
-        if self._distribution.name in ("mirrored", "multi_worker"):
+        if self._distribution.name in ("mirrored", "multi_worker", "tpu"):
             self._say(check_scope(variables, self._distribution.strategy))
         else:
             self._say(check_idle_devices(variables, gpus))

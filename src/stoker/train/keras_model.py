@@ -42,6 +42,22 @@ def own_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     }
 
 
+def has_kerass_metrics_only(model: keras.Model) -> bool:
+    """Whether XLA may compile the metrics with the step: nothing in them is somebody's own.
+
+    Args:
+        model: Compiled and built.
+    """
+    own = "compute_metrics" in overrides(model)
+    metrics = [part for each in model.metrics for part in (each, *getattr(each, "metrics", ()))]
+    parts = [part for metric in metrics for part in (type(metric), getattr(metric, "_fn", metric))]
+    return not own and all(_module(part).partition(".")[0] == "keras" for part in parts)
+
+
+def _module(part: Any) -> str:
+    return str(getattr(part, "__module__", type(part).__module__))
+
+
 def loss_of(model: keras.Model, parts: Mapping[str, Any], *, training: bool) -> tf.Tensor:
     """The model's loss, also by a `compute_loss` of the user's that takes no `training`.
 

@@ -139,6 +139,7 @@ def check_own_step(model: keras.Model, config: TrainConfig, resolved: ResolvedTr
         "accumulate": resolved.accumulate > 1,
         "clip_norm": config.clip_norm is not None,
         "xla": resolved.xla,
+        "strategy: tpu": resolved.strategy == "tpu",
         "reduction_dtype": config.reduction_dtype != "float32",
     }
     wrong = [f"train.{name}" for name, is_set in of_ours.items() if is_set]

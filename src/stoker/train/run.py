@@ -50,8 +50,12 @@ from stoker.train.step import StepSettings, losses_are_means, told
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Progress, Surroundings
 from stoker.train.validation import GivenUpError, make_validate, results
+from stoker.train.whole_batches import WholeFeed, handed, whole_steps
 
 _LOG = logging.getLogger(__name__)
+
+TrainFeed = AnyFeed | ServiceFeed | WholeFeed
+"""What training reads."""
 
 EVAL_BATCHES = 4
 """A validation batch in training batches: no gradients are kept, so it may be larger."""
@@ -64,7 +68,7 @@ AVERAGE = "ema"
 class Opened:
     """The data of a run, and where an earlier process left off."""
 
-    feed: AnyFeed | ServiceFeed
+    feed: TrainFeed
     """The training split."""
 
     held_out: AnyFeed
@@ -91,7 +95,7 @@ def open_run(
         UserError: the data cannot be fed, no checkpoint of several is good, or they are another
             run's.
     """
-    feed, held_out = open_feeds(
+    local, held_out = open_feeds(
         dataset,
         transform,
         augment=config.augment,
@@ -100,6 +104,7 @@ def open_run(
         service=around.service,
         work_dir=around.work_dir,
     )
+    feed = whole_steps(local, resolved) if resolved.strategy == "tpu" else local
     found = newest_good(around.checkpoints)
     position = _start_position(found, feed, config=config, resolved=resolved, around=around)
     return Opened(feed=feed, held_out=held_out, found=found, position=position)
@@ -120,7 +125,7 @@ def checkpoint_writer(
 
 def _start_position(
     found: Found | None,
-    feed: AnyFeed | ServiceFeed,
+    feed: TrainFeed,
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
@@ -155,7 +160,7 @@ class Run:
     def __init__(
         self,
         built: BuiltModel,
-        feeds: tuple[AnyFeed | ServiceFeed, AnyFeed],
+        feeds: tuple[TrainFeed, AnyFeed],
         position: Position,
         *,
         config: TrainConfig,
@@ -238,11 +243,12 @@ class Run:
 
     def ceiling_s(self) -> float:
         """Seconds a step on a resident batch."""
-        run_resident = make_run_resident(self._step, self._sample)
+        sample = handed(self._sample, self.distribution)
+        run_resident = make_run_resident(self._step, sample)
         together = FIXED_STEPS if self.distribution.workers > 1 else None
         with self.distribution.strategy.scope():
             self._ceiling_s = measure_ceiling(
-                run_resident, self._sample, state=self._state, steps=together
+                run_resident, sample, state=self._state, steps=together
             )
         return self._ceiling_s
 
@@ -254,7 +260,7 @@ class Run:
         per_epoch = -(-position.per_epoch // per_call)
         return Calls(
             # A step of a user's own dataset is one of its batches, whatever its size.
-            rows=whole if isinstance(feed, OwnFeed) else feed.rows,
+            rows=whole if isinstance(feed, OwnFeed | WholeFeed) else feed.rows,
             batch_size=self.resolved.global_batch,
             steps_per_call=per_call,
             seed=self.config.seed,

@@ -85,7 +85,9 @@ class TrainingState:
             for name, slot in self._slots.items()
             if slot.by_replica and self.strategy.num_replicas_in_sync > 1
         }
+        # A TPU runs nothing that is not in a graph.
         self._gather = tf.function(self._gather_rows)
+        self._ids = tf.function(lambda: self.strategy.run(_replica_id))
 
     def capture(self) -> dict[str, NDArray[Any]]:
         """A copy of every value on the host.
@@ -112,7 +114,7 @@ class TrainingState:
         """
         self._refuse_another_model(arrays)
         replicas = self.strategy.num_replicas_in_sync
-        mine = _local(self.strategy, self.strategy.run(_replica_id))
+        mine = _local(self.strategy, self._ids())
         for name, slot in self._slots.items():
             rows = arrays.get(name + ROWS)
             values = _spread(arrays[name][None] if rows is None else rows, slot, replicas)

@@ -17,7 +17,8 @@ from keras.src.losses import loss as keras_loss
 
 from stoker.train.config import ReductionDtype
 from stoker.train.ema import WeightAverage
-from stoker.train.keras_model import loss_of
+from stoker.train.held_back import written_only_where
+from stoker.train.keras_model import has_kerass_metrics_only, loss_of
 from stoker.train.model import BuiltModel
 from stoker.train.seeds import keras_seeds, use_keras_seeds
 from stoker.train.strategy import Distribution
@@ -94,7 +95,7 @@ def part_of_replica(
         The first row, and how many.
     """
     parts = distribution.local_replicas if own_rows else distribution.replicas
-    if parts == 1:
+    if parts == 1 or distribution.takes_whole_batches:
         return tf.constant(0), count
     context = tf.distribute.get_replica_context()
     part = tf.cast(context.replica_id_in_sync_group, tf.int32) % parts
@@ -131,13 +132,18 @@ def make_train_step(
         optimizer.build(built.model.trainable_variables)
         if distribution.shares_batches:
             _leave_reduction_to_us(optimizer)
+    if settings.xla and _is_plain(distribution, settings):
+        return _make_one_program(built, load, settings)
     gradients = _make_gradients(built, load, distribution, settings)
     apply = _make_apply(built, distribution, settings)
-    weights = [variable.value for variable in built.model.trainable_variables]
+    # The strategy waits for a TPU by itself; to read its weights here would bring them to the host.
+    trained = [] if distribution.takes_whole_batches else built.model.trainable_variables
+    weights = [variable.value for variable in trained]
 
     @tf.autograph.experimental.do_not_convert
     def step(element: Any) -> Outcome:
-        replicated, outcome = strategy.run(gradients, args=(element,))
+        # The host's to read, not a replica's, whose device may see no variable but its own.
+        replicated, outcome = strategy.run(gradients, args=(element, _signals(settings)))
         outcome = Outcome(*(strategy.experimental_local_results(part)[0] for part in outcome))
 
         def update() -> tf.Tensor:
@@ -162,14 +168,14 @@ def _make_gradients(
     load: Callable[[Any], Batch],
     distribution: Distribution,
     settings: StepSettings,
-) -> Callable[[Any], tuple[Gradients, tuple[tf.Tensor, ...]]]:
-    """In a replica: an element -> gradients of the global mean loss, the same in all of them."""
+) -> Callable[[Any, tf.Tensor], tuple[Gradients, tuple[tf.Tensor, ...]]]:
+    """In a replica: element, signals -> gradients of the global mean loss, the same in all of them."""
     one_pass = _make_pass(built, settings)
     seeds = keras_seeds(distribution.strategy)
     passes = _make_passes(one_pass, load, built, distribution=distribution, settings=settings)
     statistics = _statistics(built.model) if distribution.shares_batches else []
 
-    def whole(element: Any) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
+    def whole(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
         batch = load(element)
         loss, gradients = one_pass(batch)
@@ -180,15 +186,15 @@ def _make_gradients(
             loss_sum,
             rows,
             _finite(built.model, gradients, loss_sum),
-            _signals(settings),
+            signals,
         )
 
-    def shared(element: Any) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
+    def shared(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
         first, rows = part_of_replica(rows_of(element), distribution, own_rows=settings.own_rows)
         gradients, loss_sum = passes(element, first, rows)
-        signals = tf.unstack(tf.cast(_signals(settings), tf.float32))
-        facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *signals])
+        asked = tf.unstack(tf.cast(signals, tf.float32))
+        facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *asked])
         if distribution.shares_batches:
             gradients, facts = _reduced(gradients, facts, statistics, settings)
         loss_sum, total = facts[0], facts[1]
@@ -196,8 +202,49 @@ def _make_gradients(
         finite = _finite(built.model, gradients, loss_sum)
         return gradients, (loss_sum, total, finite, tf.cast(facts[2:], tf.int32))
 
-    plain = settings.accumulate == 1 and not distribution.shares_batches
-    return whole if plain else shared
+    return whole if _is_plain(distribution, settings) else shared
+
+
+def _is_plain(distribution: Distribution, settings: StepSettings) -> bool:
+    """Whether a step is one pass of one replica over a whole element."""
+    return settings.accumulate == 1 and not distribution.shares_batches
+
+
+def _make_one_program(
+    built: BuiltModel, load: Callable[[Any], Batch], settings: StepSettings
+) -> Callable[[Any], Outcome]:
+    """A plain step that XLA compiles from the forward pass to the update."""
+    model, average = built.model, settings.average
+    forward_backward = _make_forward_backward(built)
+    update = _make_update(built, settings)
+    written = [v.value for v in [*model.trainable_variables, *model.optimizer.variables]]
+    written += [] if average is None else average.variables
+    metrics_too = has_kerass_metrics_only(model)
+
+    @tf.function(jit_compile=True)
+    def program(batch: Batch) -> tuple[tf.Tensor, Any, tf.Tensor]:
+        loss, outputs, gradients = forward_backward(batch)
+        loss = tf.cast(loss, tf.float32)
+        gradients = [None if gradient is None else _dense(gradient) for gradient in gradients]
+        finite = _finite(model, gradients, loss)
+        with written_only_where(finite, written):
+            update(gradients)
+        if metrics_too:
+            model.compute_metrics(**told(batch, outputs))
+            outputs = ()
+        return loss, outputs, finite
+
+    @tf.autograph.experimental.do_not_convert
+    def step(element: Any) -> Outcome:
+        batch = load(element)
+        loss, outputs, finite = program(batch)
+        if not metrics_too:
+            # Somebody's own may be what XLA cannot compile.
+            model.compute_metrics(**told(batch, outputs))
+        rows = tf.cast(rows_of(batch), tf.float32)
+        return Outcome(loss * rows, rows, finite, _signals(settings))
+
+    return step
 
 
 def _make_pass(
@@ -286,6 +333,20 @@ def _make_passes(
         weight = tf.cast(rows, tf.float32)
         return [_scaled(gradient, weight) for gradient in gradients], loss * weight
 
+    def of_whole_pass(
+        element: Any,
+        first: tf.Tensor,
+        rows: tf.Tensor,  # noqa: ARG001 - always `size`
+    ) -> tuple[Gradients, tf.Tensor]:
+        def cut(tensor: tf.Tensor) -> tf.Tensor:
+            sides = tensor.shape[1:]
+            return tf.slice(tensor, [first, *(0 for _ in sides)], [size, *sides])
+
+        loss, gradients = one_pass(load(tf.nest.map_structure(cut, element)))
+        return [_scaled(gradient, tf.constant(float(size))) for gradient in gradients], loss * size
+
+    if distribution.takes_whole_batches:
+        of_pass = of_whole_pass
     if settings.accumulate == 1:
         return of_pass
     variables = built.model.trainable_variables
@@ -352,24 +413,27 @@ def _statistics(model: Any) -> list[Any]:
 def _make_apply(
     built: BuiltModel, distribution: Distribution, settings: StepSettings
 ) -> Callable[[Gradients], None]:
-    model, average = built.model, settings.average
-
-    def apply(gradients: Gradients) -> None:
-        model.optimizer.apply(gradients, model.trainable_variables)
-        if average is not None:
-            average.update()
-
+    update = _make_update(built, settings)
     if not settings.xla or distribution.shares_batches:
         # A replica's update meets those of the others, which XLA cannot hold.
-        return apply
-    # A compilation of its own: inside one with the backward pass, the condition that leaves out
-    # what is not finite copied all variables, a fifth of an MLP's step.
-    compiled = tf.function(apply, jit_compile=True)
+        return update
+    compiled = tf.function(update, jit_compile=True)
 
     def apply_compiled(gradients: Gradients) -> None:
         compiled([None if gradient is None else _dense(gradient) for gradient in gradients])
 
     return apply_compiled
+
+
+def _make_update(built: BuiltModel, settings: StepSettings) -> Callable[[Gradients], None]:
+    model, average = built.model, settings.average
+
+    def update(gradients: Gradients) -> None:
+        model.optimizer.apply(gradients, model.trainable_variables)
+        if average is not None:
+            average.update()
+
+    return update
 
 
 def _signals(settings: StepSettings) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,11 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.user_code import first_line
 from stoker.train.config import StrategyName, TrainConfig
 from stoker.train.memory import apply_memory
+
+_LOG = logging.getLogger(__name__)
+
+NOT_RUN = "train.strategy: tpu is written to TensorFlow's documented interface and was not run on hardware"
+"""What a user of a TPU is told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +53,21 @@ class Distribution:
     @property
     def shares_batches(self) -> bool:
         """Whether a batch is cut into shares, and gradients are summed over them."""
-        return self.replicas > 1
+        return self.replicas > 1 or self.takes_whole_batches
+
+    @property
+    def takes_whole_batches(self) -> bool:
+        """Whether the strategy hands each replica its rows, always as many: as a TPU needs it.
+
+        Else an element goes to all replicas, and each cuts its share out, of any size.
+        """
+        return self.name == "tpu"
+
+    def spread(self, batches: tf.data.Dataset[Any]) -> Any:
+        """Training batches as the compiled step takes them."""
+        if not self.takes_whole_batches:
+            return batches
+        return self.strategy.experimental_distribute_dataset(batches)
 
 
 def make_distribution(
@@ -62,7 +82,7 @@ def make_distribution(
     Args:
         name: Which one. Several workers find each other by `TF_CONFIG`.
         replicas: Copies of the model in this process, one a GPU. Without GPUs the CPU is cut into
-            as many logical devices, which is how a strategy is tried out on a laptop.
+            as many logical devices, which is how a strategy is tried out on a laptop. A TPU's cores.
         reduction_bytes_per_pack: Gradients are sent in packs of so many bytes; 0: in one.
         tpu: Name or address of the TPU; "" finds the machine's own.
 
@@ -77,7 +97,7 @@ def make_distribution(
     if name == "multi_worker":
         return _multi_worker(replicas, options)
     if name == "tpu":
-        return _tpu(tpu)
+        return _tpu(tpu, replicas=replicas)
     if name == "parameter_server":
         raise RuntimeError("a parameter server has its own loop: stoker.train.parameter_server")
     return Distribution(name=name, strategy=tf.distribute.get_strategy())
@@ -182,15 +202,13 @@ def _rank(resolver: Any) -> int:
 def _tpu(
     name: str,
     *,
+    replicas: int,
     make_resolver: Callable[..., Any] = tf.distribute.cluster_resolver.TPUClusterResolver,
     connect: Callable[[Any], None] = tf.config.experimental_connect_to_cluster,
     initialise: Callable[[Any], Any] = tf.tpu.experimental.initialize_tpu_system,
     make_strategy: Callable[[Any], Any] = tf.distribute.TPUStrategy,
 ) -> Distribution:
     """As TensorFlow's guide has it; not run on hardware by us.
-
-    `resolve` refuses it until batches are distributed by the strategy, all of one size: a replica
-    cuts its share out while it runs, whose shape XLA for a TPU cannot know.
 
     Source: tensorflow.org/guide/tpu, "TPU initialization".
     """
@@ -205,4 +223,17 @@ def _tpu(
     connect(resolver)
     initialise(resolver)
     strategy = make_strategy(resolver)
-    return Distribution(name="tpu", strategy=strategy, replicas=strategy.num_replicas_in_sync)
+    if strategy.num_replicas_in_sync != replicas:
+        raise ConfigError(
+            "train.replicas must be the number of the TPU's cores",
+            got=replicas,
+            fix=f"This one has {strategy.num_replicas_in_sync}.",
+        )
+    if strategy.extended.num_hosts > 1:
+        raise ConfigError(
+            "train.strategy: tpu needs a TPU of one host, which reads the data",
+            got=Plain(f"{strategy.extended.num_hosts} hosts"),
+            fix="Take a smaller slice of the TPU.",
+        )
+    _LOG.warning("%s", NOT_RUN)
+    return Distribution(name="tpu", strategy=strategy, replicas=replicas)

@@ -13,6 +13,7 @@ from stoker.train.model import BuiltModel
 from stoker.train.seeds import keras_seeds, use_keras_seeds
 from stoker.train.step import Batch, losses_are_means, part_of_replica, rows_of, told
 from stoker.train.strategy import Distribution
+from stoker.train.whole_batches import Share, shares
 
 Validate = Callable[[tf.data.Dataset[Any], Callbacks], dict[str, float]]
 """The eval split's batches, and who is told of them -> `val_loss` and each metric with `val_`."""
@@ -39,13 +40,45 @@ def make_validate(
         distribution: Over what a batch is spread.
         gives_up: Asked before each batch; the function raises GivenUpError where it says so.
     """
-    model, strategy = built.model, distribution.strategy
-    loss_of_batch = _make_loss(built)
-    seeds = keras_seeds(strategy)
+    model = built.model
+    make_look = _look_at_shares if distribution.takes_whole_batches else _look_at_elements
+    looking_at = make_look(built, load, distribution)
 
-    def look(batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-        rows = tf.cast(rows_of(batch), tf.float32)
-        return tf.cast(loss_of_batch(batch), tf.float32) * rows, rows
+    def validate(batches: tf.data.Dataset[Any], callbacks: Callbacks) -> dict[str, float]:
+        look_at = looking_at(batches.element_spec)
+        callbacks.on_test_begin()
+        model.reset_metrics()
+        total = count = 0.0
+        for number, element in enumerate(batches):
+            if gives_up():
+                raise GivenUpError
+            callbacks.on_test_batch_begin(number)
+            loss_sum, rows = look_at(element)
+            total, count = total + loss_sum, count + rows
+            if callbacks.reads_test_logs:
+                callbacks.on_test_batch_end(number, {"loss": total / count} | results(model))
+            if callbacks.stop_evaluating:
+                break
+        logs = {"loss": total / count} | results(model)
+        callbacks.on_test_end(logs)
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    return validate
+
+
+Sums = tuple[float, float]
+"""The mean loss over some rows x their number, and that number."""
+
+LookingAt = Callable[[Any], Callable[[Any], Sums]]
+"""What elements look like -> a function of an element."""
+
+
+def _look_at_elements(
+    built: BuiltModel, load: Callable[[Any], Batch], distribution: Distribution
+) -> LookingAt:
+    """Every replica is given the element and cuts its part out, of any number of rows."""
+    strategy, look = distribution.strategy, _make_look(built)
+    seeds = keras_seeds(strategy)
 
     def replica(element: Any) -> tuple[tf.Tensor, tf.Tensor]:
         use_keras_seeds(seeds)
@@ -58,33 +91,57 @@ def make_validate(
 
     @tf.function(reduce_retracing=True)
     def step(element: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        loss_sum, rows = strategy.run(replica, args=(element,))
-        return (
-            strategy.reduce(tf.distribute.ReduceOp.SUM, loss_sum, axis=None),
-            strategy.reduce(tf.distribute.ReduceOp.SUM, rows, axis=None),
-        )
+        return _summed(strategy, strategy.run(replica, args=(element,)))
 
-    def validate(batches: tf.data.Dataset[Any], callbacks: Callbacks) -> dict[str, float]:
+    def look_at(element: Any) -> Sums:
+        loss_sum, rows = step(element)
+        return float(loss_sum), float(rows)
+
+    def looking_at(spec: Any) -> Callable[[Any], Sums]:
         # Of any number of rows, as in `fit`: Keras would weigh a batch by rows that it knows.
-        step.get_concrete_function(_of_any_rows(batches.element_spec))
-        callbacks.on_test_begin()
-        model.reset_metrics()
-        total = count = 0.0
-        for number, element in enumerate(batches):
-            if gives_up():
-                raise GivenUpError
-            callbacks.on_test_batch_begin(number)
-            loss_sum, rows = step(element)
-            total, count = total + float(loss_sum), count + float(rows)
-            if callbacks.reads_test_logs:
-                callbacks.on_test_batch_end(number, {"loss": total / count} | results(model))
-            if callbacks.stop_evaluating:
-                break
-        logs = {"loss": total / count} | results(model)
-        callbacks.on_test_end(logs)
-        return {f"val_{name}": value for name, value in logs.items()}
+        step.get_concrete_function(_of_any_rows(spec))
+        return look_at
 
-    return validate
+    return looking_at
+
+
+def _look_at_shares(
+    built: BuiltModel, load: Callable[[Any], Batch], distribution: Distribution
+) -> LookingAt:
+    """Every replica is handed its rows, finished on the host, always as many."""
+    strategy, look = distribution.strategy, _make_look(built)
+    seeds = keras_seeds(strategy)
+
+    def replica(part: Batch, is_own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        use_keras_seeds(seeds)
+        none = tf.constant(0.0), tf.constant(0.0)
+        return tf.cond(is_own, lambda: look(part), lambda: none)
+
+    @tf.function
+    def step(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
+        return _summed(strategy, strategy.run(replica, args=share))
+
+    def look_at(element: Any) -> Sums:
+        sums = [step(share) for share in shares(load(element), strategy)]
+        return sum(float(loss_sum) for loss_sum, _ in sums), sum(float(rows) for _, rows in sums)
+
+    return lambda spec: look_at  # noqa: ARG005 - each size has a step of its own
+
+
+def _make_look(built: BuiltModel) -> Callable[[Batch], tuple[tf.Tensor, tf.Tensor]]:
+    """In a replica: a batch -> the mean loss over its rows x their number, and that number."""
+    loss_of_batch = _make_loss(built)
+
+    def look(batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.cast(rows_of(batch), tf.float32)
+        return tf.cast(loss_of_batch(batch), tf.float32) * rows, rows
+
+    return look
+
+
+def _summed(strategy: tf.distribute.Strategy, sums: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    loss_sum, rows = (strategy.reduce(tf.distribute.ReduceOp.SUM, part, axis=None) for part in sums)
+    return loss_sum, rows
 
 
 def _of_any_rows(spec: Any) -> Any:

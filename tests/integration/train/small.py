@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,19 @@ from stoker.train.surroundings import Surroundings
 ROWS = {"train": 210, "eval": 90}
 
 
-def small_dataset(root: Path, *, bad_row: int | None = None) -> Dataset:
+def small_dataset(
+    root: Path, *, bad_row: int | None = None, rows_of: Mapping[str, int] = ROWS
+) -> Dataset:
     """`a` and `b` are numbers, `y` is 1 where their sum is positive.
 
     Args:
         root: A folder.
         bad_row: The row of the training split whose `a` is NaN.
+        rows_of: Split -> rows.
     """
     rng = np.random.default_rng(0)
     splits: dict[str, tuple[Shard, ...]] = {}
-    for split, rows in ROWS.items():
+    for split, rows in rows_of.items():
         a, b = rng.normal(size=(2, rows)).astype(np.float32)
         y = (a + b > 0).astype(np.int64)
         if bad_row is not None and split == "train":

@@ -1,7 +1,8 @@
 """A process of its own for strategies: logical devices are made before TensorFlow is used.
 
 Usage: strategy_scenarios.py DATASET TRANSFORM OUT, scenarios as JSON on stdin: a list of
-{"replicas": 2, "model": "plain", "settings": {...}}; OUT gets the weights of each as npz and a JSON.
+{"replicas": 2, "model": "plain", "settings": {...}, "ends_after": [4]}, the steps after which it is
+asked to end, and gone on with; OUT gets the weights of each as npz and a JSON.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from stoker.core.errors import Preempted
 from stoker.data.dataset import load_dataset
 from stoker.data.features.transform import load_transform
 from stoker.telemetry.writers import Everywhere
@@ -27,7 +32,7 @@ from stoker.train.heartbeat import process_heartbeat
 from stoker.train.loop import fit
 from stoker.train.model import build_model, prepare_process
 from stoker.train.strategy import Distribution, make_distribution
-from stoker.train.surroundings import Surroundings
+from stoker.train.surroundings import Progress, Surroundings
 
 
 def plain(features: dict[str, Any]) -> keras.Model:
@@ -90,49 +95,75 @@ def spread(name: StrategyName, replicas: int) -> Distribution:
 
 def train(scenario: dict[str, Any], data: Any, transform: Any, out: Path) -> dict[str, Any]:
     """One training run; the weights go to a file."""
-    replicas = scenario.get("replicas", 1)
+    replicas, on_tpu = scenario.get("replicas", 1), scenario.get("as_tpu", False)
     settings = {"epochs": 2} | scenario.get("settings", {})
     precision = settings.get("precision", "float32")
     accumulate = settings.get("accumulate", 1)
     config = TrainConfig(**settings)
     resolved = ResolvedTraining(
-        batch_size=32 // replicas // accumulate,
+        batch_size=scenario.get("global_batch", 32) // replicas // accumulate,
         accumulate=accumulate,
         replicas=replicas,
         workers=1,
         steps_per_call=scenario.get("steps_per_call", 4),
         precision=precision,
         xla=settings.get("xla", False) is True,
-        strategy="mirrored" if replicas > 1 else "one_device",
+        strategy="tpu" if on_tpu else "mirrored" if replicas > 1 else "one_device",
         lr_factor=1.0,
         why={},
     )
-    distribution = spread(resolved.strategy, replicas)
-    prepare_process(precision=precision, seed=0, deterministic=False)
-    with distribution.strategy.scope():
-        built = build_model(MODELS[scenario["model"]], transform, what="model:build")
-    result = fit(
-        built,
-        data,
-        transform,
-        config=config,
-        resolved=resolved,
-        distribution=distribution,
-        around=Surroundings(
-            memory_bytes=scenario.get("memory_bytes", 1 << 34),
-            checkpoints=out / "checkpoints",
-            writer=Everywhere([]),
-            on_progress=lambda progress: None,
-            ending=Ending(),
-            heartbeat=process_heartbeat(),
-        ),
-    )
+    # Nobody here has a TPU: its way is walked by the replicas of a mirrored strategy.
+    distribution = spread("mirrored" if on_tpu else resolved.strategy, replicas)
+    if on_tpu:
+        distribution = replace(distribution, name="tpu")
+    for ends_after in [*scenario.get("ends_after", []), None]:
+        # A new model each time: what is gone on with comes from the checkpoint.
+        prepare_process(precision=precision, seed=0, deterministic=False)
+        with distribution.strategy.scope():
+            built = build_model(MODELS[scenario["model"]], transform, what="model:build")
+        ending = Ending()
+
+        def end(
+            progress: Progress, ending: Ending = ending, after: int | None = ends_after
+        ) -> None:
+            if progress.step == after:
+                ending.ask()
+
+        with nullcontext() if ends_after is None else raises_preempted(after=ends_after + 1):
+            result = fit(
+                built,
+                data,
+                transform,
+                config=config,
+                resolved=resolved,
+                distribution=distribution,
+                around=Surroundings(
+                    memory_bytes=scenario.get("memory_bytes", 1 << 34),
+                    checkpoints=out / "checkpoints",
+                    writer=Everywhere([]),
+                    on_progress=end,
+                    ending=ending,
+                    heartbeat=process_heartbeat(),
+                ),
+            )
     local = distribution.strategy.experimental_local_results
     values = [[np.asarray(part) for part in local(v.value)] for v in built.model.variables]
     np.savez(out / "weights.npz", *[value[0] for value in values])
     same = all((part == value[0]).all() for value in values for part in value)
     keras.mixed_precision.set_dtype_policy("float32")
     return {"metrics": result.metrics, "replicas_agree": bool(same), "steps": result.steps}
+
+
+@contextmanager
+def raises_preempted(*, after: int) -> Iterator[None]:
+    """The run ends where it was asked to."""
+    try:
+        yield
+    except Preempted as ended:
+        if f"after step {after} of" not in ended.line():
+            raise
+    else:
+        raise AssertionError("it went on")
 
 
 def main() -> None:

@@ -67,20 +67,18 @@ def trained(
     for sizes in ((1, 2), (4,)):
         names = [n for n, scenario in SCENARIOS.items() if scenario.get("replicas", 1) in sizes]
         out = tmp_path_factory.mktemp("strategies")
-        results = _run([SCENARIOS[name] for name in names], out, dataset, transform)
-        for index, (name, result) in enumerate(zip(names, results, strict=True)):
-            weights = np.load(out / str(index) / "weights.npz")
-            found[name] = result, list(weights.values())
+        found |= run_scenarios({name: SCENARIOS[name] for name in names}, out, dataset, transform)
     return found
 
 
-def _run(
-    scenarios: list[dict[str, Any]], out: Path, dataset: Dataset, transform: Transform
-) -> list[dict[str, Any]]:
+def run_scenarios(
+    scenarios: dict[str, dict[str, Any]], out: Path, dataset: Dataset, transform: Transform
+) -> dict[str, tuple[dict[str, Any], list[Any]]]:
+    """Run all in one process of their own; scenario -> its facts and weights."""
     script = Path(__file__).with_name("strategy_scenarios.py")
     done = subprocess.run(
         [sys.executable, script, dataset.root, transform.root, out],
-        input=json.dumps(scenarios),
+        input=json.dumps(list(scenarios.values())),
         text=True,
         capture_output=True,
         timeout=420,
@@ -88,7 +86,10 @@ def _run(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     results: list[dict[str, Any]] = json.loads((out / "results.json").read_text())
-    return results
+    return {
+        name: (result, list(np.load(out / str(index) / "weights.npz").values()))
+        for index, (name, result) in enumerate(zip(scenarios, results, strict=True))
+    }
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.pipeline import as_it_is
-from stoker.data.feed.service.reading import ServiceFeed
 from stoker.data.own.features import AnyTransform
-from stoker.data.own.feed import AnyFeed, OwnFeed
+from stoker.data.own.feed import OwnFeed
 from stoker.data.own.opening import AnyDataset
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.keras_model import as_the_model_takes, overrides
@@ -20,7 +19,7 @@ from stoker.train.model import BuiltModel
 from stoker.train.parameter_server.cluster import Connection, servers_needed
 from stoker.train.parameter_server.run import Fed, ParameterServerResult, Run, impossible
 from stoker.train.position import Position
-from stoker.train.run import EVAL_BATCHES, checkpoint_writer, open_run
+from stoker.train.run import EVAL_BATCHES, TrainFeed, checkpoint_writer, open_run
 from stoker.train.surroundings import Surroundings
 
 
@@ -113,7 +112,7 @@ def _refuse(built: BuiltModel, config: TrainConfig, resolved: ResolvedTraining) 
 
 
 def _calls(
-    feed: AnyFeed | ServiceFeed,
+    feed: TrainFeed,
     position: Position,
     *,
     config: TrainConfig,
@@ -132,7 +131,7 @@ def _calls(
 
 
 def _sent(
-    feed: AnyFeed | ServiceFeed,
+    feed: TrainFeed,
     elements: tf.data.Dataset[Any],
     *,
     steps: int,

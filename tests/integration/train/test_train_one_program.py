@@ -1,0 +1,125 @@
+"""A step that XLA compiles whole: what it learns, and what a batch that is not finite leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from numpy.typing import NDArray
+
+from stoker.data.own.elements import describe_element
+from stoker.data.own.features import OwnFeatures
+from stoker.train.ema import WeightAverage
+from stoker.train.model import BuiltModel, build_model
+from stoker.train.step import StepSettings, make_train_step
+from stoker.train.strategy import one_device
+
+ROWS = 16
+
+
+class Nearly(keras.metrics.Metric):  # type: ignore[misc]
+    """Somebody's own metric, of an operation that XLA does not have."""
+
+    def __init__(self) -> None:
+        super().__init__(name="nearly")
+        self.count = self.add_variable((), initializer="zeros", name="count")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        near = tf.abs(tf.cast(y_true, y_pred.dtype) - tf.squeeze(y_pred, -1)) < 0.5
+        distinct, _ = tf.unique(tf.strings.as_string(tf.where(near)[:, 0]))
+        self.count.assign_add(tf.cast(tf.size(distinct), "float32"))
+
+    def result(self) -> Any:
+        return self.count.value
+
+
+def batch_of(seed: int, *, bad: bool = False) -> Any:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(ROWS, 3)).astype(np.float32)
+    word = rng.integers(0, 9, ROWS)
+    label = (x.sum(axis=1) > 0).astype(np.int64)
+    if bad:
+        x[5, 1] = np.nan
+    return {"x": tf.constant(x), "word": tf.constant(word)}, tf.constant(label)
+
+
+def made(*, optimizer: Any, metrics: list[Any], xla: bool) -> tuple[BuiltModel, Any, WeightAverage]:
+    keras.utils.set_random_seed(3)
+
+    def build(features: dict[str, Any]) -> keras.Model:
+        seen = layers.Flatten()(layers.Embedding(9, 2)(features["word"]))
+        hidden = layers.Concatenate()([features["x"], seen])
+        hidden = layers.Dense(4, activation="tanh")(hidden)
+        model = keras.Model(features, layers.Dense(1, activation="sigmoid")(hidden))
+        model.compile(optimizer=optimizer(), loss="binary_crossentropy", metrics=metrics)
+        return model
+
+    example = batch_of(0)
+    spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), example)
+    built = build_model(build, OwnFeatures(describe_element(spec, what="test")), what="build")
+    built.model._symbolic_build(data_batch=(built.adapt(example[0]), example[1]))
+    average = WeightAverage(built.model.trainable_variables, momentum=0.9)
+    settings = StepSettings(batch_size=ROWS, xla=xla, average=average)
+    step = make_train_step(built, lambda e: e, distribution=one_device(), settings=settings)
+    return built, tf.function(step), average
+
+
+def state(built: BuiltModel, average: WeightAverage) -> list[NDArray[Any]]:
+    model = built.model
+    variables = [*model.trainable_variables, *model.optimizer.variables]
+    return [np.array(v.numpy()) for v in [*variables, *average.variables]]
+
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.05, weight_decay=0.01, global_clipnorm=1.0),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "rmsprop": lambda: keras.optimizers.RMSprop(
+        keras.optimizers.schedules.ExponentialDecay(0.01, 5, 0.9), centered=True
+    ),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "muon": lambda: keras.optimizers.Muon(0.05),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_it_learns_what_the_step_without_xla_does(optimizer: Any) -> None:
+    for_xla, plain = (made(optimizer=optimizer, metrics=["accuracy"], xla=x) for x in (True, False))
+
+    for seed in range(4):
+        compiled, other = for_xla[1](batch_of(seed)), plain[1](batch_of(seed))
+        np.testing.assert_allclose(compiled.loss_sum, other.loss_sum, rtol=1e-4)
+
+    for one, two in zip(state(for_xla[0], for_xla[2]), state(plain[0], plain[2]), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-5)
+    ours, others = (each[0].model.get_metrics_result() for each in (for_xla, plain))
+    assert float(ours["accuracy"]) == pytest.approx(float(others["accuracy"]))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_batch_that_is_not_finite_leaves_every_variable_bit_by_bit(optimizer: Any) -> None:
+    built, step, average = made(optimizer=optimizer, metrics=["accuracy"], xla=True)
+    step(batch_of(0))
+    before = state(built, average)
+
+    outcome = step(batch_of(1, bad=True))
+
+    assert not outcome.finite
+    assert np.isnan(outcome.loss_sum)
+    for kept, value in zip(before, state(built, average), strict=True):
+        np.testing.assert_array_equal(value, kept)
+    # And the next one changes them again: nothing was left switched off.
+    assert step(batch_of(2)).finite
+    assert any((a != b).any() for a, b in zip(before, state(built, average), strict=True))
+
+
+def test_a_metric_that_xla_cannot_compile_is_computed_beside_the_program() -> None:
+    built, step, _ = made(optimizer=keras.optimizers.Adam, metrics=[Nearly()], xla=True)
+
+    for seed in range(3):
+        step(batch_of(seed))
+
+    assert 0 < float(built.model.get_metrics_result()["nearly"]) <= 3 * ROWS
