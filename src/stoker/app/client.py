@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.errors import Plain, UserError
+from stoker.core.outputs import ONLY
 
 TIMEOUT_S = 30.0
 """Longest wait for one answer, seconds."""
@@ -46,8 +47,11 @@ def _json_value(value: Any, *, binary: bool) -> Any:
     return value.item()
 
 
-def ask_rest(url: str, model: str, instances: Sequence[Any]) -> NDArray[Any]:
-    """`POST <url>/v1/models/<model>:predict`; the answers, one a row.
+def ask_rest(url: str, model: str, instances: Sequence[Any]) -> dict[str, NDArray[Any]]:
+    """`POST <url>/v1/models/<model>:predict`.
+
+    Returns:
+        Output name -> answers, one a row; a single output stands alone there, and is `ONLY`.
 
     Raises:
         UserError: the server refused, or did not answer.
@@ -67,7 +71,10 @@ def ask_rest(url: str, model: str, instances: Sequence[Any]) -> NDArray[Any]:
         ) from None
     except OSError as error:
         raise UserError("the server must answer over REST", got=Plain(str(error))) from None
-    return np.asarray(answer["predictions"])
+    predictions = answer["predictions"]
+    if not isinstance(predictions[0], dict):
+        return {ONLY: np.asarray(predictions)}
+    return {name: np.asarray([row[name] for row in predictions]) for name in predictions[0]}
 
 
 def ask_grpc(address: str, model: str, inputs: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

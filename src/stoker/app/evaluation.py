@@ -16,12 +16,13 @@ from stoker.app.experiment import Experiment
 from stoker.app.opening import eval_rows
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import hash_folder, read_json
+from stoker.core.outputs import ONLY, by_output
 from stoker.data.own.description import AnyColumn
 from stoker.evaluate.config import slice_columns
 from stoker.evaluate.evaluation import Evaluation, evaluate, measure_baseline, write_evaluation
 from stoker.evaluate.gates import BaselineMetrics
 from stoker.evaluate.report import write_report
-from stoker.evaluate.task import Task, infer_task
+from stoker.evaluate.task import Examples, Task, infer_task, pair
 from stoker.export.repository import Repository
 
 if TYPE_CHECKING:
@@ -91,16 +92,14 @@ def evaluate_export(
         folder: Takes `evaluation.json` and `report.html`.
 
     Raises:
-        UserError: the model has several outputs, or a slice is no column.
+        UserError: the model's outputs are not those that have labels, or a slice is no column.
     """
     config = experiment.evaluate
     slices = slices_of(experiment, dataset.columns)
     asked = ask_model(model, dataset, transform, inputs=transform.serving_columns, slices=slices)
     lineage = read_json(model / LINEAGE)
     evaluation = evaluate(
-        asked.labels,
-        asked.predictions,
-        task=_task(asked, lineage),
+        _examples(asked, lineage),
         slice_columns=asked.slices,
         config=config,
         baseline=_measure_baseline(experiment, model, dataset, transform, lineage),
@@ -110,7 +109,7 @@ def evaluate_export(
         evaluation,
         folder / "report.html",
         title=experiment.name,
-        class_names=transform.classes or (),
+        classes={output: label.classes or () for output, label in transform.labels.items()},
     )
     read = {column.name for column in transform.columns} | set(slices)
     read |= _baseline_columns(experiment, model)
@@ -139,18 +138,28 @@ def slices_of(experiment: Experiment, columns: Sequence[AnyColumn]) -> tuple[str
     return names
 
 
-def _task(asked: Asked, lineage: dict[str, Any]) -> Task:
-    if lineage.get("is_regression", False):
-        return Task(kind="regression", classes=0)
-    return infer_task(asked.labels, asked.predictions.shape, from_logits=lineage["from_logits"])
+def _examples(asked: Asked, lineage: dict[str, Any]) -> dict[str, Examples]:
+    """By output labels and predictions, and what they mean by what the model says of itself."""
+    is_regression = by_output(lineage.get("is_regression", False))
+    from_logits = by_output(lineage["from_logits"])
+    examples: dict[str, Examples] = {}
+    for output, labels in asked.labels.items():
+        predictions = asked.predictions[output]
+        if is_regression.get(output, False):
+            task = Task(kind="regression", classes=0)
+        else:
+            task = infer_task(labels, predictions.shape, from_logits=from_logits[output])
+        examples[output] = pair(labels, predictions, task=task)
+    return examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What one pass over the eval split gave; everything stands in the same order."""
 
-    labels: NDArray[Any]
-    predictions: NDArray[Any]
+    labels: dict[str, NDArray[Any]]
+    predictions: dict[str, NDArray[Any]]
+    """By the model's output, as the labels."""
     slices: dict[str, NDArray[Any]]
 
 
@@ -172,7 +181,7 @@ def ask_model(
         slices: Raw columns to keep beside the answers.
 
     Raises:
-        ConfigError: the model has several outputs.
+        ConfigError: the model's outputs are not those that have labels.
     """
     from stoker.export.callpath import load_model
     from stoker.export.signatures import SERVING_DEFAULT
@@ -180,37 +189,44 @@ def ask_model(
     needed = {column.name for column in (*inputs, *transform.label_columns)} | set(slices)
     columns = [column for column in dataset.columns if column.name in needed]
     images = any(column.dtype == "image" for column in inputs)
-    labels: list[NDArray[Any]] = []
-    predictions: list[NDArray[Any]] = []
+    labels: dict[str, list[NDArray[Any]]] = {name: [] for name in transform.labels}
+    predictions: dict[str, list[NDArray[Any]]] = {name: [] for name in transform.labels}
     kept: dict[str, list[NDArray[Any]]] = {name: [] for name in slices}
     loaded = load_model(model)
     try:
-        output = _one_output(list(loaded.signatures[SERVING_DEFAULT].outputs))
+        answered = _outputs(
+            list(transform.labels), list(loaded.signatures[SERVING_DEFAULT].outputs)
+        )
         for rows in eval_rows(dataset, columns, at_once=IMAGE_BATCH_ROWS if images else BATCH_ROWS):
             fed = {column.name: rows[column.name] for column in inputs}
-            predictions.append(loaded.call(SERVING_DEFAULT, fed)[output])
-            labels.append(labels_of(transform, rows))
+            answers = loaded.call(SERVING_DEFAULT, fed)
+            for output, true in labels_of(transform, rows).items():
+                labels[output].append(true)
+                predictions[output].append(answers[answered[output]])
             for name, values in kept.items():
                 values.append(rows[name])
     finally:
         loaded.close()
-    if not labels:
+    if not all(labels.values()):
         raise DataError("split 'eval' must hold at least one record", got=0)
-    return Asked(
-        labels=np.concatenate(labels),
-        predictions=np.concatenate(predictions),
-        slices={name: np.concatenate(values) for name, values in kept.items()},
-    )
+    return Asked(labels=_joined(labels), predictions=_joined(predictions), slices=_joined(kept))
 
 
-def _one_output(outputs: Sequence[str]) -> str:
-    if len(outputs) != 1:
+def _joined(parts: dict[str, list[NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    return {name: np.concatenate(values) for name, values in parts.items()}
+
+
+def _outputs(labelled: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
+    """Output that has a label -> the name of the signature's."""
+    if list(labelled) == [ONLY] and len(outputs) == 1:
+        return {ONLY: outputs[0]}
+    if set(labelled) != set(outputs):
         raise ConfigError(
-            "evaluation needs a model with one output",
-            got=Plain(", ".join(outputs)),
-            fix="Return keras.Model(features, one_output) from build.",
+            "evaluation needs a label for each of the model's outputs",
+            got=Plain(f"outputs {', '.join(outputs)}; labels of {', '.join(labelled) or 'none'}"),
+            fix="Write `label: {OUTPUT: COLUMN, ...}`, or return one output from build.",
         )
-    return outputs[0]
+    return {output: output for output in labelled}
 
 
 def _measure_baseline(
@@ -230,13 +246,11 @@ def _measure_baseline(
             raise DataError("both models must know the same classes", got=theirs["classes"])
         wanted = [column for column in dataset.columns if column.name in theirs["inputs"]]
         asked = ask_model(baseline.path, dataset, transform, inputs=wanted, slices=())
-        task = _task(asked, theirs)
+        examples = _examples(asked, theirs)
     except (UserError, KeyError) as error:
         reason = error.line().rstrip(".") if isinstance(error, UserError) else f"no {error}"
         return BaselineMetrics(version=version, error=reason)
-    return measure_baseline(
-        asked.labels, asked.predictions, task=task, config=experiment.evaluate, version=version
-    )
+    return measure_baseline(examples, config=experiment.evaluate, version=version)
 
 
 def _baseline_columns(experiment: Experiment, model: Path) -> set[str]:
@@ -246,12 +260,13 @@ def _baseline_columns(experiment: Experiment, model: Path) -> set[str]:
     return set(read_json(baseline.path / LINEAGE).get("inputs", ()))
 
 
-def labels_of(transform: AnyTransform, rows: dict[str, NDArray[Any]]) -> NDArray[Any]:
-    """The labels of raw rows, [rows, ...], as the transform makes them."""
+def labels_of(transform: AnyTransform, rows: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """By output the labels of raw rows, [rows, ...], as the transform makes them."""
     import tensorflow as tf
 
     raw = {
         column.name: tf.constant(rows[column.name], column.tensor_dtype)
         for column in transform.label_columns
     }
-    return np.asarray(transform.apply_label(raw))
+    labels = by_output(transform.apply_label(raw))
+    return {output: np.asarray(values) for output, values in labels.items()}

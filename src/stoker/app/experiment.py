@@ -13,10 +13,11 @@ from stoker.core.code import function_fingerprint
 from stoker.core.config import build, read_yaml, with_overrides
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.fingerprint import fingerprint
+from stoker.core.outputs import by_output
 from stoker.core.user_code import split_reference
 from stoker.data.ingest import IngestConfig, source_fingerprint
 from stoker.data.own.config import OwnDatasetConfig
-from stoker.evaluate.config import EvaluateConfig
+from stoker.evaluate.config import EvaluateConfig, require_metrics_of
 from stoker.export.repository import checked_name
 from stoker.train.config import TrainConfig
 
@@ -46,9 +47,10 @@ class Experiment:
     model: str
     """`module:function` that returns a compiled `keras.Model`."""
 
-    label: str | None = None
-    """A raw column, or an output of the preprocessing function; must be given, but not where `data`
-    is the user's own dataset, whose elements hold the label."""
+    label: str | dict[str, str] | None = None
+    """A raw column, or an output of the preprocessing function; of a model of several outputs
+    `{OUTPUT: such a name, ...}`. Must be given, but not where `data` is the user's own dataset, whose
+    elements hold the label."""
 
     preprocessing: str | None = None
     """`module:function`, TensorFlow Transform's `preprocessing_fn(inputs)`; none: columns as they
@@ -94,6 +96,11 @@ class Experiment:
             self._check_files()
         checked_name(self.model_name)
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Output of the model -> its label; empty where elements of the user's own hold it."""
+        return {} if self.label is None else by_output(self.label)
+
     def _check_files(self) -> None:
         if self.files.prepare is not None:
             split_reference(self.files.prepare, where="data.prepare")
@@ -103,6 +110,13 @@ class Experiment:
                 got=Plain("nothing"),
                 fix="Add `label: ...` to stoker.yaml.",
             )
+        if isinstance(self.label, dict) and len(self.label) < 2:
+            raise ConfigError(
+                "label must be a plain name where the model has one output",
+                got=self.label,
+                fix=f"Write `label: {next(iter(self.label.values()), '...')}`.",
+            )
+        require_metrics_of(self.evaluate, list(self.labels))
 
     def _check_own_dataset(self) -> None:
         what = "where data is a dataset of your own"
@@ -118,6 +132,12 @@ class Experiment:
                 f"train.batch_size must be left out {what}, whose elements are batches",
                 got=self.train.batch_size,
                 fix="Batch it there: `.batch(32)`.",
+            )
+        if self.train.sample_weight is not None:
+            raise ConfigError(
+                f"train.sample_weight must be left out {what}, whose elements may hold the weight",
+                got=self.train.sample_weight,
+                fix="Give (features, label, weight).",
             )
         if self.train.augment is not None:
             raise ConfigError(

@@ -14,6 +14,7 @@ from stoker.app.stages import STAGES, anomaly_facts
 from stoker.core.files import sha256_file
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.data.own.description import DESCRIPTION, read_description, write_description
+from stoker.evaluate.config import require_metrics_of
 
 
 def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
@@ -80,6 +81,7 @@ def _transform_inputs(context: Context) -> dict[str, Any]:
 def _transform(context: Context, folder: Path) -> Done:
     description = read_description(context.outputs["ingest"] / DESCRIPTION)
     slices_of(context.experiment, description.columns)
+    require_metrics_of(context.experiment.evaluate, list(description.labels))
     write_description(folder / DESCRIPTION, description)
     names = [column.name for column in description.features]
     return Done(result={"features": names, "serving_columns": names})

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from stoker.app.experiment import Experiment
 from stoker.app.opening import eval_rows, open_dataset, open_transform
 from stoker.core.errors import CheckFailed, Plain
 from stoker.core.files import read_json
+from stoker.core.outputs import ONLY
 from stoker.data.dataset import BATCH_ROWS
 
 ASKED_ROWS = 5
@@ -85,17 +86,20 @@ def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
         rest = ask_rest(f"http://127.0.0.1:{rest_port}", model, instances)
         answered = ask_grpc(f"127.0.0.1:{grpc_port}", model, inputs)
     served = answered.pop("version")
-    grpc = next(iter(answered.values()))
+    if ONLY in rest:
+        answered = {ONLY: next(iter(answered.values()))}
+    grpc = {name: answered[name] for name in rest}
     _check(rest, grpc, served, version)
+    classes = {output: label.classes for output, label in transform.labels.items()}
     truth = labels_of(transform, rows)
     return Proof(
         version=served,
         answers=tuple(
             Answer(truth=t, rest=r, grpc=g)
             for t, r, g in zip(
-                _shown_labels(truth, transform.classes),
-                _shown(rest, transform.classes),
-                _shown(grpc, transform.classes),
+                _by_row(truth, classes, _shown_labels),
+                _by_row(rest, classes, _shown),
+                _by_row(grpc, classes, _shown),
                 strict=True,
             )
         ),
@@ -106,7 +110,7 @@ def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
             why="",
             took_s=time.monotonic() - began_s,
             output=experiment.models_root / model,
-            result={"version": served, "rows": len(truth)},
+            result={"version": served, "rows": len(asked)},
         ),
     )
 
@@ -154,18 +158,40 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
         server.wait()
 
 
-def _check(rest: NDArray[Any], grpc: NDArray[Any], served: int, version: int) -> None:
+Answers = dict[str, NDArray[Any]]
+"""Output -> [rows, ...]."""
+
+
+def _check(rest: Answers, grpc: Answers, served: int, version: int) -> None:
     if served != version:
         raise CheckFailed(f"version {version} must be served", got=served)
-    same = rest.shape == grpc.shape and np.allclose(rest, grpc, MAX_DIFFERENCE, MAX_DIFFERENCE)
-    if not same:
-        raise CheckFailed(
-            "REST and gRPC must give the same answers",
-            got=Plain(f"{rest.tolist()} and {grpc.tolist()}"),
-        )
+    for output, one in rest.items():
+        other = grpc[output]
+        if one.shape != other.shape or not np.allclose(one, other, MAX_DIFFERENCE, MAX_DIFFERENCE):
+            raise CheckFailed(
+                "REST and gRPC must give the same answers",
+                got=Plain(f"{one.tolist()} and {other.tolist()}"),
+            )
 
 
-def _shown_labels(labels: NDArray[Any], classes: Sequence[str] | None) -> list[str]:
+Classes = Sequence[str] | None
+"""Class id -> what the data calls it; None of numbers."""
+
+
+def _by_row(
+    values: Answers,
+    classes: Mapping[str, Classes],
+    shown: Callable[[NDArray[Any], Classes], list[str]],
+) -> list[str]:
+    """A text a row; of several outputs with their names."""
+    columns = [
+        [f"{output} {text}" if output else text for text in shown(values[output], of_classes)]
+        for output, of_classes in classes.items()
+    ]
+    return [", ".join(row) for row in zip(*columns, strict=True)]
+
+
+def _shown_labels(labels: NDArray[Any], classes: Classes) -> list[str]:
     flat = labels.reshape(len(labels), -1)
     if classes:
         return [classes[int(row[0])] for row in flat]
@@ -173,7 +199,7 @@ def _shown_labels(labels: NDArray[Any], classes: Sequence[str] | None) -> list[s
     return [f"{float(row[0] if len(row) == 1 else row.argmax()):g}" for row in flat]
 
 
-def _shown(answers: NDArray[Any], classes: Sequence[str] | None) -> list[str]:
+def _shown(answers: NDArray[Any], classes: Classes) -> list[str]:
     flat = answers.reshape(len(answers), -1)
     if flat.shape[1] == 1:
         return [f"{row[0]:.4g}" for row in flat]

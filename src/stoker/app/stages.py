@@ -23,6 +23,7 @@ from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import read_json, write_json
 from stoker.core.fingerprint import library_versions
+from stoker.core.outputs import alone
 from stoker.core.user_code import load_function
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
@@ -36,7 +37,6 @@ from stoker.export.repository import Repository
 
 if TYPE_CHECKING:
     from stoker.data.features.anomalies import Anomaly
-    from stoker.data.own.features import AnyTransform
 
 VETTED_ROWS = 64
 """Rows of the eval split that the exported model must answer before it may be pushed."""
@@ -86,11 +86,19 @@ def _ingest(context: Context, folder: Path) -> Done:
 def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
     """Find out before anything is read in full what `stoker.yaml` asks of columns in vain."""
     names = [column.name for column in columns]
-    if experiment.preprocessing is None and experiment.label not in names:
+    for label in experiment.labels.values():
+        if experiment.preprocessing is None and label not in names:
+            raise ConfigError(
+                "label must be a column of the data, where there is no preprocessing_fn to make it",
+                got=label,
+                fix=nearest(label, names),
+            )
+    weight = experiment.train.sample_weight
+    if experiment.preprocessing is None and weight is not None and weight not in names:
         raise ConfigError(
-            "label must be a column of the data, where there is no preprocessing_fn to make it",
-            got=experiment.label,
-            fix=nearest(str(experiment.label), names),
+            "train.sample_weight must be a column of the data, where there is no preprocessing_fn",
+            got=weight,
+            fix=nearest(weight, names),
         )
     if experiment.train.augment is not None and all(c.dtype != "image" for c in columns):
         raise ConfigError(
@@ -114,7 +122,7 @@ def _analyze(context: Context, folder: Path) -> Done:
 
     dataset = context.shards()
     _, _, anomalies = analyze(
-        dataset, folder, label=_raw_label(context, dataset), progress=_rows_of(context)
+        dataset, folder, labels=_raw_labels(context, dataset), progress=_rows_of(context)
     )
     return Done(
         result=anomaly_facts(anomalies),
@@ -139,7 +147,14 @@ def _transform_inputs(context: Context) -> dict[str, Any]:
         "label": experiment.label,
         "label_only": experiment.label_only,
         "columns": _column_types(context),
+        **_weight_inputs(experiment),
     }
+
+
+def _weight_inputs(experiment: Experiment) -> dict[str, str]:
+    """Nothing where nothing is weighed: the same inputs as before there were weights."""
+    name = experiment.train.sample_weight
+    return {} if name is None else {"sample_weight": name}
 
 
 def _transform(context: Context, folder: Path) -> Done:
@@ -158,6 +173,7 @@ def _transform(context: Context, folder: Path) -> Done:
         folder,
         label=experiment.label,
         label_only=experiment.label_only,
+        sample_weight=experiment.train.sample_weight,
         progress=_rows_of(context),
     )
     for split in dataset.splits:
@@ -222,11 +238,17 @@ def _export(context: Context, folder: Path) -> Done:
     restore_model(built.model, arrays, average=AVERAGE)
     export_saved_model(built.model, built.adapt, transform, folder)
     vetted = vet_model(folder, transform.serving_columns, rows)
+    labels = transform.labels
     facts = {
-        "from_logits": built.from_logits,
+        "from_logits": alone({output: built.from_logits(output) for output in labels}),
         # A float label under a loss for numbers is a number, even where all of a split are 0 or 1.
-        "is_regression": built.is_regression and _is_float_label(transform),
-        "classes": transform.classes,
+        "is_regression": alone(
+            {
+                output: built.is_regression(output) and label.dtype.startswith("float")
+                for output, label in labels.items()
+            }
+        ),
+        "classes": alone({output: label.classes for output, label in labels.items()}),
         "outputs": vetted["outputs"],
         "signatures": vetted["signatures"],
         "inputs": {c.name: c.dtype for c in transform.serving_columns},
@@ -234,10 +256,6 @@ def _export(context: Context, folder: Path) -> Done:
     }
     write_json(folder / LINEAGE, _lineage(context) | facts)
     return Done(result=facts, columns=context.hashed(transform.serving_columns))
-
-
-def _is_float_label(transform: AnyTransform) -> bool:
-    return transform.label is not None and transform.label.dtype.startswith("float")
 
 
 def _lineage(context: Context) -> dict[str, Any]:
@@ -302,9 +320,9 @@ def _push(context: Context, folder: Path) -> Done:
     return Done(result=facts)
 
 
-def _raw_label(context: Context, dataset: Dataset) -> str | None:
-    label = context.experiment.label
-    return label if any(column.name == label for column in dataset.columns) else None
+def _raw_labels(context: Context, dataset: Dataset) -> list[str]:
+    columns = {column.name for column in dataset.columns}
+    return [label for label in context.experiment.labels.values() if label in columns]
 
 
 def _rate_of(context: Context) -> Callable[[int, int | None], None]:

@@ -35,7 +35,7 @@ from stoker.train.heartbeat import process_heartbeat
 from stoker.train.loop import fit
 from stoker.train.memory import apply_memory
 from stoker.train.model import BuiltModel, build_model, prepare_process
-from stoker.train.own_code import as_own_code_needs, require_one_output
+from stoker.train.own_code import as_own_code_needs, require_label_of_each_output
 from stoker.train.parameter_server.cluster import Connection, connect
 from stoker.train.parameter_server.loop import fit_parameter_server
 from stoker.train.parameter_server.run import ParameterServerResult
@@ -180,7 +180,7 @@ def open_and_build(
     build = load_function(experiment.folder, experiment.model, where="model")
     with place.strategy.scope():
         built = build_model(build, transform, what=experiment.model)
-        require_one_output(built.model, what=experiment.model)
+        require_label_of_each_output(built.model, transform.labels)
         rematerialise(built.model, experiment.train.remat)
     return dataset, built
 

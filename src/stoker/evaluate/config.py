@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
-from stoker.evaluate.metrics import METRICS
+from stoker.evaluate.metrics import METRICS, better_direction, metrics_of
 from stoker.evaluate.slices import columns_of
 
 
@@ -53,7 +53,8 @@ class EvaluateConfig:
     """What is measured on the eval split, and what it must reach before the model is pushed."""
 
     metrics: tuple[str, ...] = ()
-    """Names of metrics; empty: chosen by the task. Metrics that a gate names are added."""
+    """Names of metrics; empty: chosen by the task. Metrics that a gate names are added. Of a model
+    of several outputs they are `OUTPUT_METRIC`, also in the gates."""
 
     slices: tuple[str, ...] = ()
     """Raw columns to break the metrics down by; `a*b` crosses two or more."""
@@ -102,8 +103,33 @@ def slice_columns(config: EvaluateConfig, columns: Sequence[str]) -> tuple[str, 
     return tuple(needed)
 
 
+def require_metrics_of(config: EvaluateConfig, outputs: Sequence[str]) -> None:
+    """Refuse metrics that the model's outputs have not.
+
+    Args:
+        config: What to evaluate.
+        outputs: Names of the outputs with a label.
+
+    Raises:
+        ConfigError: a metric is of no output; names the nearest.
+    """
+    known = metrics_of(outputs)
+    asked = {
+        "evaluate.metrics": config.metrics,
+        "evaluate.gates": config.gates,
+        "evaluate.slice_gates": config.slice_gates,
+    }
+    for key, names in asked.items():
+        for name in names:
+            if name not in known:
+                several = " of one of the model's outputs, OUTPUT_METRIC" * (len(outputs) > 1)
+                raise ConfigError(
+                    f"{key} must name a metric{several}", got=name, fix=nearest(name, known)
+                )
+
+
 def _require_metric(key: str, name: str) -> None:
-    if name not in METRICS:
+    if better_direction(name) is None:
         raise ConfigError(
             f"{key} must name some of: {', '.join(METRICS)}", got=name, fix=nearest(name, METRICS)
         )
@@ -131,7 +157,7 @@ def _check_drop(key: str, name: str, max_drop: float) -> None:
             got=max_drop,
             fix="Write how much worse the metric may become, as a positive number.",
         )
-    if METRICS[name].direction == "neither":
+    if better_direction(name) == "neither":
         raise ConfigError(
             f"{key} needs a metric of which more, or less, is better",
             got=name,

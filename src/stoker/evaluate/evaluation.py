@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,27 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
 from stoker.core.files import read_json, write_json
-from stoker.evaluate.config import EvaluateConfig
+from stoker.core.outputs import ONLY, alone, of_output
+from stoker.evaluate.config import EvaluateConfig, require_metrics_of
 from stoker.evaluate.curves import CalibrationBin, calibration_bins, confusion_matrix
 from stoker.evaluate.gates import BaselineMetrics, SliceResult, Verdict, check_gates
 from stoker.evaluate.metrics import MetricValue, Undefined, default_metrics, measure_all
 from stoker.evaluate.slices import slice_rows
-from stoker.evaluate.task import Examples, Task, pair
+from stoker.evaluate.task import Examples, Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputEvaluation:
+    """What was found of one output, beside its metrics."""
+
+    task: Task
+    """What the output means."""
+
+    calibration: tuple[CalibrationBin, ...] = ()
+    """Mean prediction against mean label by tenths of the predictions; not for many classes."""
+
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """[label][prediction] rows; empty for a regression and beyond 100 classes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,11 +42,12 @@ class Evaluation:
     rows: int
     """Rows of the eval split."""
 
-    task: Task
-    """What the model's output means."""
+    outputs: Mapping[str, OutputEvaluation]
+    """By the model's output."""
 
     metrics: Mapping[str, MetricValue]
-    """Over the whole split; the first is the one to look at."""
+    """Over the whole split; the first is the one to look at. Of several outputs they are named
+    `{output}_{metric}`, as Keras names them."""
 
     slices: tuple[SliceResult, ...]
     """By slice, the configuration's order, then the largest first."""
@@ -41,12 +57,6 @@ class Evaluation:
 
     baseline: BaselineMetrics | None
     """The version that `max_drop` compared with; None where there is none yet."""
-
-    calibration: tuple[CalibrationBin, ...] = field(default=())
-    """Mean prediction against mean label by tenths of the predictions; not for many classes."""
-
-    confusion: tuple[tuple[int, ...], ...] = field(default=())
-    """[label][prediction] rows; empty for a regression and beyond 100 classes."""
 
     @property
     def main_metric(self) -> str:
@@ -60,10 +70,8 @@ class Evaluation:
 
 
 def evaluate(
-    labels: NDArray[Any],
-    predictions: NDArray[Any],
+    outputs: Mapping[str, Examples],
     *,
-    task: Task,
     slice_columns: Mapping[str, NDArray[Any]],
     config: EvaluateConfig,
     baseline: BaselineMetrics | None,
@@ -71,62 +79,54 @@ def evaluate(
     """Measure a model's predictions and let the gates judge them.
 
     Args:
-        labels: [rows], [rows, 1] or one-hot [rows, k].
-        predictions: [rows], [rows, 1] or [rows, k] outputs of the exported model.
-        task: What they mean; see `infer_task`.
+        outputs: Labels and predictions by output (`pair`), all of the same rows; a model of one
+            output has it by `ONLY`.
         slice_columns: Raw column -> [rows] values, for the columns that `config` slices by.
         config: Metrics, slices and gates.
         baseline: The version now in the repository on the same rows (`measure_baseline`); None
             where there is none yet.
 
     Raises:
-        DataError: labels and predictions do not belong together.
+        ConfigError: a metric is asked for that no output has.
     """
-    examples = pair(labels, predictions, task=task)
-    names = _metric_names(config, task)
-    metrics = measure_all(names, examples)
-    slices = tuple(_measure_slices(names, examples, slice_columns, config.all_slices))
-    gates = check_gates(
-        config, rows=examples.rows, metrics=metrics, slices=slices, baseline=baseline
-    )
+    require_metrics_of(config, list(outputs))
+    rows = _rows(outputs)
+    names = _metric_names(config, outputs)
+    metrics = measure_all(names, outputs)
+    slices = tuple(_measure_slices(names, outputs, slice_columns, config.all_slices))
+    gates = check_gates(config, rows=rows, metrics=metrics, slices=slices, baseline=baseline)
     return Evaluation(
-        rows=examples.rows,
-        task=task,
+        rows=rows,
+        outputs={
+            output: OutputEvaluation(
+                task=examples.task,
+                calibration=calibration_bins(examples),
+                confusion=confusion_matrix(examples),
+            )
+            for output, examples in outputs.items()
+        },
         metrics=metrics,
         slices=slices,
-        verdicts=(*gates, *_always_checked(examples)),
+        verdicts=(*gates, *_always_checked(outputs)),
         baseline=baseline,
-        calibration=calibration_bins(examples),
-        confusion=confusion_matrix(examples),
     )
 
 
 def measure_baseline(
-    labels: NDArray[Any],
-    predictions: NDArray[Any],
-    *,
-    task: Task,
-    config: EvaluateConfig,
-    version: str,
+    outputs: Mapping[str, Examples], *, config: EvaluateConfig, version: str
 ) -> BaselineMetrics:
     """Measure the version now in the repository on the rows that the new model is measured on.
 
     Args:
-        labels: As for `evaluate`.
-        predictions: Outputs of the version in the repository for the same rows.
-        task: What they mean; read off this version's own output.
+        outputs: As for `evaluate`, the predictions those of the version in the repository.
         config: Names the metrics.
         version: What to call it, e.g. `version 3`.
 
     Returns:
-        Its metrics, or the reason why there are none: `max_drop` then fails.
+        Its metrics.
     """
-    try:
-        examples = pair(labels, predictions, task=task)
-    except DataError as error:
-        return BaselineMetrics(version=version, rows=len(labels), error=error.line().rstrip("."))
-    metrics = measure_all(_metric_names(config, task), examples)
-    return BaselineMetrics(version=version, rows=examples.rows, metrics=metrics)
+    metrics = measure_all(_metric_names(config, outputs), outputs)
+    return BaselineMetrics(version=version, rows=_rows(outputs), metrics=metrics)
 
 
 def write_evaluation(evaluation: Evaluation, path: Path) -> None:
@@ -157,14 +157,12 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
     return {
         "blessed": evaluation.blessed,
         "rows": evaluation.rows,
-        "task": dataclasses.asdict(evaluation.task),
         "metrics": _metrics_to_json(evaluation.metrics),
         "metric_order": list(evaluation.metrics),
         "slices": [_result_to_json(piece) for piece in evaluation.slices],
         "verdicts": [dataclasses.asdict(verdict) for verdict in evaluation.verdicts],
         "baseline": None if baseline is None else _result_to_json(baseline),
-        "calibration": [dataclasses.asdict(part) for part in evaluation.calibration],
-        "confusion": [list(row) for row in evaluation.confusion],
+        **_outputs_to_json(evaluation.outputs),
     }
 
 
@@ -177,27 +175,33 @@ def evaluation_from_json(raw: Mapping[str, Any]) -> Evaluation:
     baseline, order = raw["baseline"], raw["metric_order"]
     evaluation = Evaluation(
         rows=raw["rows"],
-        task=Task(**raw["task"]),
+        outputs=_outputs_from_json(raw),
         metrics=_metrics_from_json(raw["metrics"], order),
         slices=tuple(SliceResult(**_measured(piece, order)) for piece in raw["slices"]),
         verdicts=tuple(Verdict(**verdict) for verdict in raw["verdicts"]),
         baseline=None if baseline is None else BaselineMetrics(**_measured(baseline, order)),
-        calibration=tuple(CalibrationBin(**part) for part in raw["calibration"]),
-        confusion=tuple(tuple(row) for row in raw["confusion"]),
     )
     if evaluation.blessed != raw["blessed"]:
         raise ValueError("blessed does not follow from the verdicts")
     return evaluation
 
 
-def _metric_names(config: EvaluateConfig, task: Task) -> tuple[str, ...]:
-    chosen = config.metrics or default_metrics(task)
+def _rows(outputs: Mapping[str, Examples]) -> int:
+    return next(iter(outputs.values())).rows
+
+
+def _metric_names(config: EvaluateConfig, outputs: Mapping[str, Examples]) -> tuple[str, ...]:
+    chosen = config.metrics or [
+        of_output(output, metric)
+        for output, examples in outputs.items()
+        for metric in default_metrics(examples.task)
+    ]
     return tuple(dict.fromkeys([*chosen, *config.gates, *config.slice_gates]))
 
 
 def _measure_slices(
     metrics: tuple[str, ...],
-    examples: Examples,
+    outputs: Mapping[str, Examples],
     columns: Mapping[str, NDArray[Any]],
     names: tuple[str, ...],
 ) -> list[SliceResult]:
@@ -206,26 +210,47 @@ def _measure_slices(
             column=piece.column,
             value=piece.value,
             rows=len(piece.rows),
-            metrics=measure_all(metrics, examples.take(piece.rows)),
+            metrics=measure_all(
+                metrics, {name: examples.take(piece.rows) for name, examples in outputs.items()}
+            ),
         )
         for name in names
         for piece in slice_rows(name, columns)
     ]
 
 
-def _always_checked(examples: Examples) -> list[Verdict]:
+def _always_checked(outputs: Mapping[str, Examples]) -> list[Verdict]:
     """What needs no gate: an empty split proves nothing, and NaN is no answer to serve."""
     failed = []
-    if not examples.rows:
+    if not _rows(outputs):
         failed.append(("evaluate.rows", "eval split", "at least one row", "0 rows"))
-    broken = int((~examples.finite).sum())
-    if broken:
-        reason = f"NaN or infinite predictions or labels in {broken} of {examples.rows} rows"
-        failed.append(("evaluate.predictions", "predictions", "finite numbers", reason))
+    for output, examples in outputs.items():
+        broken = int((~examples.finite).sum())
+        if broken:
+            reason = f"NaN or infinite predictions or labels in {broken} of {examples.rows} rows"
+            subject = of_output(output, "predictions")
+            failed.append(("evaluate.predictions", subject, "finite numbers", reason))
     return [
         Verdict(key=key, subject=subject, rule=rule, passed=False, reason=reason)
         for key, subject, rule, reason in failed
     ]
+
+
+def _outputs_to_json(outputs: Mapping[str, OutputEvaluation]) -> dict[str, Any]:
+    """The only output's parts stand beside the others; of several `outputs` holds them by name."""
+    told = alone({name: dataclasses.asdict(output) for name, output in outputs.items()})
+    return told if ONLY in outputs else {"outputs": told}
+
+
+def _outputs_from_json(raw: Mapping[str, Any]) -> dict[str, OutputEvaluation]:
+    return {
+        name: OutputEvaluation(
+            task=Task(**told["task"]),
+            calibration=tuple(CalibrationBin(**part) for part in told["calibration"]),
+            confusion=tuple(tuple(row) for row in told["confusion"]),
+        )
+        for name, told in raw.get("outputs", {ONLY: raw}).items()
+    }
 
 
 def _result_to_json(result: SliceResult | BaselineMetrics) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
-from stoker.evaluate.metrics import METRICS, MetricValue, Undefined
+from stoker.evaluate.metrics import MetricValue, Undefined, better_direction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +142,7 @@ def _drop(
     old = _baseline_value(name, baseline, rows)
     if isinstance(old, Undefined):
         return _failed(key, name, rule=rule, reason=old.reason)
-    drop = new - old if METRICS[name].direction == "lower" else old - new
+    drop = new - old if better_direction(name) == "lower" else old - new
     rounding = _ROUNDINGS * sys.float_info.epsilon * max(abs(new), abs(old))
     reason = f"{_shown(new, old)} against {_shown(old, new)} of {baseline.version}, {_change(drop)}"
     passed = drop <= max_drop + rounding

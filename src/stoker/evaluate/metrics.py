@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.outputs import of_output
 from stoker.evaluate.task import Examples, FloatArray, Kind, Task
 
 Direction = Literal["higher", "lower", "neither"]
@@ -72,9 +75,45 @@ def measure(name: str, examples: Examples) -> MetricValue:
     return float(value)
 
 
-def measure_all(names: Iterable[str], examples: Examples) -> dict[str, MetricValue]:
-    """Compute several metrics, in the order of their names' first mention."""
-    return {name: measure(name, examples) for name in dict.fromkeys(names)}
+def measure_all(names: Iterable[str], outputs: Mapping[str, Examples]) -> dict[str, MetricValue]:
+    """Compute several metrics, in the order of their names' first mention.
+
+    Args:
+        names: Each is one of `metrics_of(outputs)`.
+        outputs: By output what is computed over.
+    """
+    known = metrics_of(outputs)
+    found = {name: known[name] for name in dict.fromkeys(names)}
+    return {name: measure(metric, outputs[output]) for name, (output, metric) in found.items()}
+
+
+def metrics_of(outputs: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Every metric by its name, of several outputs `{output}_{metric}` -> the output, the metric.
+
+    Raises:
+        ConfigError: a name would mean two metrics.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for output, metric in itertools.product(outputs, METRICS):
+        name = of_output(output, metric)
+        if name in found:
+            raise ConfigError(
+                f"outputs must be named so that {name} is one metric",
+                got=Plain(f"outputs {found[name][0]!r} and {output!r}"),
+                fix="Give one of the outputs' layers another name.",
+            )
+        found[name] = output, metric
+    return found
+
+
+def better_direction(name: str) -> Direction | None:
+    """Which way is better of a metric, of whatever output; None where a name is of no metric.
+
+    Where the name ends like several metrics (`top_5_accuracy`), these agree.
+    """
+    ends = (metric for ending, metric in METRICS.items() if f"_{name}".endswith(f"_{ending}"))
+    metric = next(ends, None)
+    return None if metric is None else metric.direction
 
 
 def default_metrics(task: Task) -> tuple[str, ...]:

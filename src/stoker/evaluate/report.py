@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 
 from stoker.core.files import write_atomic
 from stoker.evaluate.drawing import bar, calibration_chart
-from stoker.evaluate.evaluation import Evaluation
+from stoker.evaluate.evaluation import Evaluation, OutputEvaluation
 from stoker.evaluate.gates import BaselineMetrics, SliceResult, Verdict
-from stoker.evaluate.metrics import METRICS, MetricValue, Undefined
+from stoker.evaluate.metrics import MetricValue, Undefined, better_direction
+from stoker.evaluate.task import Task
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; margin: 2rem auto; max-width: 60rem;
@@ -36,8 +38,16 @@ _SHOWN_CLASSES = 30
 """Widest confusion matrix that a page shows; the JSON holds it up to 100 classes."""
 
 
+_NO_NAMES: Mapping[str, Sequence[str]] = MappingProxyType({})
+"""Classes are numbers."""
+
+
 def write_report(
-    evaluation: Evaluation, path: Path, *, title: str = "", class_names: Sequence[str] = ()
+    evaluation: Evaluation,
+    path: Path,
+    *,
+    title: str = "",
+    classes: Mapping[str, Sequence[str]] = _NO_NAMES,
 ) -> None:
     """Write the evaluation as a page for people.
 
@@ -45,12 +55,14 @@ def write_report(
         evaluation: What was found.
         path: The HTML file.
         title: What was evaluated, e.g. the experiment's name.
-        class_names: Class id -> what the data calls it; numbers where there are none.
+        classes: Output -> class id -> what the data calls it; numbers where there are none.
     """
-    write_atomic(path, report_html(evaluation, title=title, class_names=class_names))
+    write_atomic(path, report_html(evaluation, title=title, classes=classes))
 
 
-def report_html(evaluation: Evaluation, *, title: str = "", class_names: Sequence[str] = ()) -> str:
+def report_html(
+    evaluation: Evaluation, *, title: str = "", classes: Mapping[str, Sequence[str]] = _NO_NAMES
+) -> str:
     """The page as text."""
     heading = f"Evaluation of {title}" if title else "Evaluation"
     parts = [
@@ -58,9 +70,10 @@ def report_html(evaluation: Evaluation, *, title: str = "", class_names: Sequenc
         _gates(evaluation.verdicts),
         _metrics(evaluation.metrics, evaluation.baseline),
         *_slices(evaluation),
-        _confusion(evaluation, class_names),
-        _calibration(evaluation),
     ]
+    for output, found in evaluation.outputs.items():
+        names = classes.get(output, ())
+        parts += [_confusion(output, found, class_names=names), _calibration(output, found)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy"\n'
@@ -74,12 +87,16 @@ def report_html(evaluation: Evaluation, *, title: str = "", class_names: Sequenc
 
 def _header(evaluation: Evaluation, heading: str) -> str:
     word = "blessed" if evaluation.blessed else "refused"
-    task = evaluation.task
-    kind = f"{task.kind}, {task.classes} classes" if task.classes else task.kind
+    kind = "; ".join(_kind(output, found.task) for output, found in evaluation.outputs.items())
     return (
         f"<h1>{escape(heading)} {_badge(word, passed=evaluation.blessed)}</h1>\n"
         f'<p class="sub">{evaluation.rows:,} rows of the eval split, {kind}</p>'
     )
+
+
+def _kind(output: str, task: Task) -> str:
+    kind = f"{task.kind}, {task.classes} classes" if task.classes else task.kind
+    return f"{escape(output)}: {kind}" if output else kind
 
 
 def _gates(verdicts: Sequence[Verdict]) -> str:
@@ -104,7 +121,7 @@ def _metrics(metrics: Mapping[str, MetricValue], baseline: BaselineMetrics | Non
         head.insert(2, escape(baseline.version))
     rows = []
     for name, value in metrics.items():
-        row = [escape(name), _value(value), METRICS[name].direction]
+        row = [escape(name), _value(value), better_direction(name) or ""]
         if baseline:
             missing = Undefined(reason=baseline.error or "it was not computed")
             row.insert(2, _value(baseline.metrics.get(name, missing)))
@@ -135,8 +152,8 @@ def _slice_table(column: str, pieces: Sequence[SliceResult], metric: str) -> str
     return f"<h2>{escape(metric)} by {escape(column)}</h2>\n" + _table(head, rows)
 
 
-def _confusion(evaluation: Evaluation, class_names: Sequence[str]) -> str:
-    table = evaluation.confusion
+def _confusion(output: str, found: OutputEvaluation, *, class_names: Sequence[str]) -> str:
+    table = found.confusion
     if not table or len(table) > _SHOWN_CLASSES:
         return ""
     names = [escape(name) for name in _names(len(table), class_names)]
@@ -146,7 +163,7 @@ def _confusion(evaluation: Evaluation, class_names: Sequence[str]) -> str:
         for name, row in zip(names, table, strict=True)
     )
     return (
-        '<h2>Confusion</h2>\n<p class="sub">Rows: the label. Columns: the prediction.</p>\n'
+        f'<h2>Confusion{_of(output)}</h2>\n<p class="sub">Rows: the label. Columns: the prediction.</p>\n'
         f'<table class="confusion"><tr><th></th>{head}</tr>\n{body}</table>'
     )
 
@@ -162,13 +179,17 @@ def _cell(count: int, of_label: int) -> str:
     return f'<td style="background:rgba(59,125,191,{share:.2f});color:{ink}">{count}</td>'
 
 
-def _calibration(evaluation: Evaluation) -> str:
-    if not evaluation.calibration:
+def _of(output: str) -> str:
+    return f" of {escape(output)}" if output else ""
+
+
+def _calibration(output: str, found: OutputEvaluation) -> str:
+    if not found.calibration:
         return ""
     return (
-        '<h2>Calibration</h2>\n<p class="sub">Mean label by mean prediction, in tenths of the '
+        f'<h2>Calibration{_of(output)}</h2>\n<p class="sub">Mean label by mean prediction, in tenths of the '
         "rows; on the diagonal the model's figure can be taken at its word.</p>\n"
-        + calibration_chart(evaluation.calibration)
+        + calibration_chart(found.calibration)
     )
 
 

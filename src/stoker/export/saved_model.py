@@ -43,7 +43,7 @@ def export_saved_model(
     columns = transform.serving_columns
 
     def answer(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return _named_outputs(
+        return named_outputs(
             model, model(adapt(transform.apply_features(features)), training=False)
         )
 
@@ -64,10 +64,12 @@ def export_saved_model(
     _rename_inputs(folder, argument_names(columns))
 
 
-def _named_outputs(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
+def named_outputs(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
+    """What a model answers, by the names of its outputs; floats as float32."""
     flat = keras.tree.flatten(outputs)
     if isinstance(outputs, Mapping):
-        names = list(outputs)
+        # In the order in which Keras takes a dict apart, which is not that of the dict.
+        names = keras.tree.flatten({name: name for name in outputs})
     else:
         names = list(getattr(model, "output_names", None) or [])
     if len(names) != len(flat):

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker.data.own.feed import AnyFeed
+from stoker.export.saved_model import named_outputs
 from stoker.train.feeds import held_to_reference
 from stoker.train.model import BuiltModel
 
@@ -38,12 +39,20 @@ def agreed_metrics(
     Raises:
         DataError: a shard is damaged.
     """
-    if built.is_regression:
+    outputs = built.outputs_of_classes
+    if not outputs:
         return dict(metrics), None
+
+    def answer(features: Any) -> list[Any]:
+        answered = built.model(built.adapt(features), training=False)
+        scores = named_outputs(built.model, answered)
+        return [scores[output] for output in outputs if output in scores] or [*scores.values()]
+
+    logits = [built.from_logits(output) for output in outputs]
     feed, found = held_to_reference(
         held_out,
-        lambda features: built.model(built.adapt(features), training=False),
-        threshold=LOGIT_THRESHOLD if built.from_logits else PROBABILITY_THRESHOLD,
+        answer,
+        thresholds=[LOGIT_THRESHOLD if each else PROBABILITY_THRESHOLD for each in logits],
         batch_size=batch_size,
     )
     if found is None:

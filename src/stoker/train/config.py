@@ -78,6 +78,10 @@ class TrainConfig:
     class_weight: dict[int, float] | None = None
     """Class -> how much its samples count in training, as in `Model.fit`; 1 where it is not named."""
 
+    sample_weight: str | None = None
+    """How much each sample counts in training and validation: an output of the preprocessing
+    function, else a raw column, of numbers of 0 or more. No feature; serving need not have it."""
+
     ema: float | None = None
     """Momentum of an exponential moving average of the weights, e.g. 0.999, which is what is
     validated and exported."""

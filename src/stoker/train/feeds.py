@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,10 +109,10 @@ def _check(transform: Transform, images: list[Column], augment: AugmentConfig | 
             got=Plain("features made of tables only"),
             fix="Leave train.augment out.",
         )
-    of_image = [column.name for column in transform.label_columns if column.dtype == "image"]
+    of_image = [column.name for column in transform.target_columns if column.dtype == "image"]
     if of_image:
         raise ConfigError(
-            "the label must not be made of an image",
+            "label and sample weight must not be made of an image",
             got=of_image[0],
             fix="Write it into a column of its own.",
         )
@@ -121,7 +121,7 @@ def _check(transform: Transform, images: list[Column], augment: AugmentConfig | 
 def _of_table(transform: Transform) -> Callable[[Raw], Any]:
     @tf.function(reduce_retracing=True)
     def prepare(raw: Raw) -> Any:
-        return transform.apply_features(raw), transform.apply_label(raw)
+        return transform.apply_features(raw), *transform.apply_targets(raw)
 
     return prepare
 
@@ -145,11 +145,11 @@ def _of_images(
     @tf.function(reduce_retracing=True)
     def prepare(raw: Raw) -> Any:
         inputs = features(raw) if on_host else {c.name: raw[c.name] for c in columns}
-        return inputs, transform.apply_label(raw)
+        return inputs, *transform.apply_targets(raw)
 
     def finish(element: Any) -> Any:
-        inputs, label = element
-        return features(inputs), label
+        inputs, *targets = element
+        return features(inputs), *targets
 
     return prepare, as_it_is if on_host else finish
 
@@ -223,14 +223,14 @@ def _reference_rows(
 
 
 def held_to_reference(
-    held_out: AnyFeed, answer: Callable[[Any], Any], *, threshold: float, batch_size: int
+    held_out: AnyFeed, answer: Callable[[Any], Any], *, thresholds: Sequence[float], batch_size: int
 ) -> tuple[AnyFeed, AnswerAgreement | None]:
     """Compare the model's answers over the eval split with those to the exported graph's pixels.
 
     Args:
         held_out: The eval split's feed.
         answer: Features of a batch -> the model's scores, as `compare_answers` takes them.
-        threshold: From where on a yes or no is a yes: 0.5, or 0 of logits.
+        thresholds: From where on a yes or no of each of the scores is a yes: 0.5, or 0 of logits.
         batch_size: Rows that are asked at once.
 
     Returns:
@@ -245,7 +245,7 @@ def held_to_reference(
     if not isinstance(held_out, Feed) or reference is None:
         return held_out, None
     found = compare_answers(
-        held_out, reference, answer=answer, threshold=threshold, batch_size=batch_size
+        held_out, reference, answer=answer, thresholds=thresholds, batch_size=batch_size
     )
     if found.holds:
         return held_out, found

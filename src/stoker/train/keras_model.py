@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,9 @@ import keras
 import tensorflow as tf
 from tensorflow.python.autograph.impl.api import StagingError
 
+from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.outputs import ONLY
 from stoker.core.user_code import call
 
 METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -181,17 +183,35 @@ def arrange_labels(labels: Mapping[str, Any], outputs: Any, *, names: Sequence[s
         names = list(outputs)
     elif not isinstance(outputs, list | tuple):
         names = names[:1] or ["output"]
-    if set(labels) != set(names):
-        raise ConfigError(
-            f"label must name each of the model's outputs: {', '.join(names)}",
-            got=Plain(", ".join(labels) or "none"),
-            fix="Write `label: {OUTPUT: COLUMN, ...}`; an output's name is that of its last layer,"
-            " or its key where the model returns a dict.",
-        )
+    require_labels(labels, names)
     ordered = [labels[name] for name in names]
     if isinstance(outputs, Mapping):
         return dict(zip(names, ordered, strict=True))
     return type(outputs)(ordered) if isinstance(outputs, list | tuple) else ordered[0]
+
+
+def require_labels(labels: Collection[str], outputs: Collection[str]) -> None:
+    """Refuse labels that are not those of the model's outputs.
+
+    Args:
+        labels: The outputs that have one; `ONLY` of a label without a name.
+        outputs: Names of the model's.
+
+    Raises:
+        ConfigError: an output has no label, or a label no output; the nearest is named.
+    """
+    if set(labels) == set(outputs):
+        return
+    wrong = [name for name in labels if name not in outputs]
+    free = [name for name in outputs if name not in labels]
+    named = ", ".join(labels) if wrong != [ONLY] else "one label without an output's name"
+    near = f" {nearest(wrong[0], free)}" if wrong and free and wrong != [ONLY] else ""
+    raise ConfigError(
+        f"label must name each of the model's outputs: {', '.join(outputs)}",
+        got=Plain(named or "none"),
+        fix="Write `label: {OUTPUT: COLUMN, ...}`; an output's name is that of its last layer,"
+        f" or its key where the model returns a dict.{near}",
+    )
 
 
 def as_the_model_takes(
@@ -218,20 +238,38 @@ def as_the_model_takes(
 
 
 def for_every_output(batch: tuple[Any, ...], model: keras.Model) -> tuple[Any, ...]:
-    """A batch as a model of several outputs is told it: each output has the one label there is.
+    """A batch as a model of several outputs is told it: each output has its label, or the only one.
 
     A model with one output, or with a `train_step` or `compute_loss` of the user's, is told the
-    label as it is.
+    label as it is; so are outputs that are not known, those of a model that is not functional.
 
     Args:
-        batch: Features, label [batch, ...], and sample weights where there are.
-        model: Functional, as `outputs` of others are not known.
+        batch: Features, label [batch, ...] or such a label by output, and sample weights where
+            there are.
+        model: Compiled.
+
+    Raises:
+        ConfigError: an output has no label, or a label no output.
     """
-    if len(outputs_of(model)) < 2 or overrides(model) & {"train_step", "compute_loss"}:
+    if overrides(model) & {"train_step", "compute_loss"}:
         return batch
-    features, *parts = batch
-    spread = [arrange_weights(part, model.output) for part in parts]
-    return features, *spread
+    features, labels, *weights = batch
+    if isinstance(labels, Mapping):
+        if outputs_of(model):
+            labels = arrange_labels(labels, model.output, names=model.output_names)
+    elif len(outputs_of(model)) > 1:
+        labels = arrange_weights(labels, model.output)
+    return features, labels, *(arrange_weights(weight, labels) for weight in weights)
+
+
+def output_names(model: keras.Model) -> list[str]:
+    """The names of a functional model's outputs, in Keras's order; none where they are not known."""
+    if not outputs_of(model):
+        return []
+    if isinstance(model.output, Mapping):
+        # Keras takes a dict apart in the order of its sorted keys.
+        return list(keras.tree.flatten({name: name for name in model.output}))
+    return list(model.output_names)
 
 
 def outputs_of(model: keras.Model) -> list[Any]:

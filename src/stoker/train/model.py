@@ -11,11 +11,12 @@ import keras
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.core.outputs import ONLY
 from stoker.core.user_code import call
 from stoker.data.own.features import AnyTransform
 from stoker.export.model_inputs import input_adapter
 from stoker.train.config import Precision
-from stoker.train.keras_model import overrides
+from stoker.train.keras_model import output_names, overrides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +27,35 @@ class BuiltModel:
     adapt: Callable[[Mapping[str, tf.Tensor]], Any]
 
     @property
-    def from_logits(self) -> bool:
-        """Whether the compiled loss says that the model's outputs are logits."""
-        losses = keras.tree.flatten(self.model.loss)
-        return any(getattr(loss, "from_logits", False) for loss in losses)
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs by which labels are named."""
+        names = output_names(self.model)
+        return tuple(names) if len(names) > 1 else (ONLY,)
 
     @property
-    def is_regression(self) -> bool:
+    def outputs_of_classes(self) -> tuple[str, ...]:
+        """Those whose loss is not one for numbers."""
+        return tuple(output for output in self.outputs if not self.is_regression(output))
+
+    def from_logits(self, output: str = ONLY) -> bool:
+        """Whether the compiled loss of an output says that it is logits."""
+        return any(getattr(loss, "from_logits", False) for loss in self._losses(output))
+
+    def is_regression(self, output: str = ONLY) -> bool:
         """Whether the compiled loss is one for numbers, whatever values the labels have."""
         names = {
             getattr(loss, "name", None) or getattr(loss, "__name__", None) or str(loss)
-            for loss in keras.tree.flatten(self.model.loss)
+            for loss in self._losses(output)
         }
         return bool({name.lower().replace("_", "") for name in names} & _REGRESSION_LOSSES)
+
+    def _losses(self, output: str) -> list[Any]:
+        loss, names = self.model.loss, output_names(self.model)
+        if isinstance(loss, Mapping) and output in loss:
+            loss = loss[output]
+        elif isinstance(loss, list | tuple) and output in names and len(loss) == len(names):
+            loss = loss[names.index(output)]
+        return list(keras.tree.flatten(loss))
 
 
 _REGRESSION_LOSSES = {

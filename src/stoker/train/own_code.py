@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import keras
 
-from stoker.core.errors import ConfigError, Plain
+from stoker.core.outputs import ONLY
 from stoker.train.callback_hooks import STEP_HOOKS, hears, wants_every_step
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.keras_model import outputs_of
+from stoker.train.keras_model import output_names, require_labels
 from stoker.train.own_step import has_own_step
 
 
@@ -40,23 +40,19 @@ def as_own_code_needs(
     return resolved
 
 
-def require_one_output(model: keras.Model, *, what: str) -> None:
-    """Refuse before training what could not be evaluated after it.
+def require_label_of_each_output(model: keras.Model, labels: Collection[str]) -> None:
+    """Refuse before training what could not be trained, or not be evaluated after it.
 
     Args:
-        model: The compiled model.
-        what: `module:function` that built it, for the message.
+        model: The compiled model; outputs of one that is not functional are not known yet.
+        labels: The outputs that have a label; `ONLY` of a label without a name.
 
     Raises:
-        ConfigError: it has several outputs.
+        ConfigError: an output has no label, or a label no output.
     """
-    outputs = outputs_of(model)
-    if len(outputs) > 1:
-        raise ConfigError(
-            f"{what} must return a model with one output, which is what can be evaluated",
-            got=Plain(f"{len(outputs)} outputs"),
-            fix="Return one, e.g. by concatenating them.",
-        )
+    names = output_names(model)
+    if names and (len(names) > 1 or set(labels) != {ONLY}):
+        require_labels(labels, names)
 
 
 def _hears_every_step(callback: keras.callbacks.Callback) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -10,7 +10,13 @@ import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.keras_model import loss_of, overrides, own_optimizers, run_own_step
+from stoker.train.keras_model import (
+    loss_of,
+    overrides,
+    own_optimizers,
+    require_labels,
+    run_own_step,
+)
 from stoker.train.model import BuiltModel
 from stoker.train.seeds import keras_seeds, use_keras_seeds
 from stoker.train.step import (
@@ -42,6 +48,8 @@ def first_pass(built: BuiltModel, batch: Batch) -> Any:
     """
     model, features = built.model, built.adapt(batch[0])
     outputs = model(features, training=False)
+    if isinstance(batch[1], Mapping) and isinstance(outputs, Mapping):
+        require_labels(batch[1], outputs)
     if has_own_step(model):
         # What `fit` makes before a step that is the user's: nobody else knows what it needs.
         batch_of_fit = (features, *batch[1:])

@@ -489,7 +489,7 @@ class Run:
         """
         held_out = self._held_out
         has_quicker = isinstance(held_out, Feed) and held_out.by_reference() is not None
-        if self.distribution.workers > 1 or not has_quicker or self.built.is_regression:
+        if self.distribution.workers > 1 or not has_quicker or not self.built.outputs_of_classes:
             return
         self.around.heartbeat.enter("validate")
         last, position = self._state.capture(), self.position

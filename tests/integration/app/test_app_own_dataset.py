@@ -128,7 +128,7 @@ def test_nothing_is_ingested_and_what_the_dataset_is_is_recorded(finished_own: P
         {"name": "numbers", "dtype": "float32", "shape": [4]},
         {"name": "city", "dtype": "int32", "shape": []},
     ]
-    assert described["label"] == {"name": "label", "dtype": "int64", "shape": []}
+    assert described["labels"] == {"": {"name": "label", "dtype": "int64", "shape": []}}
 
 
 def test_the_analysis_counts_and_measures_every_record(finished_own: Path) -> None:

@@ -204,7 +204,7 @@ def test_a_recipe_is_served_and_answers_alike_over_rest_and_grpc(trained: Traine
 
     assert proof.version == 1
     assert len(proof.answers) == 5
-    right = [a.rest.startswith(a.truth) for a in proof.answers if trained.transform.classes]
+    right = [a.rest.startswith(a.truth) for a in proof.answers if trained.transform.output.classes]
     assert sum(right) >= len(right) - 1
     assert all(answer.rest == answer.grpc for answer in proof.answers)
 

@@ -21,6 +21,7 @@ from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.proof import prove_run
 from stoker.app.scaffold import write_experiment
 from stoker.core.errors import ConfigError, UserError
+from stoker.core.outputs import ONLY
 from stoker.data.columns import Column, to_numpy
 from stoker.data.dataset import load_dataset
 from stoker.data.features.transform import Transform, load_transform
@@ -227,7 +228,7 @@ def test_rows_columns_and_tensors_are_answered_alike(
     assert len(instances[0]["image floats"]) == 16
     columns = {name: [row[name] for row in instances] for name in rows}
 
-    by_rows = ask_rest(url, "vectors", instances)
+    by_rows = ask_rest(url, "vectors", instances)[ONLY]
     by_columns = post(f"{url}/v1/models/vectors:predict", {"inputs": columns})["outputs"]
     answered = ask_grpc(address, "vectors", rows)
 

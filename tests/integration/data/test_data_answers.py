@@ -118,7 +118,7 @@ def test_the_quick_path_gives_the_graphs_answers_on_every_row(
 ) -> None:
     _, held_out = open_feeds(dataset, transform, augment=None, seed=0, memory_bytes=1 << 30)
 
-    feed, found = held_to_reference(held_out, is_light, threshold=0.5, batch_size=64)
+    feed, found = held_to_reference(held_out, is_light, thresholds=[0.5], batch_size=64)
 
     assert feed is held_out
     assert found is not None
@@ -143,14 +143,14 @@ def test_where_one_answer_differs_validation_goes_by_the_graph_and_says_so(
     assert agrees(images, lambda data: by_the_graph(dataset, data)), "the sample sees nothing"
 
     with caplog.at_level(logging.WARNING):
-        feed, found = held_to_reference(quick, is_light, threshold=0.5, batch_size=64)
+        feed, found = held_to_reference(quick, is_light, thresholds=[0.5], batch_size=64)
 
     assert found is not None
     wrong = answers(quick) != answers(honest)
     assert found.differ == wrong.sum() > 0
     assert f"{found.differ} of {images.rows} eval rows otherwise" in caplog.text
     assert (answers(feed) == answers(honest)).all()
-    assert held_to_reference(feed, is_light, threshold=0.5, batch_size=64) == (feed, None)
+    assert held_to_reference(feed, is_light, thresholds=[0.5], batch_size=64) == (feed, None)
 
 
 def answers(feed: Any) -> NDArray[np.bool_]:
@@ -214,7 +214,7 @@ def test_a_shard_damaged_meanwhile_is_an_error_and_no_agreement(
     try:
         path.write_bytes(whole[:-1])
         with pytest.raises(DataError, match="must be"):
-            compare_answers(feed, reference, answer=is_light, threshold=0.5, batch_size=64)
+            compare_answers(feed, reference, answer=is_light, thresholds=[0.5], batch_size=64)
     finally:
         path.write_bytes(whole)
 

@@ -302,7 +302,7 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(
 ) -> None:
     local = csv_folder(tmp_path / "local")
     remote = store.put_folder(local, bucket)
-    source = open_source(config(remote, tmp_path), label=None)
+    source = open_source(config(remote, tmp_path), labels=())
     scan = source.scan(lambda done, total: None)
     blocks = source.blocks(scan)
     next(blocks)

@@ -19,6 +19,7 @@ import tensorflow as tf
 import stoker.transform as st
 from stoker.core.errors import ConfigError, DataError
 from stoker.core.files import sha256_file
+from stoker.core.outputs import ONLY
 from stoker.data.columns import Column, to_numpy
 from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.data.features.build import build_transform
@@ -303,8 +304,7 @@ def test_label_is_an_output_of_the_function(built: Transform, raw: Arrays) -> No
     labels = built.apply_label(tensors(built, raw)).numpy()
 
     np.testing.assert_array_equal(labels, raw["tips"] > np.float32(raw["tips"].mean()))
-    assert built.label is not None
-    assert built.label.dtype == "int64"
+    assert built.labels[ONLY].dtype == "int64"
     assert "label" not in [feature.name for feature in built.features]
 
 
@@ -430,7 +430,7 @@ def test_raw_string_label_becomes_the_place_of_its_class(
         dataset, lambda inputs: {"x": inputs["tips"]}, tmp_path / "t", label="kind"
     )
 
-    assert transform.classes == ("benign", "malignant", "other")
+    assert transform.output.classes == ("benign", "malignant", "other")
     assert transform.output.num_classes == 3
     np.testing.assert_array_equal(
         transform.apply_label(tensors(transform, raw)),

@@ -71,7 +71,7 @@ def test_without_a_function_the_model_sees_the_pixels(dataset: Dataset, tmp_path
         ("image", "uint8", (8, 6, 3))
     ]
     assert [column.name for column in transform.serving_columns] == ["image"]
-    assert transform.classes == ("cat", "dog")
+    assert transform.output.classes == ("cat", "dog")
     np.testing.assert_array_equal(found["image"], PIXELS)
 
 

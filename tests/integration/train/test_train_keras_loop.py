@@ -14,6 +14,7 @@ from keras import callbacks, layers
 from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core.errors import ConfigError
+from stoker.core.outputs import ONLY
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.data.own.description import Count
 from stoker.data.own.features import OwnFeatures
@@ -22,7 +23,7 @@ from stoker.train.checkpoints.store import best, newest_good
 from stoker.train.config import TrainConfig
 from stoker.train.loop import fit
 from stoker.train.model import build_model, prepare_process
-from stoker.train.own_code import as_own_code_needs, require_one_output
+from stoker.train.own_code import as_own_code_needs, require_label_of_each_output
 from stoker.train.strategy import one_device
 from stoker.train.surroundings import TrainResult
 
@@ -324,11 +325,18 @@ def test_a_model_that_cannot_be_validated_is_refused(tmp_path: Path) -> None:
         ours(build, tmp_path)
 
 
-def test_a_model_that_cannot_be_evaluated_is_refused_before_it_is_trained() -> None:
+def test_labels_that_are_not_those_of_the_outputs_are_refused_before_training() -> None:
     built = build_model(two_heads, OwnFeatures(opened(rows()).description), what="model:build")
+    model = built.model
+    first, second = model.output_names
 
-    with pytest.raises(ConfigError, match=r"one output.* Received: 2 outputs"):
-        require_one_output(built.model, what="model:build")
+    require_label_of_each_output(model, [second, first])
+    with pytest.raises(ConfigError, match=r"each of .*outputs.* Received: one label without"):
+        require_label_of_each_output(model, [ONLY])
+    with pytest.raises(ConfigError, match=rf"Did you mean '{second}'\?"):
+        require_label_of_each_output(model, [first, f"{second}s"])
+    with pytest.raises(ConfigError, match="each of the model's outputs"):
+        require_label_of_each_output(model, [first, second, "third"])
 
 
 class Adversaries(OwnStep):

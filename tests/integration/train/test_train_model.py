@@ -137,5 +137,5 @@ def test_a_loss_on_logits_is_known_to_the_export(transform: Transform) -> None:
         model.compile(optimizer="sgd", loss=loss)
         return model
 
-    assert build_model(build, transform, what="model:build").from_logits
-    assert not build_model(from_dict, transform, what="model:build").from_logits
+    assert build_model(build, transform, what="model:build").from_logits()
+    assert not build_model(from_dict, transform, what="model:build").from_logits()

@@ -402,7 +402,7 @@ def make(folder: Path, work: Path) -> tuple[Experiment, Dataset, Transform, Any]
 def test_the_files_for_a_hostile_header_run(hostile: Path, tmp_path: Path) -> None:
     _, dataset, transform, model = make(hostile, tmp_path)
 
-    assert transform.classes == ("4", "7", "9")
+    assert transform.output.classes == ("4", "7", "9")
     assert model.output_shape == (None, 3)
     assert len(transform.features) == len(HOSTILE) + 1
     assert dataset.rows("train") + dataset.rows("eval") == 120

@@ -54,7 +54,7 @@ def as_array(column: Column, rows: list[list[Any]]) -> np.ndarray[Any, Any]:
 
 
 def read(source: Path | str, **settings: Any) -> tuple[Scan, list[Block]]:
-    opened = open_source(IngestConfig(source=str(source), **settings), label=None)
+    opened = open_source(IngestConfig(source=str(source), **settings), labels=())
     scan = opened.scan(silent)
     return scan, list(opened.blocks(scan))
 

@@ -115,7 +115,7 @@ def statistics(dataset: Dataset) -> Statistics:
 
 @pytest.fixture(scope="module")
 def schema(statistics: Statistics) -> Schema:
-    return infer_schema(statistics, label="label")
+    return infer_schema(statistics, labels=["label"])
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_nothing_else_is_an_anomaly_and_errors_come_first(anomalies: list[Anomal
 
 
 def test_unseen_class_is_an_error(statistics: Statistics) -> None:
-    found = find_anomalies(statistics, infer_schema(statistics, label="word"))
+    found = find_anomalies(statistics, infer_schema(statistics, labels=["word"]))
 
     new = next(a for a in found if a.kind == "new_values")
     assert new.severity == "error"
@@ -256,7 +256,7 @@ def test_clean_data_has_no_anomaly(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def written(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("analysis")
-    analyze(dataset, folder, label="label")
+    analyze(dataset, folder, labels=["label"])
     return folder
 
 
@@ -282,7 +282,7 @@ def test_other_json_is_refused(load: Any, tmp_path: Path) -> None:
 
 
 def test_same_data_gives_the_same_bytes(written: Path, dataset: Dataset, tmp_path: Path) -> None:
-    analyze(dataset, tmp_path, label="label")
+    analyze(dataset, tmp_path, labels=["label"])
 
     names = sorted(path.name for path in written.iterdir())
     assert names == ["anomalies.json", "report.html", "schema.json", "statistics.json"]

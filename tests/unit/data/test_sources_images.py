@@ -352,7 +352,7 @@ def folder_of(root: Path, files: dict[str, bytes]) -> Path:
 
 def read(root: Path, **images: Any) -> tuple[Scan, list[Block]]:
     config = IngestConfig(source=str(root), images=ImagesConfig(**images))
-    source = open_source(config, label="label")
+    source = open_source(config, labels=["label"])
     scan = source.scan(silent)
     return scan, list(source.blocks(scan))
 

@@ -24,7 +24,7 @@ def read(
     folder: Path, text: str | bytes, *, name: str = "data.jsonl", **settings_: Any
 ) -> tuple[Scan, list[Block]]:
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    opened = open_source(IngestConfig(source=str(folder / name), **settings_), label=None)
+    opened = open_source(IngestConfig(source=str(folder / name), **settings_), labels=())
     scan = opened.scan(silent)
     return scan, list(opened.blocks(scan))
 
@@ -191,7 +191,7 @@ def test_a_line_without_end_is_an_error_before_it_fills_the_memory(
 def test_a_key_that_one_file_lacks_is_named_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"x": 1, "y": 2}\n')
     (tmp_path / "b.jsonl").write_text('{"x": 1, "z": 2}\n')
-    opened = open_source(IngestConfig(source=str(tmp_path)), label=None)
+    opened = open_source(IngestConfig(source=str(tmp_path)), labels=())
 
     with pytest.raises(DataError, match=r"b\.jsonl .*no 'y' and besides 'z'"):
         opened.scan(silent)

@@ -24,7 +24,9 @@ from stoker.data.sources.source import open_source
 def read(
     source: Path | str, *, label: str | None = None, **settings_: Any
 ) -> tuple[Scan, list[Block]]:
-    opened = open_source(IngestConfig(source=str(source), **settings_), label=label)
+    opened = open_source(
+        IngestConfig(source=str(source), **settings_), labels=[] if label is None else [label]
+    )
     scan = opened.scan(silent)
     return scan, list(opened.blocks(scan))
 

@@ -46,7 +46,9 @@ def read(
     folder: Path, records: list[dict[str, list[Any]]], label: str | None = None, **settings_: Any
 ) -> tuple[Scan, list[Block]]:
     source = write(folder / "data.tfrecord", [example(record) for record in records])
-    opened = open_source(IngestConfig(source=str(source), **settings_), label=label)
+    opened = open_source(
+        IngestConfig(source=str(source), **settings_), labels=[] if label is None else [label]
+    )
     scan = opened.scan(silent)
     return scan, list(opened.blocks(scan))
 
@@ -168,8 +170,8 @@ def test_format_is_needed_where_the_names_say_nothing(tmp_path: Path) -> None:
         write(tmp_path / f"train-{part:05d}-of-00002", [example({"x": [part]})])
 
     with pytest.raises(ConfigError, match=r"Set data\.format"):
-        open_source(IngestConfig(source=str(tmp_path)), label=None)
-    opened = open_source(IngestConfig(source=str(tmp_path), format="tfrecord"), label=None)
+        open_source(IngestConfig(source=str(tmp_path)), labels=())
+    opened = open_source(IngestConfig(source=str(tmp_path), format="tfrecord"), labels=())
 
     assert values(list(opened.blocks(opened.scan(silent)))) == [0, 1]
 

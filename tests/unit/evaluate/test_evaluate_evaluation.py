@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.core.errors import DataError
+from stoker.core.errors import ConfigError, DataError
+from stoker.core.outputs import ONLY
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
 from stoker.evaluate.evaluation import (
     Evaluation,
@@ -23,7 +24,7 @@ from stoker.evaluate.evaluation import (
 from stoker.evaluate.gates import BaselineMetrics
 from stoker.evaluate.metrics import Undefined
 from stoker.evaluate.report import report_html, write_report
-from stoker.evaluate.task import Task, infer_task
+from stoker.evaluate.task import Examples, Task, infer_task, pair
 
 BINARY = Task(kind="binary", classes=2)
 HOSTILE = "<script>alert('x')</script>\n\"&"
@@ -44,8 +45,19 @@ def taxi(rows: int = 400) -> dict[str, Any]:
 
 
 def run(config: EvaluateConfig, **changes: Any) -> Evaluation:
-    plain: dict[str, Any] = {"task": BINARY, "config": config, "baseline": None}
-    return evaluate(**(plain | taxi() | changes))
+    given = {"task": BINARY, "baseline": None} | taxi() | changes
+    examples = pair(given["labels"], given["predictions"], task=given["task"])
+    return evaluate(
+        {ONLY: examples},
+        slice_columns=given["slice_columns"],
+        config=config,
+        baseline=given["baseline"],
+    )
+
+
+def numbers(labels: Any, predictions: Any) -> dict[str, Examples]:
+    """A regression."""
+    return {ONLY: pair(labels, predictions, task=Task(kind="regression", classes=0))}
 
 
 SLICED = EvaluateConfig(
@@ -70,34 +82,47 @@ def evaluations() -> list[Evaluation]:
         ),
         run(EvaluateConfig(), predictions=np.full((400, 1), np.nan)),
         evaluate(
-            rng.integers(0, 7, 50),
-            many,
-            task=Task(kind="multiclass", classes=7),
+            {ONLY: pair(rng.integers(0, 7, 50), many, task=Task(kind="multiclass", classes=7))},
             slice_columns={HOSTILE: np.array([HOSTILE.encode(), b""] * 25, dtype=object)},
             config=EvaluateConfig(slices=(HOSTILE,)),
             baseline=None,
         ),
         evaluate(
-            rng.normal(size=50),
-            rng.normal(size=50),
-            task=Task(kind="regression", classes=0),
+            numbers(rng.normal(size=50), rng.normal(size=50)),
             slice_columns={},
             config=EvaluateConfig(gates={"rmse": Gate(max=0.1)}),
             baseline=None,
         ),
         evaluate(
-            np.array([1e308, 1e308]),
-            np.array([1e308, -1e308]),
-            task=Task(kind="regression", classes=0),
+            numbers(np.array([1e308, 1e308]), np.array([1e308, -1e308])),
             slice_columns={},
             config=EvaluateConfig(),
             baseline=None,
         ),
+        two_outputs(SLICED_OUTPUTS),
     ]
 
 
+SLICED_OUTPUTS = EvaluateConfig(
+    slices=("payment",),
+    gates={"tip_auc": Gate(min=0.6), HOSTILE + "_rmse": Gate(max=0.1)},
+    slice_gates={"tip_accuracy": SliceGate(slices=("payment",), min=0.1, min_rows=20)},
+)
+
+
+def two_outputs(config: EvaluateConfig, **changes: Any) -> Evaluation:
+    """A yes or no, and a number by a hostile name."""
+    data, rng = taxi(), np.random.default_rng(5)
+    tip = pair(data["labels"], data["predictions"], task=BINARY)
+    amount = rng.normal(size=400)
+    outputs = {"tip": tip, HOSTILE: numbers(amount, amount + 0.5)[ONLY]}
+    return evaluate(
+        outputs | changes, slice_columns=data["slice_columns"], config=config, baseline=None
+    )
+
+
 EVERY = evaluations()
-SHAPES = ["sliced", "bad baseline", "empty", "NaN", "hostile", "regression", "huge"]
+SHAPES = ["sliced", "bad baseline", "empty", "NaN", "hostile", "regression", "huge", "two outputs"]
 
 
 def test_a_good_model_is_blessed_and_the_gates_metrics_are_measured() -> None:
@@ -141,7 +166,9 @@ def test_the_same_model_again_has_dropped_by_nothing() -> None:
     config = EvaluateConfig(gates={"auc": Gate(max_drop=0.0)})
     data = taxi()
     baseline = measure_baseline(
-        data["labels"], data["predictions"], task=BINARY, config=config, version="version 4"
+        {ONLY: pair(data["labels"], data["predictions"], task=BINARY)},
+        config=config,
+        version="version 4",
     )
 
     evaluation = run(config, baseline=baseline)
@@ -154,7 +181,9 @@ def test_a_worse_model_than_the_one_served_is_refused() -> None:
     config = EvaluateConfig(gates={"auc": Gate(max_drop=0.05)})
     data = taxi()
     baseline = measure_baseline(
-        data["labels"], data["predictions"], task=BINARY, config=config, version="version 4"
+        {ONLY: pair(data["labels"], data["predictions"], task=BINARY)},
+        config=config,
+        version="version 4",
     )
 
     evaluation = run(config, predictions=data["predictions"][::-1].copy(), baseline=baseline)
@@ -162,17 +191,41 @@ def test_a_worse_model_than_the_one_served_is_refused() -> None:
     assert not evaluation.blessed
 
 
-def test_a_baseline_with_other_outputs_is_an_error_that_fails_max_drop() -> None:
-    config = EvaluateConfig(gates={"auc": Gate(max_drop=0.5)})
-    data = taxi()
-    baseline = measure_baseline(
-        data["labels"], np.zeros((400, 3)), task=BINARY, config=config, version="version 4"
-    )
+def test_each_output_has_its_own_task_metrics_and_pictures() -> None:
+    evaluation = two_outputs(EvaluateConfig())
 
-    evaluation = run(config, baseline=baseline)
+    assert [found.task.kind for found in evaluation.outputs.values()] == ["binary", "regression"]
+    assert evaluation.metrics["tip_auc"] == run(EvaluateConfig()).metrics["auc"]
+    assert evaluation.metrics[HOSTILE + "_rmse"] == pytest.approx(0.5)
+    assert evaluation.main_metric == "tip_auc"
+    assert len(evaluation.outputs["tip"].confusion) == 2
+    assert not evaluation.outputs[HOSTILE].confusion
 
-    assert "belong together" in baseline.error
+
+def test_a_gate_of_one_output_refuses_the_model_whatever_the_other_says() -> None:
+    evaluation = two_outputs(SLICED_OUTPUTS)
+
+    wrong = [verdict for verdict in evaluation.verdicts if not verdict.passed]
+    assert [verdict.key for verdict in wrong] == [f"evaluate.gates.{HOSTILE}_rmse.max"]
+    assert wrong[0].reason == "0.5"
+
+
+def test_nan_of_one_output_is_never_blessed_and_the_output_is_named() -> None:
+    broken = numbers(np.zeros(400), np.full(400, np.nan))[ONLY]
+
+    evaluation = two_outputs(EvaluateConfig(), tip=broken)
+
     assert not evaluation.blessed
+    assert evaluation.verdicts[0].subject == "tip_predictions"
+
+
+def test_a_metric_of_no_output_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"OUTPUT_METRIC.* Received: 'auc'.* Known|Did you mean"):
+        two_outputs(EvaluateConfig(metrics=("auc",)))
+    with pytest.raises(ConfigError, match=r"gates .*'tap_auc'. Did you mean 'tip_auc'\?"):
+        two_outputs(EvaluateConfig(gates={"tap_auc": Gate(min=0.1)}))
+    with pytest.raises(ConfigError, match=r"'tip_auc'. Did you mean 'auc'\?"):
+        run(EvaluateConfig(metrics=("tip_auc",)))
 
 
 def test_an_empty_split_is_never_blessed_even_without_gates() -> None:
@@ -226,15 +279,18 @@ def test_confusion_counts_every_row_by_label_and_prediction() -> None:
     task = infer_task(labels, said.shape)
 
     evaluation = evaluate(
-        labels, said, task=task, slice_columns={}, config=EvaluateConfig(), baseline=None
+        {ONLY: pair(labels, said, task=task)},
+        slice_columns={},
+        config=EvaluateConfig(),
+        baseline=None,
     )
 
-    assert evaluation.confusion == ((1, 1, 0), (0, 1, 0), (1, 0, 0))
-    assert not evaluation.calibration
+    assert evaluation.outputs[ONLY].confusion == ((1, 1, 0), (0, 1, 0), (1, 0, 0))
+    assert not evaluation.outputs[ONLY].calibration
 
 
 def test_calibration_bins_hold_every_row_and_rise() -> None:
-    bins = run(EvaluateConfig()).calibration
+    bins = run(EvaluateConfig()).outputs[ONLY].calibration
 
     assert sum(part.rows for part in bins) == 400
     means = [part.mean_prediction for part in bins]
@@ -274,7 +330,8 @@ def test_the_report_is_one_whole_page_that_runs_and_loads_nothing(
 ) -> None:
     path = tmp_path / "evaluation.html"
 
-    write_report(evaluation, path, title=HOSTILE, class_names=[HOSTILE] * evaluation.task.classes)
+    names = {name: [HOSTILE] * found.task.classes for name, found in evaluation.outputs.items()}
+    write_report(evaluation, path, title=HOSTILE, classes=names)
 
     page = _Page()
     page.feed(path.read_text())

@@ -9,7 +9,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from stoker.evaluate.metrics import METRICS, Undefined, default_metrics, measure
+from stoker.core.errors import ConfigError
+from stoker.evaluate.metrics import (
+    METRICS,
+    Undefined,
+    better_direction,
+    default_metrics,
+    measure,
+    metrics_of,
+)
 from stoker.evaluate.task import Examples, Task, pair
 
 BINARY = Task(kind="binary", classes=2)
@@ -265,3 +273,19 @@ def test_every_default_metric_is_defined_on_ordinary_rows(task: Task) -> None:
 
     for name in default_metrics(task):
         assert isinstance(measure(name, examples), float), name
+
+
+def test_metrics_whose_names_end_alike_are_better_in_the_same_direction() -> None:
+    alike = [(a, b) for a in METRICS for b in METRICS if a.endswith(f"_{b}")]
+
+    assert ("macro_f1", "f1") in alike
+    assert all(METRICS[a].direction == METRICS[b].direction for a, b in alike)
+    assert better_direction("price_rmse") == "lower"
+    assert better_direction("a_top_5_accuracy") == better_direction("accuracy") == "higher"
+    assert better_direction("price_rmsee") is None
+
+
+def test_a_name_that_would_be_of_two_outputs_is_refused() -> None:
+    assert metrics_of(["a", "b"])["b_macro_f1"] == ("b", "macro_f1")
+    with pytest.raises(ConfigError, match=r"a_macro_f1 is one metric.*'a' and 'a_macro'"):
+        metrics_of(["a", "a_macro"])

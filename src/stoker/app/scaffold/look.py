@@ -73,7 +73,7 @@ def measure(config: IngestConfig, column: Column, *, most: int) -> Spread:
     Raises:
         DataError: no value is a finite number.
     """
-    source = open_source(config, label=column.name)
+    source = open_source(config, labels=(column.name,))
     scan = source.scan(silent)
     stored = next(each for each in scan.columns if each.name == column.name)
     count, total, squares = 0, 0.0, 0.0

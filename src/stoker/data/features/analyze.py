@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from stoker.core.files import write_atomic, write_json
@@ -21,7 +22,7 @@ def analyze(
     dataset: Dataset,
     out_dir: Path,
     *,
-    label: str | None = None,
+    labels: Collection[str] = (),
     progress: Progress = unseen,
 ) -> tuple[Statistics, Schema, list[Anomaly]]:
     """Look at every record, and write down what the data is.
@@ -32,7 +33,7 @@ def analyze(
     Args:
         dataset: What to look at; every shard's hash is checked first.
         out_dir: Where the files go.
-        label: The label, where it is a raw column: its anomalies weigh more.
+        labels: The labels, where they are raw columns: their anomalies weigh more.
         progress: Told of columns done, columns in all, and the split.
 
     Returns:
@@ -42,15 +43,15 @@ def analyze(
         DataError: a shard is damaged, the training split is empty.
     """
     statistics = compute_statistics(dataset, progress=progress)
-    schema, anomalies = write_analysis(statistics, out_dir, label=label)
+    schema, anomalies = write_analysis(statistics, out_dir, labels=labels)
     return statistics, schema, anomalies
 
 
 def write_analysis(
-    statistics: Statistics, out_dir: Path, *, label: str | None
+    statistics: Statistics, out_dir: Path, *, labels: Collection[str]
 ) -> tuple[Schema, list[Anomaly]]:
     """Write down statistics, and what follows from them; see `analyze`."""
-    schema = infer_schema(statistics, label=label)
+    schema = infer_schema(statistics, labels=labels)
     anomalies = find_anomalies(statistics, schema)
     write_json(out_dir / "statistics.json", statistics_to_json(statistics))
     write_json(out_dir / "schema.json", schema_to_json(schema))

@@ -71,7 +71,7 @@ def _split(statistics: Statistics, schema: Schema, split: str) -> Iterator[Anoma
         if column is None:
             yield _make(split, expected.name, "absent", "error", "the column is not there")
         else:
-            yield from _column(split, column, expected, is_label=expected.name == schema.label)
+            yield from _column(split, column, expected, is_label=expected.name in schema.labels)
     for name in columns:
         yield _make(split, name, "unexpected", "warning", "the schema does not know this column")
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import hash_folder, publish_folder, scratch_folder, write_json
+from stoker.core.outputs import by_output
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features.engine import Progress, unseen
@@ -28,6 +29,7 @@ from stoker.data.features.spec import (
     SPEC,
     FeatureSpec,
     IdSpec,
+    LabelSpec,
     TransformSpec,
     VocabularySpec,
     to_json,
@@ -45,8 +47,9 @@ def build_transform(
     preprocessing_fn: PreprocessingFn | None,
     out_dir: Path,
     *,
-    label: str | None,
+    label: str | Mapping[str, str] | None,
     label_only: Sequence[str] = (),
+    sample_weight: str | None = None,
     progress: Progress = unseen,
 ) -> Transform:
     """Learn from the training split what `preprocessing_fn` asks, and save the graph.
@@ -57,9 +60,11 @@ def build_transform(
             decoded, [batch, height, width, channels] uint8. None passes every column on as it is,
             but the label and, of images, `path`.
         out_dir: Where the folder appears once it is whole; nothing may be there.
-        label: An output of the function or, if none has the name, a raw column. Strings become the
-            place of the class among the training split's sorted distinct ones.
+        label: An output of the function or, if none has the name, a raw column; for a model of
+            several outputs each one's. Strings become the place of the class among the training
+            split's sorted distinct ones.
         label_only: Raw columns that serving will not have; the label's own is always one.
+        sample_weight: An output of the function, else a raw column: how much each row counts.
         progress: Told of the rows of each pass.
 
     Returns:
@@ -71,17 +76,20 @@ def build_transform(
         DataError: a shard is damaged, the training split is empty.
         FileExistsError: `out_dir` holds something.
     """
+    sources = {} if label is None else by_output(label)
+    labels = tuple(dict.fromkeys(sources.values()))
     plan = Plan(
         dataset=dataset,
         function=preprocessing_fn,
-        label=label,
-        label_only=_label_only(dataset, label, label_only),
+        labels=labels,
+        label_only=_label_only(dataset, labels, label_only),
+        weights=() if sample_weight is None else (sample_weight,),
     )
     with scratch_folder(out_dir) as scratch:
         made = scratch / "transform"
         resolved = resolve(plan, scratch, progress)
         _require_features(plan, resolved.walk)
-        spec = _describe(plan, resolved)
+        spec = _describe(plan, resolved, sources)
         _save(plan, resolved, made)
         write_json(made / SPEC, to_json(spec))
         write_json(made / FILES, hash_folder(made))
@@ -108,6 +116,7 @@ class Saved(tf.Module):
         serving: Part,
         decoded: Part | None,
         labelling: Part | None,
+        weighing: Part | None,
         vocabularies: list[str],
     ) -> None:
         """Hold the parts; every vocabulary is kept, also one that no output uses."""
@@ -115,18 +124,18 @@ class Saved(tf.Module):
         self.serving = serving
         self.decoded = decoded
         self.labelling = labelling
+        self.weighing = weighing
         self.vocabularies = [tf.saved_model.Asset(path) for path in vocabularies]
 
 
-def _label_only(dataset: Dataset, label: str | None, names: Sequence[str]) -> tuple[str, ...]:
+def _label_only(dataset: Dataset, labels: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     columns = [column.name for column in dataset.columns]
     for name in names:
         if name not in columns:
             raise ConfigError(
                 "label_only must name raw columns", got=name, fix=nearest(name, columns)
             )
-    own = [label] if label in columns and label is not None else []
-    return tuple(dict.fromkeys([*names, *own]))
+    return tuple(dict.fromkeys([*names, *(label for label in labels if label in columns)]))
 
 
 def _require_features(plan: Plan, walked: Walk) -> None:
@@ -148,21 +157,19 @@ def _require_features(plan: Plan, walked: Walk) -> None:
             )
 
 
-def _describe(plan: Plan, resolved: Resolved) -> TransformSpec:
+def _describe(plan: Plan, resolved: Resolved, sources: Mapping[str, str]) -> TransformSpec:
     walked = resolved.walk
-    outputs = dict(walked.features)
-    if walked.label is not None and plan.label is not None:
-        outputs[plan.label] = walked.label
+    outputs = walked.features | walked.labels
     domains = {name: walked.trace.domain(tensor) for name, tensor in outputs.items()}
-    features = list(walked.features.values())
-    labels = [] if walked.label is None else [walked.label]
-    call = walked.classes_call
+    features, labels = list(walked.features.values()), list(walked.labels.values())
+    weights = list(walked.weights.values())
     return TransformSpec(
         features=tuple(_feature(name, tensor) for name, tensor in walked.features.items()),
-        label=None if not labels else _feature(str(plan.label), labels[0]),
-        classes=None if call is None else _class_names(resolved.answers[call]),
+        labels={output: _label(resolved, name) for output, name in sources.items()},
         serving_columns=tuple(needed_columns(walked, features, plan.dataset)),
         label_columns=tuple(needed_columns(walked, labels, plan.dataset)),
+        weight=next(iter(walked.weights), None),
+        weight_columns=tuple(needed_columns(walked, weights, plan.dataset)),
         vocabularies={
             answer.name: VocabularySpec(file=f"assets/{answer.name}", terms=answer.terms)
             for answer in resolved.answers
@@ -184,18 +191,25 @@ def _feature(name: str, tensor: tf.Tensor) -> FeatureSpec:
     return FeatureSpec(name=name, dtype=tensor.dtype.name, shape=tuple(tensor.shape[1:].as_list()))
 
 
+def _label(resolved: Resolved, name: str) -> LabelSpec:
+    walked = resolved.walk
+    feature, call = _feature(name, walked.labels[name]), walked.classes_calls.get(name)
+    classes = None if call is None else _class_names(resolved.answers[call])
+    return LabelSpec(name=name, dtype=feature.dtype, shape=feature.shape, classes=classes)
+
+
 def _class_names(classes: Sequence[bytes]) -> tuple[str, ...]:
     return tuple(name.decode(errors="backslashreplace") for name in classes)
 
 
 def _save(plan: Plan, resolved: Resolved, folder: Path) -> None:
     walked = resolved.walk
-    labels = {} if walked.label is None else {str(plan.label): walked.label}
     vocabularies = [item.path for item in resolved.answers if isinstance(item, VocabularyFile)]
     saved = Saved(
         serving=_part(plan, resolved, walked.features),
         decoded=_decoded_part(plan, resolved) if walked.decoded else None,
-        labelling=_part(plan, resolved, labels) if labels else None,
+        labelling=_part(plan, resolved, walked.labels) if walked.labels else None,
+        weighing=_part(plan, resolved, walked.weights) if walked.weights else None,
         vocabularies=vocabularies,
     )
     tf.saved_model.save(saved, str(folder))

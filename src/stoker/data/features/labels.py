@@ -1,4 +1,4 @@
-"""Labels that training or evaluation cannot use, found before they are used."""
+"""Labels and weights that training or evaluation cannot use, found before they are used."""
 
 from __future__ import annotations
 
@@ -10,53 +10,88 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
+from stoker.core.outputs import by_output
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.features.phases import batch_rows
+from stoker.data.features.spec import LabelSpec
 from stoker.data.features.transform import Transform
 from stoker.data.sources.records import shown as shown_short
 
 
 def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> None:
-    """Refuse a split in which a record has a class that the training split has not, or no label.
+    """Refuse a split with a class that the training split has not, no label, or no fit weight.
 
     A label that is computed hides what it was computed from: `NaN > 10` is False. So a value that
     is missing in a column which only the label needs is refused too, unless the label's own graph
     asks for NaN.
 
     Args:
-        transform: Its label; without one there is nothing to refuse.
+        transform: Its labels and weight; without a label there is nothing to refuse.
         dataset: What the transform was built from, or of the same columns.
         split: Name of the split.
 
     Raises:
-        DataError: names the split, the record and what its label is.
+        DataError: names the split, the record and what its label or weight is.
     """
-    if transform.label is None:
+    if not transform.labels:
         return
-    columns = transform.label_columns
+    columns = transform.target_columns
     names = [column.name for column in columns]
+    of_labels = [column.name for column in transform.label_columns]
     served = {column.name for column in transform.serving_columns}
-    only_label = [column.name for column in columns if column.name not in served]
+    only_label = [name for name in of_labels if name not in served]
     judged = [] if transform.label_looks_for_missing() else only_label
     before = 0
     for batch in dataset.batches(split, columns=names, rows=batch_rows(dataset)):
         arrays = {column.name: to_numpy(column, batch.column(column.name)) for column in columns}
         raw = {c.name: tf.constant(arrays[c.name], c.tensor_dtype) for c in columns}
         _require_present({name: arrays[name] for name in judged}, transform, split, before)
-        labels = np.asarray(transform.apply_label(raw))
-        bad = labels < 0 if transform.classes is not None else np.isnan(labels.astype(np.float64))
-        if bad.any():
-            row = int(np.argwhere(bad)[0][0])
-            shown = ", ".join(f"{name}={_shown(arrays[name][row])}" for name in names)
-            wanted = "a number" if transform.classes is None else "a class of the training split"
-            raise DataError(
-                f"label {transform.label.name!r} of split {split!r} must be {wanted} "
-                f"(record {before + row + 1})",
-                got=Plain(shown),
-                fix="Mend or leave out that record, or let the splits share every class.",
-            )
+        for output, values in by_output(transform.apply_label(raw)).items():
+            label = transform.labels[output]
+            shown = {name: arrays[name] for name in of_labels}
+            _require_known(label, np.asarray(values), shown, split=split, before=before)
+        if transform.spec.weight is not None:
+            weights = np.asarray(transform.apply_weight(raw))
+            _require_weights(transform.spec.weight, weights, split=split, before=before)
         before += batch.num_rows
+
+
+def _require_known(
+    label: LabelSpec,
+    values: NDArray[Any],
+    arrays: Mapping[str, NDArray[Any]],
+    *,
+    split: str,
+    before: int,
+) -> None:
+    bad = values < 0 if label.classes is not None else np.isnan(values.astype(np.float64))
+    if bad.any():
+        row = int(np.argwhere(bad)[0][0])
+        shown = ", ".join(f"{name}={_shown(array[row])}" for name, array in arrays.items())
+        wanted = "a number" if label.classes is None else "a class of the training split"
+        raise DataError(
+            f"label {label.name!r} of split {split!r} must be {wanted} (record {before + row + 1})",
+            got=Plain(shown),
+            fix="Mend or leave out that record, or let the splits share every class.",
+        )
+
+
+def _require_weights(name: str, weights: NDArray[Any], *, split: str, before: int) -> None:
+    bad = ~(np.isfinite(weights) & (weights >= 0))
+    if bad.any():
+        row = int(bad.argmax())
+        raise DataError(
+            f"train.sample_weight {name!r} must be a number of 0 or more in split {split!r} "
+            f"(record {before + row + 1})",
+            got=Plain("a missing value" if np.isnan(weights[row]) else f"{weights[row]:g}"),
+            fix="Mend that record, or decide in preprocessing_fn what it weighs.",
+        )
+
+
+def _named(transform: Transform) -> str:
+    names = dict.fromkeys(label.name for label in transform.labels.values())
+    return " or ".join(map(repr, names))
 
 
 def _shown(value: Any) -> str:
@@ -69,10 +104,10 @@ def _require_present(
     for name, values in arrays.items():
         missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
         missing = missing.reshape(len(values), -1).any(axis=1)
-        if transform.label is not None and missing.any():
+        if missing.any():
             row = before + int(missing.argmax()) + 1
             raise DataError(
-                f"column {name!r}, which only the label {transform.label.name!r} needs, must hold a "
+                f"column {name!r}, which only the label {_named(transform)} needs, must hold a "
                 f"value (record {row} of split {split!r})",
                 got=Plain("a missing value"),
                 fix="Leave those rows out of the data, or decide in preprocessing_fn what they "

@@ -42,7 +42,7 @@ def render_report(statistics: Statistics, schema: Schema, anomalies: Sequence[An
     )
     sections = "".join(
         f'<h2>{escape(split)}</h2><div class="grid">'
-        + "".join(_card(column, is_label=column.name == schema.label) for column in columns)
+        + "".join(_card(column, is_label=column.name in schema.labels) for column in columns)
         + "</div>"
         for split, columns in statistics.splits.items()
     )

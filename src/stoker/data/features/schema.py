@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,16 +51,16 @@ class Schema:
     columns: tuple[ColumnSchema, ...]
     """In the dataset's order."""
 
-    label: str | None = None
-    """The raw column that is the label, None where there is none or it is made by the transform."""
+    labels: tuple[str, ...] = ()
+    """The raw columns that are labels, and not made by the transform."""
 
 
-def infer_schema(statistics: Statistics, *, label: str | None = None) -> Schema:
+def infer_schema(statistics: Statistics, *, labels: Collection[str] = ()) -> Schema:
     """Take the schema from the training split.
 
     Args:
         statistics: Of all splits; only `train` is looked at.
-        label: The label, where it is a raw column.
+        labels: The labels, where they are raw columns.
 
     Raises:
         DataError: there is no training split, or it is empty.
@@ -71,10 +72,9 @@ def infer_schema(statistics: Statistics, *, label: str | None = None) -> Schema:
             got=Plain(", ".join(f"{name}: {rows}" for name, rows in statistics.rows.items())),
             fix="Name it under data.splits.",
         )
-    names = {column.name for column in columns}
     return Schema(
         columns=tuple(_column(column) for column in columns),
-        label=label if label in names else None,
+        labels=tuple(column.name for column in columns if column.name in labels),
     )
 
 
@@ -98,7 +98,7 @@ def load_schema(path: Path) -> Schema:
                 )
                 for item in raw["columns"]
             ),
-            label=raw["label"],
+            labels=tuple(raw["labels"]),
         )
     except (KeyError, TypeError) as error:
         raise DataError(

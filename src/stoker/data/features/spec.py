@@ -9,6 +9,7 @@ from typing import Any
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, DataError, Plain
+from stoker.core.outputs import alone
 from stoker.data.columns import Column
 
 SPEC = "spec.json"
@@ -27,6 +28,23 @@ class FeatureSpec:
 
     shape: tuple[int | None, ...]
     """Without the batch dimension."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelSpec:
+    """What one of the model's outputs learns."""
+
+    name: str
+    """The output of the user's function, or the raw column."""
+
+    dtype: str
+    """`int64` or `float32`."""
+
+    shape: tuple[int | None, ...]
+    """Without the batch dimension."""
+
+    classes: tuple[str, ...] | None
+    """The strings that its ids stand for; None for a label of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,17 +76,20 @@ class TransformSpec:
     features: tuple[FeatureSpec, ...]
     """What the model sees, in the order in which the function gave it."""
 
-    label: FeatureSpec | None
-    """What it learns, None where there is no label."""
-
-    classes: tuple[str, ...] | None
-    """The strings that the label's ids stand for; None for a label of numbers."""
+    labels: dict[str, LabelSpec]
+    """What it learns, by the model's output; empty where there is no label."""
 
     serving_columns: tuple[Column, ...]
     """Raw columns that the features need, in the dataset's order."""
 
     label_columns: tuple[Column, ...]
-    """Raw columns that the label needs, in the dataset's order."""
+    """Raw columns that the labels need, in the dataset's order."""
+
+    weight: str | None
+    """The output or raw column that says how much a row counts; None where all count alike."""
+
+    weight_columns: tuple[Column, ...]
+    """Raw columns that the weight needs, in the dataset's order."""
 
     vocabularies: dict[str, VocabularySpec]
     """By their file names."""
@@ -130,23 +151,34 @@ class TransformOutput:
         return self._spec.ids[name].num_buckets
 
     @property
-    def classes(self) -> tuple[str, ...] | None:
-        """The strings that the label's ids stand for; None for a label of numbers."""
-        return self._spec.classes
+    def classes(self) -> tuple[str, ...] | dict[str, tuple[str, ...] | None] | None:
+        """The strings that the label's ids stand for; None for a label of numbers.
+
+        Where `label` names several, this is a dict by the model's output.
+        """
+        return alone({output: label.classes for output, label in self._spec.labels.items()}) or None
 
     @property
-    def num_classes(self) -> int | None:
-        """How many classes the label has, where that is known: strings, or ids of a vocabulary."""
-        if self._spec.classes is not None:
-            return len(self._spec.classes)
-        label = self._spec.label
-        ids = self._spec.ids.get(label.name) if label else None
+    def num_classes(self) -> int | dict[str, int | None] | None:
+        """How many classes the label has, where that is known: strings, or ids of a vocabulary.
+
+        Where `label` names several, this is a dict by the model's output.
+        """
+        labels = self._spec.labels
+        return alone({name: self._classes_of(label) for name, label in labels.items()}) or None
+
+    def _classes_of(self, label: LabelSpec) -> int | None:
+        if label.classes is not None:
+            return len(label.classes)
+        ids = self._spec.ids.get(label.name)
         return ids.num_buckets if ids else None
 
 
 def to_json(spec: TransformSpec) -> dict[str, Any]:
     """The description as JSON's own types."""
-    return dataclasses.asdict(spec)
+    # A list, as the order of the outputs is the user's, and a file has its keys sorted.
+    labels = [{"output": name, **dataclasses.asdict(each)} for name, each in spec.labels.items()]
+    return dataclasses.asdict(spec) | {"labels": labels}
 
 
 def from_json(raw: dict[str, Any]) -> TransformSpec:
@@ -158,10 +190,11 @@ def from_json(raw: dict[str, Any]) -> TransformSpec:
     try:
         return TransformSpec(
             features=tuple(_feature(item) for item in raw["features"]),
-            label=None if raw["label"] is None else _feature(raw["label"]),
-            classes=None if raw["classes"] is None else tuple(raw["classes"]),
+            labels={item["output"]: _label(item) for item in raw["labels"]},
             serving_columns=tuple(Column(**item) for item in raw["serving_columns"]),
             label_columns=tuple(Column(**item) for item in raw["label_columns"]),
+            weight=raw["weight"],
+            weight_columns=tuple(Column(**item) for item in raw["weight_columns"]),
             vocabularies={
                 name: VocabularySpec(**item) for name, item in raw["vocabularies"].items()
             },
@@ -185,3 +218,10 @@ def json_number(value: float) -> float | int | str | None:
 
 def _feature(raw: dict[str, Any]) -> FeatureSpec:
     return FeatureSpec(name=raw["name"], dtype=raw["dtype"], shape=tuple(raw["shape"]))
+
+
+def _label(raw: dict[str, Any]) -> LabelSpec:
+    classes = None if raw["classes"] is None else tuple(raw["classes"])
+    return LabelSpec(
+        name=raw["name"], dtype=raw["dtype"], shape=tuple(raw["shape"]), classes=classes
+    )

@@ -10,10 +10,12 @@ import tensorflow as tf
 
 from stoker.core.errors import DataError, Plain
 from stoker.core.files import hash_folder, read_json
+from stoker.core.outputs import alone
 from stoker.data.columns import Column
 from stoker.data.features.spec import (
     SPEC,
     FeatureSpec,
+    LabelSpec,
     TransformOutput,
     TransformSpec,
     from_json,
@@ -47,14 +49,9 @@ class Transform:
         return self.spec.features
 
     @property
-    def label(self) -> FeatureSpec | None:
-        """What the model learns, int64 or float32."""
-        return self.spec.label
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """The strings that the label's ids stand for."""
-        return self.spec.classes
+    def labels(self) -> dict[str, LabelSpec]:
+        """What the model learns, by its output."""
+        return self.spec.labels
 
     @property
     def serving_columns(self) -> tuple[Column, ...]:
@@ -63,14 +60,20 @@ class Transform:
 
     @property
     def label_columns(self) -> tuple[Column, ...]:
-        """Raw columns that the label needs, in the dataset's order."""
+        """Raw columns that the labels need, in the dataset's order."""
         return self.spec.label_columns
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Raw columns that either needs, the features' first."""
-        extra = [column for column in self.label_columns if column not in self.serving_columns]
-        return (*self.serving_columns, *extra)
+        """Raw columns that anything needs, the features' first."""
+        needed = (*self.serving_columns, *self.label_columns, *self.spec.weight_columns)
+        return tuple({column.name: column for column in needed}.values())
+
+    @property
+    def target_columns(self) -> tuple[Column, ...]:
+        """Raw columns that labels or weight need."""
+        needed = (*self.label_columns, *self.spec.weight_columns)
+        return tuple({column.name: column for column in needed}.values())
 
     def module(self) -> Any:
         """The features' part of the graph, for an export to track: nothing of the label is in it."""
@@ -118,27 +121,62 @@ class Transform:
             feature.name: _shaped(found[keys[feature.name]], feature) for feature in self.features
         }
 
-    def apply_label(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Compute the label.
+    def apply_label(self, inputs: Mapping[str, tf.Tensor]) -> Any:
+        """Compute the label, or of a model of several outputs the labels.
 
         Args:
             inputs: Raw column -> [batch] or [batch, length].
 
         Returns:
-            [batch, ...] int64 or float32; -1 where a class is not one of `classes`.
+            [batch, ...] int64 or float32, -1 where a class is not one of the label's; where there
+            are several, such a tensor by output.
 
         Raises:
             DataError: a column is not there; the transform has no label.
         """
-        if self.label is None:
+        if not self.labels:
             raise DataError("a transform must have a label to compute it", got=str(self.root))
         names = identifiers((column.name for column in self.label_columns), "c")
         part = self._root().labelling
         found = part.compute({key: _column(inputs, name) for name, key in names.items()})
-        return _shaped(found["f0"], self.label)
+        keys = identifiers(dict.fromkeys(label.name for label in self.labels.values()), "f")
+        return alone(
+            {
+                output: _shaped(found[keys[label.name]], label)
+                for output, label in self.labels.items()
+            }
+        )
+
+    def apply_weight(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Compute how much each row counts.
+
+        Args:
+            inputs: Raw column -> [batch] or [batch, length].
+
+        Returns:
+            [batch] float32.
+
+        Raises:
+            DataError: a column is not there; the transform has no weight.
+        """
+        if self.spec.weight is None:
+            raise DataError("a transform must have a weight to compute it", got=str(self.root))
+        names = identifiers((column.name for column in self.spec.weight_columns), "c")
+        part = self._root().weighing
+        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
+        return tf.ensure_shape(found["f0"], [None])
+
+    def apply_targets(self, inputs: Mapping[str, tf.Tensor]) -> tuple[Any, ...]:
+        """What stands beside the features in a batch: the label, and the weight where there is one.
+
+        Raises:
+            DataError: as `apply_label` and `apply_weight`.
+        """
+        label = self.apply_label(inputs)
+        return (label,) if self.spec.weight is None else (label, self.apply_weight(inputs))
 
     def label_looks_for_missing(self) -> bool:
-        """Whether the label's graph asks itself which values are missing (NaN)."""
+        """Whether the labels' graph asks itself which values are missing (NaN)."""
         graphs = [
             made.graph.as_graph_def() for made in self._root().labelling.compute.concrete_functions
         ]
@@ -179,6 +217,6 @@ def _column(inputs: Mapping[str, tf.Tensor], name: str) -> tf.Tensor:
     return inputs[name]
 
 
-def _shaped(tensor: tf.Tensor, spec: FeatureSpec) -> tf.Tensor:
+def _shaped(tensor: tf.Tensor, spec: FeatureSpec | LabelSpec) -> tf.Tensor:
     tensor.set_shape([None, *spec.shape])
     return tensor

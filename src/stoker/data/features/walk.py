@@ -30,11 +30,14 @@ class Plan:
     function: PreprocessingFn | None
     """The user's function; None passes every column on as it is."""
 
-    label: str | None
-    """An output of the function, or a raw column."""
+    labels: tuple[str, ...]
+    """Outputs of the function or, where none has the name, raw columns: what the model learns."""
 
     label_only: tuple[str, ...]
-    """Raw columns that serving will not have, the label's own among them."""
+    """Raw columns that serving will not have, the labels' own among them."""
+
+    weights: tuple[str, ...] = ()
+    """An output of the function, else a raw column, that says how much each row counts; or none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +54,16 @@ class Walk:
     """The images of image columns, [batch, height, width, channels] uint8; the function's inputs."""
 
     features: dict[str, tf.Tensor]
-    """Outputs by name, the label not among them."""
+    """Outputs by name, labels and weight not among them."""
 
-    label: tf.Tensor | None
-    """The label, int64 or float32."""
+    labels: dict[str, tf.Tensor]
+    """The plan's labels, int64 or float32."""
 
-    classes_call: int | None
-    """The call that asks for the label's classes; None for a label of numbers."""
+    classes_calls: dict[str, int]
+    """Label -> the call that asks for its classes; those of numbers are not in it."""
+
+    weights: dict[str, tf.Tensor]
+    """The plan's weight by its name, [batch] float32; empty where all rows count alike."""
 
     trace: Trace
     """What was asked, which ids are known."""
@@ -103,14 +109,13 @@ def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: l
             decoded = _decoded(plan.dataset, placeholders)
             inputs = RawInputs(placeholders | decoded)
             outputs = _outputs(plan, inputs)
-            label = _label(plan, outputs, inputs)
-            classes_call = None
-            if label is not None:
-                label, classes_call = _label_as_number(trace, label)
-        features = {name: tensor for name, tensor in outputs.items() if name != plan.label}
-        found.update(raw=placeholders, decoded=decoded, features=features, label=label)
-        found.update(trace=trace, classes_call=classes_call)
-        return [*features.values(), *([] if label is None else [label])]
+            labels, classes_calls = _labels(plan, trace, outputs, inputs)
+            weights = {name: _weight(name, outputs, inputs) for name in plan.weights}
+        told = {*plan.labels, *plan.weights}
+        features = {name: tensor for name, tensor in outputs.items() if name not in told}
+        found.update(raw=placeholders, decoded=decoded, features=features, labels=labels)
+        found.update(trace=trace, classes_calls=classes_calls, weights=weights)
+        return [*features.values(), *labels.values(), *weights.values()]
 
     specs = [column_spec(column, f"c{index}") for index, column in enumerate(columns)]
     wrapped = tf.compat.v1.wrap_function(body, specs)
@@ -155,7 +160,12 @@ def _decoded(dataset: Dataset, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Ten
 
 def _outputs(plan: Plan, inputs: RawInputs) -> dict[str, tf.Tensor]:
     if plan.function is None:
-        left_out = {plan.label, *plan.label_only, "path" if plan.dataset.image else None}
+        left_out = {
+            *plan.labels,
+            *plan.label_only,
+            *plan.weights,
+            "path" if plan.dataset.image else None,
+        }
         outputs = {name: inputs[name] for name in inputs if name not in left_out}
     else:
         outputs = _checked(plan.function, _called(plan.function, inputs))
@@ -208,18 +218,58 @@ def _problem(name: object, tensor: Any) -> str:
     return ""
 
 
-def _label(plan: Plan, outputs: dict[str, tf.Tensor], inputs: RawInputs) -> tf.Tensor | None:
-    if plan.label is None:
-        return None
-    if plan.label in outputs:
-        return outputs[plan.label]
-    if plan.label in inputs:
-        return _one_a_row(plan.label, inputs[plan.label])
+def _labels(
+    plan: Plan, trace: Trace, outputs: dict[str, tf.Tensor], inputs: RawInputs
+) -> tuple[dict[str, tf.Tensor], dict[str, int]]:
+    """The labels as numbers, and which calls ask for classes."""
+    labels: dict[str, tf.Tensor] = {}
+    classes_calls: dict[str, int] = {}
+    for name in plan.labels:
+        found = _label(name, outputs, inputs)
+        labels[name], classes_call = _label_as_number(trace, found)
+        if classes_call is not None:
+            classes_calls[name] = classes_call
+    return labels, classes_calls
+
+
+def _label(name: str, outputs: dict[str, tf.Tensor], inputs: RawInputs) -> tf.Tensor:
+    if name in outputs:
+        return outputs[name]
+    if name in inputs:
+        return _one_a_row(name, inputs[name])
     raise ConfigError(
         "label must be a raw column or an output of preprocessing_fn",
-        got=plan.label,
-        fix=nearest(plan.label, dict.fromkeys([*inputs, *outputs])),
+        got=name,
+        fix=nearest(name, dict.fromkeys([*inputs, *outputs])),
     )
+
+
+def _weight(
+    name: str, outputs: Mapping[str, tf.Tensor], inputs: Mapping[str, tf.Tensor]
+) -> tf.Tensor:
+    if name not in {**inputs, **outputs}:
+        raise ConfigError(
+            "train.sample_weight must be a raw column or an output of preprocessing_fn",
+            got=name,
+            fix=nearest(name, {**inputs, **outputs}),
+        )
+    weight = outputs[name] if name in outputs else inputs[name]
+    if not (weight.dtype.is_floating or weight.dtype.is_integer):
+        raise ConfigError(
+            "train.sample_weight must be numbers",
+            got=Plain(f"{name!r}, which holds {weight.dtype.name}"),
+            fix="Make a number of each in preprocessing_fn, e.g. by tf.where or tf.cast.",
+        )
+    if weight.shape.rank == 2 and weight.shape[1] == 1:
+        weight = tf.reshape(weight, [-1])
+    if weight.shape.rank != 1:
+        raise ConfigError(
+            "train.sample_weight must be one number a row",
+            got=Plain(f"{name!r}, of shape {weight.shape}"),
+            fix="Reduce it to one in preprocessing_fn, e.g. by tf.reduce_mean(..., axis=1).",
+        )
+    # Of a tensor of its own, as it may be a label too.
+    return tf.identity(tf.cast(weight, tf.float32))
 
 
 def _one_a_row(name: str, column: tf.Tensor) -> tf.Tensor:

@@ -6,7 +6,8 @@ whole split, which is what validation is about.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +80,7 @@ def compare_answers(
     reference: Feed,
     *,
     answer: Callable[[Any], Any],
-    threshold: float,
+    thresholds: Sequence[float],
     batch_size: int,
 ) -> AnswerAgreement:
     """Ask a model about every row of a split, by both paths.
@@ -89,7 +90,8 @@ def compare_answers(
         reference: The same rows by the exported graph's decoder.
         answer: Features of a batch -> the model's scores, one tensor or several, each
             [batch, ..., classes] or, of a yes or no, [batch, 1] or [batch].
-        threshold: From where on a yes or no is a yes: 0.5, or 0 of logits.
+        thresholds: From where on a yes or no of each score is a yes: 0.5, or 0 of logits; where
+            there are more scores, from the first on again.
         batch_size: Rows that are asked at once.
 
     Raises:
@@ -104,7 +106,9 @@ def compare_answers(
         for one, other in zip(ours, graphs, strict=True):
             found = [
                 other_answers(np.asarray(a), np.asarray(b), threshold=threshold)
-                for a, b in zip(ask_quick(one), ask_reference(other), strict=True)
+                for a, b, threshold in zip(
+                    ask_quick(one), ask_reference(other), itertools.cycle(thresholds), strict=False
+                )
             ]
             rows += len(found[0])
             differ += int(np.logical_or.reduce(found).sum())

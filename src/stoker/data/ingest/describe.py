@@ -63,7 +63,7 @@ def describe_source(config: IngestConfig, *, progress: Progress = silent) -> Sou
         DataError: a file cannot be read at all.
         ConfigError: the configuration does not fit the data.
     """
-    source = open_source(config, label=None)
+    source = open_source(config, labels=())
     scan = source.scan(progress)
     counts = [_Values(column) for column in scan.columns]
     rows = bad = 0

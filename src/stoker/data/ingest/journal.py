@@ -153,13 +153,15 @@ class Journal:
         )
 
 
-def identity_of(config: IngestConfig, listing: Listing, *, label: str | None) -> str:
+def identity_of(
+    config: IngestConfig, listing: Listing, *, label: str | Mapping[str, str] | None
+) -> str:
     """What must be equal for an ingest to go on where another one stopped.
 
     Args:
         config: What is read, and how.
         listing: The files, with their sizes and times.
-        label: The column that no record may miss.
+        label: The column that no record may miss, or each output's.
     """
     files = [[file.name, file.size_bytes, file.mtime_ns] for file in listing.files]
     settings = dataclasses.asdict(config)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, DataError, Plain
 from stoker.core.files import full_disk_is_named, remove, sweep
+from stoker.core.outputs import by_output
 from stoker.data.columns import Column
 from stoker.data.dataset import (
     MANIFEST,
@@ -57,7 +58,7 @@ def ingest(
     config: IngestConfig,
     out_dir: Path,
     *,
-    label: str | None = None,
+    label: str | Mapping[str, str] | None = None,
     epochs: int = 1,
     listing: Listing | None = None,
     accept: Accept = any_columns,
@@ -71,7 +72,8 @@ def ingest(
     Args:
         config: What to read and how to split it.
         out_dir: The dataset's folder; made if need be; a dataset of another source in it is replaced.
-        label: The column that no record may miss; ignored where the data has no such column.
+        label: The column that no record may miss, or each output's; ignored where the data has no such
+            column.
         epochs: How often training will read each image, for `data.images.store: auto`.
         listing: The files as `fingerprint_of` saw them, so that what is read is what it named; None:
             as they are now.
@@ -87,7 +89,8 @@ def ingest(
         ConfigError: the configuration does not fit the data.
         UserError: the disk is full; names the need and what is free. Or what `accept` raises.
     """
-    source = open_source(config, label=label, listing=listing)
+    labels = () if label is None else tuple(by_output(label).values())
+    source = open_source(config, labels=labels, listing=listing)
     warn_of_listing(source.listing)
     out_dir.mkdir(parents=True, exist_ok=True)
     sweep(out_dir, "*")

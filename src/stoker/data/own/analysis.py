@@ -72,10 +72,10 @@ def analyze_own_dataset(
         rows={split: count.rows for split, count in counts.items()},
         splits={split: _in_order(dataset, told[split], moments[split]) for split in counts},
     )
-    label = dataset.description.label
+    labels = dataset.description.labels.values()
     # One of many numbers of a label is no class.
-    named = label.name if label.shape in ((), (1,)) else None
-    _, anomalies = write_analysis(statistics, folder, label=named)
+    named = [label.name for label in labels if label.shape in ((), (1,))]
+    _, anomalies = write_analysis(statistics, folder, labels=named)
     return counts, anomalies
 
 
@@ -108,7 +108,7 @@ class _Look:
         try:
             for parts in self._dataset.arrays(self._split, columns=self._dataset.columns):
                 writer = writer or self._open(parts)
-                size = len(parts[self._dataset.description.label.name])
+                size = len(parts[self._dataset.columns[0].name])
                 batches, rows, largest = batches + 1, rows + size, max(largest, size)
                 self._take(parts, writer)
                 progress(batches, total, f"batches of {self._split}")

@@ -21,7 +21,7 @@ INPUTS = "inputs"
 """Name of the feature where a dataset gives one tensor without a name."""
 
 LABEL = "label"
-"""Name of the label's column; underscores follow where a feature has it."""
+"""Name of the column of a label without a name; underscores follow where a feature has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,16 +54,16 @@ class Description:
     features: tuple[TensorColumn, ...]
     """What the model sees, and serving takes; in the order of the dataset."""
 
-    label: TensorColumn
-    """What the model learns."""
+    labels: dict[str, TensorColumn]
+    """What the model learns, by its output."""
 
     named: bool
     """Whether the features are a dict; else one tensor."""
 
     @property
     def columns(self) -> tuple[TensorColumn, ...]:
-        """The features and the label."""
-        return (*self.features, self.label)
+        """The features and the labels."""
+        return (*self.features, *self.labels.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,7 @@ def read_description(path: Path) -> Description:
     try:
         return Description(
             features=tuple(_column(item) for item in raw["features"]),
-            label=_column(raw["label"]),
+            labels={output: _column(item) for output, item in raw["labels"].items()},
             named=raw["named"],
         )
     except (KeyError, TypeError) as error:

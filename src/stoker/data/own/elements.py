@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.core.outputs import by_output
 from stoker.data.own.description import INPUTS, LABEL, Description, TensorColumn
 
 _FORM = "Give batches of (features, label) or (features, label, weight), as model.fit takes them."
@@ -46,10 +47,10 @@ def describe_element(spec: Any, *, what: str) -> Description:
         )
     described = Description(
         features=tuple(_column(name, part, what=what) for name, part in parts.items()),
-        label=_column(_free_name(parts), label, what=what),
+        labels=_labels(label, parts, what=what),
         named=named,
     )
-    if described.label.dtype == "string":
+    if any(column.dtype == "string" for column in described.labels.values()):
         raise ConfigError(
             f"{what} must give a label of numbers",
             got=Plain("texts"),
@@ -58,6 +59,24 @@ def describe_element(spec: Any, *, what: str) -> Description:
     for weight in spec[2:]:
         _require_weight(weight, what=what)
     return described
+
+
+def _labels(label: Any, features: Mapping[str, Any], *, what: str) -> dict[str, TensorColumn]:
+    """Label -> its column, by the model's output; a dict of labels is one for several outputs."""
+    several = isinstance(label, Mapping)
+    if several and (len(label) < 2 or not all(isinstance(name, str) and name for name in label)):
+        raise ConfigError(
+            f"{what} must give a dict of labels with the names of the model's outputs",
+            got=Plain(f"a dict with the keys {list(label)}"),
+            fix="Give the label of a model with one output as a tensor.",
+        )
+    columns: dict[str, TensorColumn] = {}
+    taken = set(features)
+    for output, part in by_output(label).items():
+        name = _free_name(output or LABEL, taken)
+        taken.add(name)
+        columns[output] = _column(name, part, what=what)
+    return columns
 
 
 def parts_of(element: Any) -> tuple[Any, ...]:
@@ -72,7 +91,7 @@ def _column(name: str, part: Any, *, what: str) -> TensorColumn:
         raise ConfigError(
             f"{what} must give {name!r} as a dense tensor",
             got=Plain(_form(part)),
-            fix="Give a flat dict of tensors as features, and one tensor as label."
+            fix="Give a flat dict of tensors as features, and one tensor or such a dict as label."
             if nested
             else "Use to_tensor() or tf.sparse.to_dense.",
         )
@@ -107,8 +126,7 @@ def _require_weight(weight: Any, *, what: str) -> None:
         )
 
 
-def _free_name(taken: Mapping[str, Any]) -> str:
-    name = LABEL
+def _free_name(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name

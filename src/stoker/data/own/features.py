@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
-from stoker.data.features.spec import FeatureSpec, TransformOutput, TransformSpec
+from stoker.core.outputs import alone
+from stoker.data.features.spec import FeatureSpec, LabelSpec, TransformOutput, TransformSpec
 from stoker.data.features.transform import Transform
 from stoker.data.own.description import Description, TensorColumn
 
@@ -14,21 +16,20 @@ from stoker.data.own.description import Description, TensorColumn
 class OwnFeatures:
     """Features and label as they are given; see `stoker.data.features.transform.Transform`."""
 
-    classes: tuple[str, ...] | None = None
-    """A user's label is numbers: no strings stand for them."""
-
     def __init__(self, description: Description) -> None:
         """Stand for the identity of what an element holds."""
         self._description = description
         self.features = tuple(_spec(column) for column in description.features)
-        self.label: FeatureSpec | None = _spec(description.label)
+        # A user's labels are numbers: no strings stand for them.
+        self.labels = {output: _label(column) for output, column in description.labels.items()}
         self.output = TransformOutput(
             TransformSpec(
                 features=self.features,
-                label=self.label,
-                classes=None,
+                labels=self.labels,
                 serving_columns=(),
                 label_columns=(),
+                weight=None,
+                weight_columns=(),
                 vocabularies={},
                 ids={},
                 analyzers=(),
@@ -42,8 +43,8 @@ class OwnFeatures:
 
     @property
     def label_columns(self) -> tuple[TensorColumn, ...]:
-        """The label."""
-        return (self._description.label,)
+        """The labels."""
+        return tuple(self._description.labels.values())
 
     @property
     def columns(self) -> tuple[TensorColumn, ...]:
@@ -58,9 +59,10 @@ class OwnFeatures:
         """The features among the given tensors, as they are."""
         return {column.name: inputs[column.name] for column in self.serving_columns}
 
-    def apply_label(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """The label among the given tensors, as it is."""
-        return inputs[self._description.label.name]
+    def apply_label(self, inputs: Mapping[str, tf.Tensor]) -> Any:
+        """The labels among the given tensors, as they are; see `Transform.apply_label`."""
+        labels = self._description.labels
+        return alone({output: inputs[column.name] for output, column in labels.items()})
 
 
 AnyTransform = Transform | OwnFeatures
@@ -69,3 +71,7 @@ AnyTransform = Transform | OwnFeatures
 
 def _spec(column: TensorColumn) -> FeatureSpec:
     return FeatureSpec(name=column.name, dtype=column.dtype, shape=column.shape)
+
+
+def _label(column: TensorColumn) -> LabelSpec:
+    return LabelSpec(name=column.name, dtype=column.dtype, shape=column.shape, classes=None)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError, DataError, Plain
+from stoker.core.outputs import by_output
 from stoker.core.user_code import call, first_line
 from stoker.data.dataset import Dataset
 from stoker.data.own.config import OwnDatasetConfig
@@ -41,7 +42,7 @@ class OwnDataset:
 
     @property
     def columns(self) -> tuple[TensorColumn, ...]:
-        """The features and the label."""
+        """The features and the labels."""
         return self.description.columns
 
     def column(self, name: str) -> TensorColumn:
@@ -73,7 +74,9 @@ class OwnDataset:
         names = [column.name for column in columns]
         for number, element in enumerate(self._elements(split), start=1):
             features, label, *_ = parts_of(element)
-            parts = {**features, self.description.label.name: label}
+            labels = by_output(label)
+            named = self.description.labels.items()
+            parts = {**features, **{column.name: labels[output] for output, column in named}}
             sizes = {name: int(tf.shape(part)[0]) for name, part in parts.items()}
             if len(set(sizes.values())) > 1:
                 raise DataError(

@@ -6,7 +6,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -120,7 +120,7 @@ class CsvFiles:
     config: IngestConfig
     """How they are read."""
 
-    label: str | None
+    labels: Collection[str]
     """The column that a record cannot miss."""
 
     def scan(self, progress: Progress) -> Scan:
@@ -152,7 +152,7 @@ class CsvFiles:
                     if found.present:
                         seen.setdefault(found.kind, file.location)
         readings = tuple(
-            tally.reading(overrides.get(name), gaps_end_records=name == self.label)
+            tally.reading(overrides.get(name), gaps_end_records=name in self.labels)
             for name, tally in zip(names, tallies, strict=True)
         )
         for name, how, seen in zip(names, readings, kinds, strict=True):
@@ -170,7 +170,7 @@ class CsvFiles:
 
         def typed(column: Column, how: Reading, raw: pa.Array) -> Cells:
             read = read_text(clean(raw), how, missing, wide=column.dtype == "float64")
-            return demand_label(read) if column.name == self.label else read
+            return demand_label(read) if column.name in self.labels else read
 
         with ThreadPoolExecutor(WORKERS) as pool:
             for chunk in self._all_chunks([column.name for column in scan.columns]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
@@ -49,7 +49,7 @@ class JsonlFiles:
     config: IngestConfig
     """How they are read."""
 
-    label: str | None
+    labels: Collection[str]
     """The column that a record cannot miss."""
 
     def scan(self, progress: Progress) -> Scan:
@@ -61,12 +61,12 @@ class JsonlFiles:
             ConfigError: `data.types` names a key that is not there.
         """
         return scan_named(
-            self._gathered(), self.config, label=self.label, in_order=True, progress=progress
+            self._gathered(), self.config, labels=self.labels, in_order=True, progress=progress
         )
 
     def blocks(self, scan: Scan) -> Iterator[Block]:
         """Every line in its columns' types, or named with what is wrong with it."""
-        return named_blocks(self._gathered(), scan, self.config, label=self.label)
+        return named_blocks(self._gathered(), scan, self.config, labels=self.labels)
 
     def _gathered(self) -> Iterator[Gathered]:
         for file in self.listing.files:

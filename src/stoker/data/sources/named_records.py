@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from stoker.data.sources.config import IngestConfig
@@ -28,7 +28,7 @@ def scan_named(
     blocks: Iterator[Gathered],
     config: IngestConfig,
     *,
-    label: str | None,
+    labels: Collection[str],
     in_order: bool,
     progress: Progress,
 ) -> Scan:
@@ -37,7 +37,7 @@ def scan_named(
     Args:
         blocks: Every record of the source, file by file.
         config: How it is read.
-        label: The column that no record may miss.
+        labels: The columns that no record may miss.
         in_order: True where the records name their columns in an order of their own; otherwise
             columns are sorted by name.
         progress: Called with the records done.
@@ -56,7 +56,7 @@ def scan_named(
     known_types(config, names)
     settled = [
         looked.columns[name].settled(
-            rows=looked.rows, is_label=name == label, most_bad=config.max_bad_rows
+            rows=looked.rows, is_label=name in labels, most_bad=config.max_bad_rows
         )
         for name in names
     ]
@@ -71,7 +71,7 @@ def scan_named(
 
 
 def named_blocks(
-    blocks: Iterator[Gathered], scan: Scan, config: IngestConfig, *, label: str | None
+    blocks: Iterator[Gathered], scan: Scan, config: IngestConfig, *, labels: Collection[str]
 ) -> Iterator[Block]:
     """Every record in its columns' types, or named with what is wrong with it.
 
@@ -79,7 +79,7 @@ def named_blocks(
         blocks: Every record of the source.
         scan: What `scan_named` gave.
         config: How the source is read.
-        label: The column that no record may miss.
+        labels: The columns that no record may miss.
     """
     missing = missing_texts(config.missing_values)
     columns = [
@@ -92,7 +92,7 @@ def named_blocks(
         cells = each.cells(block, missing)
         if each.how == "image":
             cells = checked_images(cells, config.images, channels=channels, pool=pool)
-        return demand_label(cells) if each.column.name == label else cells
+        return demand_label(cells) if each.column.name in labels else cells
 
     with ThreadPoolExecutor(WORKERS) as pool:
         for block in blocks:

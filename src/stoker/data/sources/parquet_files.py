@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +52,7 @@ class ParquetFiles:
     config: IngestConfig
     """How they are read."""
 
-    label: str | None
+    labels: Collection[str]
     """The column that a record cannot miss."""
 
     def scan(self, progress: Progress) -> Scan:
@@ -67,7 +67,7 @@ class ParquetFiles:
         if not rows:
             raise no_record(self.config.source)
         self._look(learned, progress)
-        readings = tuple(each.reading(is_label=each.name == self.label) for each in learned)
+        readings = tuple(each.reading(is_label=each.name in self.labels) for each in learned)
         columns = tuple(each.column(how) for each, how in zip(learned, readings, strict=True))
         images = [each for each, how in zip(learned, readings, strict=True) if how == "image"]
         if needs_headers(self.config.images):
@@ -171,7 +171,7 @@ class ParquetFiles:
                 read = vector_cells(values, length=column.length, read=read_values)
             else:
                 read = read_values(values)
-            typed.append(demand_label(read) if column.name == self.label else read)
+            typed.append(demand_label(read) if column.name in self.labels else read)
         return typed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.csv_files import CsvFiles
@@ -36,13 +36,13 @@ def list_source(config: IngestConfig) -> Listing:
 
 
 def open_source(
-    config: IngestConfig, *, label: str | None, listing: Listing | None = None
+    config: IngestConfig, *, labels: Collection[str], listing: Listing | None = None
 ) -> Source:
     """Find the files and choose how they are read.
 
     Args:
         config: What to read.
-        label: The column that no record may miss; ignored where the data has no such column.
+        labels: The columns that no record may miss; those that the data has not are ignored.
         listing: The files, where they were found before.
 
     Raises:
@@ -52,4 +52,4 @@ def open_source(
     listing = listing or list_source(config)
     if listing.format == "images":
         return ImageFolder(listing=listing, config=config)
-    return _TABLES[listing.format](listing=listing, config=config, label=label)
+    return _TABLES[listing.format](listing=listing, config=config, labels=labels)

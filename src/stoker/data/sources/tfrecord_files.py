@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from stoker.data.sources.config import IngestConfig
@@ -25,7 +25,7 @@ class TfrecordFiles:
     config: IngestConfig
     """How they are read."""
 
-    label: str | None
+    labels: Collection[str]
     """The column that a record cannot miss."""
 
     def scan(self, progress: Progress) -> Scan:
@@ -37,12 +37,12 @@ class TfrecordFiles:
             ConfigError: `data.types` names a feature that is not there, or images differ in size.
         """
         return scan_named(
-            self._gathered(), self.config, label=self.label, in_order=False, progress=progress
+            self._gathered(), self.config, labels=self.labels, in_order=False, progress=progress
         )
 
     def blocks(self, scan: Scan) -> Iterator[Block]:
         """Every record in its columns' types, or named with what is wrong with it."""
-        return named_blocks(self._gathered(), scan, self.config, label=self.label)
+        return named_blocks(self._gathered(), scan, self.config, labels=self.labels)
 
     def _gathered(self) -> Iterator[Gathered]:
         for file in self.listing.files:
