@@ -142,7 +142,7 @@ def test_a_killed_worker_is_named_and_all_go_on_to_the_same_weights(tmp_path: Pa
 
     assert launched.restarts == ("worker 1 was killed by SIGKILL",)
     assert "worker 1 was killed by SIGKILL. Its last lines:\n  | at 0 pid" in seen.text
-    assert re.search(r"\[worker 1\] at 20 ", seen.text), "it went on from its checkpoint"
+    assert re.search(r"\[worker 1\] at [1-9]\d* ", seen.text), "it went on from its checkpoint"
     assert re.search(r"\[worker 0\] at [1-9]", seen.text), "the other one was started again too"
     require_same_weights(tmp_path)
 
