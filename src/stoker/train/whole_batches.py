@@ -117,7 +117,7 @@ def share(
         count: Rows of the batch; a replica for which none are left gets its last ones.
     """
 
-    def of_replica(context: tf.distribute.distribute_lib.ValueContext) -> Share:
+    def of_replica(context: tf.distribute.experimental.ValueContext) -> Share:
         begin = first + context.replica_id_in_sync_group * rows
         here = min(begin, count - rows)
         part = tf.nest.map_structure(lambda tensor: tensor[here : here + rows], batch)
