@@ -77,7 +77,9 @@ def ask_rest(url: str, model: str, instances: Sequence[Any]) -> dict[str, NDArra
     return {name: np.asarray([row[name] for row in predictions]) for name in predictions[0]}
 
 
-def ask_grpc(address: str, model: str, inputs: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def ask_grpc(
+    address: str, model: str, inputs: Mapping[str, NDArray[Any]]
+) -> tuple[dict[str, NDArray[Any]], int]:
     """`PredictionService.Predict` through tensorflow-serving-api's own stubs.
 
     Args:
@@ -86,7 +88,7 @@ def ask_grpc(address: str, model: str, inputs: Mapping[str, NDArray[Any]]) -> di
         inputs: [rows] or [rows, length] values by input.
 
     Returns:
-        Output name -> array, and under `version` the version that answered.
+        Output name -> array, and the version that answered.
 
     Raises:
         UserError: the server refused, or did not answer.
@@ -108,5 +110,5 @@ def ask_grpc(address: str, model: str, inputs: Mapping[str, NDArray[Any]]) -> di
                 "the server must answer over gRPC",
                 got=Plain(f"{error.code().name}: {error.details()}"),
             ) from None
-    answers: dict[str, Any] = {n: tf.make_ndarray(t) for n, t in response.outputs.items()}
-    return answers | {"version": response.model_spec.version.value}
+    answers = {name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()}
+    return answers, int(response.model_spec.version.value)

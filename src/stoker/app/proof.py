@@ -84,8 +84,7 @@ def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
     model = experiment.model_name
     with running_server(experiment.models_root / model, model) as (rest_port, grpc_port):
         rest = ask_rest(f"http://127.0.0.1:{rest_port}", model, instances)
-        answered = ask_grpc(f"127.0.0.1:{grpc_port}", model, inputs)
-    served = answered.pop("version")
+        answered, served = ask_grpc(f"127.0.0.1:{grpc_port}", model, inputs)
     if ONLY in rest:
         answered = {ONLY: next(iter(answered.values()))}
     grpc = {name: answered[name] for name in rest}

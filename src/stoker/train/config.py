@@ -57,7 +57,7 @@ class TrainConfig:
     """Let NVIDIA GPUs from Ampere on multiply float32 with 10 bits of mantissa."""
 
     xla: bool | Auto = "auto"
-    """Compile forward and backward pass by XLA. auto: on a GPU, unless a feature is a string; not
+    """Compile forward and backward pass by XLA, on one device the update too. auto: on a GPU, unless a feature is a string; not
     with parameter servers. A TPU compiles the whole step without being asked."""
 
     strategy: StrategyName | Auto = "auto"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 import numpy as np
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.outputs import of_output
 from stoker.train.config import TrainConfig
 from stoker.train.position import Position
 
@@ -56,6 +58,21 @@ def better_mode(monitor: str, mode: Literal["min", "max", "auto"]) -> Literal["m
     if mode != "auto":
         return mode
     return "min" if any(part in monitor.lower() for part in _LESS_IS_BETTER) else "max"
+
+
+def with_mode(config: TrainConfig, outputs: Collection[str]) -> TrainConfig:
+    """The settings with `monitor_mode` resolved.
+
+    Args:
+        config: As the user wrote it.
+        outputs: Names of the model's, which say nothing about its metrics: one called `loss` has
+            an accuracy too.
+    """
+    metric = config.monitor.removeprefix("val_")
+    begins = [of_output(output, "") for output in outputs if output]
+    owner = max((begin for begin in begins if metric.startswith(begin)), key=len, default="")
+    mode = better_mode(metric.removeprefix(owner), config.monitor_mode)
+    return dataclasses.replace(config, monitor_mode=mode)
 
 
 def finite_of(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -54,6 +54,13 @@ def has_kerass_metrics_only(model: keras.Model) -> bool:
     return not own and all(_module(part).partition(".")[0] == "keras" for part in parts)
 
 
+def has_kerass_optimizer(model: keras.Model) -> bool:
+    """Whether all that an update writes is known: somebody's own may write to what nobody sees."""
+    outer = model.optimizer
+    optimizers = (outer, getattr(outer, "inner_optimizer", outer))
+    return all(_module(type(each)).partition(".")[0] == "keras" for each in optimizers)
+
+
 def _module(part: Any) -> str:
     return str(getattr(part, "__module__", type(part).__module__))
 

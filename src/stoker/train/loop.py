@@ -10,6 +10,7 @@ from stoker.telemetry import catalogue
 from stoker.train.busy import BusyReport
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.goal import with_mode
 from stoker.train.model import BuiltModel
 from stoker.train.run import EVAL_BATCHES, Run, checkpoint_writer, open_run
 from stoker.train.strategy import Distribution
@@ -42,6 +43,7 @@ def fit(
             is not among the model's, or no checkpoint of several is good.
         Preempted: the process was asked to end; everything is saved.
     """
+    config = with_mode(config, transform.labels)
     # 1. The data, and where an earlier process left off.
     opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
     feed, held_out, position = opened.feed, opened.held_out, opened.position

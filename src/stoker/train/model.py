@@ -51,8 +51,8 @@ class BuiltModel:
 
     def _losses(self, output: str) -> list[Any]:
         loss, names = self.model.loss, output_names(self.model)
-        if isinstance(loss, Mapping) and output in loss:
-            loss = loss[output]
+        if isinstance(loss, Mapping) and output != ONLY:
+            loss = loss.get(output, ())
         elif isinstance(loss, list | tuple) and output in names and len(loss) == len(names):
             loss = loss[names.index(output)]
         return list(keras.tree.flatten(loss))

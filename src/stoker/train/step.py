@@ -18,7 +18,7 @@ from stoker.train.config import ReductionDtype
 from stoker.train.ema import WeightAverage
 from stoker.train.gradients import Gradients, are_finite, dense, reduced, scaled, unique
 from stoker.train.held_back import written_only_where
-from stoker.train.keras_model import has_kerass_metrics_only, loss_of
+from stoker.train.keras_model import has_kerass_metrics_only, has_kerass_optimizer, loss_of
 from stoker.train.model import BuiltModel
 from stoker.train.seeds import keras_seeds, use_keras_seeds
 from stoker.train.strategy import Distribution
@@ -54,7 +54,7 @@ class StepSettings:
     """Passes of an update."""
 
     xla: bool = False
-    """Compile forward and backward pass by XLA."""
+    """Compile forward and backward pass by XLA, a plain step whole."""
 
     reduction_dtype: ReductionDtype = "float32"
     """What gradients are sent as."""
@@ -132,7 +132,7 @@ def make_train_step(
         optimizer.build(built.model.trainable_variables)
         if distribution.shares_batches:
             _leave_reduction_to_us(optimizer)
-    if settings.xla and _is_plain(distribution, settings):
+    if settings.xla and _is_plain(distribution, settings) and has_kerass_optimizer(built.model):
         return _make_one_program(built, load, settings)
     gradients = _make_gradients(built, load, distribution, settings)
     apply = _make_apply(built, distribution, settings)

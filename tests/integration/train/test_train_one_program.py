@@ -21,6 +21,24 @@ from stoker.train.strategy import one_device
 ROWS = 16
 
 
+class Wrapped(keras.optimizers.SGD):  # type: ignore[misc]
+    """Somebody's own optimizer: another does its work, and weights stand among its variables."""
+
+    def __init__(self) -> None:
+        super().__init__(0.1)
+        self.by = keras.optimizers.Adam(0.05)
+        self.last = tf.Variable(tf.constant(0.0), trainable=False)
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.by.build(variables)
+        self.seen = list(variables)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        self.last.assign(tf.reduce_sum(grads[-1]))
+        self.by.apply(grads, trainable_variables)
+
+
 class Nearly(keras.metrics.Metric):  # type: ignore[misc]
     """Somebody's own metric, of an operation that XLA does not have."""
 
@@ -114,6 +132,19 @@ def test_a_batch_that_is_not_finite_leaves_every_variable_bit_by_bit(optimizer: 
     # And the next one changes them again: nothing was left switched off.
     assert step(batch_of(2)).finite
     assert any((a != b).any() for a, b in zip(before, state(built, average), strict=True))
+
+
+def test_what_an_optimizer_of_ones_own_keeps_is_not_touched_by_a_bad_batch_either() -> None:
+    built, step, _ = made(optimizer=Wrapped, metrics=["accuracy"], xla=True)
+    step(batch_of(0))
+    own = built.model.optimizer
+    before = [v.numpy() for v in [own.last, *(v.value for v in own.by.variables)]]
+
+    assert not step(batch_of(1, bad=True)).finite
+
+    after = [v.numpy() for v in [own.last, *(v.value for v in own.by.variables)]]
+    for kept, value in zip(before, after, strict=True):
+        np.testing.assert_array_equal(value, kept)
 
 
 def test_a_metric_that_xla_cannot_compile_is_computed_beside_the_program() -> None:

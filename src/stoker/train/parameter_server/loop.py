@@ -14,6 +14,7 @@ from stoker.data.own.features import AnyTransform
 from stoker.data.own.feed import OwnFeed
 from stoker.data.own.opening import AnyDataset
 from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.goal import with_mode
 from stoker.train.keras_model import as_the_model_takes, overrides
 from stoker.train.model import BuiltModel
 from stoker.train.parameter_server.cluster import Connection, servers_needed
@@ -54,6 +55,7 @@ def fit_parameter_server(
         Preempted: the process was asked to end; everything is saved.
     """
     _refuse(built, config, resolved)
+    config = with_mode(config, transform.labels)
     # 1. The data, which the chief reads and sends: a batch belongs to a step's number, and is the
     #    same when a worker has died and the step is done again.
     opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
