@@ -21,7 +21,7 @@ from stoker.train.strategy import one_device
 ROWS = 16
 
 
-class Wrapped(keras.optimizers.SGD):  # type: ignore[misc]
+class Wrapped(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
     """Somebody's own optimizer: another does its work, and weights stand among its variables."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Wrapped(keras.optimizers.SGD):  # type: ignore[misc]
         self.by.apply(grads, trainable_variables)
 
 
-class Nearly(keras.metrics.Metric):  # type: ignore[misc]
+class Nearly(keras.metrics.Metric):  # type: ignore[misc]  # Keras has no types
     """Somebody's own metric, of an operation that XLA does not have."""
 
     def __init__(self) -> None:

@@ -150,7 +150,7 @@ def test_a_feature_of_no_fixed_shape_is_refused(data: tuple[Dataset, Transform])
         pass
 
 
-class Compiled(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
+class Compiled(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]  # TensorFlow has no types
     """Whatever a replica runs is compiled by XLA as a whole, as on a TPU, or fails."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Compiled(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
         return super().run(tf.function(fn, jit_compile=True), args, kwargs, options)
 
 
-class Sizes(layers.Layer):  # type: ignore[misc]
+class Sizes(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Writes down how many rows it is told of before it runs."""
 
     seen: ClassVar[set[int | None]] = set()

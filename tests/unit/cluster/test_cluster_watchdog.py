@@ -61,6 +61,22 @@ def test_no_step_names_those_that_are_furthest_behind() -> None:
     assert (hang.ranks, hang.why) == ((1,), "at step 7, phase train, for 22 s")
 
 
+def test_a_worker_stopped_between_two_steps_is_not_taken_for_a_slow_one() -> None:
+    watchdog = watch("train", "train")
+    for second in range(2, 21):
+        watchdog.heard(beat(0, "train", 7), now_s=second)
+        watchdog.heard(beat(1, "train", 7), now_s=second)
+    for second in range(21, 25):
+        watchdog.heard(beat(0, "train", 7), now_s=second)
+        assert watchdog.hang(second + 0.5) is None, "its next beat may yet come"
+
+    watchdog.heard(beat(0, "train", 7), now_s=25.0)
+    hang = watchdog.hang(25.5)
+
+    assert hang is not None
+    assert (hang.ranks, hang.why) == ((1,), "no sign of life for 6 s")
+
+
 def test_start_validation_and_saving_have_longer_but_not_forever() -> None:
     phases: tuple[Phase, ...] = ("start", "validate", "save")
     for phase in phases:

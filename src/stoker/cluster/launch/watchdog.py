@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from stoker.cluster.launch.beats import EVERY_S, Beat, Phase
@@ -105,13 +106,16 @@ class Watchdog:
     def hang(self, now_s: float) -> Hang | None:
         """Who hangs, None where nobody's time is up."""
         mute = [r for r, known in self._known.items() if self._is_mute(known, now_s)]
-        stuck = [r for r, known in self._known.items() if self._is_stuck(known, now_s)]
-        if not mute and not stuck:
+        due_s = min((self._due_s(known) for known in self._known.values()), default=math.inf)
+        if not mute and now_s <= due_s:
             return None
         if silent := tuple({*mute, *self.silent(now_s)}):
             longest_s = max(now_s - self._known[rank].heard_s for rank in silent)
             return Hang(ranks=silent, why=f"no sign of life for {longest_s:.0f} s")
         expected = {rank: known for rank, known in self._known.items() if known.expected}
+        if any(known.heard_s < due_s for known in expected.values()):
+            # A step behind or stopped? Its next beat, or none, tells.
+            return None
         least = min(known.step for known in expected.values())
         ranks = tuple(rank for rank, known in expected.items() if known.step == least)
         first = expected[ranks[0]]
@@ -126,7 +130,9 @@ class Watchdog:
         limit_s = max(self.limit_s, START_SILENT_S) if known.phase == "start" else self.limit_s
         return now_s - known.heard_s > limit_s
 
-    def _is_stuck(self, known: _Known, now_s: float) -> bool:
+    def _due_s(self, known: _Known) -> float:
+        """When it must have gone on to its next step, or phase."""
+        if not known.expected:
+            return math.inf
         in_step = known.phase == "train" and known.stepped
-        limit_s = self.limit_s if in_step else PATIENCE * self.limit_s
-        return known.expected and now_s - known.moved_s > limit_s
+        return known.moved_s + (self.limit_s if in_step else PATIENCE * self.limit_s)
