@@ -85,7 +85,7 @@ struct part {
 /* Of one output pixel along one axis: the first input pixel and the weights from there on. */
 struct taps {
   int first, count;
-  const float *weights;
+  float *weights;
 };
 
 static uint8_t *room(struct buffer *buffer, size_t size) {
@@ -96,6 +96,9 @@ static uint8_t *room(struct buffer *buffer, size_t size) {
   }
   return buffer->bytes;
 }
+
+static int smaller(int a, int b) { return a < b ? a : b; }
+static int larger(int a, int b) { return a > b ? a : b; }
 
 /* CRC32C */
 
@@ -198,6 +201,29 @@ static int make_taps(struct buffer *memory, struct taps **made, float start, flo
   return 1;
 }
 
+/* Give all outputs equally many taps, so that loops over them can be unrolled: some weigh nothing.
+ * Inputs are counted from `low`; where outputs are `mirrored`, the last comes first. */
+static int even_taps(struct taps *taps, int size, int low, int high, int mirrored) {
+  int most = 0;
+  for (int i = 0; i < size; i++) most = larger(most, taps[i].count);
+  if (most > high - low) most = 0;
+  for (int i = 0; most && i < size; i++) {
+    int count = taps[i].count, before = larger(taps[i].first + most - high, 0);
+    float *weights = taps[i].weights;
+    memmove(weights + before, weights, (size_t)count * sizeof *weights);
+    for (int tap = 0; tap < before; tap++) weights[tap] = 0.0f;
+    for (int tap = before + count; tap < most; tap++) weights[tap] = 0.0f;
+    taps[i] = (struct taps){taps[i].first - before, most, weights};
+  }
+  for (int i = 0; i < size; i++) taps[i].first -= low;
+  for (int i = 0; mirrored && i < size / 2; i++) {
+    struct taps kept = taps[i];
+    taps[i] = taps[size - 1 - i];
+    taps[size - 1 - i] = kept;
+  }
+  return most;
+}
+
 /* The rows of one output row, weighted: a line of floats. Two at a time, as each pass costs memory. */
 static void add_rows(float *restrict line, const struct part *part, const struct taps *taps,
                      int channels) {
@@ -222,29 +248,50 @@ typedef uint8_t sixteen __attribute__((vector_size(16)));
 /* Added to a float in [0, 2^22) it leaves the number, rounded half to even, in the low bits. */
 static const float ROUNDING = 12582912.0f; /* 1.5 * 2^23 */
 
-/* One output row: `step` is the way from pixel to pixel, which mirrors and turns. The weights are
- * positive and add up to 1, so a sum lies within 0 and 255. */
+/* One pixel of three channels; the fourth byte is its neighbour's. */
+static inline __attribute__((always_inline)) uint32_t color(const float *at, const float *weights,
+                                                            int count) {
+  four sum = *(const four *)at * weights[0];
+  for (int tap = 1; tap < count; tap++) sum += *(const four *)(at + 3 * tap) * weights[tap];
+  sixteen bytes = (sixteen)(four_bits)(sum + ROUNDING);
+  bytes = __builtin_shuffle(bytes, (sixteen){0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12});
+  return ((four_bits)bytes)[0];
+}
+
+static inline __attribute__((always_inline)) void write_colors(uint8_t *out, ptrdiff_t step,
+                                                               const float *line,
+                                                               const struct taps *taps, int count,
+                                                               int even) {
+  int i = 0;
+  /* Four bytes at once: the next pixel, in the same row, is written over the fourth. */
+  for (; step == 3 && i < count - 1; i++, out += 3) {
+    uint32_t pixel = color(line + 3 * taps[i].first, taps[i].weights, even ? even : taps[i].count);
+    memcpy(out, &pixel, 4);
+  }
+  for (; i < count; i++, out += step) {
+    uint32_t pixel = color(line + 3 * taps[i].first, taps[i].weights, even ? even : taps[i].count);
+    memcpy(out, &pixel, 3);
+  }
+}
+
+/* One output row: `step` is the way from pixel to pixel, `even` the taps of each, 0 where they
+ * differ. The weights are positive and add up to 1, so a sum lies within 0 and 255. */
 static void write_row(uint8_t *out, ptrdiff_t step, const float *line, const struct taps *taps,
-                      int count, int left, int channels) {
-  for (int i = 0; i < count; i++, out += step) {
-    const float *from = line + (size_t)(taps[i].first - left) * (size_t)channels;
-    const float *weights = taps[i].weights;
-    if (channels == 3) {
-      /* The fourth lane holds the neighbour's first channel, and is dropped. */
-      four sum = *(const four *)from * weights[0];
-      for (int tap = 1; tap < taps[i].count; tap++)
-        sum += *(const four *)(from + 3 * tap) * weights[tap];
-      sixteen bytes = (sixteen)(four_bits)(sum + ROUNDING);
-      bytes = __builtin_shuffle(bytes, (sixteen){0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12});
-      uint32_t pixel = ((four_bits)bytes)[0];
-      out[0] = (uint8_t)pixel;
-      out[1] = (uint8_t)(pixel >> 8);
-      out[2] = (uint8_t)(pixel >> 16);
-    } else {
-      float sum = from[0] * weights[0];
-      for (int tap = 1; tap < taps[i].count; tap++) sum += from[tap] * weights[tap];
-      out[0] = (uint8_t)(int)rintf(sum);
+                      int count, int even, int channels) {
+  if (channels == 3) {
+    switch (even) {
+      case 1: return write_colors(out, step, line, taps, count, 1);
+      case 2: return write_colors(out, step, line, taps, count, 2);
+      case 3: return write_colors(out, step, line, taps, count, 3);
+      case 4: return write_colors(out, step, line, taps, count, 4);
+      default: return write_colors(out, step, line, taps, count, even);
     }
+  }
+  for (int i = 0; i < count; i++, out += step) {
+    const float *from = line + taps[i].first, *weights = taps[i].weights;
+    float sum = from[0] * weights[0];
+    for (int tap = 1; tap < taps[i].count; tap++) sum += from[tap] * weights[tap];
+    out[0] = (uint8_t)(int)rintf(sum);
   }
 }
 
@@ -300,9 +347,15 @@ static int resize(struct worker *worker, const struct part *part, struct box box
     down = -down;
   }
   ptrdiff_t step = turned ? down : across, next = turned ? across : down;
+  int mirrored = step < 0;
+  if (mirrored) {
+    start += (width - 1) * step;
+    step = -step;
+  }
+  int even = even_taps(columns, width, part->left, part->left + part->width, mirrored);
   for (int row = 0; row < height; row++, start += next) {
     add_rows(line, part, &rows[row], to->channels);
-    write_row(start, step, line, columns, width, part->left, to->channels);
+    write_row(start, step, line, columns, width, even, to->channels);
   }
   return 1;
 }
@@ -338,9 +391,6 @@ static void cmyk_to_rgb(uint8_t *row, int width, int adobe) {
     to[2] = (uint8_t)(adobe ? k * y / 255 : (255 - k) * (255 - y) / 255);
   }
 }
-
-static int smaller(int a, int b) { return a < b ? a : b; }
-static int larger(int a, int b) { return a > b ? a : b; }
 
 static enum status decode_jpeg(struct worker *worker, const uint8_t *data, const struct job *job,
                                const struct output *to, uint8_t *out) {
