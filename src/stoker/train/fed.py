@@ -4,40 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from stoker.train.step import Outcome
+from stoker.train.one_program import OneProgram
+from stoker.train.outcome import Outcome, Sums, sums_of
+
+Step = Callable[[Any], Outcome]
+"""What `make_train_step` makes."""
 
 
-class Sums(NamedTuple):
-    """What the steps of a call did, scalars."""
-
-    loss_sum: tf.Tensor
-    """Over the finite steps: mean loss x rows."""
-
-    rows: tf.Tensor
-    """Rows of these steps, float32."""
-
-    wait_s: tf.Tensor
-    """Seconds blocked in next(iterator)."""
-
-    steps: tf.Tensor
-    """Steps that changed the weights; fewer than asked for where it ended before."""
-
-    finite: tf.Tensor
-    """False where the step after these had a loss or a gradient that is not finite."""
-
-    signals: tf.Tensor
-    """[2] int32: how many workers were asked to end, and to save after this call."""
-
-    last_loss: tf.Tensor
-    """Mean loss of the last step, finite or not."""
-
-
-def make_run_fed(step: Callable[[Any], Outcome], *, rows_a_step: int | None) -> Any:
+def make_run_fed(step: Step, *, rows_a_step: int | None) -> Any:
     """Many steps over an iterator in one call, with the wait for input timed inside the graph.
 
     A call ends before its time after a step that was not finite, or when a worker is asked to end.
@@ -53,52 +32,105 @@ def make_run_fed(step: Callable[[Any], Outcome], *, rows_a_step: int | None) -> 
         A `tf.function` of the iterator and the number of steps, int64, that gives `Sums`.
     """
     now_s = _clock()
+    program = _does_several(step)
 
-    def wait_for_next(iterator: Any, after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        # The clock starts when what came before has ended, and stops when the element is there.
+    def timed(take: Callable[[], Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        # The clock starts when what came before has ended, and stops when all is there.
         with tf.control_dependencies([after]):
             asked_s = now_s()
         with tf.control_dependencies([asked_s]):
-            element = next(iterator)
-        with tf.control_dependencies(tf.nest.flatten(element, expand_composites=True)):
-            return element, now_s() - asked_s
+            taken = take()
+        with tf.control_dependencies(tf.nest.flatten(taken, expand_composites=True)):
+            return taken, now_s() - asked_s
+
+    def of_batches(iterator: Any, left: tf.Tensor, after: tf.Tensor) -> Sums:
+        if program is None:
+            element, wait_s = timed(lambda: next(iterator), after)
+            return sums_of(step(element))._replace(wait_s=wait_s)
+        count = tf.minimum(left, program.together)
+        elements, wait_s = timed(lambda: _next_ones(iterator, count, program.together), after)
+        return program.several(elements, count)._replace(wait_s=wait_s)
+
+    def of_rows(call: Any, done: tf.Tensor, left: tf.Tensor) -> Sums:
+        size = rows_a_step or 1
+        if program is None:
+            return sums_of(step(step_of(call, done, size)))
+        whole = tf.shape(tf.nest.flatten(call)[0], tf.int64)[0] // size
+        count = tf.minimum(tf.minimum(left, whole - done), program.together)
+        return tf.cond(
+            done < whole,
+            lambda: program.several(_part_of(call, done * size, program.together * size), count),
+            # What is left at an epoch's end.
+            lambda: sums_of(step(step_of(call, done, size))),
+        )
 
     @tf.function(reduce_retracing=True)
     def run_batches(iterator: Any, steps: tf.Tensor) -> Sums:
-        done, going, finite = tf.constant(0, tf.int64), tf.constant(True), tf.constant(True)
-        signals, last_loss = tf.constant([0, 0]), tf.constant(0.0)
-        loss_sum, rows, wait_s = tf.constant(0.0), tf.constant(0.0), tf.constant(0.0, tf.float64)
-        while tf.logical_and(done < steps, going):
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-            element, waited_s = wait_for_next(iterator, loss_sum)
-            outcome = step(element)
-            finite, last_loss = outcome.finite, outcome.loss_sum / outcome.rows
-            loss_sum += tf.where(finite, outcome.loss_sum, 0.0)
-            rows += tf.where(finite, outcome.rows, 0.0)
-            done += tf.cast(finite, tf.int64)
-            wait_s += waited_s
-            signals = outcome.signals
-            going = tf.logical_and(finite, tf.equal(signals[0], 0))
-        return Sums(loss_sum, rows, wait_s, done, finite, signals, last_loss)
+        return _until_ended(steps, lambda done, after: of_batches(iterator, steps - done, after))
 
     @tf.function(reduce_retracing=True)
     def run_rows(iterator: Any, steps: tf.Tensor) -> Sums:
-        done, going, finite = tf.constant(0, tf.int64), tf.constant(True), tf.constant(True)
-        signals, last_loss = tf.constant([0, 0]), tf.constant(0.0)
-        loss_sum, rows = tf.constant(0.0), tf.constant(0.0)
-        rows_of_call, wait_s = wait_for_next(iterator, loss_sum)
-        while tf.logical_and(done < steps, going):
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-            outcome = step(step_of(rows_of_call, done, rows_a_step or 1))
-            finite, last_loss = outcome.finite, outcome.loss_sum / outcome.rows
-            loss_sum += tf.where(finite, outcome.loss_sum, 0.0)
-            rows += tf.where(finite, outcome.rows, 0.0)
-            done += tf.cast(finite, tf.int64)
-            signals = outcome.signals
-            going = tf.logical_and(finite, tf.equal(signals[0], 0))
-        return Sums(loss_sum, rows, wait_s, done, finite, signals, last_loss)
+        call, wait_s = timed(lambda: next(iterator), tf.constant(0.0))
+        sums = _until_ended(steps, lambda done, _: of_rows(call, done, steps - done))
+        return sums._replace(wait_s=wait_s)
 
     return run_batches if rows_a_step is None else run_rows
+
+
+def _does_several(step: Step) -> OneProgram | None:
+    return step if isinstance(step, OneProgram) and step.together > 1 else None
+
+
+def _until_ended(steps: tf.Tensor, some: Callable[[tf.Tensor, tf.Tensor], Sums]) -> Sums:
+    """Some steps after another, `some(steps done, what has to be waited for)`, until all are done."""
+    done, going, finite = tf.constant(0, tf.int64), tf.constant(True), tf.constant(True)
+    signals, last_loss = tf.constant([0, 0]), tf.constant(0.0)
+    loss_sum, rows, wait_s = tf.constant(0.0), tf.constant(0.0), tf.constant(0.0, tf.float64)
+    while tf.logical_and(done < steps, going):
+        tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+        sums = some(done, loss_sum)
+        finite, signals, last_loss = sums.finite, sums.signals, sums.last_loss
+        loss_sum += sums.loss_sum
+        rows += sums.rows
+        done += sums.steps
+        wait_s += sums.wait_s
+        going = tf.logical_and(finite, tf.equal(signals[0], 0))
+    return Sums(loss_sum, rows, wait_s, done, finite, signals, last_loss)
+
+
+@tf.autograph.experimental.do_not_convert
+def _next_ones(iterator: Any, count: tf.Tensor, size: int) -> Any:
+    """Some elements of one size, one after the other; zeros where there are fewer than `size`."""
+    specs = tf.nest.flatten(iterator.element_spec)
+    kept = [tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec in specs]
+
+    def take(number: tf.Tensor, kept: Any) -> Any:
+        places = zip(kept, tf.nest.flatten(next(iterator)), strict=True)
+        index = tf.cast(number, tf.int32)
+        return number + 1, [array.write(index, tensor) for array, tensor in places]
+
+    zero = tf.constant(0, tf.int64)
+    _, kept = tf.while_loop(
+        lambda number, _: number < count, take, (zero, kept), parallel_iterations=1
+    )
+    tensors = [
+        tf.reshape(array.stack(), [size * spec.shape[0], *spec.shape[1:]])
+        for array, spec in zip(kept, specs, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
+
+
+@tf.autograph.experimental.do_not_convert
+def _part_of(call: Any, first: tf.Tensor, rows: int) -> Any:
+    """So many rows of a call; behind its last ones there are zeros."""
+
+    def cut(tensor: tf.Tensor) -> tf.Tensor:
+        part = tensor[first : first + rows]
+        missing = rows - tf.shape(part)[0]
+        padded = tf.pad(part, [tf.stack([0, missing]), *[[0, 0]] * (tensor.shape.rank - 1)])
+        return tf.ensure_shape(padded, [rows, *tensor.shape[1:]])
+
+    return tf.nest.map_structure(cut, call)
 
 
 def _clock() -> Callable[[], tf.Tensor]:
@@ -123,9 +155,7 @@ def step_of(call: Any, step: tf.Tensor | int, rows: int) -> Any:
     return tf.nest.map_structure(lambda tensor: tensor[step * rows : (step + 1) * rows], call)
 
 
-def make_run_resident(
-    step: Callable[[Any], Outcome], sample: Any
-) -> Callable[[Any, tf.Tensor], tf.Tensor]:
+def make_run_resident(step: Step, sample: Any) -> Callable[[Any, tf.Tensor], tf.Tensor]:
     """The same steps on one element that stays on the device: the ceiling that input can reach.
 
     Args:
@@ -133,6 +163,7 @@ def make_run_resident(
         sample: The element of one step, so that a step for any number of rows is compiled, as for
             fed batches; or of as many as each replica has been handed.
     """
+    program = _does_several(step)
     batch_spec = tf.nest.map_structure(
         lambda part: (
             tf.TensorSpec([None, *part.shape[1:]], part.dtype)
@@ -142,12 +173,26 @@ def make_run_resident(
         sample,
     )
 
+    def some(element: Any, left: tf.Tensor) -> Sums:
+        if program is None:
+            return sums_of(step(element))
+        batches = tf.nest.map_structure(
+            lambda tensor: _part_of(
+                tf.concat([tensor] * program.together, 0), 0, program.together * program.rows
+            ),
+            element,
+        )
+        return program.several(batches, tf.minimum(left, program.together))
+
     @tf.function(input_signature=[batch_spec, tf.TensorSpec([], tf.int64)])
     def run_resident(element: Any, steps: tf.Tensor) -> tf.Tensor:
-        loss_sum = tf.constant(0.0)
-        for _ in tf.range(steps):  # type: ignore[attr-defined]
+        loss_sum, done = tf.constant(0.0), tf.constant(0, tf.int64)
+        while done < steps:
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-            loss_sum += step(element).loss_sum
+            sums = some(element, steps - done)
+            loss_sum += sums.loss_sum
+            # Also where a step is not finite: what is measured ends.
+            done += tf.maximum(sums.steps, 1)
         return loss_sum
 
     return run_resident

@@ -77,7 +77,7 @@ def fit(
         # 3. Epochs of calls of steps; a call ends where a checkpoint could be gone on from.
         while not position.over:
             with feed.shuffled(run.calls()) as batches:
-                iterator = iter(distribution.spread(batches))
+                iterator = run.iterator(batches)
                 moved = False
                 while not position.over and not moved:
                     run.begin_epoch()

@@ -18,10 +18,10 @@ from stoker.train.keras_model import (
     run_own_step,
 )
 from stoker.train.model import BuiltModel
+from stoker.train.outcome import Outcome
 from stoker.train.seeds import keras_seeds, use_keras_seeds
 from stoker.train.step import (
     Batch,
-    Outcome,
     StepSettings,
     make_train_step,
     part_of_replica,

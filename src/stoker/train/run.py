@@ -29,7 +29,7 @@ from stoker.train.checkpoints.identity import require_same
 from stoker.train.checkpoints.store import Found, best, newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.fed import Sums, make_run_fed, make_run_resident, step_of
+from stoker.train.fed import make_run_fed, make_run_resident, step_of
 from stoker.train.feeds import open_feeds
 from stoker.train.goal import better_mode, finite_of, is_better, require_monitored
 from stoker.train.guard import Guard
@@ -40,8 +40,10 @@ from stoker.train.keras_model import (
     own_optimizers,
 )
 from stoker.train.model import BuiltModel
+from stoker.train.one_program import OneProgram, steps_together
 from stoker.train.oom import Split
 from stoker.train.optimizer import prepare_optimizer
+from stoker.train.outcome import Sums
 from stoker.train.own_step import check_own_step, first_pass, has_own_step, make_step
 from stoker.train.position import Position, Timing
 from stoker.train.seeds import host_seeds, restore_host_seeds
@@ -181,6 +183,7 @@ class Run:
         self._sample = self._first_element()
         first = self._load(self._sample)
         self._rows = float(tf.shape(tf.nest.flatten(first)[0])[0])
+        self._together = self._steps_together(first)
         if has_own_step(built.model):
             check_own_step(built.model, config, resolved)
         with distribution.strategy.scope():
@@ -570,6 +573,7 @@ class Run:
             xla=self.resolved.xla,
             reduction_dtype=self.config.reduction_dtype,
             average=self._average,
+            together=self._together,
             own_rows=self._feed.shares_rows,
             signals=self.around.ending.signals,
         )
@@ -583,7 +587,22 @@ class Run:
         begin = replace(self.position, step=0)
         with self._feed.shuffled(self.calls(begin)) as batches:
             element = next(iter(batches))
+            self._fixed = _has_fixed_shapes(batches, whole_calls=self._feed.whole_calls)
         return element if self._rows_a_step is None else step_of(element, 0, self._rows_a_step)
+
+    def iterator(self, batches: tf.data.Dataset[Any]) -> Any:
+        """What `one_call` reads, of what the feed yields."""
+        step = self._step
+        if isinstance(step, OneProgram) and not self._feed.whole_calls:
+            # So many are taken at a time, and the next ones are made meanwhile.
+            batches = batches.prefetch(2 * step.together)
+        return iter(self.distribution.spread(batches))
+
+    def _steps_together(self, first: Any) -> int:
+        """Steps that may be one program: full batches of known shapes follow each other."""
+        if not self._fixed or self._rows != self.position.batch_size:
+            return 1
+        return steps_together(first, steps_per_call=self.resolved.steps_per_call)
 
     def _loss_of_sample(self) -> tf.Tensor:
         """The loss of one pass over the resident batch, as in a step."""
@@ -616,3 +635,12 @@ class Run:
     def rows_a_step(self) -> float:
         """Rows of the resident batch."""
         return self._rows
+
+
+def _has_fixed_shapes(elements: tf.data.Dataset[Any], *, whole_calls: bool) -> bool:
+    """Whether all batches have the shapes of the first, but for an epoch's last of a whole call."""
+    first = 1 if whole_calls else 0
+    return all(
+        isinstance(spec, tf.TensorSpec) and spec.shape[first:].is_fully_defined()
+        for spec in tf.nest.flatten(elements.element_spec)
+    )

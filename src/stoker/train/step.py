@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
@@ -20,27 +20,13 @@ from stoker.train.gradients import Gradients, are_finite, dense, reduced, scaled
 from stoker.train.held_back import written_only_where
 from stoker.train.keras_model import has_kerass_metrics_only, has_kerass_optimizer, loss_of
 from stoker.train.model import BuiltModel
+from stoker.train.one_program import OneProgram
+from stoker.train.outcome import Outcome
 from stoker.train.seeds import keras_seeds, use_keras_seeds
 from stoker.train.strategy import Distribution
 
 Batch = tuple[Any, ...]
 """Features by name, each [batch, ...], labels [batch, ...], and weights [batch] where there are."""
-
-
-class Outcome(NamedTuple):
-    """What became of one step, scalars."""
-
-    loss_sum: tf.Tensor
-    """Mean loss x rows."""
-
-    rows: tf.Tensor
-    """Rows of the global batch, float32."""
-
-    finite: tf.Tensor
-    """Whether loss and gradients were; where not, no weight was changed."""
-
-    signals: tf.Tensor
-    """[2] int32: how many workers were asked to end, and to save after this call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +38,10 @@ class StepSettings:
 
     accumulate: int = 1
     """Passes of an update."""
+
+    together: int = 1
+    """Steps that may be one program where XLA compiles them whole: rows of full batches of known
+    shapes follow each other."""
 
     xla: bool = False
     """Compile forward and backward pass by XLA, a plain step whole."""
@@ -210,7 +200,7 @@ def _is_plain(distribution: Distribution, settings: StepSettings) -> bool:
 
 def _make_one_program(
     built: BuiltModel, load: Callable[[Any], Batch], settings: StepSettings
-) -> Callable[[Any], Outcome]:
+) -> OneProgram:
     """A plain step that XLA compiles from the forward pass to the update."""
     model, average = built.model, settings.average
     forward_backward = _make_forward_backward(built)
@@ -219,8 +209,7 @@ def _make_one_program(
     written += [] if average is None else average.variables
     metrics_too = has_kerass_metrics_only(model)
 
-    @tf.function(jit_compile=True)
-    def program(batch: Batch) -> tuple[tf.Tensor, Any, tf.Tensor]:
+    def body(batch: Batch) -> tuple[tf.Tensor, Any, tf.Tensor]:
         loss, outputs, gradients = forward_backward(batch)
         loss = tf.cast(loss, tf.float32)
         gradients = [None if gradient is None else dense(gradient) for gradient in gradients]
@@ -232,17 +221,17 @@ def _make_one_program(
             outputs = ()
         return loss, outputs, finite
 
-    @tf.autograph.experimental.do_not_convert
-    def step(element: Any) -> Outcome:
-        batch = load(element)
-        loss, outputs, finite = program(batch)
-        if not metrics_too:
-            # Somebody's own may be what XLA cannot compile.
-            model.compute_metrics(**told(batch, outputs))
-        rows = tf.cast(rows_of(batch), tf.float32)
-        return Outcome(loss * rows, rows, finite, _signals(settings))
+    def tell_metrics(batch: Batch, outputs: Any) -> None:
+        model.compute_metrics(**told(batch, outputs))
 
-    return step
+    return OneProgram(
+        body,
+        load,
+        tell_metrics=None if metrics_too else tell_metrics,
+        rows=settings.batch_size,
+        together=settings.together,
+        signals=lambda: _signals(settings),
+    )
 
 
 def _make_pass(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+from functools import partial
 from typing import Any
 
 import keras
@@ -14,7 +17,9 @@ from numpy.typing import NDArray
 from stoker.data.own.elements import describe_element
 from stoker.data.own.features import OwnFeatures
 from stoker.train.ema import WeightAverage
+from stoker.train.fed import make_run_fed, make_run_resident
 from stoker.train.model import BuiltModel, build_model
+from stoker.train.one_program import TOGETHER_BYTES, OneProgram, steps_together
 from stoker.train.step import StepSettings, make_train_step
 from stoker.train.strategy import one_device
 
@@ -154,3 +159,110 @@ def test_a_metric_that_xla_cannot_compile_is_computed_beside_the_program() -> No
         step(batch_of(seed))
 
     assert 0 < float(built.model.get_metrics_result()["nearly"]) <= 3 * ROWS
+
+
+TOGETHER = 8
+STEPS = 30
+
+
+def data_of(steps: int, *, bad: int | None = None) -> Any:
+    """Rows of some steps; those of the step `bad` hold a NaN."""
+    parts = [batch_of(seed, bad=seed == bad) for seed in range(steps)]
+    return tf.nest.map_structure(lambda *tensors: tf.concat(tensors, 0), *parts)
+
+
+def elements_of(data: Any) -> tf.data.Dataset[Any]:
+    """The same as batches of known shapes."""
+    batched = tf.nest.map_structure(lambda t: tf.reshape(t, [-1, ROWS, *t.shape[1:]]), data)
+    return tf.data.Dataset.from_tensor_slices(batched)
+
+
+def calls_of(data: Any, at: list[int]) -> tf.data.Dataset[Any]:
+    """The same as the rows of some calls, cut before these rows."""
+    bounds = itertools.pairwise([0, *at, len(data[1])])
+    parts = [tf.nest.map_structure(operator.itemgetter(slice(*ends)), data) for ends in bounds]
+    spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), data)
+    return tf.data.Dataset.from_generator(lambda: iter(parts), output_signature=spec)
+
+
+def made_for(together: int) -> tuple[BuiltModel, OneProgram, WeightAverage]:
+    built, _, average = made(optimizer=OPTIMIZERS["adam"], metrics=["accuracy"], xla=True)
+    settings = StepSettings(batch_size=ROWS, xla=True, average=average, together=together)
+    step = make_train_step(built, lambda e: e, distribution=one_device(), settings=settings)
+    assert isinstance(step, OneProgram)
+    return built, step, average
+
+
+def trained(together: int, elements: Any, calls: list[int], *, rows: int | None) -> Any:
+    """Everything that training changes, and what the calls' steps were told to have done."""
+    built, step, average = made_for(together)
+    run, iterator = make_run_fed(step, rows_a_step=rows), iter(elements)
+    sums = [run(iterator, tf.constant(steps, tf.int64)) for steps in calls]
+    metrics = [np.array(v.numpy()) for v in built.model.metrics_variables]
+    return state(built, average) + metrics, sums
+
+
+def test_steps_are_the_same_however_many_are_one_program() -> None:
+    data = data_of(STEPS)
+    one_by_one, sums = trained(1, elements_of(data), [STEPS], rows=None)
+
+    for elements, calls, rows in (
+        (elements_of(data), [STEPS], None),
+        (elements_of(data), [20, 7, 3], None),
+        (calls_of(data, []), [STEPS], ROWS),
+        (calls_of(data, [13 * ROWS, 14 * ROWS]), [13, 1, 16], ROWS),
+    ):
+        together, parts = trained(TOGETHER, elements, calls, rows=rows)
+
+        for one, other in zip(together, one_by_one, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert [int(part.steps) for part in parts] == calls
+        assert sum(float(part.rows) for part in parts) == STEPS * ROWS
+        loss = sum(float(part.loss_sum) for part in parts)
+        assert loss == pytest.approx(float(sums[0].loss_sum), rel=1e-6)
+
+
+def test_the_rows_that_fill_no_step_are_trained_on_too() -> None:
+    data = tf.nest.map_structure(lambda tensor: tensor[:-5], data_of(STEPS))
+
+    together, (sums,) = trained(TOGETHER, calls_of(data, []), [STEPS], rows=ROWS)
+    one_by_one, _ = trained(1, calls_of(data, []), [STEPS], rows=ROWS)
+
+    assert (int(sums.steps), float(sums.rows)) == (STEPS, STEPS * ROWS - 5)
+    for one, other in zip(together, one_by_one, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("rows", [None, ROWS], ids=["batches", "calls"])
+def test_the_program_ends_before_a_step_that_is_not_finite(rows: int | None) -> None:
+    data, good = data_of(STEPS, bad=12), data_of(12)
+    made_of = elements_of if rows is None else partial(calls_of, at=[])
+
+    found, (sums,) = trained(TOGETHER, made_of(data), [STEPS], rows=rows)
+    wanted, _ = trained(TOGETHER, made_of(good), [12], rows=rows)
+
+    assert (int(sums.steps), bool(sums.finite)) == (12, False)
+    assert np.isnan(sums.last_loss)
+    # Metrics are told of the bad batch too; a run that goes on has put them back.
+    weights = slice(0, -2)
+    for one, other in zip(found[weights], wanted[weights], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_ceiling_is_that_of_the_same_program() -> None:
+    built, step, average = made_for(TOGETHER)
+    before = state(built, average)
+
+    make_run_resident(step, batch_of(0))(batch_of(0), tf.constant(19, tf.int64))
+
+    assert built.model.optimizer.iterations.numpy() == 19
+    assert any((a != b).any() for a, b in zip(before, state(built, average), strict=True))
+
+
+def test_little_is_done_together_where_batches_are_large() -> None:
+    batch = tf.zeros([TOGETHER_BYTES // 12], tf.float32)
+
+    assert steps_together(batch, steps_per_call=50) == 3
+    assert steps_together(tf.zeros([ROWS]), steps_per_call=50) == 8
+    assert steps_together(tf.zeros([ROWS]), steps_per_call=5) == 5
+    assert steps_together(tf.zeros([TOGETHER_BYTES]), steps_per_call=50) == 1

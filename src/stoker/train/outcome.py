@@ -1,0 +1,62 @@
+"""What becomes of a step, and of several."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Outcome(NamedTuple):
+    """What became of one step, scalars."""
+
+    loss_sum: tf.Tensor
+    """Mean loss x rows."""
+
+    rows: tf.Tensor
+    """Rows of the global batch, float32."""
+
+    finite: tf.Tensor
+    """Whether loss and gradients were; where not, no weight was changed."""
+
+    signals: tf.Tensor
+    """[2] int32: how many workers were asked to end, and to save after this call."""
+
+
+class Sums(NamedTuple):
+    """What some steps did, scalars."""
+
+    loss_sum: tf.Tensor
+    """Over the finite steps: mean loss x rows."""
+
+    rows: tf.Tensor
+    """Rows of these steps, float32."""
+
+    wait_s: tf.Tensor
+    """Seconds blocked in next(iterator), float64."""
+
+    steps: tf.Tensor
+    """Steps that changed the weights, int64; fewer than asked for where it ended before."""
+
+    finite: tf.Tensor
+    """False where the step after these had a loss or a gradient that is not finite."""
+
+    signals: tf.Tensor
+    """[2] int32: how many workers were asked to end, and to save after this call."""
+
+    last_loss: tf.Tensor
+    """Mean loss of the last step, finite or not."""
+
+
+def sums_of(outcome: Outcome) -> Sums:
+    """One step as the sums of it, its wait for input not counted."""
+    finite = outcome.finite
+    return Sums(
+        loss_sum=tf.where(finite, outcome.loss_sum, 0.0),
+        rows=tf.where(finite, outcome.rows, 0.0),
+        wait_s=tf.constant(0.0, tf.float64),
+        steps=tf.cast(finite, tf.int64),
+        finite=finite,
+        signals=outcome.signals,
+        last_loss=outcome.loss_sum / outcome.rows,
+    )
