@@ -71,7 +71,8 @@ def encoder(x: Any) -> Any:
 
 
 TASKS = {
-    "mlp": Task(body=dense(1024, 1024), shape=(784,), batch_size=64),
+    "mlp": Task(body=dense(256, 128), shape=(784,), batch_size=64),
+    "wide_mlp": Task(body=dense(1024, 1024), shape=(784,), batch_size=64),
     "cnn": Task(body=convolutions, shape=(32, 32, 3), batch_size=32),
     "transformer": Task(body=encoder, shape=(LENGTH,), batch_size=64, dtype="int32"),
 }

@@ -17,6 +17,9 @@ from stoker.train.outcome import Outcome, Sums
 TOGETHER = 8
 """Steps of one program at most: while it runs nobody can ask it to end."""
 
+TOGETHER_S = 0.25
+"""Longest that a program of several steps may take: where a step is long there is nothing to gain."""
+
 TOGETHER_BYTES = 64 << 20
 """Most that the batches of one program may hold: they lie in memory side by side."""
 
@@ -60,7 +63,8 @@ class OneProgram:
             together: Steps of one program at most; it is 1 where metrics are told beside it.
             signals: As in `Outcome`.
         """
-        self.together = together if tell_metrics is None else 1
+        self.groups = tell_metrics is None
+        self.together = together if self.groups else 1
         self.rows = rows
         self._body, self._load = body, load
         self._tell_metrics, self._signals = tell_metrics, signals

@@ -67,6 +67,10 @@ class Position:
     accumulate: int = 0
     """Passes of a step."""
 
+    together: int = 0
+    """Steps of one program, decided once by how long a step takes: another number could round
+    otherwise. 0 before."""
+
     timing: Timing = field(default_factory=Timing)
     """Of all calls so far."""
 

@@ -40,7 +40,7 @@ from stoker.train.keras_model import (
     own_optimizers,
 )
 from stoker.train.model import BuiltModel
-from stoker.train.one_program import OneProgram, steps_together
+from stoker.train.one_program import TOGETHER_S, OneProgram, steps_together
 from stoker.train.oom import Split
 from stoker.train.optimizer import prepare_optimizer
 from stoker.train.outcome import Sums
@@ -183,7 +183,7 @@ class Run:
         self._sample = self._first_element()
         first = self._load(self._sample)
         self._rows = float(tf.shape(tf.nest.flatten(first)[0])[0])
-        self._together = self._steps_together(first)
+        self._most_together = self._steps_together(first)
         if has_own_step(built.model):
             check_own_step(built.model, config, resolved)
         with distribution.strategy.scope():
@@ -245,15 +245,23 @@ class Run:
             self._save(now=True)
 
     def ceiling_s(self) -> float:
-        """Seconds a step on a resident batch."""
+        """Seconds a step on a resident batch; a new run learns by it how many are one program."""
+        self._ceiling_s = self._measured_ceiling_s()
+        if self.position.together == 0:
+            groups = isinstance(self._step, OneProgram) and self._step.groups
+            most = self._most_together if groups else 1
+            self.position.together = most if most * self._ceiling_s <= TOGETHER_S else 1
+            if self.position.together > 1:
+                self._compile()
+                self._ceiling_s = self._measured_ceiling_s()
+        return self._ceiling_s
+
+    def _measured_ceiling_s(self) -> float:
         sample = handed(self._sample, self.distribution)
         run_resident = make_run_resident(self._step, sample)
         together = FIXED_STEPS if self.distribution.workers > 1 else None
         with self.distribution.strategy.scope():
-            self._ceiling_s = measure_ceiling(
-                run_resident, sample, state=self._state, steps=together
-            )
-        return self._ceiling_s
+            return measure_ceiling(run_resident, sample, state=self._state, steps=together)
 
     def calls(self, position: Position | None = None) -> Calls:
         """The calls from where the run stands, or from another position, to its end."""
@@ -384,6 +392,7 @@ class Run:
             "batch_size": position.batch_size,
             "accumulate": position.accumulate,
             "steps": position.steps,
+            "together": position.together,
         }
         for name, value in (before.to_json() | decided | {"timing": before.timing}).items():
             setattr(position, name, value)
@@ -573,7 +582,7 @@ class Run:
             xla=self.resolved.xla,
             reduction_dtype=self.config.reduction_dtype,
             average=self._average,
-            together=self._together,
+            together=max(1, min(position.together, self._most_together)),
             own_rows=self._feed.shares_rows,
             signals=self.around.ending.signals,
         )

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from tests.integration.train.killed import (
     Trainer,
+    newest,
     outcome,
     published,
     write_images,
@@ -57,6 +58,28 @@ def test_a_run_killed_before_each_of_its_renames_ends_as_one_that_never_was(
         before = after
 
     assert kills >= LEAST_RENAMES
+    assert outcome(killed) == outcome(calm)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_run_that_xla_compiles_ends_as_one_that_never_was(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    folder, calm, killed = tmp_path / "small", tmp_path / "calm", tmp_path / "killed"
+    write_table(folder)
+    code = folder / "model.py"
+    code.write_text(code.read_text().replace("Slow()(x)", "x"))
+    assert trainer.run(folder, calm, "--set", "train.xla=true") == 0, trainer.said()
+    assert newest(calm).facts["position"]["together"] > 1
+    assert trainer.run(folder, killed, "--set", "train.xla=true", verb="transform") == 0
+
+    kills = 0
+    while (ended := trainer.run(folder, killed, "--set", "train.xla=true", kill=9)) != 0:
+        assert ended == -signal.SIGKILL, trainer.said()
+        kills += 1
+
+    assert kills > 1
     assert outcome(killed) == outcome(calm)
 
 
