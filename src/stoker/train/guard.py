@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from stoker.core.finding import Finding
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.health.degradation import (
     check_host_sync,
@@ -21,7 +22,6 @@ from stoker.train.health.degradation import (
 )
 from stoker.train.health.divergence import Divergence
 from stoker.train.health.explain import BadStep, bad_step_error
-from stoker.train.health.finding import Finding
 from stoker.train.health.layers import BadValues, first_bad_values
 from stoker.train.health.loss_scale import LossScaleWatch
 from stoker.train.health.placement import check_placement, collected_placements

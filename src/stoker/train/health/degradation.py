@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from stoker.train.health.finding import Finding
+from stoker.core.finding import Finding
 from stoker.train.health.step_graph import named, step_operations
 
 RETRACES = 3

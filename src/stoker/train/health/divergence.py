@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.core.errors import ConfigError
-from stoker.train.health.finding import Finding
+from stoker.core.finding import Finding
 
 SPREADS = 10.0
 """A loss counts as high only beyond so many median deviations of the window: batches differ."""

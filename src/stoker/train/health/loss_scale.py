@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.train.health.finding import Finding
+from stoker.core.finding import Finding
 
 LEAST = 1.0
 """Below it scaling makes gradients smaller than they are, the opposite of its purpose."""

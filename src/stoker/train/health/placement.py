@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context  # type: ignore[attr-defined]  # not in the stubs
 
-from stoker.train.health.finding import Finding
+from stoker.core.finding import Finding
 from stoker.train.health.step_graph import is_own_scope, named
 
 _MOVES_ONLY = re.compile(

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from stoker.train.health.finding import Finding
+from stoker.core.finding import Finding
 
 _SMALL = ("float16", "bfloat16")
 

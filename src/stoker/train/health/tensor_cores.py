@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.train.health.finding import Finding
+from stoker.core.finding import Finding
 from stoker.train.health.step_graph import StepOperation, named, step_operations
 
 MULTIPLE = 8

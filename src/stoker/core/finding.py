@@ -1,4 +1,4 @@
-"""What a check of a run's health has to say."""
+"""What a check has to say, of a run, a script or a machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Finding:
     """One thing that is not as it should be."""
 
     kind: str
-    """Its name for machines: `retraces`, `xla_unused`."""
+    """Its name for programs: `retraces`, `xla_unused`."""
 
     severity: Literal["error", "warning"]
-    """An error ends the run; a warning is said loudly."""
+    """An error ends a run, or fails a check; a warning is said loudly."""
 
     message: str
     """What was seen, a clause with names and figures."""

@@ -1,0 +1,352 @@
+"""What is wrong with a machine, each thing with a remedy that can be pasted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.cluster.machine.framework import (
+    Framework,
+    Package,
+    built_for,
+    is_older,
+    oldest_driver,
+)
+from stoker.cluster.machine.gpus import Gpus, GpuState
+from stoker.cluster.machine.host import Host
+from stoker.core.finding import Finding
+
+LEAST_SHM_BYTES = 1 << 30
+"""Below that NCCL between the GPUs of a machine, and loaders of several processes, fail or slow down;
+Docker gives 64 MiB."""
+
+LEAST_FILES = 4096
+"""Open files: each shard that is read, each connection and each library is one."""
+
+LEAST_AVAILABLE_BYTES = 2 << 30
+"""Free memory below which TensorFlow and a batch or two hardly fit."""
+
+LEAST_DISK_BYTES_PER_S = 100e6
+"""Slower than this a disk feeds 1,000 JPEGs of 100 KB a second at most."""
+
+LEAST_FREE_BYTES = 10 << 30
+"""Free space for shards, checkpoints and what is exported."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """All that is looked at."""
+
+    host: Host
+    gpus: Gpus
+    framework: Framework
+    packages: tuple[Package, ...] = ()
+    visible: str | None = None
+    """CUDA_VISIBLE_DEVICES, None where it is not set."""
+
+
+def examine(machine: Machine) -> list[Finding]:
+    """Everything that is found, errors first."""
+    found = [finding for rule in RULES for finding in rule(machine)]
+    return sorted(found, key=lambda finding: finding.severity != "error")
+
+
+def _framework_starts(machine: Machine) -> Iterator[Finding]:
+    if machine.framework.version is None:
+        yield _error(
+            "tensorflow_start",
+            f"TensorFlow does not start: {machine.framework.error}",
+            "Install it anew: pip install --force-reinstall tensorflow",
+        )
+
+
+def _driver_answers(machine: Machine) -> Iterator[Finding]:
+    host, gpus = machine.host, machine.gpus
+    if gpus.driver is not None:
+        return
+    if host.container and host.nvidia_module and not host.nvidia_nodes:
+        yield _error(
+            "container_gpus",
+            f"the machine has NVIDIA's driver {host.nvidia_module}, and this container none of its GPUs",
+            f"Start the container with them: {_container_flag(host)}",
+        )
+    elif host.nvidia_on_bus and host.nvidia_module is None:
+        yield _error(
+            "driver_missing",
+            f"{_count(host.nvidia_on_bus, 'NVIDIA GPU')} on the PCI bus, and no driver loaded",
+            "Install it and start the machine anew: sudo apt-get install -y nvidia-driver && sudo reboot",
+        )
+    elif host.nvidia_module or host.nvidia_on_bus:
+        yield _error(
+            "driver_broken",
+            f"NVIDIA's driver does not answer ({gpus.unread}), though the kernel has its module "
+            f"{host.nvidia_module or ''}".rstrip(),
+            "After an update of the driver the machine has to be started anew: sudo reboot",
+        )
+
+
+def _driver_fits(machine: Machine) -> Iterator[Finding]:
+    pair, driver = built_for(machine.framework), machine.gpus.driver
+    if pair is None or driver is None or not machine.framework.is_cuda:
+        return
+    oldest = oldest_driver(pair[0])
+    if oldest is not None and is_older(driver, oldest):
+        yield _error(
+            "driver_old",
+            f"TensorFlow {machine.framework.version} is built for CUDA {pair[0]}, which needs a driver "
+            f"of {oldest} or newer; here is {driver}",
+            f"Install a newer driver: sudo apt-get install -y nvidia-driver-{oldest.split('.')[0]}",
+        )
+
+
+def _packages_fit(machine: Machine) -> Iterator[Finding]:
+    if machine.gpus.driver is None or not machine.framework.is_cuda:
+        return
+    wrong = [package for package in machine.packages if not package.fits]
+    install = f"pip install 'tensorflow[and-cuda]=={machine.framework.version}'"
+    missing = [package.name for package in wrong if package.installed is None]
+    if missing and not machine.framework.gpus:
+        yield _error(
+            "cuda_missing",
+            f"TensorFlow's CUDA libraries are not installed: {_listed(missing)}",
+            f"Install them: {install}",
+        )
+    for package in wrong:
+        if package.installed is not None:
+            yield _error(
+                "cuda_version",
+                f"{package.name} is {package.installed}, and TensorFlow {machine.framework.version} "
+                f"needs {package.wanted}",
+                f"Install what fits: {install}",
+            )
+
+
+def _gpus_are_seen(machine: Machine) -> Iterator[Finding]:
+    framework, gpus = machine.framework, machine.gpus
+    shown, seen = len(gpus.states), len(framework.gpus)
+    if framework.version is None or not shown or seen >= shown:
+        return
+    what = f"the driver has {_count(shown, 'GPU')} and TensorFlow sees {seen or 'none'}"
+    if not framework.is_cuda:
+        yield _error(
+            "tensorflow_cpu",
+            f"{what}: this TensorFlow is built without CUDA",
+            "Install one with it: pip uninstall -y tensorflow-cpu; pip install 'tensorflow[and-cuda]'",
+        )
+    elif machine.visible is not None:
+        yield _warning(
+            "gpus_hidden",
+            f"{what}: CUDA_VISIBLE_DEVICES is {machine.visible!r}",
+            "Show all of them: unset CUDA_VISIBLE_DEVICES",
+        )
+    elif framework.missing:
+        yield _error(
+            "library_missing",
+            f"{what}: it did not find {_listed(framework.missing)}",
+            f"Install them: pip install 'tensorflow[and-cuda]=={framework.version}'",
+        )
+    elif any(state.mig for state in gpus.states):
+        yield _warning(
+            "mig",
+            f"{what}: a GPU in MIG mode is used by its instances, one a process",
+            "Choose an instance: export CUDA_VISIBLE_DEVICES=$(nvidia-smi -L | grep -om1 'MIG-[0-9a-f-]*')",
+        )
+    else:
+        yield _error(
+            "gpus_unseen",
+            f"{what}, for a reason that its log tells",
+            "Read it: TF_CPP_MIN_LOG_LEVEL=0 python -c "
+            "'import tensorflow as tf; print(tf.config.list_physical_devices())'",
+        )
+
+
+def _code_for_gpus(machine: Machine) -> Iterator[Finding]:
+    names = machine.framework.capabilities
+    numbers = [int(match[1]) for name in names if (match := re.search(r"_(\d+)", name))]
+    if not numbers:
+        return
+    compiled = {int(name[3:]) for name in names if re.fullmatch(r"sm_\d+", name)}
+    for state in machine.gpus.states:
+        major, minor = state.compute_capability
+        own = 10 * major + minor
+        if own < min(numbers):
+            yield _error(
+                "gpu_old",
+                f"GPU {state.index} ({state.name}) has compute capability {major}.{minor}, and this "
+                f"TensorFlow begins at {min(numbers) / 10:.1f}",
+                "Take an older TensorFlow, of which pip index versions tensorflow lists all.",
+            )
+        elif not any(number // 10 == major and number <= own for number in compiled):
+            yield _warning(
+                "gpu_new",
+                f"this TensorFlow has no machine code for GPU {state.index} ({state.name}, compute "
+                f"capability {major}.{minor}): the driver makes it at the first start, for many minutes",
+                "Keep what it makes: export CUDA_CACHE_MAXSIZE=4294967296 CUDA_CACHE_PATH=$HOME/.nv/ComputeCache",
+            )
+
+
+def _gpu_states(machine: Machine) -> Iterator[Finding]:
+    for state in machine.gpus.states:
+        yield from _gpu_state(state)
+
+
+def _gpu_state(state: GpuState) -> Iterator[Finding]:
+    gpu = f"GPU {state.index} ({state.name})"
+    if state.ecc_uncorrected:
+        yield _error(
+            "ecc",
+            f"{gpu} has had {_count(state.ecc_uncorrected, 'memory error')} that could not be "
+            "corrected: what it computes may be wrong",
+            f"Look, start it anew, and have it replaced if it happens again: nvidia-smi -q -d ECC -i {state.index}",
+        )
+    if state.persistence is False:
+        yield _warning(
+            "persistence",
+            f"{gpu} is put down when nobody uses it: the first use takes seconds more",
+            f"Keep it up: sudo nvidia-smi -pm 1 -i {state.index}",
+        )
+    if state.slowed_by:
+        yield _warning(
+            "throttled",
+            f"{gpu} runs slower than it could because of {_listed(state.slowed_by)}{_figures(state)}",
+            f"Look at heat, air and the power limit: nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE -i {state.index}",
+        )
+    width, most = state.pcie_width, state.pcie_most_width
+    if width is not None and most is not None and width < most:
+        yield _warning(
+            "pcie_width",
+            f"{gpu} uses {width} of {most} PCIe lanes: input reaches it at {width / most:.0%} of the speed",
+            f"Look at its slot and riser: sudo lspci -vv -s {state.pci} | grep -i lnksta",
+        )
+    if state.processes:
+        who = [
+            f"{each.name or 'a process of another container'} ({each.pid})"
+            for each in state.processes
+        ]
+        held = state.used_bytes / 2**30
+        yield _warning(
+            "gpu_in_use",
+            f"{gpu} is used by {_listed(who)}, with {held:.1f} of {state.memory_bytes / 2**30:.0f} GiB taken",
+            "Take another GPU, or ask for its end: nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv",
+        )
+
+
+def _figures(state: GpuState) -> str:
+    parts = []
+    if state.clock_mhz is not None and state.clock_most_mhz is not None:
+        parts.append(f"{state.clock_mhz} of {state.clock_most_mhz} MHz")
+    if state.temperature_c is not None:
+        parts.append(f"{state.temperature_c} °C")
+    if state.power_w is not None and state.power_limit_w is not None:
+        parts.append(f"{state.power_w:.0f} of {state.power_limit_w:.0f} W")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _host_memory(machine: Machine) -> Iterator[Finding]:
+    host = machine.host
+    if host.available_bytes < LEAST_AVAILABLE_BYTES:
+        yield _warning(
+            "memory",
+            f"{_gib(host.available_bytes)} of {_gib(host.memory_bytes)} memory are free",
+            "See who has it: ps aux --sort=-rss | head",
+        )
+    if host.limit_bytes is not None and host.limit_bytes < host.memory_bytes // 2:
+        yield _warning(
+            "memory_limit",
+            f"this process may use {_gib(host.limit_bytes)} of the machine's {_gib(host.memory_bytes)}",
+            "Raise the container's or the job's limit, e.g. docker run --memory=... or sbatch --mem=...",
+        )
+    shm, free = host.shm_bytes, host.shm_free_bytes
+    if shm is not None and free is not None and free < LEAST_SHM_BYTES:
+        yield _warning(
+            "shm",
+            f"/dev/shm has {_gib(shm)}, {_gib(free)} free: exchange between processes fails or is slow",  # noqa: S108
+            {
+                "kubernetes": "Mount a volume there: emptyDir: {medium: Memory, sizeLimit: 8Gi}",
+                None: "Make it larger: sudo mount -o remount,size=8G /dev/shm",
+            }.get(host.container, "Start the container with more: docker run --shm-size=8g ..."),
+        )
+
+
+def _host_files(machine: Machine) -> Iterator[Finding]:
+    host = machine.host
+    if 0 <= host.open_files < LEAST_FILES:
+        may = host.open_files_most < 0 or host.open_files_most >= LEAST_FILES
+        yield _warning(
+            "open_files",
+            f"this shell's processes may open {host.open_files} files",
+            "Raise it: ulimit -n 65536"
+            if may and not 0 <= host.open_files_most < 65536
+            else f"Raise it: ulimit -n {host.open_files_most}"
+            if may
+            else "Raise it: echo '* - nofile 65536' | sudo tee -a /etc/security/limits.conf, and log in anew",
+        )
+
+
+def _host_disk(machine: Machine) -> Iterator[Finding]:
+    disk = machine.host.disk
+    if disk.free_bytes < LEAST_FREE_BYTES:
+        yield _warning(
+            "disk_space",
+            f"{_gib(disk.free_bytes)} are free on the disk of {disk.folder}",
+            f"See what is large: du -xh --max-depth=2 {disk.folder} | sort -h | tail",
+        )
+    for verb, speed in (("reads", disk.read_bytes_per_s), ("writes", disk.write_bytes_per_s)):
+        if speed is not None and speed < LEAST_DISK_BYTES_PER_S:
+            yield _warning(
+                "disk_speed",
+                f"the disk of {disk.folder} {verb} {speed / 1e6:.0f} MB/s",
+                "Put runs and shards on a faster one: --set runs=/path/on/the/fast/disk",
+            )
+
+
+Rule = Callable[[Machine], Iterator[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    _framework_starts,
+    _driver_answers,
+    _driver_fits,
+    _packages_fit,
+    _gpus_are_seen,
+    _code_for_gpus,
+    _gpu_states,
+    _host_memory,
+    _host_files,
+    _host_disk,
+)
+
+
+def _error(kind: str, message: str, fix: str) -> Finding:
+    return _finding(kind, "error", message, fix)
+
+
+def _warning(kind: str, message: str, fix: str) -> Finding:
+    return _finding(kind, "warning", message, fix)
+
+
+def _finding(kind: str, severity: Literal["error", "warning"], message: str, fix: str) -> Finding:
+    return Finding(kind=kind, severity=severity, message=message, fix=fix)
+
+
+def _container_flag(host: Host) -> str:
+    flags = {
+        "kubernetes": "resources: {limits: {nvidia.com/gpu: 1}}, with NVIDIA's device plugin",
+        "podman": "podman run --device nvidia.com/gpu=all ...",
+    }
+    return flags.get(
+        host.container or "", "docker run --gpus all ... (needs nvidia-container-toolkit)"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _listed(names: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(names)
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,205 @@
+"""The machine around the accelerators: cores, memory, limits, container, disk."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+DISK_BYTES = 128 << 20
+"""Written and read to learn a disk's speed: long against a disk's cache, some tenths of a second."""
+
+NVIDIA_VENDOR = "0x10de"
+"""NVIDIA's number on the PCI bus."""
+
+DISPLAY_CLASS = "0x03"
+"""First digits of the PCI class of GPUs, those without a display too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disk:
+    """The file system of a folder."""
+
+    folder: str
+    free_bytes: int
+    write_bytes_per_s: float | None = None
+    """Sequential, to the disk itself (fsync); None: it was not measured."""
+
+    read_bytes_per_s: float | None = None
+    """Sequential, past the page cache where the file system lets one."""
+
+    error: str = ""
+    """Why it was not measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """What a process gets of this machine."""
+
+    cores: int
+    """Cores that this process may use."""
+
+    memory_bytes: int
+    """Physical."""
+
+    available_bytes: int
+    """Free, or to be freed at once."""
+
+    limit_bytes: int | None
+    """Most that the control group may use, None without a limit."""
+
+    shm_bytes: int | None
+    """Size of /dev/shm."""
+
+    shm_free_bytes: int | None
+    open_files: int
+    """Soft limit; -1: none."""
+
+    open_files_most: int
+    """Hard limit; -1: none."""
+
+    container: str | None
+    """docker, podman, kubernetes or another; None outside of one."""
+
+    numa_nodes: int
+    nvidia_on_bus: int
+    """NVIDIA GPUs that the kernel sees on the PCI bus, with or without a driver."""
+
+    nvidia_module: str | None
+    """Version of the kernel's module, None where it is not loaded."""
+
+    nvidia_nodes: tuple[str, ...]
+    """Device files of NVIDIA's under /dev."""
+
+    disk: Disk
+
+
+def read_host(folder: Path, *, measure_disk: bool, root: Path = Path("/")) -> Host:
+    """Look at this machine.
+
+    Args:
+        folder: Where runs are written.
+        measure_disk: Write and read a file there.
+        root: The file system that is looked at; tests give another.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    memory = _memory(root / "proc/meminfo")
+    shm = _space(root / "dev/shm")
+    return Host(
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=memory.get("MemTotal", 0),
+        available_bytes=memory.get("MemAvailable", 0),
+        limit_bytes=_memory_limit(root),
+        shm_bytes=shm and shm[0],
+        shm_free_bytes=shm and shm[1],
+        open_files=soft,
+        open_files_most=hard,
+        container=_container(root),
+        numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))),
+        nvidia_on_bus=_nvidia_on_bus(root / "sys/bus/pci/devices"),
+        nvidia_module=_line(root / "sys/module/nvidia/version"),
+        nvidia_nodes=tuple(sorted(path.name for path in (root / "dev").glob("nvidia[0-9]*"))),
+        disk=_disk(folder, measure=measure_disk),
+    )
+
+
+def _memory(meminfo: Path) -> dict[str, int]:
+    found = {}
+    for line in (_text(meminfo) or "").splitlines():
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        if fields[1:] == ["kB"]:
+            found[name] = int(fields[0]) * 1024
+    return found
+
+
+def _memory_limit(root: Path) -> int | None:
+    for place in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        line = _line(root / place)
+        # Without a limit version 1 says a number that no machine has.
+        if line is not None and line.isdigit() and int(line) < 1 << 60:
+            return int(line)
+    return None
+
+
+def _space(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return None
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+def _container(root: Path) -> str | None:
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "kubernetes"
+    if (root / ".dockerenv").exists():
+        return "docker"
+    if (root / "run/.containerenv").exists():
+        return "podman"
+    return os.environ.get("container")  # noqa: SIM112 - systemd's name
+
+
+def _nvidia_on_bus(devices: Path) -> int:
+    return sum(
+        _line(device / "vendor") == NVIDIA_VENDOR
+        and (_line(device / "class") or "").startswith(DISPLAY_CLASS)
+        for device in devices.glob("*")
+    )
+
+
+def _disk(folder: Path, *, measure: bool) -> Disk:
+    there = next(place for place in (folder, *folder.parents) if place.is_dir())
+    status = os.statvfs(there)
+    free = status.f_bavail * status.f_frsize
+    if not measure:
+        return Disk(folder=str(there), free_bytes=free)
+    if free < 4 * DISK_BYTES:
+        return Disk(folder=str(there), free_bytes=free, error="too little is free to measure")
+    try:
+        wrote, read = _speed(there)
+    except OSError as error:
+        return Disk(folder=str(there), free_bytes=free, error=str(error))
+    return Disk(folder=str(there), free_bytes=free, write_bytes_per_s=wrote, read_bytes_per_s=read)
+
+
+def _speed(folder: Path) -> tuple[float, float]:
+    # A page of its own: what is read past the page cache has to be aligned.
+    block = mmap.mmap(-1, 4 << 20)
+    block.write(os.urandom(1 << 20) * 4)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".stoker-disk-") as file:
+        begun_s = time.monotonic()
+        for _ in range(DISK_BYTES // len(block)):
+            os.write(file.fileno(), block)
+        os.fsync(file.fileno())
+        wrote_s = time.monotonic() - begun_s
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            reader = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+        except OSError:
+            # A file system in memory, or of the network, has no such way.
+            reader = os.open(file.name, os.O_RDONLY)
+        try:
+            begun_s = time.monotonic()
+            while os.readv(reader, [block]):
+                continue
+            read_s = time.monotonic() - begun_s
+        finally:
+            os.close(reader)
+    return DISK_BYTES / wrote_s, DISK_BYTES / read_s
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def _line(path: Path) -> str | None:
+    text = _text(path)
+    return None if text is None else text.strip()
