@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from stoker.core.files import (
 )
 from stoker.core.fingerprint import fingerprint, library_versions
 from stoker.core.signals import ends_when_asked
+from stoker.core.user_code import require_function
 from stoker.data.dataset import load_dataset
 
 
@@ -135,6 +136,7 @@ def run_chain(
         for stage in stages_of(experiment)
     )
     stages = stages[: [stage.name for stage in stages].index(until) + 1]
+    _require_code(experiment, [stage.name for stage in stages])
     with (
         ends_when_asked(),
         open_run(
@@ -155,6 +157,18 @@ def run_chain(
         if until == STAGES[-1].name:
             run.finish("pushed")
         return ChainResult(run=run.root, outcomes=tuple(state.outcomes))
+
+
+def _require_code(experiment: Experiment, stages: Sequence[str]) -> None:
+    """Find out before anything is read that what a later stage calls is not there."""
+    named = {
+        "preprocessing": ("transform", experiment.preprocessing),
+        "model": ("train", experiment.model),
+        "train.callbacks": ("train", experiment.train.callbacks),
+    }
+    for where, (stage, reference) in named.items():
+        if reference is not None and stage in stages:
+            require_function(experiment.folder, reference, where=where)
 
 
 def _require_folder(models: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import symtable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,6 +100,34 @@ def module_file(folder: Path, module: str) -> Path | None:
     base = folder.joinpath(*module.split("."))
     candidates = (base.with_suffix(".py"), base / "__init__.py")
     return next((path for path in candidates if path.is_file()), None)
+
+
+_BINDING = frozenset(["globals", "vars", "exec", "setattr", "__getattr__"])
+"""Names by which a module can come to have others that its source does not bind."""
+
+
+def names_bound(path: Path) -> set[str] | None:
+    """The names that importing a module binds, found without a run of it.
+
+    Returns:
+        None where the source does not tell: a star import and its like, or no Python.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree, table = ast.parse(text), symtable.symtable(text, str(path), "exec")
+    except (SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            return None
+        if isinstance(node, ast.Global) or getattr(node, "id", None) in _BINDING:
+            return None
+    names = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    }
+    return None if names & _BINDING else names
 
 
 class _Walk:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from stoker.core.code import module_file
+from stoker.core.code import module_file, names_bound
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 
@@ -27,6 +27,29 @@ def load_function(folder: Path, reference: str, *, where: str) -> Callable[..., 
     Raises:
         ConfigError: no such module or function, or importing the module failed (file and line).
     """
+    path, function_name = _find(folder, reference, where=where)
+    module_name, _ = split_reference(reference, where=where)
+    module = _import(folder, module_name, path, where=where)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise _no_function(path, function_name, names, where=where)
+    return function
+
+
+def require_function(folder: Path, reference: str, *, where: str) -> None:
+    """Refuse what `load_function` would not find, as far as the source tells without a run of it.
+
+    Raises:
+        ConfigError: no such module, or the module binds no such name.
+    """
+    path, function_name = _find(folder, reference, where=where)
+    names = names_bound(path)
+    if names is not None and function_name not in names:
+        raise _no_function(path, function_name, sorted(names), where=where)
+
+
+def _find(folder: Path, reference: str, *, where: str) -> tuple[Path, str]:
     module_name, function_name = split_reference(reference, where=where)
     path = module_file(folder, module_name)
     if path is None:
@@ -35,16 +58,13 @@ def load_function(folder: Path, reference: str, *, where: str) -> Callable[..., 
             got=reference,
             fix=f"Write {module_name.replace('.', '/')}.py there, or change {where}.",
         )
-    module = _import(folder, module_name, path, where=where)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise ConfigError(
-            f"{where} names a function of {path.name}",
-            got=function_name,
-            fix=nearest(function_name, names),
-        )
-    return function
+    return path, function_name
+
+
+def _no_function(path: Path, name: str, names: list[str], *, where: str) -> ConfigError:
+    return ConfigError(
+        f"{where} names a function of {path.name}", got=name, fix=nearest(name, names)
+    )
 
 
 def split_reference(reference: str, *, where: str) -> tuple[str, str]:

@@ -104,3 +104,32 @@ def test_what_no_column_can_serve_is_refused_before_a_shard_is_written(
 
 def test_a_label_that_preprocessing_makes_is_no_column(folder: Path) -> None:
     assert ingested(folder, "label=made", "preprocessing=model:build").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "model=model:biuld",
+            "model names a function of model.py. Received: 'biuld'. Did you mean",
+        ),
+        ("model=modle:build", "model names a module of "),
+        ("preprocessing=model:prepare", "preprocessing names a function of model.py"),
+        ("train.callbacks=model:callbacks", "train.callbacks names a function of model.py"),
+    ],
+)
+def test_code_that_is_not_there_is_told_before_anything_is_read(
+    folder: Path, setting: str, said: str
+) -> None:
+    experiment = load_experiment(folder, overrides=[setting])
+
+    with pytest.raises(ConfigError) as caught:
+        run_chain(experiment, Watcher(lambda: pytest.fail("ingest had begun")))
+
+    assert said in caught.value.line()
+
+
+def test_data_can_be_read_before_the_model_is_written(folder: Path) -> None:
+    (folder / "model.py").unlink()
+
+    assert load_dataset(ingested(folder)).rows("train")

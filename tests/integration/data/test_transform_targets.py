@@ -151,3 +151,26 @@ def test_a_weight_that_is_missing_negative_or_infinite_is_named_with_its_record(
 
     with pytest.raises(DataError, match=rf"sample_weight 'weight'.*\(record \d+\).*{message}"):
         require_known_labels(transform, dataset, "train")
+
+
+def test_a_value_that_a_computed_weight_would_hide_is_refused_unless_it_asks_itself(
+    tmp_path: Path,
+) -> None:
+    dataset = table(tmp_path / "bad", weight=lambda row: "" if row % 9 == 4 else 1.5)
+
+    def hides(inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"x": inputs["x"], "much": tf.where(inputs["weight"] > 1.0, 2.0, 1.0)}
+
+    def asks(inputs: dict[str, Any]) -> dict[str, Any]:
+        known = ~tf.math.is_nan(inputs["weight"])
+        return {"x": inputs["x"], "much": tf.where(known, 2.0, 1.0)}
+
+    hiding, asking = (
+        build_transform(dataset, function, tmp_path / name, label="price", sample_weight="much")
+        for name, function in (("hides", hides), ("asks", asks))
+    )
+
+    require_known_labels(asking, dataset, "train")
+    said = r"column 'weight', which only the sample weight 'much' needs.*\(record \d+ of split 'train'\)"
+    with pytest.raises(DataError, match=said):
+        require_known_labels(hiding, dataset, "train")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.core.code import function_fingerprint
+from stoker.core.code import function_fingerprint, names_bound
 from stoker.core.errors import ConfigError
 
 MODEL = '''
@@ -217,3 +217,41 @@ def test_a_module_that_does_not_parse_is_named_with_its_line(folder: Path) -> No
 
     with pytest.raises(ConfigError, match=r"model\.py must be Python \(line 2\)"):
         function_fingerprint(folder, "model", "build")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def build(): ...",
+        "class build: ...",
+        "build = print",
+        "from os import path as build",
+        "import build",
+        "if True:\n    def build(): ...",
+        "try:\n    from fast import build\nexcept ImportError:\n    build = None",
+        "for build in (1, 2): ...",
+        "from os.path import *",
+        "globals()['bui' + 'ld'] = print",
+        "def __getattr__(name): ...",
+        "def late():\n    global build\n    build = print",
+        "def (",
+    ],
+)
+def test_a_name_that_a_module_may_have_is_not_taken_for_missing(tmp_path: Path, line: str) -> None:
+    (tmp_path / "model.py").write_text(line + "\n")
+
+    names = names_bound(tmp_path / "model.py")
+
+    assert names is None or "build" in names
+
+
+@pytest.mark.parametrize(
+    "line", ["def other():\n    build = 1", "x.build = 1", "# build", "class A:\n    build = 1"]
+)
+def test_a_name_that_a_module_does_not_bind_is_missing(tmp_path: Path, line: str) -> None:
+    (tmp_path / "model.py").write_text("x = print\n" + line + "\n")
+
+    names = names_bound(tmp_path / "model.py")
+
+    assert names is not None
+    assert "build" not in names

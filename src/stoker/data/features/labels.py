@@ -23,8 +23,8 @@ def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> 
     """Refuse a split with a class that the training split has not, no label, or no fit weight.
 
     A label that is computed hides what it was computed from: `NaN > 10` is False. So a value that
-    is missing in a column which only the label needs is refused too, unless the label's own graph
-    asks for NaN.
+    is missing in a column which only the label or the weight needs is refused too, unless its own
+    graph asks for NaN.
 
     Args:
         transform: Its labels and weight; without a label there is nothing to refuse.
@@ -39,14 +39,13 @@ def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> 
     columns = transform.target_columns
     names = [column.name for column in columns]
     of_labels = [column.name for column in transform.label_columns]
-    served = {column.name for column in transform.serving_columns}
-    only_label = [name for name in of_labels if name not in served]
-    judged = [] if transform.label_looks_for_missing() else only_label
+    judged = _judged(transform)
     before = 0
     for batch in dataset.batches(split, columns=names, rows=batch_rows(dataset)):
         arrays = {column.name: to_numpy(column, batch.column(column.name)) for column in columns}
         raw = {c.name: tf.constant(arrays[c.name], c.tensor_dtype) for c in columns}
-        _require_present({name: arrays[name] for name in judged}, transform, split, before)
+        for name, who in judged.items():
+            _require_present(name, arrays[name], who, split=split, before=before)
         for output, values in by_output(transform.apply_label(raw)).items():
             label = transform.labels[output]
             shown = {name: arrays[name] for name in of_labels}
@@ -98,18 +97,30 @@ def _shown(value: Any) -> str:
     return shown_short(value.tolist()) if isinstance(value, np.ndarray) else repr(value)
 
 
-def _require_present(
-    arrays: Mapping[str, NDArray[Any]], transform: Transform, split: str, before: int
-) -> None:
-    for name, values in arrays.items():
-        missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
-        missing = missing.reshape(len(values), -1).any(axis=1)
-        if missing.any():
-            row = before + int(missing.argmax()) + 1
-            raise DataError(
-                f"column {name!r}, which only the label {_named(transform)} needs, must hold a "
-                f"value (record {row} of split {split!r})",
-                got=Plain("a missing value"),
-                fix="Leave those rows out of the data, or decide in preprocessing_fn what they "
-                "mean, with tf.math.is_nan.",
-            )
+def _judged(transform: Transform) -> dict[str, str]:
+    """Columns that may miss no value -> who alone needs them."""
+    served = {column.name for column in transform.serving_columns}
+    judged: dict[str, str] = {}
+    weight = transform.spec.weight
+    if weight is not None and not transform.weight_looks_for_missing():
+        # A column that is the weight itself is looked at as such.
+        names = [c.name for c in transform.spec.weight_columns if c.name != weight]
+        judged |= dict.fromkeys(names, f"the sample weight {weight!r}")
+    if not transform.label_looks_for_missing():
+        names = [column.name for column in transform.label_columns]
+        judged |= dict.fromkeys(names, f"the label {_named(transform)}")
+    return {name: who for name, who in judged.items() if name not in served}
+
+
+def _require_present(name: str, values: NDArray[Any], who: str, *, split: str, before: int) -> None:
+    missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+    missing = missing.reshape(len(values), -1).any(axis=1)
+    if missing.any():
+        row = before + int(missing.argmax()) + 1
+        raise DataError(
+            f"column {name!r}, which only {who} needs, must hold a value (record {row} of split "
+            f"{split!r})",
+            got=Plain("a missing value"),
+            fix="Leave those rows out of the data, or decide in preprocessing_fn what they mean, "
+            "with tf.math.is_nan.",
+        )

@@ -177,12 +177,11 @@ class Transform:
 
     def label_looks_for_missing(self) -> bool:
         """Whether the labels' graph asks itself which values are missing (NaN)."""
-        graphs = [
-            made.graph.as_graph_def() for made in self._root().labelling.compute.concrete_functions
-        ]
-        nodes = [node for graph in graphs for node in graph.node]
-        nodes += [node for graph in graphs for f in graph.library.function for node in f.node_def]
-        return any(node.op in ("IsNan", "IsFinite") for node in nodes)
+        return _looks_for_missing(self._root().labelling)
+
+    def weight_looks_for_missing(self) -> bool:
+        """Whether the weight's graph does."""
+        return _looks_for_missing(self._root().weighing)
 
     def _root(self) -> Any:
         if self._loaded is None:
@@ -207,6 +206,13 @@ def load_transform(root: Path) -> Transform:
             fix="Run `stoker analyze` again: the transform is made anew.",
         )
     return Transform(root, from_json(read_json(root / SPEC)))
+
+
+def _looks_for_missing(part: Any) -> bool:
+    graphs = [made.graph.as_graph_def() for made in part.compute.concrete_functions]
+    nodes = [node for graph in graphs for node in graph.node]
+    nodes += [node for graph in graphs for f in graph.library.function for node in f.node_def]
+    return any(node.op in ("IsNan", "IsFinite") for node in nodes)
 
 
 def _column(inputs: Mapping[str, tf.Tensor], name: str) -> tf.Tensor:
