@@ -26,6 +26,7 @@ class Ending:
         self.has_work = False
         """Whether there is anything that is not saved: before it, an end is an end at once."""
         self._interrupted = 0
+        self._saves = False
 
     def ask(self) -> None:
         """End after the step that is being run."""
@@ -35,7 +36,10 @@ class Ending:
 
     def save_after_call(self, wanted: bool) -> None:
         """Let all workers know that a checkpoint is due."""
-        self.signals[1].assign(int(wanted))
+        # An assignment to a part of a variable costs as much as a small model's step.
+        if wanted != self._saves:
+            self.signals[1].assign(int(wanted))
+            self._saves = wanted
 
     def hear(self, number: signal.Signals) -> None:
         """A signal came: the first asks, the second ends the process at once."""
