@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ serve_parameter_role(read_tf_config(os.environ))
 """
 LR = 2.0**-10
 PER_EPOCH = 210
+SILENCE_S = 60.0
+"""Longest that a stopped worker waits to be spoken of."""
 
 
 class Roles:
@@ -307,16 +310,29 @@ def sent_twice(scene: Scene) -> dict[str, Any]:
 
 
 def stopped(scene: Scene) -> dict[str, Any]:
-    """kill -STOP of a worker, which goes on after some seconds."""
+    """kill -STOP of a worker, which goes on some seconds after it has been spoken of."""
     said: list[str] = []
+    spoken, begun = threading.Event(), threading.Event()
+
+    def hear(record: logging.LogRecord) -> None:
+        said.append(record.getMessage())
+        spoken.set()
+
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = hear  # type: ignore[method-assign]
     logging.getLogger("stoker.train.parameter_server").addHandler(handler)
 
+    def go_on() -> None:
+        # The other worker may have steps to do before nobody answers.
+        spoken.wait(SILENCE_S)
+        time.sleep(2.0)
+        scene.roles.send("worker 0", signal.SIGCONT)
+
     def tell(progress: Progress) -> None:
-        if progress.step < PER_EPOCH:
+        if progress.step < PER_EPOCH and not begun.is_set():
+            begun.set()
             scene.roles.send("worker 0", signal.SIGSTOP)
-            threading.Timer(6.0, scene.roles.send, ("worker 0", signal.SIGCONT)).start()
+            threading.Thread(target=go_on, daemon=True).start()
 
     answer, _ = scene.fit("stopped", momentum, tell=tell, epochs=1, watchdog_s=2.0)
     return answer | {"said": said}
