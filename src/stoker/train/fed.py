@@ -16,7 +16,7 @@ Step = Callable[[Any], Outcome]
 """What `make_train_step` makes."""
 
 
-def make_run_fed(step: Step, *, rows_a_step: int | None) -> Any:
+def make_run_fed(step: Step, *, rows_a_step: int | None, alone: bool = False) -> Any:
     """Many steps over an iterator in one call, with the wait for input timed inside the graph.
 
     A call ends before its time after a step that was not finite, or when a worker is asked to end.
@@ -27,6 +27,7 @@ def make_run_fed(step: Step, *, rows_a_step: int | None) -> Any:
         step: What `make_train_step` made.
         rows_a_step: Where an element holds the rows of a whole call: how many of them make a step.
             None where an element is for one step.
+        alone: A call is one step: a loop around it would cost a small model a tenth of its time.
 
     Returns:
         A `tf.function` of the iterator and the number of steps, int64, that gives `Sums`.
@@ -64,14 +65,19 @@ def make_run_fed(step: Step, *, rows_a_step: int | None) -> Any:
             lambda: sums_of(step(step_of(call, done, size))),
         )
 
+    def run_some(steps: tf.Tensor, some: Callable[[tf.Tensor, tf.Tensor], Sums]) -> Sums:
+        return (
+            some(tf.constant(0, tf.int64), tf.constant(0.0)) if alone else _until_ended(steps, some)
+        )
+
     @tf.function(reduce_retracing=True)
     def run_batches(iterator: Any, steps: tf.Tensor) -> Sums:
-        return _until_ended(steps, lambda done, after: of_batches(iterator, steps - done, after))
+        return run_some(steps, lambda done, after: of_batches(iterator, steps - done, after))
 
     @tf.function(reduce_retracing=True)
     def run_rows(iterator: Any, steps: tf.Tensor) -> Sums:
         call, wait_s = timed(lambda: next(iterator), tf.constant(0.0))
-        sums = _until_ended(steps, lambda done, _: of_rows(call, done, steps - done))
+        sums = run_some(steps, lambda done, _: of_rows(call, done, steps - done))
         return sums._replace(wait_s=wait_s)
 
     return run_batches if rows_a_step is None else run_rows

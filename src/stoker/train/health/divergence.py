@@ -66,7 +66,7 @@ class Divergence:
             growing. A loss that stays high without growing becomes the new median.
         """
         value = loss if math.isfinite(loss) else sys.float_info.max
-        if not self._calm or value <= self._limit():
+        if not self._calm or self._is_calm(value):
             self._calm.extend([] if self._said else self._high)
             self._calm.append(value)
             self._high, self._said = [], False
@@ -105,11 +105,12 @@ class Divergence:
         self._high = list(state["high"])
         self._since, self._said = state["since"], state["said"]
 
-    def _limit(self) -> float:
+    def _is_calm(self, value: float) -> bool:
         middle = statistics.median(self._calm)
-        deviation = statistics.median(abs(value - middle) for value in self._calm)
+        if value <= middle + (self._config.factor - 1) * abs(middle):
+            return True
         # A loss may be zero or negative: then a multiple of it means nothing, its spread does.
-        return middle + max((self._config.factor - 1) * abs(middle), SPREADS * deviation)
+        return value <= middle + SPREADS * statistics.median(abs(v - middle) for v in self._calm)
 
     def _finding(self, step: int, loss: float) -> Finding:
         middle = statistics.median(self._calm)
