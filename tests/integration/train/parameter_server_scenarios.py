@@ -329,12 +329,13 @@ def stopped(scene: Scene) -> dict[str, Any]:
         scene.roles.send("worker 0", signal.SIGCONT)
 
     def tell(progress: Progress) -> None:
-        if progress.step < PER_EPOCH and not begun.is_set():
+        # Of a quick epoch on a slow machine nothing may be heard before its end.
+        if progress.step < 2 * PER_EPOCH and not begun.is_set():
             begun.set()
             scene.roles.send("worker 0", signal.SIGSTOP)
             threading.Thread(target=go_on, daemon=True).start()
 
-    answer, _ = scene.fit("stopped", momentum, tell=tell, epochs=1, watchdog_s=2.0)
+    answer, _ = scene.fit("stopped", momentum, tell=tell, epochs=2, watchdog_s=2.0)
     return answer | {"said": said}
 
 

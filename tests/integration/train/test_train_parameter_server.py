@@ -161,7 +161,7 @@ def test_a_worker_that_hangs_is_spoken_of_and_its_step_is_not_given_to_another(
     found = answers["stopped"]
 
     assert any("no worker has answered for 2 s" in line for line in found["said"])
-    assert found["weight"] == one_after_the_other(PER_EPOCH)
+    assert found["weight"] == one_after_the_other(2 * PER_EPOCH)
 
 
 def test_a_server_that_is_gone_ends_the_run_in_one_line(answers: dict[str, Any]) -> None:
