@@ -56,7 +56,7 @@ test: $(STAMP) ## every test
 	|| { [ $$? = 1 ] || exit 2; echo "test: what failed runs once more, alone, and has to pass"; \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
 
-soak: $(STAMP) ## kill training at 50 random instants (half an hour)
+soak: $(STAMP) ## kill training at 50 random instants (12 minutes)
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
 
 check: lint types imports docs ## everything that needs no run
