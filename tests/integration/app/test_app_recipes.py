@@ -122,7 +122,7 @@ def test_a_recipe_reaches_its_metric_and_is_pushed(trained: Trained) -> None:
     assert trained.chain.result("evaluate")["metrics"][metric] >= least
     assert trained.chain.result("push")["version"] == 1
     facts = trained.chain.result("train")
-    assert 0 < facts["busy_fraction"] < 10, "on a loaded machine either of the two may be slow"
+    assert 0 < facts["busy_fraction"] < 1.5
     assert 0 <= facts["input_wait"] < 1
 
 
