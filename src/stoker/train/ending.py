@@ -36,7 +36,7 @@ class Ending:
 
     def save_after_call(self, wanted: bool) -> None:
         """Let all workers know that a checkpoint is due."""
-        # An assignment to a part of a variable costs as much as a small model's step.
+        # An assignment is a call of TensorFlow's of its own.
         if wanted != self._saves:
             self.signals[1].assign(int(wanted))
             self._saves = wanted

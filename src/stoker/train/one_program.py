@@ -1,8 +1,7 @@
 """A plain step that XLA compiles whole, from the forward pass to the update; and several in a row.
 
-To start a program costs as much as a small model's step, and each start gives every weight that
-it changes new memory: 3 of the 20 ms of a perceptron of 1.9 M weights on two cores. So up to
-`TOGETHER` steps are one program, a loop that XLA compiles.
+To start a program costs time that a small model feels, and each start gives every weight that it
+changes new memory. So up to `TOGETHER` steps are one program, a loop that XLA compiles.
 """
 
 from __future__ import annotations

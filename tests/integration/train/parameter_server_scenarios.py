@@ -319,11 +319,11 @@ def stopped(scene: Scene) -> dict[str, Any]:
         spoken.set()
 
     handler = logging.Handler()
-    handler.emit = hear  # type: ignore[method-assign]
+    handler.emit = hear  # type: ignore[method-assign]  # a handler is its emit
     logging.getLogger("stoker.train.parameter_server").addHandler(handler)
 
     def go_on() -> None:
-        # The other worker may have steps to do before nobody answers.
+        # The other worker may have steps to do before nobody answers; then it stays so for a while.
         spoken.wait(SILENCE_S)
         time.sleep(2.0)
         scene.roles.send("worker 0", signal.SIGCONT)

@@ -83,16 +83,16 @@ def test_a_machine_that_is_well_is_left_alone(machine: Machine) -> None:
 
 
 def gpu(**state: object) -> Machine:
-    changed = replace(GPU, **state)  # type: ignore[arg-type]
+    changed = replace(GPU, **state)  # type: ignore[arg-type]  # names and types are the tests'
     return replace(WELL, gpus=replace(GPUS, states=(changed, replace(GPU, index=1))))
 
 
 def host(**facts: object) -> Machine:
-    return replace(NO_GPU, host=replace(NO_GPU.host, **facts))  # type: ignore[arg-type]
+    return replace(NO_GPU, host=replace(NO_GPU.host, **facts))  # type: ignore[arg-type]  # names and types are the tests'
 
 
 def unseen(machine: Machine = WELL, **framework: object) -> Machine:
-    changed = replace(FRAMEWORK, **({"gpus": ()} | framework))  # type: ignore[arg-type]
+    changed = replace(FRAMEWORK, **({"gpus": ()} | framework))  # type: ignore[arg-type]  # names and types are the tests'
     return replace(machine, framework=changed)
 
 
