@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -122,7 +123,10 @@ def test_a_recipe_reaches_its_metric_and_is_pushed(trained: Trained) -> None:
     assert trained.chain.result("evaluate")["metrics"][metric] >= least
     assert trained.chain.result("push")["version"] == 1
     facts = trained.chain.result("train")
-    assert 0 < facts["busy_fraction"] < 1.5
+    # Other work beside the tests can make it more than 1: what was measured is there to the letter.
+    ceiling_per_row_s = facts["ceiling_step_time_s"] / facts["resolved"]["batch_size"]
+    assert facts["busy_fraction"] == pytest.approx(ceiling_per_row_s * facts["samples_per_s"])
+    assert 0 < facts["busy_fraction"] < math.inf
     assert 0 <= facts["input_wait"] < 1
 
 
