@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
-from stoker.core.user_code import first_line
+from stoker.core.user_code import first_line, place_told
 
 _PEER_IS_GONE = (
     tf.errors.UnavailableError,
@@ -37,8 +37,13 @@ def steps_are_the_users(*, workers: int) -> Iterator[None]:
         if workers > 1 and (exchange or isinstance(error, _PEER_IS_GONE)):
             raise
         raise ConfigError(
-            "a training step must not fail",
+            f"a training step must not fail{place_told(error)}",
             got=Plain(first_line(error)),
-            fix="An id may lie outside its Embedding, or a label outside the classes. Run it again "
-            "with --debug for the whole traceback.",
+            fix=f"{_advice(error)} Run it again with --debug for the whole traceback.",
         ) from error
+
+
+def _advice(error: tf.errors.OpError) -> str:
+    if "was expected to contain" in error.message:
+        return "A dataset must give as many batches in every pass as when it was analyzed."
+    return "An id may lie outside its Embedding, or a label outside the classes."

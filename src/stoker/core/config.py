@@ -17,8 +17,8 @@ from stoker.core.errors import ConfigError, Plain
 ConfigType = TypeVar("ConfigType")
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's own rule, which PyYAML does not hold: a key stands once in a mapping."""
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 where PyYAML is otherwise: a key stands once in a mapping, and 20:30 is a text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that stands twice: the first value would be lost silently."""
@@ -31,6 +31,18 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                     )
                 seen.add(key_node.value)
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """A number; what YAML 1.1 takes for one to the base 60 is a text."""
+        if ":" in node.value:
+            return node.value
+        if node.tag.endswith(":int"):
+            return self.construct_yaml_int(node)
+        return self.construct_yaml_float(node)
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -164,7 +176,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - it is a SafeLoader
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""

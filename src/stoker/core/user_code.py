@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -145,7 +147,29 @@ def _place(trace: TracebackType | None, folder: Path | None) -> str:
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
 
 
-_HEADINGS = ("Graph execution error:", "Detected at node", "File ", "Exception encountered when")
+_IN_TRACEBACK = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def place_told(error: BaseException) -> str:
+    """` (model.py, line 12)`, of Python code that failed inside TensorFlow; "" of none.
+
+    TensorFlow puts the traceback of a generator or a `py_function` into its own error's text. What
+    is installed is not the user's.
+    """
+    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+    own = Path(__file__).parents[1]
+    places = [
+        (Path(file), line)
+        for file, line in _IN_TRACEBACK.findall(str(error))
+        if not file.startswith((*installed, "<")) and own not in Path(file).parents
+    ]
+    return f" ({places[-1][0].name}, line {places[-1][1]})" if places else ""
+
+
+_HEADINGS = (
+    *("Graph execution error:", "Detected at node", "<stack traces unavailable>"),
+    *("File ", "Exception encountered when"),
+)
 """Beginnings of lines of TensorFlow's and Keras's errors that do not say what is wrong."""
 
 

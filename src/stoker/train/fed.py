@@ -16,7 +16,13 @@ Step = Callable[[Any], Outcome]
 """What `make_train_step` makes."""
 
 
-def make_run_fed(step: Step, *, rows_a_step: int | None, alone: bool = False) -> Any:
+def make_run_fed(
+    step: Step,
+    *,
+    rows_a_step: int | None,
+    alone: bool = False,
+    sound: Callable[[], tf.Tensor] | None = None,
+) -> Any:
     """Many steps over an iterator in one call, with the wait for input timed inside the graph.
 
     A call ends before its time after a step that was not finite, or when a worker is asked to end.
@@ -28,73 +34,133 @@ def make_run_fed(step: Step, *, rows_a_step: int | None, alone: bool = False) ->
         rows_a_step: Where an element holds the rows of a whole call: how many of them make a step.
             None where an element is for one step.
         alone: A call is one step: a loop around it would cost about 0.1 ms.
+        sound: Where steps update at once: looks, when the call ends, whether what they have written
+            is finite.
 
     Returns:
         A `tf.function` of the iterator and the number of steps, int64, that gives `Sums`.
     """
-    now_s = _clock()
-    program = _does_several(step)
+    of_batches = _OfBatches(step, alone=alone)
+    of_call = None if rows_a_step is None else _OfCall(step, rows_a_step=rows_a_step, alone=alone)
 
-    def timed(take: Callable[[], Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        # The clock starts when what came before has ended, and stops when all is there.
+    @tf.function(reduce_retracing=True)
+    def run_fed(iterator: Any, steps: tf.Tensor) -> Sums:
+        sums = (of_call or of_batches)(iterator, steps)
+        if sound is None:
+            return sums
+        with tf.control_dependencies([sums.loss_sum]):
+            return sums._replace(finite=tf.logical_and(sums.finite, sound()))
+
+    return run_fed
+
+
+class _Timed:
+    """How long the device waits for what is taken."""
+
+    def __init__(self) -> None:
+        self._now_s = _clock()
+
+    def __call__(self, take: Callable[[], Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """The clock starts when what came before has ended, and stops when all is there."""
         with tf.control_dependencies([after]):
-            asked_s = now_s()
+            asked_s = self._now_s()
         with tf.control_dependencies([asked_s]):
             taken = take()
         with tf.control_dependencies(tf.nest.flatten(taken, expand_composites=True)):
-            return taken, now_s() - asked_s
+            return taken, self._now_s() - asked_s
 
-    def of_batches(iterator: Any, left: tf.Tensor, after: tf.Tensor) -> Sums:
-        if program is None:
-            element, wait_s = timed(lambda: next(iterator), after)
-            return sums_of(step(element))._replace(wait_s=wait_s)
-        count = tf.minimum(left, program.together)
-        elements, wait_s = timed(lambda: _next_ones(iterator, count, program.together), after)
-        return program.several(elements, count)._replace(wait_s=wait_s)
 
-    def of_rows(call: Any, done: tf.Tensor, left: tf.Tensor) -> Sums:
-        size = rows_a_step or 1
+class _OfBatches:
+    """Steps over an iterator whose elements are for one step each."""
+
+    def __init__(self, step: Step, *, alone: bool) -> None:
+        self._step, self._alone = step, alone
+        self._program = _does_several(step)
+        self._timed = _Timed()
+
+    def __call__(self, iterator: Any, steps: tf.Tensor) -> Sums:
+        if self._program is not None:
+            return self._in_groups(iterator, steps, self._program)
+
+        def one(after: tf.Tensor) -> Sums:
+            element, wait_s = self._timed(lambda: next(iterator), after)
+            return sums_of(self._step(element))._replace(wait_s=wait_s)
+
+        if self._alone:
+            return one(tf.constant(0.0))
+        return _until_ended(steps, lambda _, after, ahead: (one(after), ahead), ())
+
+    def _in_groups(self, iterator: Any, steps: tf.Tensor, program: OneProgram) -> Sums:
+        """While a program runs, the batches of the next one are taken."""
+        size = program.together
+
+        def some(done: tf.Tensor, _: tf.Tensor, batches: Any) -> tuple[Sums, Any]:
+            count = tf.minimum(steps - done, size)
+            ahead = _next_ones(iterator, tf.minimum(steps - done - count, size), size)
+            sums = program.several(batches, count)
+            # What the device waits for begins when it has ended.
+            _, wait_s = self._timed(lambda: ahead, sums.loss_sum)
+            return sums._replace(wait_s=wait_s), ahead
+
+        first, nothing = tf.minimum(steps, size), tf.constant(0.0)
+        batches, waited_s = self._timed(lambda: _next_ones(iterator, first, size), nothing)
+        sums = _until_ended(steps, some, batches)
+        return sums._replace(wait_s=sums.wait_s + waited_s)
+
+
+class _OfCall:
+    """Steps over an iterator whose elements hold the rows of a whole call."""
+
+    def __init__(self, step: Step, *, rows_a_step: int, alone: bool) -> None:
+        self._step, self._rows, self._alone = step, rows_a_step, alone
+        self._program = _does_several(step)
+        self._timed = _Timed()
+
+    def __call__(self, iterator: Any, steps: tf.Tensor) -> Sums:
+        call, wait_s = self._timed(lambda: next(iterator), tf.constant(0.0))
+        if self._alone:
+            sums = self._some(call, tf.constant(0, tf.int64), steps)
+        else:
+            sums = _until_ended(
+                steps, lambda done, _, ahead: (self._some(call, done, steps - done), ahead), ()
+            )
+        return sums._replace(wait_s=wait_s)
+
+    def _some(self, call: Any, done: tf.Tensor, left: tf.Tensor) -> Sums:
+        size, program = self._rows, self._program
         if program is None:
-            return sums_of(step(step_of(call, done, size)))
+            return sums_of(self._step(step_of(call, done, size)))
         whole = tf.shape(tf.nest.flatten(call)[0], tf.int64)[0] // size
         count = tf.minimum(tf.minimum(left, whole - done), program.together)
         return tf.cond(
             done < whole,
             lambda: program.several(_part_of(call, done * size, program.together * size), count),
             # What is left at an epoch's end.
-            lambda: sums_of(step(step_of(call, done, size))),
+            lambda: sums_of(self._step(step_of(call, done, size))),
         )
-
-    def run_some(steps: tf.Tensor, some: Callable[[tf.Tensor, tf.Tensor], Sums]) -> Sums:
-        return (
-            some(tf.constant(0, tf.int64), tf.constant(0.0)) if alone else _until_ended(steps, some)
-        )
-
-    @tf.function(reduce_retracing=True)
-    def run_batches(iterator: Any, steps: tf.Tensor) -> Sums:
-        return run_some(steps, lambda done, after: of_batches(iterator, steps - done, after))
-
-    @tf.function(reduce_retracing=True)
-    def run_rows(iterator: Any, steps: tf.Tensor) -> Sums:
-        call, wait_s = timed(lambda: next(iterator), tf.constant(0.0))
-        sums = run_some(steps, lambda done, _: of_rows(call, done, steps - done))
-        return sums._replace(wait_s=wait_s)
-
-    return run_batches if rows_a_step is None else run_rows
 
 
 def _does_several(step: Step) -> OneProgram | None:
     return step if isinstance(step, OneProgram) and step.together > 1 else None
 
 
-def _until_ended(steps: tf.Tensor, some: Callable[[tf.Tensor, tf.Tensor], Sums]) -> Sums:
-    """Some steps after another, `some(steps done, what has to be waited for)`, until all are done."""
+def _until_ended(
+    steps: tf.Tensor, some: Callable[[tf.Tensor, tf.Tensor, Any], tuple[Sums, Any]], ahead: Any
+) -> Sums:
+    """Some steps after another, until all are done.
+
+    Args:
+        steps: How many.
+        some: Takes the steps done, what has to be waited for, and what was taken ahead for these
+            steps; gives what they did, and what was taken ahead for those after them.
+        ahead: What was taken for the first ones.
+    """
     done, going, finite = tf.constant(0, tf.int64), tf.constant(True), tf.constant(True)
     signals, last_loss = tf.constant([0, 0]), tf.constant(0.0)
     loss_sum, rows, wait_s = tf.constant(0.0), tf.constant(0.0), tf.constant(0.0, tf.float64)
     while tf.logical_and(done < steps, going):
         tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-        sums = some(done, loss_sum)
+        sums, ahead = some(done, loss_sum, ahead)
         finite, signals, last_loss = sums.finite, sums.signals, sums.last_loss
         loss_sum += sums.loss_sum
         rows += sums.rows
@@ -107,6 +173,16 @@ def _until_ended(steps: tf.Tensor, some: Callable[[tf.Tensor, tf.Tensor], Sums])
 @tf.autograph.experimental.do_not_convert
 def _next_ones(iterator: Any, count: tf.Tensor, size: int) -> Any:
     """Some elements of one size, one after the other; zeros where there are fewer than `size`."""
+
+    def all_of_them() -> list[tf.Tensor]:
+        taken = [tf.nest.flatten(next(iterator)) for _ in range(size)]
+        return [tf.concat(parts, 0) for parts in zip(*taken, strict=True)]
+
+    tensors = tf.cond(count < size, lambda: _fewer_next_ones(iterator, count, size), all_of_them)
+    return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
+
+
+def _fewer_next_ones(iterator: Any, count: tf.Tensor, size: int) -> list[tf.Tensor]:
     specs = tf.nest.flatten(iterator.element_spec)
     kept = [tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec in specs]
 
@@ -119,11 +195,10 @@ def _next_ones(iterator: Any, count: tf.Tensor, size: int) -> Any:
     _, kept = tf.while_loop(
         lambda number, _: number < count, take, (zero, kept), parallel_iterations=1
     )
-    tensors = [
+    return [
         tf.reshape(array.stack(), [size * spec.shape[0], *spec.shape[1:]])
         for array, spec in zip(kept, specs, strict=True)
     ]
-    return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
 
 
 @tf.autograph.experimental.do_not_convert

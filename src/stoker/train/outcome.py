@@ -17,7 +17,8 @@ class Outcome(NamedTuple):
     """Rows of the global batch, float32."""
 
     finite: tf.Tensor
-    """Whether loss and gradients were; where not, no weight was changed."""
+    """Whether loss and gradients were; where not, no weight was changed. Where a step updates at
+    once: whether the loss was."""
 
     signals: tf.Tensor
     """[2] int32: how many workers were asked to end, and to save after this call."""
@@ -39,7 +40,8 @@ class Sums(NamedTuple):
     """Steps that changed the weights, int64; fewer than asked for where it ended before."""
 
     finite: tf.Tensor
-    """False where the step after these had a loss or a gradient that is not finite."""
+    """False where the step after these had a loss or a gradient that is not finite; where steps
+    update at once, after one of these or that one."""
 
     signals: tf.Tensor
     """[2] int32: how many workers were asked to end, and to save after this call."""

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+CLOCKS_DIFFER_S = 0.01
+"""By how much two clocks may tell a call's length otherwise."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Timing:
@@ -15,6 +18,16 @@ class Timing:
     rows: float = 0.0
     wall_s: float = 0.0
     wait_s: float = 0.0
+
+    def waited(self, told_s: float, *, wall_s: float) -> float:
+        """Seconds that a call waited for input, of `wall_s` that it took.
+
+        TensorFlow's clock in the step is the time of day, which may be set while a call runs. What
+        it says then cannot be: such a call waited as the calls before it did.
+        """
+        if 0.0 <= told_s <= wall_s + CLOCKS_DIFFER_S:
+            return told_s
+        return wall_s * self.wait_s / self.wall_s if self.wall_s else 0.0
 
     def add(self, *, steps: int, rows: float, wall_s: float, wait_s: float) -> None:
         """Count one call."""

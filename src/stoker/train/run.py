@@ -23,6 +23,7 @@ from stoker.data.own.feed import AnyFeed, OwnFeed
 from stoker.data.own.opening import AnyDataset
 from stoker.telemetry import catalogue
 from stoker.train.agreement import agreed_metrics
+from stoker.train.at_once import are_sound, may_update_at_once
 from stoker.train.busy import FIXED_STEPS, measure_ceiling
 from stoker.train.callbacks import Callbacks
 from stoker.train.checkpoints.identity import require_same
@@ -196,6 +197,7 @@ class Run:
                 names = results(built.model, "val_")
                 require_monitored(config.monitor, ["val_loss", *names])
         self._traced: Any = None
+        self._at_once = may_update_at_once(built.model, config, resolved)
         self._guard = Guard(built, config=config, resolved=resolved, distribution=distribution)
         self._guard.look_at_model(answers)
         self._compile()
@@ -317,7 +319,7 @@ class Run:
         done, signals = int(sums.steps), np.asarray(sums.signals)
         wall_s = time.monotonic() - begun_s
         if not bool(sums.finite):
-            self._look_into(position.step + done, loss=float(sums.last_loss))
+            self._gone_wrong(position.step + done, loss=float(sums.last_loss))
             return True
         # Before anybody can see that there is some.
         ending.has_work = True
@@ -358,6 +360,21 @@ class Run:
         position.batch_size, position.accumulate = split.batch_size, split.accumulate
         self._compile()
         return None
+
+    def _gone_wrong(self, step: int, *, loss: float) -> None:
+        """A step, counted from 0, was not finite; of steps that update at once, it or one before."""
+        if not self._at_once:
+            self._look_into(step, loss=loss)
+            return
+        self._at_once = False
+        self._compile()
+        self._go_back()
+        _LOG.warning(
+            "a loss or a weight is not finite by step %s: on from step %s, looking at every "
+            "gradient before its update",
+            step + 1,
+            self.position.step,
+        )
 
     def _look_into(self, step: int, *, loss: float) -> None:
         """A step, counted from 0, was not finite: say why and end, or go back and skip it."""
@@ -415,7 +432,8 @@ class Run:
 
     def _count(self, sums: Sums, done: int, wall_s: float) -> None:
         position, around = self.position, self.around
-        loss_sum, rows, wait_s = float(sums.loss_sum), float(sums.rows), float(sums.wait_s)
+        loss_sum, rows = float(sums.loss_sum), float(sums.rows)
+        wait_s = position.timing.waited(float(sums.wait_s), wall_s=wall_s)
         position.step += done
         position.loss_sum += loss_sum
         position.rows += rows
@@ -588,13 +606,18 @@ class Run:
             average=self._average,
             together=max(1, min(position.together, self._most_together)),
             own_rows=self._feed.shares_rows,
+            looks_first=not self._at_once,
             signals=self.around.ending.signals,
         )
         self._step = make_step(
             self.built, self._load, distribution=self.distribution, settings=settings
         )
+        model = self.built.model
         self._run_fed = make_run_fed(
-            self._step, rows_a_step=self._rows_a_step, alone=self.resolved.steps_per_call == 1
+            self._step,
+            rows_a_step=self._rows_a_step,
+            alone=self.resolved.steps_per_call == 1,
+            sound=(lambda: are_sound(model)) if self._at_once else None,
         )
         self._traced = None
 

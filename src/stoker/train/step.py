@@ -55,6 +55,9 @@ class StepSettings:
     own_rows: bool = False
     """An element holds this worker's rows of the global batch only, else those of all workers."""
 
+    looks_first: bool = True
+    """Look at every gradient before the update; else only at the loss, and update at once."""
+
     signals: tf.Variable | None = None
     """[2] int32 on the CPU: whether this process is asked to end after the step, and to save."""
 
@@ -130,20 +133,38 @@ def make_train_step(
     trained = [] if distribution.takes_whole_batches else built.model.trainable_variables
     weights = [variable.value for variable in trained]
 
-    @tf.autograph.experimental.do_not_convert
-    def step(element: Any) -> Outcome:
-        # The host's to read, not a replica's, whose device may see no variable but its own.
-        replicated, outcome = strategy.run(gradients, args=(element, _signals(settings)))
-        outcome = Outcome(*(strategy.experimental_local_results(part)[0] for part in outcome))
+    def of_one(outcome: tuple[Any, ...]) -> Outcome:
+        return Outcome(*(strategy.experimental_local_results(part)[0] for part in outcome))
+
+    def look_and_update(element: Any, signals: tf.Tensor) -> Outcome:
+        replicated, parts = strategy.run(gradients, args=(element, signals))
+        outcome = of_one(parts)
 
         def update() -> tf.Tensor:
             strategy.run(apply, args=(replicated,))
             return tf.constant(0)
 
         updated = tf.cond(outcome.finite, update, lambda: tf.constant(0))
+        with tf.control_dependencies([updated]):
+            return outcome._replace(loss_sum=tf.identity(outcome.loss_sum))
+
+    def update_at_once(element: Any, signals: tf.Tensor) -> Outcome:
+        def replica(element: Any, signals: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            found, parts = gradients(element, signals)
+            apply(found)
+            return parts
+
+        return of_one(strategy.run(replica, args=(element, signals)))
+
+    whole_step = look_and_update if settings.looks_first else update_at_once
+
+    @tf.autograph.experimental.do_not_convert
+    def step(element: Any) -> Outcome:
+        # The host's to read, not a replica's, whose device may see no variable but its own.
+        outcome = whole_step(element, _signals(settings))
         # The step has ended when every weight is written: else a wait for input that is measured
         # from here on would hold a part of the update.
-        with tf.control_dependencies([updated, *map(tf.convert_to_tensor, weights)]):
+        with tf.control_dependencies(list(map(tf.convert_to_tensor, weights))):
             return outcome._replace(loss_sum=tf.identity(outcome.loss_sum))
 
     return step
@@ -161,6 +182,10 @@ def _make_gradients(
     passes = _make_passes(one_pass, load, built, distribution=distribution, settings=settings)
     statistics = _statistics(built.model) if distribution.shares_batches else []
 
+    def is_finite(gradients: Gradients, loss_sum: tf.Tensor) -> tf.Tensor:
+        seen = gradients if settings.looks_first else []
+        return are_finite(built.model, seen, loss_sum)
+
     def whole(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
         batch = load(element)
@@ -168,12 +193,7 @@ def _make_gradients(
         gradients = [unique(gradient) for gradient in gradients]
         rows = tf.cast(rows_of(batch), tf.float32)
         loss_sum = loss * rows
-        return gradients, (
-            loss_sum,
-            rows,
-            are_finite(built.model, gradients, loss_sum),
-            signals,
-        )
+        return gradients, (loss_sum, rows, is_finite(gradients, loss_sum), signals)
 
     def shared(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
@@ -187,7 +207,7 @@ def _make_gradients(
             )
         loss_sum, total = facts[0], facts[1]
         gradients = [scaled(gradient, 1.0 / total) for gradient in gradients]
-        finite = are_finite(built.model, gradients, loss_sum)
+        finite = is_finite(gradients, loss_sum)
         return gradients, (loss_sum, total, finite, tf.cast(facts[2:], tf.int32))
 
     return whole if _is_plain(distribution, settings) else shared
@@ -213,8 +233,12 @@ def _make_one_program(
         loss, outputs, gradients = forward_backward(batch)
         loss = tf.cast(loss, tf.float32)
         gradients = [None if gradient is None else dense(gradient) for gradient in gradients]
-        finite = are_finite(model, gradients, loss)
-        with written_only_where(finite, written):
+        if settings.looks_first:
+            finite = are_finite(model, gradients, loss)
+            with written_only_where(finite, written):
+                update(gradients)
+        else:
+            finite = tf.math.is_finite(loss)
             update(gradients)
         if metrics_too:
             model.compute_metrics(**told(batch, outputs))

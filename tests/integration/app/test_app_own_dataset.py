@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from stoker.core.errors import CheckFailed, ConfigError
 from stoker.data.features.statistics import load_statistics
 from stoker.data.ingest import IngestConfig
 from stoker.export.callpath import load_model
+from stoker.train.checkpoints.store import newest_good
 
 ALL = ["ingest", "analyze", "transform", "train", "export", "evaluate", "push"]
 
@@ -449,6 +451,49 @@ def test_what_no_chain_can_use_is_one_line(
     assert old in MODEL_PY
     path = write(tmp_path / "mine", model=MODEL_PY.replace(old, new))
     assert said in refused(path, capfd)
+
+
+GENERATED = """\
+    if split == "eval":
+        return made.batch(32)
+    elements = list(made.batch(32))
+
+    def generate():
+        for number, element in enumerate(elements):
+            # Once training has got somewhere.
+            saved = pathlib.Path(__file__).parent.glob("runs/*/*/train/checkpoints/step-*[1-9]*")
+            if number == 7 and any(saved):
+                WRONG
+            yield element
+
+    return tf.data.Dataset.from_generator(generate, output_signature=made.batch(32).element_spec)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("raise OSError('the disk is gone')", r"\(model.py, line \d+\).*OSError: the disk is gone"),
+        (
+            "return",
+            "expected to contain 15 elements but contained only 7.*as many batches in every",
+        ),
+    ],
+)
+def test_a_generator_that_fails_in_a_later_pass_is_named_and_nothing_is_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], wrong: str, said: str
+) -> None:
+    model = MODEL_PY.replace("    return made.batch(32)\n", GENERATED.replace("WRONG", wrong))
+    often = "epochs: 3, steps_per_call: 5, checkpoint: {every_steps: 5}"
+    settings = STOKER_YAML.replace("epochs: 3", often)
+    path = write(tmp_path / "mine", model=f"import pathlib\n{model}", settings=settings)
+    line = refused(path, capfd, "train")
+
+    assert re.search(said, line)
+    (folder,) = path.glob("runs/*/*/train/checkpoints")
+    found = newest_good(folder)
+    assert found is not None
+    assert 0 < found.facts["position"]["step"] < 45
 
 
 @pytest.mark.parametrize(

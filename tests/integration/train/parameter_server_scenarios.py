@@ -232,7 +232,8 @@ def learned(scene: Scene) -> dict[str, Any]:
 def gone_on(scene: Scene) -> dict[str, Any]:
     first, _ = scene.fit("gone_on", momentum, batch_size=7, epochs=1)
     again, _ = scene.fit("gone_on", momentum, batch_size=7, epochs=2)
-    return {"first": first, "again": again}
+    over, _ = scene.fit("gone_on", momentum, batch_size=7, epochs=2)
+    return {"first": first, "again": again, "over": over}
 
 
 def asked_to_end(scene: Scene) -> dict[str, Any]:
@@ -329,8 +330,8 @@ def stopped(scene: Scene) -> dict[str, Any]:
         scene.roles.send("worker 0", signal.SIGCONT)
 
     def tell(progress: Progress) -> None:
-        # Of a quick epoch on a slow machine nothing may be heard before its end.
-        if progress.step < 2 * PER_EPOCH and not begun.is_set():
+        # Before the first validation, for which nothing new may have to be told to the workers.
+        if progress.step == PER_EPOCH and not begun.is_set():
             begun.set()
             scene.roles.send("worker 0", signal.SIGSTOP)
             threading.Thread(target=go_on, daemon=True).start()

@@ -16,6 +16,8 @@ from stoker.core.errors import ConfigError, UserError
 from stoker.data.dataset import Dataset
 from stoker.data.features.build import build_transform
 from stoker.data.features.transform import Transform
+from stoker.train.at_once import are_sound, may_update_at_once
+from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.store import open_checkpoint, places
 from stoker.train.config import TrainConfig
 from stoker.train.health.divergence import DivergenceConfig
@@ -131,6 +133,131 @@ def test_a_layer_that_makes_infinities_is_named(
 
     with pytest.raises(UserError, match="logarithm"):
         train(sound, tmp_path, function=broken)
+
+
+LEAST = -2.38
+"""One row of the sound training split lies below it."""
+
+
+class Rooted(layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Its values are finite, and a gradient is NaN where a row's `a` is not above a bound."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__(name="rooted")
+        self.bound = bound
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def call(self, x: Any) -> Any:
+        # The slope of a root is infinite at 0, and 0 times it is NaN.
+        return x + keras.ops.sqrt(keras.ops.relu(x[:, :1] - self.bound) * self.scale)
+
+
+def rooted(features: dict[str, Any]) -> keras.Model:
+    x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+    x = layers.Dense(8, activation="tanh", name="hidden")(Rooted(LEAST)(x))
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
+    return model
+
+
+OFTEN = CheckpointConfig(every_steps=1, keep_last=100)
+
+
+@pytest.mark.parametrize("xla", [False, True], ids=["plain", "xla"])
+def test_a_gradient_that_is_not_finite_ends_the_run_at_its_step_though_the_loss_is(
+    sound: tuple[Dataset, Transform], tmp_path: Path, caplog: pytest.LogCaptureFixture, xla: bool
+) -> None:
+    """The weights were damaged before anybody looked: no checkpoint may have seen them."""
+    with pytest.raises(UserError, match=r"gradients? of step (\d+) must be finite") as raised:
+        train(
+            sound,
+            tmp_path,
+            function=rooted,
+            checkpoint=OFTEN,
+            resolved={"steps_per_call": 3, "xla": xla},
+        )
+
+    assert "looking at every gradient before its update" in caplog.text
+    assert "passes back through rooted" in raised.value.line()
+    assert all_finite(tmp_path)
+    # The same as of a run whose calls are of one step, which looks first.
+    alone = {"steps_per_call": 1, "xla": xla}
+    with pytest.raises(UserError) as first:
+        train(sound, tmp_path / "first", function=rooted, resolved=alone)
+    assert raised.value.line() == first.value.line()
+
+
+@pytest.mark.parametrize("per_call", [3, 7])
+def test_steps_that_update_at_once_lead_to_the_bits_of_those_that_look_first(
+    sound: tuple[Dataset, Transform],
+    spoiled: tuple[Dataset, Transform],
+    tmp_path: Path,
+    per_call: int,
+) -> None:
+    """Also where a run finds something, goes back, and looks first from then on."""
+    for name, data in (("sound", sound), ("spoiled", spoiled)):
+        weights = [
+            [
+                v.numpy()
+                for v in train(
+                    data,
+                    tmp_path / f"{name}-{steps}",
+                    resolved={"steps_per_call": steps},
+                    on_nan="rollback",
+                    checkpoint=OFTEN,
+                )[1].model.weights
+            ]
+            for steps in (1, per_call)
+        ]
+        for looked, at_once in zip(*weights, strict=True):
+            np.testing.assert_array_equal(at_once, looked)
+
+
+def test_what_could_hide_a_bad_gradient_is_looked_at_first() -> None:
+    def may(steps: int = 3, *, constraint: Any = None, **optimizer: Any) -> bool:
+        model = keras.Sequential([keras.Input((2,)), layers.Dense(1, kernel_constraint=constraint)])
+        model.compile(optimizer=keras.optimizers.Adam(**optimizer), loss="mse")
+        return may_update_at_once(model, TrainConfig(), on_one_device(steps_per_call=steps))
+
+    class Own(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
+        pass
+
+    assert may()
+    assert may(clipnorm=1.0)
+    plain = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    plain.compile(optimizer="sgd", loss="mse")
+    exactly = TrainConfig(deterministic=True)
+    assert may_update_at_once(plain, exactly, on_one_device())
+    assert not may_update_at_once(plain, exactly, on_one_device(xla=True))
+    assert not may(steps=1)
+    assert not may(clipvalue=1.0)
+    assert not may(constraint=keras.constraints.MaxNorm())
+    for optimizer in (Own(), keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())):
+        model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+        model.compile(optimizer=optimizer, loss="mse")
+        assert not may_update_at_once(model, TrainConfig(), on_one_device())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["Adam", "SGD", "RMSprop", "Adagrad", "Ftrl", "Lion", "Adafactor"])
+@pytest.mark.parametrize("clip", [{}, {"clipnorm": 1.0}, {"global_clipnorm": 1.0}], ids=str)
+def test_no_optimizer_of_kerass_hides_a_bad_gradient(
+    name: str, value: float, clip: dict[str, float]
+) -> None:
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4, use_bias=False)])
+    model.compile(optimizer=getattr(keras.optimizers, name)(**clip), loss="mse")
+    optimizer, variables = model.optimizer, model.trainable_variables
+    optimizer.build(variables)
+    optimizer.apply([tf.ones((4, 4))], variables)
+    assert are_sound(model)
+
+    optimizer.apply([tf.tensor_scatter_nd_update(tf.ones((4, 4)), [[1, 2]], [value])], variables)
+    # And it stays there.
+    optimizer.apply([tf.ones((4, 4))], variables)
+
+    assert not are_sound(model)
 
 
 def test_divergence_is_said_and_recorded(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.data.own.elements import describe_element
 from stoker.data.own.features import OwnFeatures
+from stoker.train.at_once import are_sound
 from stoker.train.ema import WeightAverage
 from stoker.train.fed import make_run_fed, make_run_resident
 from stoker.train.model import BuiltModel, build_model
@@ -185,9 +186,13 @@ def calls_of(data: Any, at: list[int]) -> tf.data.Dataset[Any]:
     return tf.data.Dataset.from_generator(lambda: iter(parts), output_signature=spec)
 
 
-def made_for(together: int) -> tuple[BuiltModel, OneProgram, WeightAverage]:
+def made_for(
+    together: int, *, looks_first: bool = True
+) -> tuple[BuiltModel, OneProgram, WeightAverage]:
     built, _, average = made(optimizer=OPTIMIZERS["adam"], metrics=["accuracy"], xla=True)
-    settings = StepSettings(batch_size=ROWS, xla=True, average=average, together=together)
+    settings = StepSettings(
+        batch_size=ROWS, xla=True, average=average, together=together, looks_first=looks_first
+    )
     step = make_train_step(built, lambda e: e, distribution=one_device(), settings=settings)
     assert isinstance(step, OneProgram)
     return built, step, average
@@ -247,6 +252,27 @@ def test_the_program_ends_before_a_step_that_is_not_finite(rows: int | None) -> 
     weights = slice(0, -2)
     for one, other in zip(found[weights], wanted[weights], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_program_that_updates_at_once_learns_the_same_and_ends_at_a_bad_step() -> None:
+    data = data_of(STEPS, bad=21)
+    found, sums = {}, {}
+    for looks_first in (True, False):
+        built, step, average = made_for(TOGETHER, looks_first=looks_first)
+        run = make_run_fed(
+            step, rows_a_step=None, sound=None if looks_first else partial(are_sound, built.model)
+        )
+        iterator = iter(elements_of(data))
+        good = run(iterator, tf.constant(20, tf.int64))
+        assert (int(good.steps), bool(good.finite)) == (20, True)
+        found[looks_first] = state(built, average)
+        sums[looks_first] = run(iterator, tf.constant(10, tf.int64))
+
+    for one, other in zip(found[True], found[False], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    for looks_first in (True, False):
+        assert (int(sums[looks_first].steps), bool(sums[looks_first].finite)) == (1, False)
+        assert np.isnan(sums[looks_first].last_loss)
 
 
 def test_the_ceiling_is_that_of_the_same_program() -> None:

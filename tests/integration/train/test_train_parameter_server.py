@@ -116,9 +116,10 @@ def test_mixed_float16_scales_its_loss_and_learns(answers: dict[str, Any]) -> No
 
 
 def test_a_second_run_goes_on_after_the_last_epoch_of_the_first(answers: dict[str, Any]) -> None:
-    first, again = answers["gone_on"]["first"], answers["gone_on"]["again"]
+    first, again, over = (answers["gone_on"][name] for name in ("first", "again", "over"))
 
     assert (first["steps"], again["steps"]) == (30, 60)
+    assert (over["steps"], over["weight"]) == (60, again["weight"])
     assert first["weight"] == one_after_the_other(30)
     assert again["weight"] == one_after_the_other(60)
 

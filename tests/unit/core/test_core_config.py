@@ -69,6 +69,15 @@ def test_a_number_that_yaml_reads_as_text_is_still_a_number() -> None:
     assert build(Outer, {"name": "a", "train": {"rate": "1e-3"}}).train.rate == pytest.approx(1e-3)
 
 
+def test_a_span_of_steps_is_a_text_and_no_number_to_the_base_60() -> None:
+    assert with_overrides({}, ["a=20:30", "b=12", "c=-1.5e+3", "d=1:30.5"]) == {
+        "a": "20:30",
+        "b": 12,
+        "c": -1500.0,
+        "d": "1:30.5",
+    }
+
+
 def test_overrides_reach_into_sections_and_leave_the_original_alone() -> None:
     raw = {"train": {"epochs": 3}}
 

@@ -51,7 +51,9 @@ class OwnFeed:
         """
         epochs, within = divmod(calls.first, calls.per_epoch)
         done = epochs * self._count.batches + within * calls.steps_per_call + calls.skipped_steps
-        yield _faster(self._dataset.repeat().skip(done))
+        # A pass that ends early would be made up from the next one, in silence.
+        counted = tf.data.experimental.assert_cardinality(self._count.batches)
+        yield _faster(self._dataset.apply(counted).repeat().skip(done))
 
     @contextmanager
     def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002

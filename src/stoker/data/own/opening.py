@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError, DataError, Plain
 from stoker.core.outputs import by_output
-from stoker.core.user_code import call, first_line
+from stoker.core.user_code import call, first_line, place_told
 from stoker.data.dataset import Dataset
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.data.own.description import SPLITS, Count, Description, TensorColumn
@@ -96,7 +96,7 @@ class OwnDataset:
                 return
             except tf.errors.OpError as error:
                 raise ConfigError(
-                    f"{self.what} must give every batch of {split!r}",
+                    f"{self.what} must give every batch of {split!r}{place_told(error)}",
                     got=Plain(first_line(error)),
                     fix="Run it again with --debug for the whole traceback.",
                 ) from error

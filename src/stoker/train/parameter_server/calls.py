@@ -111,6 +111,10 @@ class Pass:
         """
         self._workers, self._inbox, self._send = workers, inbox, send
 
+    def trace(self) -> None:
+        """Trace what is run at the server, before the first batch: see `open_inbox`."""
+        self._inbox.take()
+
     def run(self, first: int, elements: Iterable[Any]) -> Iterator[Taken]:
         """Hand out one batch after the other, and say what has been taken, whenever more has.
 

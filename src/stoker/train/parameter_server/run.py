@@ -129,6 +129,8 @@ class Run:
                     batches=evaluation.steps,
                 ),
             )
+        self._training.trace()
+        self._testing.trace()
         averaged = {} if self._average is None else {AVERAGE: self._average.variables}
         self._state = TrainingState(built.model, extras=averaged)
         self._callbacks = _callbacks(built, position, config=config, around=around)

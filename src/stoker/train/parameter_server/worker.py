@@ -133,6 +133,9 @@ def open_inbox(
         # Nothing is returned: what a worker keeps to be asked for dies with it.
         inbox.put(number, computed(number, element))
 
+    # TensorFlow tells every worker of a new function, and holds Python's lock while it waits for one
+    # that hangs: nothing may be traced later, where nobody could say that it does.
+    send.get_concrete_function()
     return inbox, send
 
 

@@ -50,6 +50,6 @@ def profiled_steps(profile: str) -> tuple[int, int]:
         raise ConfigError(
             "train.tensorboard.profile must be START:STOP, steps counted from 1",
             got=profile,
-            fix='E.g. profile: "20:30".',
+            fix="E.g. profile: 20:30.",
         )
     return first, last

@@ -1,0 +1,49 @@
+"""Steps that update at once, and how it is seen afterwards whether all went well.
+
+To look at every gradient before the update is a pass over memory, and no weight can be written
+before the last gradient is there. So where a call is several steps, the loss of each is looked at,
+and every variable when the call ends: Keras's optimizers carry what is not finite from a gradient
+into the weight or into a variable of their own, and from there nothing leads back. A run that finds
+something goes back to its last checkpoint and looks first from then on: that names the step.
+"""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.keras_model import has_kerass_optimizer, overrides
+
+
+def may_update_at_once(model: keras.Model, config: TrainConfig, resolved: ResolvedTraining) -> bool:
+    """Whether steps update at once: it would be seen afterwards that a gradient was not finite.
+
+    Args:
+        model: Compiled and built, its optimizer prepared.
+        config: Where a run must not differ by a bit, XLA may not compile now this step and now that
+            one: it rounds otherwise.
+        resolved: A call of one step would look at as much as a step that looks first.
+    """
+    # Float16 overflows in the course of things; a clipped value or a constraint may be finite where
+    # the gradient was not.
+    hidden = (
+        isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
+        or model.optimizer.clipvalue is not None
+        or any(getattr(v, "constraint", None) is not None for v in model.trainable_variables)
+    )
+    ours = "train_step" not in overrides(model) and resolved.strategy != "tpu"
+    same = not (config.deterministic and resolved.xla)
+    several = resolved.steps_per_call > 1
+    return several and same and ours and has_kerass_optimizer(model) and not hidden
+
+
+def are_sound(model: keras.Model) -> tf.Tensor:
+    """Whether all that gradients reach is finite: the weights, and what the optimizer keeps.
+
+    Args:
+        model: Its optimizer is built.
+    """
+    reached = [*model.trainable_variables, *model.optimizer.variables]
+    floats = [v.value for v in reached if tf.as_dtype(v.dtype).is_floating]
+    return tf.math.is_finite(tf.add_n([tf.reduce_sum(tf.cast(v, tf.float32)) for v in floats]))
