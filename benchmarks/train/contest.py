@@ -29,9 +29,6 @@ WINDOW_S = 0.6
 CHOICE_ROUNDS = 3
 """Turns of each candidate before the best of a contestant is chosen."""
 
-TOLERANCE = 0.05
-"""Most by which losses may differ after equally many steps; they begin at log(10) = 2.3."""
-
 MANY = Levers(steps_per_call=20)
 BEST = [
     Levers(steps_per_call=50, xla=xla, precision=precision)
@@ -114,7 +111,7 @@ def run(contest: Contest, wanted: Mapping[str, list[Levers]], rounds: int) -> di
     for entrant in made:
         entrant.contestant.stop()
     losses = {e.name: models.mean_loss(e.model, contest.batches) for e in made}
-    if max(losses.values()) - min(losses.values()) > TOLERANCE:
+    if max(losses.values()) - min(losses.values()) > contest.task.tolerance:
         raise RuntimeError(f"equally many steps must lead to the same loss: {losses}")
     return {
         "steps": steps,

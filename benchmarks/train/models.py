@@ -36,6 +36,8 @@ class Task:
 
     batch_size: int
     dtype: str = "float32"
+    tolerance: float = 0.05
+    """Most by which losses may differ after equally many steps; they begin at log(10) = 2.3."""
 
 
 def dense(*widths: int) -> Body:
@@ -74,7 +76,9 @@ TASKS = {
     "mlp": Task(body=dense(256, 128), shape=(784,), batch_size=64),
     "wide_mlp": Task(body=dense(1024, 1024), shape=(784,), batch_size=64),
     "cnn": Task(body=convolutions, shape=(32, 32, 3), batch_size=32),
-    "transformer": Task(body=encoder, shape=(LENGTH,), batch_size=64, dtype="int32"),
+    # A word comes twice in a batch: Keras 3.15's Adam squares the parts of its gradient one by one,
+    # ours their sum, so that the same steps lead elsewhere.
+    "transformer": Task(body=encoder, shape=(LENGTH,), batch_size=64, dtype="int32", tolerance=0.2),
 }
 
 

@@ -88,7 +88,24 @@ class _OfBatches:
 
         if self._alone:
             return one(tf.constant(0.0))
+        if isinstance(iterator, tf.data.Iterator):
+            return self._one_ahead(iterator, steps)
+        # What is handed to several replicas cannot be a condition's.
         return _until_ended(steps, lambda _, after, ahead: (one(after), ahead), ())
+
+    def _one_ahead(self, iterator: Any, steps: tf.Tensor) -> Sums:
+        """While a step is computed, the batch of the next one is taken."""
+
+        def some(done: tf.Tensor, _: tf.Tensor, batch: Any) -> tuple[Sums, Any]:
+            ahead = _next_or(iterator, batch, more=done + 1 < steps)
+            sums = sums_of(self._step(batch))
+            # What the device waits for begins when it has ended.
+            _, wait_s = self._timed(lambda: ahead, sums.loss_sum)
+            return sums._replace(wait_s=wait_s), ahead
+
+        batch, waited_s = self._timed(lambda: next(iterator), tf.constant(0.0))
+        sums = _until_ended(steps, some, batch)
+        return sums._replace(wait_s=sums.wait_s + waited_s)
 
     def _in_groups(self, iterator: Any, steps: tf.Tensor, program: OneProgram) -> Sums:
         """While a program runs, the batches of the next one are taken."""
@@ -103,7 +120,7 @@ class _OfBatches:
             return sums._replace(wait_s=wait_s), ahead
 
         first, nothing = tf.minimum(steps, size), tf.constant(0.0)
-        batches, waited_s = self._timed(lambda: _next_ones(iterator, first, size), nothing)
+        batches, waited_s = self._timed(lambda: _next_by_next(iterator, first, size), nothing)
         sums = _until_ended(steps, some, batches)
         return sums._replace(wait_s=sums.wait_s + waited_s)
 
@@ -171,18 +188,25 @@ def _until_ended(
 
 
 @tf.autograph.experimental.do_not_convert
+def _next_or(iterator: Any, last: Any, *, more: tf.Tensor) -> Any:
+    """The next element; where there is to be none, the last one again."""
+    return tf.cond(more, lambda: next(iterator), lambda: last)
+
+
+@tf.autograph.experimental.do_not_convert
 def _next_ones(iterator: Any, count: tf.Tensor, size: int) -> Any:
     """Some elements of one size, one after the other; zeros where there are fewer than `size`."""
 
-    def all_of_them() -> list[tf.Tensor]:
-        taken = [tf.nest.flatten(next(iterator)) for _ in range(size)]
-        return [tf.concat(parts, 0) for parts in zip(*taken, strict=True)]
+    def all_of_them() -> Any:
+        # Without a loop around them.
+        taken = [next(iterator) for _ in range(size)]
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *taken)
 
-    tensors = tf.cond(count < size, lambda: _fewer_next_ones(iterator, count, size), all_of_them)
-    return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
+    return tf.cond(count < size, lambda: _next_by_next(iterator, count, size), all_of_them)
 
 
-def _fewer_next_ones(iterator: Any, count: tf.Tensor, size: int) -> list[tf.Tensor]:
+@tf.autograph.experimental.do_not_convert
+def _next_by_next(iterator: Any, count: tf.Tensor, size: int) -> Any:
     specs = tf.nest.flatten(iterator.element_spec)
     kept = [tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec in specs]
 
@@ -195,10 +219,11 @@ def _fewer_next_ones(iterator: Any, count: tf.Tensor, size: int) -> list[tf.Tens
     _, kept = tf.while_loop(
         lambda number, _: number < count, take, (zero, kept), parallel_iterations=1
     )
-    return [
+    tensors = [
         tf.reshape(array.stack(), [size * spec.shape[0], *spec.shape[1:]])
         for array, spec in zip(kept, specs, strict=True)
     ]
+    return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from stoker.train.outcome import Outcome, Sums
 
-TOGETHER = 8
+TOGETHER = 16
 """Steps of one program at most: while it runs nobody can ask it to end."""
 
 TOGETHER_S = 0.25

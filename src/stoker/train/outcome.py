@@ -28,10 +28,10 @@ class Sums(NamedTuple):
     """What some steps did, scalars."""
 
     loss_sum: tf.Tensor
-    """Over the finite steps: mean loss x rows."""
+    """Mean loss x rows; of no use where a step was not finite."""
 
     rows: tf.Tensor
-    """Rows of these steps, float32."""
+    """Rows of the steps, float32; the same."""
 
     wait_s: tf.Tensor
     """Seconds blocked in next(iterator), float64."""
@@ -52,13 +52,12 @@ class Sums(NamedTuple):
 
 def sums_of(outcome: Outcome) -> Sums:
     """One step as the sums of it, its wait for input not counted."""
-    finite = outcome.finite
     return Sums(
-        loss_sum=tf.where(finite, outcome.loss_sum, 0.0),
-        rows=tf.where(finite, outcome.rows, 0.0),
+        loss_sum=outcome.loss_sum,
+        rows=outcome.rows,
         wait_s=tf.constant(0.0, tf.float64),
-        steps=tf.cast(finite, tf.int64),
-        finite=finite,
+        steps=tf.cast(outcome.finite, tf.int64),
+        finite=outcome.finite,
         signals=outcome.signals,
         last_loss=outcome.loss_sum / outcome.rows,
     )

@@ -289,6 +289,6 @@ def test_little_is_done_together_where_batches_are_large() -> None:
     batch = tf.zeros([TOGETHER_BYTES // 12], tf.float32)
 
     assert steps_together(batch, steps_per_call=50) == 3
-    assert steps_together(tf.zeros([ROWS]), steps_per_call=50) == 8
+    assert steps_together(tf.zeros([ROWS]), steps_per_call=50) == 16
     assert steps_together(tf.zeros([ROWS]), steps_per_call=5) == 5
     assert steps_together(tf.zeros([TOGETHER_BYTES]), steps_per_call=50) == 1
