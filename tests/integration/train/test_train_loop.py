@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.busy import measure_ceiling
 from stoker.train.checkpoints.store import best
 from stoker.train.config import TrainConfig
-from stoker.train.fed import make_run_resident
+from stoker.train.fed import make_run_fed, make_run_resident
 from stoker.train.loop import fit
 from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.state import TrainingState, restore_model
@@ -166,6 +167,64 @@ def test_measuring_the_ceiling_changes_nothing(dataset: Dataset, transform: Tran
 
     assert 1e-6 < step_s < 1
     assert {name: value.tobytes() for name, value in state.capture().items()} == before
+
+
+@pytest.mark.parametrize("looks_first", [True, False])
+def test_what_is_taken_while_a_step_ends_is_not_waited_for(
+    dataset: Dataset, transform: Transform, looks_first: bool
+) -> None:
+    """Batches come twice as often as backward passes end: the device never waits."""
+    prepare_process(precision="float32", seed=0, deterministic=False)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    def slow(x: tf.Tensor) -> Any:
+        def backward(gradient: tf.Tensor) -> tf.Tensor:
+            made = tf.fill([1024, 1024], gradient[0, 0])
+            for _ in range(12):
+                made = tf.tanh(made @ made)
+            return gradient + tf.math.multiply_no_nan(tf.reduce_sum(made), 0.0)
+
+        return tf.identity(x), backward
+
+    class Slow(layers.Layer):  # type: ignore[misc]  # Keras has no types
+        def call(self, x: Any) -> Any:
+            return slow(x)
+
+    def with_slow(features: dict[str, keras.KerasTensor]) -> keras.Model:
+        x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+        model = keras.Model(features, layers.Dense(1)(Slow()(layers.Dense(4)(x))))
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    pause_s = 0.0
+
+    def generate() -> Any:
+        while True:
+            time.sleep(pause_s)
+            yield {name: np.zeros(BATCH, np.float32) for name in ("a", "b")}, np.zeros(BATCH)
+
+    built = build_model(with_slow, transform, what="model:build")
+    column = tf.TensorSpec([BATCH], tf.float32)
+    spec = ({"a": column, "b": column}, tf.TensorSpec([BATCH], tf.float32))
+    settings = StepSettings(batch_size=BATCH, looks_first=looks_first)
+    first = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
+    outputs = built.model(built.adapt(first[0]), training=False)
+    built.model.compute_metrics(x=first[0], y=first[1], y_pred=outputs)
+    step = make_train_step(built, as_it_is, distribution=one_device(), settings=settings)
+    call = make_run_fed(step, rows_a_step=None)
+    iterator = iter(tf.data.Dataset.from_generator(generate, output_signature=spec))
+
+    def timed() -> tuple[float, float]:
+        begun_s = time.monotonic()
+        sums = call(iterator, tf.constant(10, tf.int64))
+        return time.monotonic() - begun_s, float(sums.wait_s)
+
+    timed()
+    wall_s, _ = timed()
+    pause_s = wall_s / 10 / 2
+    wall_s, wait_s = timed()
+
+    assert 0 <= wait_s < 0.25 * wall_s
 
 
 def test_the_best_epoch_is_kept_and_its_metrics_are_those_of_its_weights(
