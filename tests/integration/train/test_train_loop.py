@@ -176,7 +176,7 @@ def test_what_is_taken_while_a_step_ends_is_not_waited_for(
     """Batches come twice as often as backward passes end: the device never waits."""
     prepare_process(precision="float32", seed=0, deterministic=False)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    @tf.custom_gradient
     def slow(x: tf.Tensor) -> Any:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
             made = tf.fill([1024, 1024], gradient[0, 0])
