@@ -8,13 +8,13 @@ from __future__ import annotations
 import ast
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.compiled import compiled
 from tests.integration.train.killed import checkpoints, newest, published, write_table
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -152,7 +152,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_the_fault_is_done(row: str) -> None:
+def test_the_test_of_the_fault_is_there(row: str) -> None:
     file, name = ROWS[row]
 
     tree = ast.parse((TESTS / file).read_text())
@@ -169,15 +169,10 @@ def test_no_row_of_the_section_is_left_out() -> None:
 @pytest.fixture(scope="module")
 def jumping_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library to be preloaded, by which the time of day jumps between two days."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("a C compiler must be there in CI")
-        pytest.skip("no C compiler")
-    library = tmp_path_factory.mktemp("clock") / "jumping.so"
-    source = Path(__file__).with_name("jumping_clock.c")
-    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", str(source), "-o", str(library)]
-    subprocess.run(command, check=True)
+    library = compiled(
+        Path(__file__).with_name("jumping_clock.c"),
+        tmp_path_factory.mktemp("clock") / "jumping.so",
+    )
     seen = subprocess.run(
         [
             sys.executable,
@@ -208,7 +203,11 @@ def dataset(split):
 
     column = tf.TensorSpec([8], tf.float32)
     signature = {"a": column, "b": column}, tf.TensorSpec([8], tf.int64)
-    return tf.data.Dataset.from_generator(generate, output_signature=signature)
+    made = tf.data.Dataset.from_generator(generate, output_signature=signature)
+    # TensorFlow's autotuner waits for as long as the clock was set back when an iterator ends.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return made.with_options(options)
 """
 
 

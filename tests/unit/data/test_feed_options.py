@@ -14,7 +14,7 @@ from tensorflow.core.framework import dataset_options_pb2, graph_pb2
 from tensorflow.python.framework import config
 
 from stoker.core.errors import ConfigError
-from stoker.data.feed.options import DatasetOptions, free_memory_bytes, tuned
+from stoker.data.feed.options import DatasetOptions, as_written, free_memory_bytes, tuned
 
 OFF = {"parallelise": False, "fuse": False, "prefetch": False}
 
@@ -128,6 +128,7 @@ def test_the_memory_budget_arrives_as_a_share_of_what_is_free() -> None:
 def test_autotune_can_be_turned_off() -> None:
     assert "ModelDataset" in run_graph(tuned(plain(), DatasetOptions()))
     assert "ModelDataset" not in run_graph(tuned(plain(), DatasetOptions(autotune=False)))
+    assert "ModelDataset" not in run_graph(as_written(plain()))
 
 
 @pytest.mark.parametrize("slack", [True, False])

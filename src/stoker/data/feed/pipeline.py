@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from stoker.data.feed.calls import Calls, RowOrder
+from stoker.data.feed.decode_engines import usable_cores
+from stoker.data.feed.options import as_written
 
 Raw = dict[str, Any]
 """Raw columns by name, each [batch, ...]; an image column as `ImageFeed.read` gives it."""
@@ -127,11 +129,12 @@ class Feed:
             DataError: a shard was changed, cut or damaged; names it.
         """
         if self.keeps_features:
-            yield calls.indices(self._source.order(seed=calls.seed)).prefetch(PREFETCHED)
+            indices = calls.indices(self._source.order(seed=calls.seed))
+            yield as_written(indices.prefetch(PREFETCHED))
             return
         ahead = 1 if self._source.whole_calls else PREFETCHED
         with self._source.shuffled(calls) as raw:
-            yield mapped(raw, self._prepare).prefetch(ahead)
+            yield as_written(mapped(raw, self._prepare).prefetch(ahead))
 
     @contextmanager
     def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:
@@ -141,10 +144,10 @@ class Feed:
             DataError: as `shuffled`.
         """
         if self.keeps_features:
-            yield tf.data.Dataset.range(self.rows).batch(batch_size)
+            yield as_written(tf.data.Dataset.range(self.rows).batch(batch_size))
             return
         with self._source.in_order(batch_size=batch_size) as raw:
-            yield mapped(raw, self._prepare).prefetch(PREFETCHED)
+            yield as_written(mapped(raw, self._prepare).prefetch(PREFETCHED))
 
     def load(self, element: Any) -> Any:
         """An element, or a part of it -> the batch; call it inside the compiled step.
@@ -161,7 +164,7 @@ class Feed:
         parts: list[Any] = []
         # In the host's memory, which is what `memory_bytes` speaks of.
         with tf.device("CPU:0"), self._source.in_order(batch_size=MADE_AT_ONCE) as raws:
-            for raw in raws:
+            for raw in as_written(raws):
                 parts.append(self._finish(self._prepare(raw)))
                 if not self.kept_bytes:
                     self.kept_bytes = self._bytes_of_all(parts[0])
@@ -197,4 +200,4 @@ def tensor_bytes(tensor: tf.Tensor) -> int:
 
 def mapped(dataset: tf.data.Dataset[Any], function: Callable[..., Any]) -> tf.data.Dataset[Any]:
     """Apply a function of TensorFlow's operations to every element, several at a time, in order."""
-    return dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return dataset.map(function, num_parallel_calls=usable_cores(), deterministic=True)

@@ -70,6 +70,7 @@ AnyFeed = Feed | OwnFeed
 
 
 def _faster(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-    # What the user gave up on purpose is not taken back: their order may be loose.
-    ordered = dataset.options().deterministic is not False
-    return tuned(dataset, DatasetOptions(deterministic=ordered))
+    # What the user turned off on purpose stays off: their order may be loose.
+    set_to = dataset.options()
+    ordered, autotuned = set_to.deterministic is not False, set_to.autotune.enabled is not False
+    return tuned(dataset, DatasetOptions(deterministic=ordered, autotune=autotuned))

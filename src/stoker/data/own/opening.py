@@ -16,6 +16,7 @@ from stoker.core.errors import ConfigError, DataError, Plain
 from stoker.core.outputs import by_output
 from stoker.core.user_code import call, first_line, place_told
 from stoker.data.dataset import Dataset
+from stoker.data.feed.options import as_written
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.data.own.description import SPLITS, Count, Description, TensorColumn
 from stoker.data.own.elements import describe_element, parts_of
@@ -88,7 +89,7 @@ class OwnDataset:
             yield {name: np.asarray(parts[name]) for name in names}
 
     def _elements(self, split: str) -> Iterator[Any]:
-        elements = iter(self.datasets[split])
+        elements = iter(as_written(self.datasets[split]))
         while True:
             try:
                 element = next(elements)
