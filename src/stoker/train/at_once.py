@@ -1,10 +1,11 @@
 """Steps that update at once, and how it is seen afterwards whether all went well.
 
 To look at every gradient before the update is a pass over memory, and no weight can be written
-before the last gradient is there. So where a call is several steps, the loss of each is looked at,
-and every variable when the call ends: Keras's optimizers carry what is not finite from a gradient
-into the weight or into a variable of their own, and from there nothing leads back. A run that finds
-something goes back to its last checkpoint and looks first from then on: that names the step.
+before the last gradient is there. So the loss of each step is looked at, and every variable now and
+then, and before anything is saved or shown: Keras's optimizers carry what is not finite from a
+gradient into the weight or into a variable of their own, and from there nothing leads back. A run
+that finds something goes back to its last checkpoint and looks first from then on: that names the
+step.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import tensorflow as tf
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.keras_model import has_kerass_optimizer, overrides
 
+LOOK_EVERY = 20
+"""Steps after which the variables are looked at, at most, where calls are shorter."""
+
 
 def may_update_at_once(model: keras.Model, config: TrainConfig, resolved: ResolvedTraining) -> bool:
     """Whether steps update at once: it would be seen afterwards that a gradient was not finite.
@@ -23,7 +27,7 @@ def may_update_at_once(model: keras.Model, config: TrainConfig, resolved: Resolv
         model: Compiled and built, its optimizer prepared.
         config: Where a run must not differ by a bit, XLA may not compile now this step and now that
             one: it rounds otherwise.
-        resolved: A call of one step would look at as much as a step that looks first.
+        resolved: What its `auto`s became.
     """
     # Float16 overflows in the course of things; a clipped value or a constraint may be finite where
     # the gradient was not.
@@ -34,8 +38,7 @@ def may_update_at_once(model: keras.Model, config: TrainConfig, resolved: Resolv
     )
     ours = "train_step" not in overrides(model) and resolved.strategy != "tpu"
     same = not (config.deterministic and resolved.xla)
-    several = resolved.steps_per_call > 1
-    return several and same and ours and has_kerass_optimizer(model) and not hidden
+    return same and ours and has_kerass_optimizer(model) and not hidden
 
 
 def are_sound(model: keras.Model) -> tf.Tensor:

@@ -38,18 +38,21 @@ def make_run_fed(
             is finite.
 
     Returns:
-        A `tf.function` of the iterator and the number of steps, int64, that gives `Sums`.
+        A `tf.function` of the iterator, the number of steps, int64, and whether to look, that gives
+        `Sums`. A call after which something is saved looks in any case.
     """
     of_batches = _OfBatches(step, alone=alone)
     of_call = None if rows_a_step is None else _OfCall(step, rows_a_step=rows_a_step, alone=alone)
 
     @tf.function(reduce_retracing=True)
-    def run_fed(iterator: Any, steps: tf.Tensor) -> Sums:
+    def run_fed(iterator: Any, steps: tf.Tensor, look: Any = True) -> Sums:
         sums = (of_call or of_batches)(iterator, steps)
         if sound is None:
             return sums
+        asked = tf.logical_or(look, tf.reduce_any(sums.signals > 0))
         with tf.control_dependencies([sums.loss_sum]):
-            return sums._replace(finite=tf.logical_and(sums.finite, sound()))
+            seen = tf.cond(asked, sound, lambda: tf.constant(True))
+        return sums._replace(finite=tf.logical_and(sums.finite, seen))
 
     return run_fed
 

@@ -23,7 +23,7 @@ from stoker.data.own.feed import AnyFeed, OwnFeed
 from stoker.data.own.opening import AnyDataset
 from stoker.telemetry import catalogue
 from stoker.train.agreement import agreed_metrics
-from stoker.train.at_once import are_sound, may_update_at_once
+from stoker.train.at_once import LOOK_EVERY, are_sound, may_update_at_once
 from stoker.train.busy import FIXED_STEPS, measure_ceiling
 from stoker.train.callbacks import Callbacks
 from stoker.train.checkpoints.identity import require_same
@@ -198,6 +198,7 @@ class Run:
                 require_monitored(config.monitor, ["val_loss", *names])
         self._traced: Any = None
         self._at_once = may_update_at_once(built.model, config, resolved)
+        self._unlooked = 0
         self._guard = Guard(built, config=config, resolved=resolved, distribution=distribution)
         self._guard.look_at_model(answers)
         self._compile()
@@ -310,7 +311,8 @@ class Run:
         ending.save_after_call(self._writer is not None and self._writer.due(position.step))
         begun_s = time.monotonic()
         with self._guard.placements() as placements:
-            asked = (iterator, tf.constant(steps, tf.int64))
+            look = tf.constant(self._looks_after(steps))
+            asked = (iterator, tf.constant(steps, tf.int64), look)
             # What is traced is called by itself: TensorFlow's look for it costs a tenth of a millisecond.
             sums = self.fitting(lambda: (self._traced or self._run_fed)(*asked))
         if sums is None:
@@ -342,6 +344,25 @@ class Run:
         if signals[1] and position.validated:
             self._save()
         return steps < planned and self._rows_a_step is not None
+
+    def _looks_after(self, steps: int) -> bool:
+        """Whether the variables are looked at when a call of so many steps has ended.
+
+        Of several workers all look alike.
+        """
+        position = self.position
+        self._unlooked += steps
+        looks = (
+            self._unlooked >= LOOK_EVERY
+            or position.in_epoch + steps >= position.per_epoch
+            or self.distribution.workers > 1
+            # Who may end the epoch, or is shown what there is, after any call.
+            or self._callbacks.has_batch_hooks
+            or bool(position.skipped)
+        )
+        if looks:
+            self._unlooked = 0
+        return looks
 
     def fitting(self, work: Callable[[], Any]) -> Any:
         """Do what runs the compiled step; where it does not fit in memory, compile a smaller one.

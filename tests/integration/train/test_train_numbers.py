@@ -16,6 +16,7 @@ from stoker.core.errors import ConfigError, UserError
 from stoker.data.dataset import Dataset
 from stoker.data.features.build import build_transform
 from stoker.data.features.transform import Transform
+from stoker.train import run
 from stoker.train.at_once import are_sound, may_update_at_once
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.store import open_checkpoint, places
@@ -165,9 +166,15 @@ def rooted(features: dict[str, Any]) -> keras.Model:
 OFTEN = CheckpointConfig(every_steps=1, keep_last=100)
 
 
+@pytest.mark.parametrize("per_call", [1, 3])
 @pytest.mark.parametrize("xla", [False, True], ids=["plain", "xla"])
 def test_a_gradient_that_is_not_finite_ends_the_run_at_its_step_though_the_loss_is(
-    sound: tuple[Dataset, Transform], tmp_path: Path, caplog: pytest.LogCaptureFixture, xla: bool
+    sound: tuple[Dataset, Transform],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    xla: bool,
+    per_call: int,
 ) -> None:
     """The weights were damaged before anybody looked: no checkpoint may have seen them."""
     with pytest.raises(UserError, match=r"gradients? of step (\d+) must be finite") as raised:
@@ -176,50 +183,49 @@ def test_a_gradient_that_is_not_finite_ends_the_run_at_its_step_though_the_loss_
             tmp_path,
             function=rooted,
             checkpoint=OFTEN,
-            resolved={"steps_per_call": 3, "xla": xla},
+            resolved={"steps_per_call": per_call, "xla": xla},
         )
 
     assert "looking at every gradient before its update" in caplog.text
     assert "passes back through rooted" in raised.value.line()
     assert all_finite(tmp_path)
-    # The same as of a run whose calls are of one step, which looks first.
-    alone = {"steps_per_call": 1, "xla": xla}
+    # The same as of a run that looks first.
+    monkeypatch.setattr(run, "may_update_at_once", lambda *_: False)
+    same = {"steps_per_call": per_call, "xla": xla}
     with pytest.raises(UserError) as first:
-        train(sound, tmp_path / "first", function=rooted, resolved=alone)
+        train(sound, tmp_path / "first", function=rooted, resolved=same)
     assert raised.value.line() == first.value.line()
 
 
-@pytest.mark.parametrize("per_call", [3, 7])
+@pytest.mark.parametrize("per_call", [1, 3, 7])
 def test_steps_that_update_at_once_lead_to_the_bits_of_those_that_look_first(
     sound: tuple[Dataset, Transform],
     spoiled: tuple[Dataset, Transform],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     per_call: int,
 ) -> None:
     """Also where a run finds something, goes back, and looks first from then on."""
-    for name, data in (("sound", sound), ("spoiled", spoiled)):
-        weights = [
-            [
-                v.numpy()
-                for v in train(
-                    data,
-                    tmp_path / f"{name}-{steps}",
-                    resolved={"steps_per_call": steps},
-                    on_nan="rollback",
-                    checkpoint=OFTEN,
-                )[1].model.weights
-            ]
-            for steps in (1, per_call)
-        ]
-        for looked, at_once in zip(*weights, strict=True):
-            np.testing.assert_array_equal(at_once, looked)
+
+    def weights(name: str, data: tuple[Dataset, Transform]) -> list[Any]:
+        settings = {"on_nan": "rollback", "checkpoint": OFTEN}
+        at = {"steps_per_call": per_call}
+        _, built = train(data, tmp_path / name, resolved=at, **settings)
+        return [variable.numpy() for variable in built.model.weights]
+
+    at_once = [*weights("sound", sound), *weights("spoiled", spoiled)]
+    monkeypatch.setattr(run, "may_update_at_once", lambda *_: False)
+    looked = [*weights("sound-looked", sound), *weights("spoiled-looked", spoiled)]
+
+    for one, other in zip(at_once, looked, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_what_could_hide_a_bad_gradient_is_looked_at_first() -> None:
-    def may(steps: int = 3, *, constraint: Any = None, **optimizer: Any) -> bool:
+    def may(*, constraint: Any = None, **optimizer: Any) -> bool:
         model = keras.Sequential([keras.Input((2,)), layers.Dense(1, kernel_constraint=constraint)])
         model.compile(optimizer=keras.optimizers.Adam(**optimizer), loss="mse")
-        return may_update_at_once(model, TrainConfig(), on_one_device(steps_per_call=steps))
+        return may_update_at_once(model, TrainConfig(), on_one_device())
 
     class Own(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
         pass
@@ -231,7 +237,6 @@ def test_what_could_hide_a_bad_gradient_is_looked_at_first() -> None:
     exactly = TrainConfig(deterministic=True)
     assert may_update_at_once(plain, exactly, on_one_device())
     assert not may_update_at_once(plain, exactly, on_one_device(xla=True))
-    assert not may(steps=1)
     assert not may(clipvalue=1.0)
     assert not may(constraint=keras.constraints.MaxNorm())
     for optimizer in (Own(), keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())):
