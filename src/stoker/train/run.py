@@ -466,6 +466,8 @@ class Run:
             self._first_counts = position.timing.steps == 0
         if self._calls_timed > 1 or self._first_counts:
             position.timing.add(steps=done, rows=rows, wall_s=wall_s, wait_s=wait_s)
+        if self._calls_timed > 1 and self._writer is not None:
+            self._writer.trained(done, wall_s)
         around.heartbeat.beat(position.step)
         self._guard.watch(position.step, loss_sum / rows)
         scalars = {

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.train.checkpoints.cadence import LEAST_EVERY_S, MOST_EVERY_S, Cadence
+from stoker.train.checkpoints.cadence import LEAST_CALLS, LEAST_EVERY_S, MOST_EVERY_S, Cadence
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.retention import Kept, superseded
 from stoker.train.checkpoints.store import STATE, Found, best, newest_good, places
@@ -211,7 +211,7 @@ def test_the_automatic_rate_keeps_to_its_share(stall_s: float, step_s: float, sh
         if cadence.due(step):
             cadence.saved(step)
             clock.s += stall_s
-            cadence.cost(stall_s)
+            cadence.cost(stalled_s=stall_s, cpu_s=0.0)
             # The first one has to be paid to know what one costs.
             saves += 1
             begun_s = begun_s or clock.s
@@ -222,6 +222,52 @@ def test_the_automatic_rate_keeps_to_its_share(stall_s: float, step_s: float, sh
     bounded = stall_s / share > MOST_EVERY_S
     assert bounded or paid_s / (clock.s - begun_s) <= share * 1.001
     assert LEAST_EVERY_S <= cadence.every_s <= MOST_EVERY_S
+
+
+def test_what_steps_lose_beside_the_writing_is_paid_too() -> None:
+    """Whatever CPU time the writing says that it took: cores may idle, or be taken from the step."""
+    cadence = Cadence(CheckpointConfig(max_overhead=0.01), now_s=Clock())
+
+    for _ in range(LEAST_CALLS):
+        cadence.trained(10, 1.0, beside=False)
+    cadence.trained(10, 1.5, beside=True)
+    cadence.trained(10, 1.3, beside=True)
+    cadence.cost(stalled_s=0.2, cpu_s=30.0)
+
+    assert cadence.every_s == pytest.approx((0.2 + 0.5 + 0.3) / 0.01)
+    # The next one hindered nobody.
+    cadence.trained(10, 0.9, beside=True)
+    cadence.cost(stalled_s=0.2, cpu_s=30.0)
+    assert cadence.every_s == pytest.approx((1.0 + 0.2) / 2 / 0.01)
+
+
+def test_before_the_usual_step_is_known_the_cpu_time_of_writing_counts() -> None:
+    cadence = Cadence(CheckpointConfig(max_overhead=0.01), now_s=Clock())
+
+    for _ in range(LEAST_CALLS - 1):
+        cadence.trained(10, 1.0, beside=False)
+    cadence.trained(10, 1.5, beside=True)
+    cadence.cost(stalled_s=0.2, cpu_s=3.0)
+
+    assert cadence.every_s == pytest.approx((0.2 + 3.0) / 0.01)
+
+
+def test_calls_that_begin_while_a_checkpoint_is_written_are_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, written = list[bool](), threading.Event()
+    monkeypatch.setattr(Cadence, "trained", lambda *_, beside: told.append(beside))
+    monkeypatch.setattr(CheckpointWriter, "_write", lambda *_, **_facts: float(written.wait(60)))
+    with writer(tmp_path) as writing:
+        writing.trained(1, 0.1)
+        writing.save(ARRAYS, {}, step=1)
+        assert not writing.due(1)
+        writing.trained(1, 0.1)
+        written.set()
+        writing.wait()
+        writing.trained(1, 0.1)
+
+    assert told == [False, True, False]
 
 
 def test_steps_go_before_the_clock() -> None:

@@ -1,8 +1,14 @@
-"""When the next checkpoint is due."""
+"""When the next checkpoint is due.
+
+What one costs is what training loses by it: the time that it stands still, and the time that its
+steps take longer while the checkpoint is written beside them.
+"""
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 
 from stoker.train.checkpoints.config import CheckpointConfig
@@ -12,6 +18,12 @@ LEAST_EVERY_S = 5.0
 
 MOST_EVERY_S = 1800.0
 """Longest time between two: more work than this is not lost, whatever a checkpoint costs."""
+
+USUAL_CALLS = 50
+"""Calls with nothing written beside them, the newest, by which the usual time of a step is known,"""
+
+LEAST_CALLS = 5
+"""and fewest. Before there are so many the CPU time of writing stands for what it takes."""
 
 
 class Cadence:
@@ -31,6 +43,8 @@ class Cadence:
         self._saved_s = now_s()
         self._saved_step = 0
         self._costs_s: list[float] = []
+        self._usual_s: deque[float] = deque(maxlen=USUAL_CALLS)
+        self._beside_s, self._beside_steps = 0.0, 0
 
     @property
     def every_s(self) -> float:
@@ -53,6 +67,30 @@ class Cadence:
         """A checkpoint of `step` was handed over, or gone on from: count from here."""
         self._saved_step, self._saved_s = step, self._now_s()
 
-    def cost(self, cost_s: float) -> None:
-        """What one checkpoint took from training, seconds: stall and CPU time of its writing."""
-        self._costs_s.append(cost_s)
+    def trained(self, steps: int, wall_s: float, *, beside: bool) -> None:
+        """A call trained so many steps in so many seconds.
+
+        Args:
+            steps: How many.
+            wall_s: Of all of them.
+            beside: Whether a checkpoint was being written when it began.
+        """
+        if beside:
+            self._beside_s += wall_s
+            self._beside_steps += steps
+        else:
+            self._usual_s.append(wall_s / steps)
+
+    def cost(self, *, stalled_s: float, cpu_s: float) -> None:
+        """A checkpoint is written.
+
+        Args:
+            stalled_s: How long training stood still for it.
+            cpu_s: CPU time of its writing.
+        """
+        slowed_s = cpu_s
+        if self._beside_steps and len(self._usual_s) >= LEAST_CALLS:
+            usual_s = self._beside_steps * statistics.median(self._usual_s)
+            slowed_s = max(0.0, self._beside_s - usual_s)
+        self._beside_s, self._beside_steps = 0.0, 0
+        self._costs_s.append(stalled_s + slowed_s)

@@ -90,6 +90,11 @@ class CheckpointWriter:
         by_clock = self._config.every_steps is None
         return not (by_clock and self._pending is not None) and self._cadence.due(step)
 
+    def trained(self, steps: int, wall_s: float) -> None:
+        """A call trained so many steps in so many seconds; told of each but a process's first."""
+        # What had been written when it began was taken note of by `due`.
+        self._cadence.trained(steps, wall_s, beside=self._pending is not None)
+
     def save(
         self,
         arrays: Arrays,
@@ -143,7 +148,7 @@ class CheckpointWriter:
         """
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._cadence.cost(pending.result() + self._stalled_s)
+            self._cadence.cost(stalled_s=self._stalled_s, cpu_s=pending.result())
 
     def __enter__(self) -> Self:
         return self
