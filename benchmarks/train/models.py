@@ -77,7 +77,7 @@ TASKS = {
     "wide_mlp": Task(body=dense(1024, 1024), shape=(784,), batch_size=64),
     "cnn": Task(body=convolutions, shape=(32, 32, 3), batch_size=32),
     # A word comes twice in a batch: Keras 3.15's Adam squares the parts of its gradient one by one,
-    # ours their sum, so that the same steps lead elsewhere.
+    # ours their sum, so that the same steps lead elsewhere. Without that sum losses were equal.
     "transformer": Task(body=encoder, shape=(LENGTH,), batch_size=64, dtype="int32", tolerance=0.2),
 }
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.train.checkpoints.cadence import LEAST_CALLS, LEAST_EVERY_S, MOST_EVERY_S, Cadence
+from stoker.train.checkpoints.cadence import AIM, LEAST_CALLS, LEAST_EVERY_S, MOST_EVERY_S, Cadence
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.retention import Kept, superseded
 from stoker.train.checkpoints.store import STATE, Found, best, newest_good, places
@@ -234,11 +234,11 @@ def test_what_steps_lose_beside_the_writing_is_paid_too() -> None:
     cadence.trained(10, 1.3, beside=True)
     cadence.cost(stalled_s=0.2, cpu_s=30.0)
 
-    assert cadence.every_s == pytest.approx((0.2 + 0.5 + 0.3) / 0.01)
+    assert cadence.every_s == pytest.approx((0.2 + 0.5 + 0.3) / (AIM * 0.01))
     # The next one hindered nobody.
     cadence.trained(10, 0.9, beside=True)
     cadence.cost(stalled_s=0.2, cpu_s=30.0)
-    assert cadence.every_s == pytest.approx((1.0 + 0.2) / 2 / 0.01)
+    assert cadence.every_s == pytest.approx((1.0 + 0.2) / 2 / (AIM * 0.01))
 
 
 def test_before_the_usual_step_is_known_the_cpu_time_of_writing_counts() -> None:
@@ -249,7 +249,7 @@ def test_before_the_usual_step_is_known_the_cpu_time_of_writing_counts() -> None
     cadence.trained(10, 1.5, beside=True)
     cadence.cost(stalled_s=0.2, cpu_s=3.0)
 
-    assert cadence.every_s == pytest.approx((0.2 + 3.0) / 0.01)
+    assert cadence.every_s == pytest.approx((0.2 + 3.0) / (AIM * 0.01))
 
 
 def test_calls_that_begin_while_a_checkpoint_is_written_are_beside_it(

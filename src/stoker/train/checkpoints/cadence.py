@@ -19,6 +19,10 @@ LEAST_EVERY_S = 5.0
 MOST_EVERY_S = 1800.0
 """Longest time between two: more work than this is not lost, whatever a checkpoint costs."""
 
+AIM = 0.8
+"""Share of the permitted overhead that is aimed at: one checkpoint costs more than another, and the
+first is due before any cost is known."""
+
 USUAL_CALLS = 50
 """Calls with nothing written beside them, the newest, by which the usual time of a step is known,"""
 
@@ -55,7 +59,7 @@ class Cadence:
             return LEAST_EVERY_S
         # The mean is what the whole run pays; the last one holds where they have grown dearer.
         cost_s = max(sum(self._costs_s) / len(self._costs_s), self._costs_s[-1])
-        return min(MOST_EVERY_S, max(LEAST_EVERY_S, cost_s / self._config.max_overhead))
+        return min(MOST_EVERY_S, max(LEAST_EVERY_S, cost_s / (AIM * self._config.max_overhead)))
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint should be written now that `step` steps are done."""
