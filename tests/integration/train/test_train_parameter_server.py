@@ -143,6 +143,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied_and_names_its_step(
     assert "the loss and the gradients of step" in found["error"]
     assert np.isfinite(found["weight"])
     assert found["all_finite"]
+    assert not found["left_under_way"]
 
 
 def test_what_needs_one_step_after_the_other_is_refused_in_one_line(

@@ -120,25 +120,33 @@ class Pass:
 
         Args:
             first: Number of the first batch; no number may come twice in a run.
-            elements: Read no further ahead than what is under way.
+            elements: Read no further ahead than what is under way, and no further than a batch that
+                is not finite.
 
         Yields:
-            What was taken since the beginning; the last one holds every batch, each once.
+            What was taken since the beginning. Of the last one nothing is under way any more: it
+            holds every batch that was handed out, each once.
 
         Raises:
             tf.errors.OpError: a worker's function failed.
         """
         handed_out = 0
+        is_finite = True
 
         def numbered() -> Iterator[tuple[tf.Tensor, Any]]:
             nonlocal handed_out
             for element in elements:
                 handed_out += 1
                 yield tf.constant(first + handed_out - 1, tf.int64), element
+                if not is_finite:
+                    # What is under way still ends: it needs the queue, which goes with this run.
+                    return
 
         self._inbox.begin(first)
         for _ in self._workers.each(self._send, numbered()):
-            yield self._inbox.take()
+            taken = self._inbox.take()
+            is_finite = taken.not_finite < 0
+            yield taken
         last = self._inbox.take()
         if last.not_finite < 0 and last.batches != handed_out:
             raise RuntimeError(f"the server has taken {last.batches} of {handed_out} batches")

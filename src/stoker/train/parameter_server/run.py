@@ -163,9 +163,10 @@ class Run:
         position, meter = self.position, Meter()
         first = position.step
         for taken in self._training.run(first, self._next_elements(meter)):
-            if taken.not_finite >= 0:
-                raise _not_finite(taken.not_finite + 1)
-            self._note(first, taken, meter, every_s=TOLD_EVERY_S)
+            if taken.not_finite < 0:
+                self._note(first, taken, meter, every_s=TOLD_EVERY_S)
+        if taken.not_finite >= 0:
+            raise _not_finite(taken.not_finite + 1)
         self._note(first, taken, meter, every_s=0.0)
         position.step += taken.batches
         position.loss_sum += taken.loss_sum
