@@ -189,8 +189,7 @@ class Scene:
             answer = {n: getattr(result, n) for n in ("steps", "repeated", "epochs", "metrics")}
         except UserError as error:
             self.error = error.line()
-            # What was left under way would fail for want of its queue, and the next run with it.
-            left = not self.connection.coordinator.done()
+            left = self._left_under_way()
             answer = {"error": self.error, "exit_code": error.exit_code, "left_under_way": left}
         finally:
             writer.close()
@@ -208,6 +207,14 @@ class Scene:
             "all_finite": all(np.isfinite(np.asarray(v, "float64")).all() for v in arrays.values()),
             "weight": float(np.ravel(built.model.trainable_variables[0].numpy())[0]),
         }, built
+
+    def _left_under_way(self) -> bool:
+        """Whether calls are: they would fail for want of their queue, and the next run with them."""
+        try:
+            return not self.connection.coordinator.done()
+        except tf.errors.OpError:
+            # A server is gone: what was under way has failed.
+            return False
 
 
 def resolved(batch_size: int, precision: Any) -> ResolvedTraining:
