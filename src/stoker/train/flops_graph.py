@@ -1,0 +1,220 @@
+"""A traced graph as what can be counted of it: nodes that are needed, their shapes, called bodies.
+
+All is read from the graph's own definition, which TensorFlow writes with shapes; nothing is run but
+the arithmetic of a loop's bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+Shape = tuple[int | None, ...]
+"""None: a dimension that is not known."""
+
+_BOUND_OPS = frozenset(
+    [
+        "Const",
+        "Identity",
+        "Cast",
+        "Range",
+        "Rank",
+        "Size",
+        "Add",
+        "AddV2",
+        "Sub",
+        "Mul",
+        "FloorDiv",
+        "FloorMod",
+        "Neg",
+        "Maximum",
+        "Minimum",
+        "Max",
+        "Min",
+        "Prod",
+        "Sum",
+        "Pack",
+        "Squeeze",
+        "Reshape",
+        "StridedSlice",
+        "NotEqual",
+        "Equal",
+        "Less",
+        "Greater",
+        "SelectV2",
+        "ZerosLike",
+        "OnesLike",
+        "Fill",
+    ]
+)
+"""What a loop's bound may be computed by: pure, cheap, with one output."""
+
+_LISTS = frozenset(
+    [
+        "Split",
+        "SplitV",
+        "Unpack",
+        "IdentityN",
+        "ShapeN",
+        "While",
+        "StatelessWhile",
+        "If",
+        "StatelessIf",
+        "Case",
+        "StatelessCase",
+        "PartitionedCall",
+        "StatefulPartitionedCall",
+    ]
+)
+"""Operations with several outputs, all of one argument: a body's `node:argument:3` is the fourth."""
+
+_FIRST = {"FusedBatchNormV3": "y", "FusedBatchNormV2": "y", "FusedBatchNorm": "y"}
+"""Operation with several output arguments -> the first one's name; of the others nothing is known."""
+
+
+class Body:
+    """The nodes of a graph, or of a function that it calls."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Any],
+        *,
+        arguments: Sequence[str] = (),
+        argument_shapes: Sequence[Shape | None] = (),
+        results: Sequence[str] = (),
+    ) -> None:
+        """Hold what the definition says.
+
+        Args:
+            nodes: `NodeDef`s, with `_output_shapes`.
+            arguments: Names of a function's arguments.
+            argument_shapes: Their shapes, or none.
+            results: What it gives back, and `^node` for what has to run besides, as references.
+        """
+        self.nodes = {node.name: node for node in nodes}
+        self.arguments = {name: number for number, name in enumerate(arguments)}
+        self.results = tuple(results)
+        self._argument_shapes = tuple(argument_shapes)
+
+    def inputs(self, node: Any) -> list[str]:
+        """References to a node's inputs, without those that only order."""
+        return [reference for reference in node.input if not reference.startswith("^")]
+
+    def needed(self) -> list[Any]:
+        """The nodes that a result depends on: TensorFlow runs no others.
+
+        Keras traces a recurrent layer's step once only to see its shapes.
+        """
+        found: dict[str, Any] = {}
+        waiting = list(self.results)
+        while waiting:
+            name = waiting.pop().removeprefix("^").partition(":")[0]
+            if name in self.nodes and name not in found:
+                found[name] = self.nodes[name]
+                waiting.extend(found[name].input)
+        return list(found.values())
+
+    def source(self, reference: str) -> tuple[Any | None, int]:
+        """The node behind a reference, and which of its outputs; no node where it is an argument.
+
+        The output is -1 where it cannot be told.
+        """
+        name, *place = reference.split(":")
+        node = self.nodes.get(name)
+        if node is None:
+            return None, self.arguments.get(name, -1)
+        if len(place) < 2:
+            return node, int(place[0]) if place else 0
+        several = len(node.attr["_output_shapes"].list.shape) > 1
+        if several and node.op not in _LISTS and _FIRST.get(node.op) != place[0]:
+            return node, -1
+        return node, int(place[1])
+
+    def shape(self, reference: str) -> Shape | None:
+        """Shape of what is referred to, or None where not even the rank is known."""
+        node, output = self.source(reference)
+        if node is None:
+            known = 0 <= output < len(self._argument_shapes)
+            return self._argument_shapes[output] if known else None
+        shapes = node.attr["_output_shapes"].list.shape
+        return _shape(shapes[output]) if 0 <= output < len(shapes) else None
+
+    def argument(self, reference: str) -> int | None:
+        """Which argument of the function it is, however often passed on; None: none."""
+        node, output = self.source(reference)
+        while node is not None and node.op == "Identity":
+            node, output = self.source(self.inputs(node)[0])
+        return output if node is None and output >= 0 else None
+
+    def number(self, reference: str) -> int | None:
+        """The value of a scalar that depends on nothing that is fed; None where it does.
+
+        Args:
+            reference: Of a whole number.
+        """
+        node, output = self.source(reference)
+        if node is None or output != 0:
+            return None
+        needed = self._closure(node)
+        if needed is None:
+            return None
+        graph = tf.compat.v1.GraphDef(node=needed)
+        with tf.device("CPU:0"):
+            value = tf.compat.v1.wrap_function(
+                lambda: tf.graph_util.import_graph_def(graph, return_elements=[f"{node.name}:0"]),
+                [],
+            )()[0].numpy()
+        return int(value) if value.size == 1 else None
+
+    def _closure(self, node: Any) -> list[Any] | None:
+        found: dict[str, Any] = {}
+        waiting = [node]
+        while waiting:
+            current = waiting.pop()
+            if current.op not in _BOUND_OPS:
+                return None
+            plain = type(current)()
+            plain.CopyFrom(current)
+            del plain.input[:]
+            for reference in self.inputs(current):
+                before, output = self.source(reference)
+                if before is None or output != 0:
+                    return None
+                plain.input.append(before.name)
+                if before.name not in found:
+                    waiting.append(before)
+            for hint in [name for name in plain.attr if name.startswith("_")]:
+                del plain.attr[hint]
+            found[plain.name] = plain
+        return list(found.values())
+
+
+def bodies_of(traced: Any) -> tuple[Body, dict[str, Body]]:
+    """What a concrete function runs, and the functions of its library by name."""
+    written = traced.graph.as_graph_def(add_shapes=True)
+    results = [tensor.name for tensor in traced.outputs]
+    return Body(written.node, results=results), {
+        function.signature.name: _function(function) for function in written.library.function
+    }
+
+
+def _function(function: Any) -> Body:
+    signature = function.signature
+    shapes = function.attr["_input_shapes"].list.shape if "_input_shapes" in function.attr else ()
+    return Body(
+        function.node_def,
+        arguments=[argument.name for argument in signature.input_arg],
+        argument_shapes=[_shape(shape) for shape in shapes],
+        results=[
+            *(function.ret[result.name] for result in signature.output_arg),
+            *(f"^{name}" for name in function.control_ret.values()),
+        ],
+    )
+
+
+def _shape(shape: Any) -> Shape | None:
+    if shape.unknown_rank:
+        return None
+    return tuple(None if dimension.size < 0 else dimension.size for dimension in shape.dim)

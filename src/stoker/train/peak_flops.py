@@ -1,0 +1,187 @@
+"""What this device reaches at most: products of matrices and convolutions, measured here and now.
+
+A data sheet's figure holds for a clock, a power limit and a precision that this machine may not
+have, and on a CPU there is none; so it is measured, as the step itself is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+"""What can be measured."""
+
+PRODUCT_SIZES = (256, 512, 1024, 2048, 4096, 8192)
+"""Rows and columns of the squares that are multiplied: from a core's cache to a large device's fill."""
+
+CONVOLUTIONS = (
+    (8, 56, 64),
+    (32, 28, 128),
+    (32, 14, 256),
+    (64, 56, 64),
+    (256, 14, 256),
+    (256, 28, 256),
+)
+"""(images, height and width, channels in and out) of 3 x 3 convolutions, as residual networks have
+them; by operations, ascending."""
+
+AT_ONCE = 4
+"""Operations of a turn of the loop, so that the loop itself is nothing beside them."""
+
+ROUNDS = 3
+"""How often each size is measured, in turn: what else the machine does hits all sizes alike."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeakFlops:
+    """The best of several sizes."""
+
+    dtype: str
+    """What was multiplied."""
+
+    device: str
+    """Where: TensorFlow's name of it."""
+
+    products_per_s: float
+    """Floating-point operations a second of products of matrices."""
+
+    convolutions_per_s: float
+    """The same of convolutions."""
+
+    product_size: int
+    """The size that reached it."""
+
+    convolution_size: tuple[int, int, int]
+    """The (images, height and width, channels) that reached it."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Candidate:
+    size: int | tuple[int, int, int]
+    flops: float
+    """Of one turn of the loop."""
+    run: Callable[[int], float]
+    """Turns -> seconds that they took."""
+    turn_s: float = 0.0
+    best_per_s: float = 0.0
+
+
+def measure_peak_flops(dtype: str, *, seconds: float) -> PeakFlops:
+    """Multiply matrices and convolve images of several sizes, and see which rate is the highest.
+
+    Each is a `tf.function` on the default device, waited for at its end. A size is left out where
+    a turn of it would take more than its share of the time, or more memory than there is.
+
+    Args:
+        dtype: One of `DTYPES`.
+        seconds: Time for all of it, seconds; tracing and the smallest sizes may take longer.
+
+    Raises:
+        ConfigError: another type, or no time.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"a peak is measured of one of {', '.join(DTYPES)}", got=dtype)
+    if not seconds > 0:
+        raise ConfigError("a peak takes more than 0 seconds to measure", got=seconds)
+    kind = tf.as_dtype(dtype)
+    products = _best(_products(kind), seconds=seconds / 2)
+    convolutions = _best(_convolutions(kind), seconds=seconds / 2)
+    assert isinstance(products.size, int)
+    assert isinstance(convolutions.size, tuple)
+    return PeakFlops(
+        dtype=dtype,
+        device=tf.zeros([], kind).device,
+        products_per_s=products.best_per_s,
+        convolutions_per_s=convolutions.best_per_s,
+        product_size=products.size,
+        convolution_size=convolutions.size,
+    )
+
+
+def _best(candidates: Iterator[_Candidate], *, seconds: float) -> _Candidate:
+    fitting = _that_fit(candidates, share_s=seconds / (2 * ROUNDS))
+    window_s = seconds / 2 / (ROUNDS * len(fitting))
+    for _ in range(ROUNDS):
+        for candidate in fitting:
+            turns = max(1, int(window_s / candidate.turn_s))
+            rate = turns * candidate.flops / candidate.run(turns)
+            candidate.best_per_s = max(candidate.best_per_s, rate)
+    return max(fitting, key=lambda candidate: candidate.best_per_s)
+
+
+def _that_fit(candidates: Iterator[_Candidate], *, share_s: float) -> list[_Candidate]:
+    """The smallest, and all that take less than their share; each is warm then."""
+    fitting: list[_Candidate] = []
+    per_s = 0.0
+    for candidate in candidates:
+        if fitting and candidate.flops / per_s > share_s / 2:
+            break
+        try:
+            # The first call traces it and finds the kernel, the second says how long it takes.
+            candidate.run(1)
+            candidate.turn_s = max(candidate.run(1), 1e-9)
+        except tf.errors.ResourceExhaustedError:
+            if not fitting:
+                raise
+            break
+        fitting.append(candidate)
+        per_s = max(per_s, candidate.flops / candidate.turn_s)
+    return fitting
+
+
+def _products(kind: tf.DType) -> Iterator[_Candidate]:
+    for size in PRODUCT_SIZES:
+        # So that the numbers keep their size, however often they are multiplied.
+        factor = _normal([size, size], kind, scale=size**-0.5)
+        start = _normal([size, size], kind, scale=1.0)
+
+        def once(given: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+            return tf.linalg.matmul(given, factor)
+
+        yield _Candidate(size=size, flops=AT_ONCE * 2.0 * size**3, run=_runner(once, start, factor))
+
+
+def _convolutions(kind: tf.DType) -> Iterator[_Candidate]:
+    for images, side, channels in CONVOLUTIONS:
+        kernel = _normal([3, 3, channels, channels], kind, scale=(9 * channels) ** -0.5)
+        start = _normal([images, side, side, channels], kind, scale=1.0)
+
+        def once(given: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+            return tf.nn.conv2d(given, kernel, strides=1, padding="SAME")
+
+        yield _Candidate(
+            size=(images, side, channels),
+            flops=AT_ONCE * 2.0 * images * side**2 * 9 * channels**2,
+            run=_runner(once, start, kernel),
+        )
+
+
+def _runner(
+    once: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], start: tf.Tensor, factor: tf.Tensor
+) -> Callable[[int], float]:
+    @tf.function
+    def turns(start: tf.Tensor, factor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        given = start
+        for _ in tf.range(number):  # type: ignore[attr-defined]  # AutoGraph's loop
+            for _ in range(AT_ONCE):
+                given = once(given, factor)
+        # One number: what is waited for, and nothing to carry from the device.
+        return tf.reduce_max(given)
+
+    def run(number: int) -> float:
+        begun_s = time.monotonic()
+        turns(start, factor, tf.constant(number)).numpy()
+        return time.monotonic() - begun_s
+
+    return run
+
+
+def _normal(shape: list[int], kind: tf.DType, *, scale: float) -> tf.Tensor:
+    made = tf.random.stateless_normal(shape, seed=(0, 0), stddev=scale)
+    return tf.cast(made, kind)
