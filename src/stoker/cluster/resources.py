@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -26,6 +27,10 @@ class Resources:
     budget_usd: float | None = None
     """Most that the run may cost, US dollars."""
 
+    usd_per_hour: float | None = None
+    """What one machine costs an hour, US dollars; with it a run's epochs have a price. This machine's
+    too, where the run is not submitted to others."""
+
     def __post_init__(self) -> None:
         if self.accelerators is not None and not _ACCELERATORS.fullmatch(self.accelerators):
             raise ConfigError(
@@ -37,3 +42,9 @@ class Resources:
             raise ConfigError("resources.nodes must be at least 1", got=self.nodes)
         if self.budget_usd is not None and not self.budget_usd > 0:
             raise ConfigError("resources.budget_usd must be above 0", got=self.budget_usd)
+        if self.usd_per_hour is not None and not 0 <= self.usd_per_hour < math.inf:
+            raise ConfigError(
+                "resources.usd_per_hour must be a price of 0 or more",
+                got=self.usd_per_hour,
+                fix="Leave it out where the price is not known.",
+            )

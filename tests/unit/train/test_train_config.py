@@ -73,7 +73,14 @@ def test_this_machine_has_cores_and_memory_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"accelerators": "4 GPUs"}, {"accelerators": "H100:0"}, {"nodes": 0}]
+    "wrong",
+    [
+        {"accelerators": "4 GPUs"},
+        {"accelerators": "H100:0"},
+        {"nodes": 0},
+        {"usd_per_hour": -0.5},
+        {"usd_per_hour": float("nan")},
+    ],
 )
 def test_resources_of_another_form_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"resources\."):
