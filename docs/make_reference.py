@@ -12,7 +12,7 @@ from stoker.app.experiment import Experiment, ServeSection
 from stoker.cluster.resources import Resources
 from stoker.data.feed.augment import AugmentConfig, ColorJitter, RandomResizedCrop
 from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
-from stoker.data.own.config import OwnDatasetConfig
+from stoker.data.own.config import OwnDatasetConfig, PipelineConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.config import TrainConfig
@@ -27,6 +27,7 @@ SECTIONS: list[tuple[str, type]] = [
     ("data.images", ImagesConfig),
     ("data.service", ServiceConfig),
     ("data, a dataset of your own", OwnDatasetConfig),
+    ("data.pipeline", PipelineConfig),
     ("train", TrainConfig),
     ("train.augment", AugmentConfig),
     ("train.augment.random_resized_crop", RandomResizedCrop),

@@ -131,7 +131,7 @@ class Experiment:
             raise ConfigError(
                 f"train.batch_size must be left out {what}, whose elements are batches",
                 got=self.train.batch_size,
-                fix="Batch it there: `.batch(32)`.",
+                fix="Batch it there, `.batch(32)`, or set data.pipeline.batch_size.",
             )
         if self.train.sample_weight is not None:
             raise ConfigError(
@@ -208,7 +208,7 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
     folder = file.resolve().parent
     from_file = _paths_from(read_yaml(file), folder)
     given = _paths_from(with_overrides({}, overrides), Path.cwd())
-    raw = _merged(from_file, given)
+    raw = _merged(_with_section(from_file, given), given)
     if "folder" in raw:
         raise ConfigError("folder is not set in stoker.yaml", got=raw["folder"])
     return build(Experiment, raw | {"folder": folder})
@@ -249,6 +249,14 @@ def _paths_from(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _absolute(path: str, folder: Path) -> str:
     return path if "://" in path else str(folder / Path(path).expanduser())
+
+
+def _with_section(from_file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """`data: module:function` as the section that it is short for, where a key of that is given."""
+    data = from_file.get("data")
+    if isinstance(data, str) and ":" in data and isinstance(given.get("data"), dict):
+        return from_file | {"data": {"dataset": data}}
+    return from_file
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,9 @@ def run_identity(experiment: Experiment, *, source: str) -> Identity:
         del settings[place]
     for key in REACH_KEYS:
         settings["data"].pop(key, None)
+    if not pipeline_settings(experiment):
+        # The same as before there was such a section.
+        settings["data"].pop("pipeline", None)
     return {
         "configuration": dict(_flat(settings)),
         "code": code_fingerprints(experiment),
@@ -62,7 +65,7 @@ def training_identity(context: Context, resolved: ResolvedTraining) -> Identity:
     }
     labels = {"label": experiment.label, "label_only": list(experiment.label_only)}
     return {
-        "configuration": dict(_flat(labels | {"train": settings})),
+        "configuration": dict(_flat(labels | {"train": settings} | pipeline_settings(experiment))),
         "code": code_fingerprints(experiment),
         "data": _data(context),
         "versions": library_versions(),
@@ -73,6 +76,16 @@ def training_settings(experiment: Experiment) -> dict[str, Any]:
     """The section `train`, JSON values, without what changes no weight."""
     settings: dict[str, Any] = experiment.to_json()["train"]
     return {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
+
+
+def pipeline_settings(experiment: Experiment) -> dict[str, Any]:
+    """`data.pipeline` where it asks for something, else nothing.
+
+    A cache too: where a dataset gives other batches in every pass, training with it is another one.
+    """
+    own = experiment.own_dataset
+    asked = {} if own is None else own.pipeline.differences
+    return {"data.pipeline": asked} if asked else {}
 
 
 def code_fingerprints(experiment: Experiment) -> dict[str, str]:

@@ -13,7 +13,7 @@ from stoker.core.user_code import load_function
 from stoker.data.columns import Column, to_numpy
 from stoker.data.dataset import load_dataset
 from stoker.data.own.config import OwnDatasetConfig
-from stoker.data.own.description import DESCRIPTION, AnyColumn, read_description
+from stoker.data.own.description import DESCRIPTION, AnyColumn, Count, read_description
 
 if TYPE_CHECKING:
     from stoker.data.own.features import AnyTransform
@@ -35,16 +35,29 @@ def open_dataset(
     """
     if experiment.own_dataset is None:
         return load_dataset(ingested)
-    from dataclasses import replace
-
-    from stoker.data.own.opening import as_counts
-
     own = call_own_dataset(experiment, experiment.own_dataset)
-    return replace(own, counts=as_counts(analysis["counts"]))
+    from stoker.data.own.opening import piped
+
+    counts = own_counts(experiment.own_dataset, analysis=analysis)
+    return piped(own, experiment.own_dataset.pipeline, counts=counts)
+
+
+def own_counts(config: OwnDatasetConfig, *, analysis: Mapping[str, Any]) -> dict[str, Count]:
+    """Split -> what training and evaluation meet in a pass over it.
+
+    Args:
+        config: The section `data`: in batches of which size.
+        analysis: Facts of the stage `analyze`, which saw the dataset's own batches.
+    """
+    counts = {split: Count(**count) for split, count in analysis["counts"].items()}
+    size = config.pipeline.batch_size
+    if size is None:
+        return counts
+    return {split: count.rebatched(size) for split, count in counts.items()}
 
 
 def call_own_dataset(experiment: Experiment, config: OwnDatasetConfig) -> OwnDataset:
-    """The user's own dataset, checked and not yet counted.
+    """The user's own dataset as it is, checked and not yet counted.
 
     Raises:
         ConfigError: what is wrong with the user's function.

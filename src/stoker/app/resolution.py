@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.app.context import Context
+from stoker.app.opening import own_counts
 from stoker.app.train_folder import CHECKPOINTS, RESOLVED
 from stoker.cluster.devices import Devices
 from stoker.cluster.resolver import ClusterSpec
@@ -80,12 +81,13 @@ def resolve_here(
         ConfigError: what is asked for does not fit the data or the cluster.
     """
     settings, data = context.experiment.train, context.experiment.data
-    own = context.experiment.own_dataset is not None
-    if own:
+    config = context.experiment.own_dataset
+    own = config is not None
+    if config is not None:
         # A step is one of the user's batches, whatever its size.
-        count = context.results["analyze"]["counts"]["train"]
-        settings = replace(settings, batch_size=count["batch_size"])
-        rows = count["batches"] * count["batch_size"]
+        count = own_counts(config, analysis=context.results["analyze"])["train"]
+        settings = replace(settings, batch_size=count.batch_size)
+        rows = count.batches * count.batch_size
     else:
         rows = context.shards().rows("train")
     resolved = resolve(

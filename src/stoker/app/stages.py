@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.app.context import Context, Done, Stage
 from stoker.app.evaluation import LINEAGE, evaluate_export, find_baseline, slices_of
 from stoker.app.experiment import Experiment
-from stoker.app.identity import code_fingerprints, training_settings
+from stoker.app.identity import code_fingerprints, pipeline_settings, training_settings
 from stoker.app.opening import eval_rows
 from stoker.app.train_folder import CHECKPOINTS, RESOLVED
 from stoker.core.config import nearest
@@ -193,6 +193,7 @@ def _train_inputs(context: Context) -> dict[str, Any]:
         "transform": context.identities["transform"],
         "code": code_fingerprints(experiment),
         "train": training_settings(experiment),
+        **pipeline_settings(experiment),
     }
 
 

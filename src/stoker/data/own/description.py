@@ -79,6 +79,14 @@ class Count:
     batch_size: int
     """Records of the largest element."""
 
+    def rebatched(self, batch_size: int) -> Count:
+        """Of the same rows in batches of another size."""
+        return Count(
+            batches=-(-self.rows // batch_size),
+            rows=self.rows,
+            batch_size=min(batch_size, self.rows),
+        )
+
 
 def write_description(path: Path, description: Description) -> None:
     """Write it as JSON."""

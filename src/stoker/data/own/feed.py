@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import tensorflow as tf
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.options import DatasetOptions, tuned
 from stoker.data.feed.pipeline import Feed
+from stoker.data.own.cache import in_memory
 from stoker.data.own.elements import parts_of
 from stoker.data.own.opening import OwnDataset
 
@@ -23,10 +25,29 @@ class OwnFeed:
     shares_rows = False
 
     def __init__(self, dataset: OwnDataset, split: str) -> None:
-        """Stand for a split that has been counted."""
+        """Stand for a split that has been counted.
+
+        Args:
+            dataset: The user's, as `piped` made it.
+            split: Name of the split.
+        """
         self._dataset = dataset.datasets[split]
+        self._what, self._split = dataset.what, split
+        self._in_memory = dataset.in_memory
         self._count = dataset.counts[split]
         self.rows = self._count.rows
+
+    @property
+    def _counted(self) -> tf.data.Dataset[Any]:
+        # A pass that ends early would be made up from the next one, in silence.
+        return self._dataset.apply(tf.data.experimental.assert_cardinality(self._count.batches))
+
+    @functools.cached_property
+    def _kept(self) -> tf.data.Dataset[Any]:
+        """A pass from memory, which is filled when it is first asked for."""
+        # Its autotuner could hold up the end of the pass.
+        once = _faster(self._counted, autotune=False)
+        return in_memory(once, self._count, what=self._what, split=self._split)
 
     def rows_at(
         self,
@@ -47,18 +68,20 @@ class OwnFeed:
     def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
         """Pass after pass, without an end; what is shuffled is the user's to say.
 
-        A run that goes on reads again what it had read, and skips it.
+        A run that goes on reads again what it had read, and skips it; from memory, only what it had
+        read of its epoch.
         """
         epochs, within = divmod(calls.first, calls.per_epoch)
         done = epochs * self._count.batches + within * calls.steps_per_call + calls.skipped_steps
-        # A pass that ends early would be made up from the next one, in silence.
-        counted = tf.data.experimental.assert_cardinality(self._count.batches)
-        yield _faster(self._dataset.apply(counted).repeat().skip(done))
+        if self._in_memory:
+            yield _faster(self._kept.repeat().skip(done % self._count.batches))
+            return
+        yield _faster(self._counted.repeat().skip(done))
 
     @contextmanager
     def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002
         """One pass; batches are the user's."""
-        yield _faster(self._dataset)
+        yield _faster(self._kept if self._in_memory else self._dataset)
 
     def load(self, element: Any) -> Any:
         """An element as ({name: feature}, label) or ({name: feature}, label, weight)."""
@@ -69,8 +92,9 @@ AnyFeed = Feed | OwnFeed
 """What the loop reads."""
 
 
-def _faster(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
+def _faster(dataset: tf.data.Dataset[Any], *, autotune: bool = True) -> tf.data.Dataset[Any]:
     # What the user turned off on purpose stays off: their order may be loose.
     set_to = dataset.options()
-    ordered, autotuned = set_to.deterministic is not False, set_to.autotune.enabled is not False
+    ordered = set_to.deterministic is not False
+    autotuned = autotune and set_to.autotune.enabled is not False
     return tuned(dataset, DatasetOptions(deterministic=ordered, autotune=autotuned))

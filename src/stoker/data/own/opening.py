@@ -17,7 +17,7 @@ from stoker.core.outputs import by_output
 from stoker.core.user_code import call, first_line, place_told
 from stoker.data.dataset import Dataset
 from stoker.data.feed.options import as_written
-from stoker.data.own.config import OwnDatasetConfig
+from stoker.data.own.config import OwnDatasetConfig, PipelineConfig
 from stoker.data.own.description import SPLITS, Count, Description, TensorColumn
 from stoker.data.own.elements import describe_element, parts_of
 
@@ -34,12 +34,14 @@ class OwnDataset:
         description: What an element holds.
         datasets: Split -> its dataset, as the user made it.
         counts: Split -> what a pass over it meets; empty before the analysis has made one.
+        in_memory: Whether training keeps the first pass's batches and gets those in every epoch.
     """
 
     what: str
     description: Description
     datasets: Datasets
     counts: Mapping[str, Count] = field(default_factory=dict)
+    in_memory: bool = False
 
     @property
     def columns(self) -> tuple[TensorColumn, ...]:
@@ -211,9 +213,22 @@ def _shown(column: TensorColumn | None) -> str:
     return f"{column.dtype} [{sizes}]"
 
 
-def as_counts(raw: Mapping[str, Mapping[str, int]]) -> dict[str, Count]:
-    """What `dataclasses.asdict` made of counts, back."""
-    return {split: Count(**count) for split, count in raw.items()}
+def piped(
+    dataset: OwnDataset, config: PipelineConfig, *, counts: Mapping[str, Count]
+) -> OwnDataset:
+    """The dataset as training and evaluation read it.
+
+    Args:
+        dataset: The user's.
+        config: What is done to it.
+        counts: What the analysis met in it, in the batches that `config` says.
+    """
+    datasets, size = dataset.datasets, config.batch_size
+    if size is not None:
+        datasets = {split: each.rebatch(size) for split, each in datasets.items()}
+    return dataclasses.replace(
+        dataset, datasets=datasets, counts=counts, in_memory=config.cache == "memory"
+    )
 
 
 def counts_as_facts(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:
