@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.data.feed.calls import Calls, RowOrder
 from stoker.data.feed.pipeline import Feed, as_it_is
+from stoker.data.feed.stages import StageWork
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.data.own.description import SPLITS, Count
 from stoker.data.own.feed import OwnFeed
@@ -43,6 +44,9 @@ class Numbers:
     @contextmanager
     def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:
         yield tf.data.Dataset.range(ROWS).batch(batch_size).map(lambda rows: {"n": rows})
+
+    def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
+        return iter(())
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,7 @@ from stoker.core.errors import DataError
 from stoker.data.feed.augment import AugmentConfig, color_factors
 from stoker.data.feed.images import ImageSplit
 from stoker.data.feed.jitter import jitter_colors
+from stoker.data.feed.stages import StageWork
 
 Reference = Callable[[list[bytes]], NDArray[np.uint8]]
 """Encoded images -> [batch, height, width, channels], by the exported graph."""
@@ -100,6 +101,31 @@ class ImageFeed:
         if self._augment is None:
             return self._images.evaluation(rows)
         return self._images.training(rows, augment=self._augment, seed=self._seed, epoch=epoch)
+
+    def stages(self, name: str, *, rows: NDArray[np.int64], threads: int) -> Iterator[StageWork]:
+        """How the column's images of some rows are made, in the first epoch; see `measure_stages`.
+
+        Args:
+            name: The column's.
+            rows: [batch] rows of the split.
+            threads: How many the decoder has.
+        """
+        images, encoded = self._images, list[bytes]()
+
+        def read() -> None:
+            encoded[:] = images.encoded(rows)
+
+        views, exact = images.views(rows, augment=self._augment, seed=self._seed, epoch=0)
+        by_graph = self._reference if self._augment is None else None
+
+        def decode() -> None:
+            if by_graph is not None:
+                by_graph(encoded)
+            else:
+                images.decoded(encoded, rows, views, exact=exact)
+
+        for what, run in (("read", read), ("decode", decode)):
+            yield StageWork(name=f"{what} {name}", samples=len(rows), parallelism=threads, run=run)
 
     def _read(self, rows: NDArray[np.int64], epoch: np.int64) -> NDArray[np.uint8]:
         try:

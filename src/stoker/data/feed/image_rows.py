@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 from stoker.data.columns import Column, to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.feed.calls import Calls, RowOrder, shaped_batch
+from stoker.data.feed.decode_engines import usable_cores
 from stoker.data.feed.image_feed import PARALLEL_CALLS, ImageFeed
+from stoker.data.feed.options import as_written
 from stoker.data.feed.order import shuffled_indices
+from stoker.data.feed.stages import StageWork
 
 
 class ImageRows:
@@ -82,6 +85,42 @@ class ImageRows:
         with _own_error(self._evaluation):
             yield self._read(rows.map(lambda indices: (indices, epoch)), self._evaluation)
 
+    def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
+        """How a batch is made; see `measure_stages`."""
+        rows = self.order(seed=seed)(0, 0, min(samples, self.rows))
+        threads = usable_cores()
+        for name, feed in self._training.items():
+            yield from feed.stages(name, rows=rows, threads=threads)
+        if self._others:
+            yield StageWork(
+                name="columns",
+                samples=len(rows),
+                parallelism=PARALLEL_CALLS,
+                run=lambda: self._gather(rows),
+            )
+        size = min(batch_size, len(rows))
+        handed = self._handed(rows[:size])
+        yield StageWork(
+            name="batch",
+            samples=HANDED * size,
+            parallelism=PARALLEL_CALLS,
+            run=lambda: _drained(handed),
+        )
+
+    def _handed(self, rows: NDArray[np.int64]) -> tf.data.Dataset[Any]:
+        """The same batch again and again, made already: what is left is to hand it over."""
+        ready = [feed.gather(rows, epoch=0) for feed in self._training.values()]
+        ready += self._gather(rows)
+        dtypes: list[Any] = [array.dtype for array in ready[: len(self._training)]]
+        dtypes += [tf.as_dtype(column.tensor_dtype) for column in self._others]
+
+        def hand_over(turn: tf.Tensor) -> Any:
+            return tf.numpy_function(lambda _: ready, [turn], dtypes, stateful=False)
+
+        return tf.data.Dataset.range(HANDED).map(
+            hand_over, num_parallel_calls=PARALLEL_CALLS, deterministic=True
+        )
+
     def _read(
         self, steps: tf.data.Dataset[Any], images: Mapping[str, ImageFeed]
     ) -> tf.data.Dataset[Any]:
@@ -104,6 +143,15 @@ class ImageRows:
 
     def _gather(self, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
         return [take(indices) for take in self._stored]
+
+
+HANDED = 64
+"""Batches that are handed over at a time where that is measured."""
+
+
+def _drained(batches: tf.data.Dataset[Any]) -> None:
+    for _ in as_written(batches):
+        pass
 
 
 @contextmanager

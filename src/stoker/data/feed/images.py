@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,8 +81,8 @@ class ImageSplit:
         Raises:
             DataError: a shard changed, or an image is damaged; names shard and row.
         """
-        views = evaluation_views(self.shape, *self._sizes(indices))
-        return self.viewed(indices, views, exact=True)
+        views, exact = self.views(indices)
+        return self.viewed(indices, views, exact=exact)
 
     def training(
         self, indices: NDArray[np.int64], *, augment: AugmentConfig, seed: int, epoch: int
@@ -101,7 +101,28 @@ class ImageSplit:
         Raises:
             DataError: as `evaluation`.
         """
+        views, exact = self.views(indices, augment=augment, seed=seed, epoch=epoch)
+        return self.viewed(indices, views, exact=exact)
+
+    def views(
+        self,
+        indices: NDArray[np.int64],
+        *,
+        augment: AugmentConfig | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> tuple[Views, bool]:
+        """What is seen of these rows, and whether it must equal what the exported graph makes.
+
+        Args:
+            indices: [batch] rows of the split.
+            augment: What is done to each; None: as evaluation sees them.
+            seed: The run's seed.
+            epoch: The epoch, from 0.
+        """
         heights, widths = self._sizes(indices)
+        if augment is None:
+            return evaluation_views(self.shape, heights, widths), True
         views = training_views(
             augment,
             self.shape,
@@ -111,7 +132,7 @@ class ImageSplit:
             heights=heights,
             widths=widths,
         )
-        return self.viewed(indices, views, exact=augment.random_resized_crop is None)
+        return views, augment.random_resized_crop is None
 
     def encoded(self, indices: NDArray[np.int64]) -> list[bytes]:
         """The bytes of these rows, as they are stored.
@@ -135,21 +156,38 @@ class ImageSplit:
             views: What is seen of each.
             exact: Whether it must equal what the exported graph makes of the same boxes.
         """
+        with self._prepared(indices, views) as jobs:
+            return self._engine.decode(jobs, self._target(exact=exact))
+
+    def decoded(
+        self, encoded: Sequence[bytes], indices: NDArray[np.int64], views: Views, *, exact: bool
+    ) -> NDArray[np.uint8]:
+        """As `viewed`, of bytes that `encoded` has read."""
+        held = [np.frombuffer(data, np.uint8) for data in encoded]
+        jobs = self._jobs(indices, views)
+        jobs["data"] = [data.ctypes.data for data in held]
+        pixels = self._engine.decode(jobs, self._target(exact=exact))
+        self._check(jobs, indices, self._places(indices))
+        return pixels
+
+    def _target(self, *, exact: bool) -> Target:
         shape = self.shape
-        target = Target(
+        return Target(
             height=shape.height,
             width=shape.width,
             channels=shape.channels,
             exact=exact,
             antialias=not exact or shape.fit == "crop",
         )
-        with self._prepared(indices, views) as jobs:
-            return self._engine.decode(jobs, target)
+
+    def _places(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[batch] in which shard each row lies."""
+        return np.searchsorted(self._first, indices, side="right") - 1
 
     @contextlib.contextmanager
     def _prepared(self, indices: NDArray[np.int64], views: Views) -> Iterator[NDArray[np.void]]:
         """The jobs of a batch with their files open; how they ended is checked at the end."""
-        places = np.searchsorted(self._first, indices, side="right") - 1
+        places = self._places(indices)
         jobs = self._jobs(indices, views)
         with contextlib.ExitStack() as files:
             for place in np.unique(places):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from stoker.data.feed.calls import Calls, RowOrder
 from stoker.data.feed.decode_engines import usable_cores
 from stoker.data.feed.options import as_written
+from stoker.data.feed.stages import StageWork
 
 Raw = dict[str, Any]
 """Raw columns by name, each [batch, ...]; an image column as `ImageFeed.read` gives it."""
@@ -47,6 +48,10 @@ class RawRows(Protocol):
 
     def in_order(self, *, batch_size: int) -> AbstractContextManager[tf.data.Dataset[Any]]:
         """One pass in the split's own order, nothing augmented."""
+        ...
+
+    def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
+        """How training batches are made; see `stages.Staged`."""
         ...
 
 
@@ -148,6 +153,24 @@ class Feed:
             return
         with self._source.in_order(batch_size=batch_size) as raw:
             yield as_written(mapped(raw, self._prepare).prefetch(PREFETCHED))
+
+    def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
+        """How batches are made where none are kept, up to what the host hands to the step."""
+        yield from self._source.stages(batch_size=batch_size, samples=samples, seed=seed)
+        with self._source.in_order(batch_size=batch_size) as raws:
+            raw = next(iter(as_written(raws)))
+
+        def transform() -> None:
+            with tf.device("CPU:0"):
+                self._prepare(raw)
+
+        # Only now: a reader that is open works ahead, and would be counted with it.
+        yield StageWork(
+            name="transform",
+            samples=int(tf.nest.flatten(raw)[0].shape[0]),
+            parallelism=usable_cores(),
+            run=transform,
+        )
 
     def load(self, element: Any) -> Any:
         """An element, or a part of it -> the batch; call it inside the compiled step.

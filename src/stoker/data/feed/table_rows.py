@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.feed.calls import Calls, RowOrder
+from stoker.data.feed.options import as_written
+from stoker.data.feed.stages import StageWork
 from stoker.data.feed.table_tensors import table_batches
-from stoker.data.feed.tables import TableStream
+from stoker.data.feed.tables import Block, TableStream
 
 
 class TableRows:
@@ -63,3 +65,21 @@ class TableRows:
         return table_batches(
             lambda: self._stream.in_order(batch_size=batch_size), columns=self._stream.columns
         )
+
+    def stages(
+        self,
+        *,
+        batch_size: int,
+        samples: int,  # noqa: ARG002 - a table is read by windows
+        seed: int,
+    ) -> Iterator[StageWork]:
+        """How batches are made; see `measure_stages`."""
+        made: list[Block] = []
+        yield from self._stream.stages(batch_size=batch_size, seed=seed, made=made)
+        with table_batches(lambda: iter(made), columns=self._stream.columns) as batches:
+
+            def cut() -> None:
+                for _ in as_written(batches):
+                    pass
+
+            yield StageWork(name="batch", samples=made[0].rows, parallelism=1, run=cut)

@@ -7,10 +7,11 @@ step), so to resume is to start at a number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from stoker.data.feed.groups import (
     shuffled_windows,
     stored_windows,
 )
+from stoker.data.feed.stages import StageWork
 from stoker.data.feed.table_columns import Values, no_rows, window_column
 from stoker.data.feed.table_shards import THREADS, TableShards
 
@@ -138,6 +140,31 @@ class TableStream:
         windows = stored_windows(self._shards.group_rows, window_groups=self.window_groups)
         return self._blocks(_from_row(windows, 0), batch_size)
 
+    def stages(self, *, batch_size: int, seed: int, made: list[Block]) -> Iterator[StageWork]:
+        """How the first window of the first epoch is made, each step alone; see `measure_stages`.
+
+        Args:
+            batch_size: Rows a batch.
+            seed: Seed of the order.
+            made: Takes the block that was made of it.
+        """
+        window = self._windows(0, seed, 0, 1)[0]
+        decoded: dict[int, pa.Table] = {}
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="stoker-table") as pool:
+            yield StageWork(
+                name="read",
+                samples=window.rows,
+                parallelism=THREADS,
+                run=lambda: self._shards.read(window.groups, pool=pool, take=decoded.__setitem__),
+            )
+            part = _Part(window=window, skipped=0, is_last=True)
+            shards = _Decoded(self._shards, decoded)
+
+            def shuffle() -> None:
+                made[:] = [_BlockMaker(shards, batch_size=batch_size, pool=pool).block(part)]
+
+            yield StageWork(name="shuffle", samples=window.rows, parallelism=THREADS, run=shuffle)
+
     def _windows(self, epoch: int, seed: int, worker: int, workers: int) -> list[Window]:
         return shuffled_windows(
             self._shards.group_rows,
@@ -188,10 +215,41 @@ def _from_row(windows: list[Window], first_row: int) -> Iterator[_Part]:
             yield _Part(window=window, skipped=skipped, is_last=number == len(windows) - 1)
 
 
+class _Shards(Protocol):
+    """What a block is made of."""
+
+    columns: tuple[Column, ...]
+    group_rows: NDArray[np.int64]
+
+    def read(
+        self, groups: NDArray[np.int64], *, pool: Executor, take: Callable[[int, pa.Table], None]
+    ) -> None:
+        """As `TableShards.read`."""
+        ...
+
+
+class _Decoded:
+    """Row groups of a window that have been read: what comes after can be run alone."""
+
+    def __init__(self, shards: TableShards, tables: Mapping[int, pa.Table]) -> None:
+        self.columns, self.group_rows = shards.columns, shards.group_rows
+        self._tables = tables
+
+    def read(
+        self,
+        groups: NDArray[np.int64],  # noqa: ARG002 - as TableShards has it
+        *,
+        pool: Executor,
+        take: Callable[[int, pa.Table], None],
+    ) -> None:
+        """Hand them over as `TableShards.read` does."""
+        list(pool.map(take, self._tables.keys(), self._tables.values()))
+
+
 class _BlockMaker:
     """Makes windows into blocks of whole batches, in turn."""
 
-    def __init__(self, shards: TableShards, *, batch_size: int, pool: Executor) -> None:
+    def __init__(self, shards: _Shards, *, batch_size: int, pool: Executor) -> None:
         self._shards, self._batch_size, self._pool = shards, batch_size, pool
         self._left = {column.name: no_rows(column) for column in shards.columns}
         self._left_rows = 0
