@@ -2,6 +2,8 @@
 
 import inspect
 import random
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,16 +11,39 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from digit_files import write_digits
 from keras import layers
 from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_digits
+
+SIDE = 256
+"""Height and width of a file, pixels; a camera's would be larger still."""
+
+SIZE = 48
+"""Height and width that the network sees, pixels."""
+
+
+def write_digits(folder: Path) -> None:
+    """Write 1,438 files for training and 359 for evaluation: folder/<split>/<digit>/<number>.jpg."""
+    digits = load_digits()
+    # Under another name until all are there: a folder that is there is whole.
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for number, (image, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
+            split = "eval" if number % 5 == 4 else "train"
+            path = made / split / str(digit) / f"{number:04d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # scikit-learn's grey levels run from 0 to 16.
+            grey = Image.fromarray(np.round(image * (255 / 16)).astype(np.uint8))
+            grey.resize((SIDE, SIDE), Image.Resampling.BICUBIC).convert("RGB").save(path)
+        made.rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
 
 IMAGES = Path(inspect.getfile(write_digits)).parent / "data"
 """Beside this file. `__file__` would make all that lies there count as code of the experiment, and what
 lies there is made by `write_digits`, which counts already."""
-
-SIZE = 48
-"""Height and width that the network sees, pixels."""
 
 
 def dataset(split: str) -> "tf.data.Dataset[Any]":

@@ -45,7 +45,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Chai
     folder = tmp_path_factory.mktemp("recipe") / "naive"
     ignored = shutil.ignore_patterns("runs", "models", "data", "__pycache__")
     shutil.copytree(RECIPE, folder, ignore=ignored)
-    experiment = load_experiment(folder, overrides=["train.epochs=4"])
+    experiment = load_experiment(folder, overrides=["train.epochs=3"])
     return experiment, run_chain(experiment, Silent())
 
 
