@@ -59,6 +59,20 @@ def test_convolutions(layer: layers.Layer, expected: int) -> None:
     assert found.not_counted == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "multiplications"),
+    [
+        ("ResNet50", 3.8e9),  # He et al., arXiv:1512.03385, table 1
+        ("MobileNetV2", 300e6),  # Sandler et al., arXiv:1801.04381, table 4
+    ],
+)
+def test_networks_count_what_their_authors_say(name: str, multiplications: float) -> None:
+    found = count_flops(getattr(keras.applications, name)(weights=None), batch_size=1)
+
+    assert found.forward_per_sample == pytest.approx(2 * multiplications, rel=0.02)
+    assert found.not_counted == ()
+
+
 def test_convolutions_of_other_dimensions() -> None:
     assert counted((20, 3), layers.Conv1D(4, 5)).in_convolutions == 16 * 4 * 2 * 5 * 3
     assert counted((6, 6, 6, 2), layers.Conv3D(4, 3)).in_convolutions == 4**3 * 4 * 2 * 27 * 2
