@@ -42,6 +42,7 @@ from stoker.train.parameter_server.run import ParameterServerResult
 from stoker.train.remat import rematerialise
 from stoker.train.strategy import Distribution, make_distribution
 from stoker.train.surroundings import Progress, Surroundings, TrainResult
+from stoker.train.threads import apply_threads
 from stoker.train.watch.labels import vocabulary_terms
 from stoker.train.watch.progress_line import ProgressLine
 from stoker.train.watch.watch import Unwatched, Watched
@@ -85,7 +86,7 @@ def train(context: Context, folder: Path) -> Trained:
     cluster = read_tf_config(os.environ)
     devices = find_devices()
     resolved = resolve_once(folder, settings, resolve_here(context, transform, devices, cluster))
-    service = _service(experiment, resolved)
+    service = service_of(experiment, resolved)
     identity = training_identity(context, resolved)
     place: Distribution | Connection
     if resolved.strategy == "parameter_server" and cluster is not None:
@@ -97,7 +98,7 @@ def train(context: Context, folder: Path) -> Trained:
         if isinstance(place, Distribution):
             handshake(place, identity)
         dataset, built = open_and_build(context, transform, place)
-        listed = _callbacks(experiment)
+        listed = callbacks_of(experiment)
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
         with _writing(place, folder) as (writer, board):
             around = Surroundings(
@@ -158,6 +159,7 @@ def begin_process(settings: TrainConfig, resolved: ResolvedTraining) -> Distribu
 
 def _begin(settings: TrainConfig, resolved: ResolvedTraining, reach: Callable[[], Place]) -> Place:
     apply_memory(settings.memory)
+    apply_threads(settings)
     apply_tf32(on=settings.tf32)
     place = reach()
     prepare_process(
@@ -240,7 +242,12 @@ def _writing(
         writer.close()
 
 
-def _callbacks(experiment: Experiment) -> list[keras.callbacks.Callback]:
+def callbacks_of(experiment: Experiment) -> list[keras.callbacks.Callback]:
+    """The user's callbacks.
+
+    Raises:
+        ConfigError: what is wrong with the function that gives them.
+    """
     named = experiment.train.callbacks
     return load_callbacks(experiment.folder, named)() if named else []
 
@@ -273,8 +280,12 @@ def _watched(board: TensorBoard, context: Context, folder: Path, *, alone: bool)
     return Watched(board, config=config, terms=terms, folder=folder, alone=alone)
 
 
-def _service(experiment: Experiment, resolved: ResolvedTraining) -> ServiceConfig | None:
-    """Who makes the training batches, None where this process does."""
+def service_of(experiment: Experiment, resolved: ResolvedTraining) -> ServiceConfig | None:
+    """Who makes the training batches, None where this process does.
+
+    Raises:
+        ConfigError: a data service cannot do what is asked.
+    """
     if not isinstance(experiment.data, IngestConfig) or experiment.data.service is None:
         return None
     if experiment.train.deterministic:

@@ -42,6 +42,11 @@ _NEEDLESS: dict[type[Any], str] = {
 """What Stoker does itself, and how."""
 
 
+def writes_files(callback: Callback) -> bool:
+    """Whether it is one of Keras's that write files or send reports."""
+    return isinstance(callback, _WRITERS)
+
+
 class Callbacks:
     """The user's callbacks and Keras's History, told by the loop what `fit` would tell them.
 

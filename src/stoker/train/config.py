@@ -24,6 +24,9 @@ ReductionDtype = Literal["float32", "bfloat16", "float16"]
 MOST = 10_000_000
 """Most epochs, rows a batch or steps a call: beyond it a setting is a slip of the keyboard."""
 
+MOST_THREADS = 1024
+"""Most threads of one process: beyond it a setting is a slip of the keyboard."""
+
 BFLOAT16_CAPABILITY = (8, 0)
 """First NVIDIA compute capability whose tensor cores take bfloat16 (Ampere)."""
 
@@ -115,6 +118,13 @@ class TrainConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """What of the GPUs TensorFlow may take."""
 
+    intra_op_threads: int | None = None
+    """Threads that one operation may compute on, on the CPU. null: TensorFlow's own choice, all
+    cores."""
+
+    inter_op_threads: int | None = None
+    """Operations that run at once on the CPU. null: TensorFlow's own choice, as many as cores."""
+
     remat: tuple[str, ...] = ()
     """Layers, by name or pattern (`block*`), whose activations are computed again in the backward
     pass instead of being kept."""
@@ -149,6 +159,10 @@ class TrainConfig:
         ) | {"nan_budget": 0, "max_restarts": 0}
         for name, least_value in least.items():
             _require_count(name, getattr(self, name), least=least_value)
+        for name in ("intra_op_threads", "inter_op_threads"):
+            threads = getattr(self, name)
+            if threads is not None and not 1 <= threads <= MOST_THREADS:
+                raise ConfigError(f"train.{name} must be from 1 to {MOST_THREADS:,}", got=threads)
         if not 0 <= self.seed < 2**31:
             raise ConfigError("train.seed must be from 0 to 2**31 - 1", got=self.seed)
         if not self.monitor.startswith("val_"):

@@ -29,7 +29,7 @@ def as_own_code_needs(
         model: The compiled model.
         callbacks: The user's.
     """
-    listening = [c for c in callbacks if _hears_every_step(c)]
+    listening = [c for c in callbacks if hears_every_step(c)]
     if config.steps_per_call == "auto" and listening:
         name = type(listening[0]).__name__
         why = resolved.why | {"steps_per_call": f"{name} has a hook for batches"}
@@ -55,6 +55,7 @@ def require_label_of_each_output(model: keras.Model, labels: Collection[str]) ->
         require_labels(labels, names)
 
 
-def _hears_every_step(callback: keras.callbacks.Callback) -> bool:
+def hears_every_step(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback of the user's has to be told of each step of training."""
     hooks = [hook for hook in STEP_HOOKS if hook.startswith("on_train")]
     return any(hears(callback, hook) for hook in hooks) and wants_every_step(callback)

@@ -84,6 +84,17 @@ class Opened:
     """Where the run goes on, or begins."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resident:
+    """The compiled step on a batch in memory."""
+
+    take: Callable[[int], None]
+    """Takes so many steps, and returns when they have ended."""
+
+    state: TrainingState
+    """Every variable that they change."""
+
+
 def open_run(
     dataset: AnyDataset,
     transform: AnyTransform,
@@ -267,6 +278,40 @@ class Run:
         with self.distribution.strategy.scope():
             return measure_ceiling(run_resident, sample, state=self._state, steps=together)
 
+    @property
+    def last_ceiling_s(self) -> float:
+        """What `ceiling_s` last said."""
+        return self._ceiling_s
+
+    @property
+    def sample(self) -> Any:
+        """The element of one step that is kept in memory."""
+        return self._sample
+
+    def resident(self) -> Resident:
+        """The compiled step on one batch in memory, to be timed by others."""
+        sample = handed(self._sample, self.distribution)
+        run_resident = make_run_resident(self._step, sample)
+        scope = self.distribution.strategy.scope
+
+        def take(steps: int) -> None:
+            with scope():
+                run_resident(sample, tf.constant(steps, tf.int64)).numpy()
+
+        take(1)
+        return Resident(take=take, state=self._state)
+
+    def call_at_most(self, seconds: float) -> None:
+        """Make calls shorter that would take longer than that."""
+        most = max(1, int(seconds / max(self._ceiling_s, 1e-9)))
+        if most < self.resolved.steps_per_call:
+            self.resolved = replace(self.resolved, steps_per_call=most)
+            self._compile()
+
+    def pass_over_epoch(self) -> None:
+        """Go on with the next epoch without validating this one."""
+        self.position.validated, self._in_epoch = True, False
+
     def calls(self, position: Position | None = None) -> Calls:
         """The calls from where the run stands, or from another position, to its end."""
         position = position or self.position
@@ -426,7 +471,12 @@ class Run:
             self._state.capture()
         found = newest_good(self.around.checkpoints)
         if found is None:
-            raise RuntimeError("a run begins with a checkpoint")
+            # Of one that is only measured nothing is saved.
+            raise UserError(
+                "steps that are measured must give finite numbers, and fit in memory",
+                got=Plain(f"one of those after step {self.position.step} does not"),
+                fix="`stoker train` finds the step and the layer.",
+            )
         position = self.position
         before = Position.from_json(found.facts["position"])
         decided = {

@@ -14,6 +14,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.user_code import first_line
 from stoker.train.config import StrategyName, TrainConfig
 from stoker.train.memory import apply_memory
+from stoker.train.threads import apply_threads
 
 _LOG = logging.getLogger(__name__)
 
@@ -107,11 +108,13 @@ def claim_devices(config: TrainConfig) -> None:
     """Tell TensorFlow how its devices are to be used, before a stage makes it look at them.
 
     Args:
-        config: The section `train`, of which memory and the number of replicas are taken. What
+        config: The section `train`, of which memory, threads and the number of replicas are taken. What
             comes too late here is an error of the training itself, where there is any.
     """
     with suppress(ConfigError):
         apply_memory(config.memory)
+    with suppress(ConfigError):
+        apply_threads(config)
     cuts = config.strategy in ("auto", "mirrored", "multi_worker") and config.replicas != "auto"
     if cuts and not tf.config.list_physical_devices("GPU"):
         with suppress(ConfigError):

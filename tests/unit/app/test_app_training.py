@@ -12,7 +12,7 @@ from stoker.app.experiment import load_experiment
 from stoker.app.resolution import resolve_once
 from stoker.app.step_errors import steps_are_the_users
 from stoker.app.train_folder import CHECKPOINTS
-from stoker.app.training import _service
+from stoker.app.training import service_of
 from stoker.core.errors import ConfigError, UserError
 from stoker.train.config import ResolvedTraining, TrainConfig
 
@@ -66,9 +66,9 @@ def test_a_data_service_is_refused_to_several_workers_that_reduce(tmp_path: Path
     experiment = load_experiment(tmp_path)
 
     with pytest.raises(ConfigError, match=r"multi_worker needs the local feed"):
-        _service(experiment, replace(RESOLVED, strategy="multi_worker", workers=2, replicas=2))
+        service_of(experiment, replace(RESOLVED, strategy="multi_worker", workers=2, replicas=2))
     for strategy in ("one_device", "parameter_server"):
-        assert _service(experiment, replace(RESOLVED, strategy=strategy)) is not None
+        assert service_of(experiment, replace(RESOLVED, strategy=strategy)) is not None
 
 
 @pytest.mark.parametrize("began", ["one_device", "parameter_server"])

@@ -1,0 +1,415 @@
+"""Measure a training without training: windows of its step, of its calls and of its input.
+
+One iterator serves all windows, so one pipeline is alive at a time. What a window changes of the
+model is put back, nothing is validated, and no checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from stoker.data.feed.calls import Calls
+from stoker.data.feed.dataset_stages import dataset_stages
+from stoker.data.feed.pipeline import Feed
+from stoker.data.feed.stages import StageCost, measure_stages
+from stoker.data.own.features import AnyTransform
+from stoker.data.own.feed import OwnFeed
+from stoker.data.own.opening import AnyDataset
+from stoker.train.busy import BusyReport
+from stoker.train.checkpoints.cadence import LEAST_EVERY_S, MOST_EVERY_S
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.model import BuiltModel
+from stoker.train.run import Opened, Run, open_run
+from stoker.train.strategy import Distribution
+from stoker.train.surroundings import Surroundings
+
+Kind = Literal["resident", "called", "real", "input"]
+"""resident: the compiled step on one batch in memory. called: the calls of training on such a batch,
+all of their Python included. real: training as it is. input: batches are taken and thrown away."""
+
+EPOCHS = 1_000_000
+"""Passes that a probe could take: it ends by time."""
+
+LEAD_SHARE = 0.25
+"""Of a window, how long it runs before it is timed: what earlier windows left in buffers is used
+up, and threads are awake."""
+
+LONGEST_CALL_S = 1.0
+"""A call that takes longer is cut into shorter ones, so that windows keep their length."""
+
+IDLE_SHARE, IDLE_POLL_S, IDLE_MOST_S = 0.1, 0.02, 1.0
+"""A window of the step begins when the rest of the process uses less than this share of a core, as
+input that fills its buffers does, or when this has been waited for, seconds."""
+
+EXCHANGES = 10
+"""How often an exchange or a copy is made to be timed."""
+
+STAGE_BATCHES, STAGE_SAMPLES = 32, 256
+"""How much is read of a dataset of the user's own, or of the shards, to know what its stages cost."""
+
+FIRST_PASS_S = 20.0
+"""Longest that a first pass over a dataset of the user's own is awaited, seconds: it may fill a
+cache, and is not what the other passes cost."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """What was seen in a stretch of time."""
+
+    kind: Kind
+    steps: int
+    rows: float
+    wall_s: float
+    wait_s: float
+    """Of it, blocked in `next(iterator)`; of a window of input all."""
+    cpu_s: float
+    """CPU time of the process, all threads."""
+
+    @property
+    def step_s(self) -> float:
+        """Wall time of a step."""
+        return self.wall_s / self.steps
+
+    @property
+    def rows_per_s(self) -> float:
+        """Samples in a second of wall time."""
+        return self.rows / self.wall_s
+
+    @property
+    def cpu_s_per_row(self) -> float:
+        """CPU time of a sample."""
+        return self.cpu_s / self.rows
+
+
+class Probe:
+    """A training that is measured."""
+
+    def __init__(self, run: Run, opened: Opened, *, iterator: Any, element: Any) -> None:
+        """Begin; see `open_probe`."""
+        self.run = run
+        self._feed, self._iterator = opened.feed, iterator
+        self._memory = iter(tf.data.Dataset.from_tensors(element).repeat())
+        self._resident = run.resident()
+        self._take: Any = None
+        self.first_pass_s: float | None = None
+        """Wall time of a dataset's first pass, where one was made to its end."""
+
+    def window(self, kind: Kind, seconds: float) -> Window:
+        """Measure for so long.
+
+        Raises:
+            UserError: a step is not finite, or does not fit in memory.
+        """
+        if kind == "resident":
+            return self._resident_window(seconds)
+        once = {"called": self._called, "real": self._called_real, "input": self._taken}[kind]
+        if kind == "called":
+            _await_idle()
+        self._fill(once, LEAD_SHARE * seconds)
+        window = self._fill(once, seconds, kind=kind)
+        # Another process may be measured next: what fills its buffers would slow it.
+        _await_idle()
+        return window
+
+    def warm_up(self) -> None:
+        """Compile, and make a first pass over a dataset of the user's own, as far as time allows."""
+        self.run.ceiling_s()
+        for _ in range(3):
+            self._called_real()
+        feed, position = self._feed, self.run.position
+        if not isinstance(feed, OwnFeed):
+            return
+        begun_s = time.monotonic()
+        while position.step < position.per_epoch:
+            self._taken()
+            if time.monotonic() - begun_s > FIRST_PASS_S:
+                return
+        self.first_pass_s = time.monotonic() - begun_s
+
+    def spans(self, calls: int) -> list[dict[str, Any]]:
+        """Some calls of training, one after the other.
+
+        Returns:
+            Begin and end of each, seconds from the first, its steps, and how long of it was waited
+            for input.
+        """
+        found, zero_s = [], time.monotonic()
+        for _ in range(calls):
+            begun_s = time.monotonic() - zero_s
+            steps, rows, wait_s = self._called_real()
+            found.append(
+                {"begin_s": begun_s, "end_s": time.monotonic() - zero_s, "wait_s": wait_s}
+                | {"steps": steps, "rows": rows}
+            )
+        return found
+
+    def stages(self) -> tuple[StageCost, ...]:
+        """What each stage of the input costs; none where samples lie ready, or are made elsewhere."""
+        feed, run = self._feed, self.run
+        if isinstance(feed, OwnFeed):
+            with feed.shuffled(_first_of(run.calls())) as batches:
+                # Where a pass ends, TensorFlow's model forgets the generator that has ended.
+                most = max(1, run.position.per_epoch // 2)
+                return dataset_stages(batches, elements=min(STAGE_BATCHES, most))
+        if not isinstance(feed, Feed) or feed.keeps_features:
+            return ()
+        size = run.resolved.global_batch
+        return measure_stages(feed, batch_size=size, samples=STAGE_SAMPLES)
+
+    def checkpoint_s(self) -> float:
+        """What a checkpoint holds the step up for, by step at the rate of the settings, seconds.
+
+        Its writing goes on beside the step and is not in it.
+        """
+        state, config = self._resident.state, self.run.config.checkpoint
+        state.capture()
+        begun_s = time.monotonic()
+        state.capture()
+        copy_s, step_s = time.monotonic() - begun_s, self.run.last_ceiling_s
+        if config.every_steps is not None:
+            return copy_s / config.every_steps
+        by_cost_s = min(MOST_EVERY_S, max(LEAST_EVERY_S, copy_s / config.max_overhead))
+        every_s = by_cost_s if config.every_s == "auto" else config.every_s
+        return copy_s * step_s / every_s
+
+    def communication_s(self) -> float:
+        """What summing gradients over the replicas takes of a step, seconds; measured alone."""
+        strategy, model = self.run.distribution.strategy, self.run.built.model
+        if self.run.distribution.replicas == 1:
+            return 0.0
+        dtype = self.run.config.reduction_dtype
+
+        def exchanged() -> Any:
+            context = tf.distribute.get_replica_context()
+            gradients = [tf.zeros(v.shape, dtype) for v in model.trainable_variables]
+            return tf.add_n(
+                [
+                    tf.cast(tf.reduce_max(summed), tf.float32)
+                    for summed in context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+                ]
+            )
+
+        exchange = tf.function(lambda: strategy.run(exchanged))
+        exchange()
+        begun_s = time.monotonic()
+        for _ in range(EXCHANGES):
+            tf.nest.map_structure(
+                lambda one: one.numpy(), strategy.experimental_local_results(exchange())
+            )
+        return (time.monotonic() - begun_s) / EXCHANGES
+
+    def transfer_s(self) -> float:
+        """What copying a batch to the first GPU takes, seconds; 0 without a GPU."""
+        if not tf.config.list_logical_devices("GPU"):
+            return 0.0
+        with tf.device("CPU:0"):
+            batch = tf.nest.map_structure(tf.identity, self.run.sample)
+        copies = []
+        begun_s = time.monotonic()
+        for _ in range(EXCHANGES):
+            with tf.device("GPU:0"):
+                copies = [tf.identity(part) for part in tf.nest.flatten(batch)]
+        # Copies of a device end in their order.
+        for copy in copies:
+            copy.numpy()
+        return (time.monotonic() - begun_s) / EXCHANGES
+
+    def _fill(
+        self, once: Callable[[], tuple[int, float, float]], seconds: float, *, kind: Kind = "real"
+    ) -> Window:
+        steps, rows, wait_s = 0, 0.0, 0.0
+        cpu_s, begun_s = time.process_time(), time.monotonic()
+        while steps == 0 or time.monotonic() - begun_s < seconds:
+            more = once()
+            steps, rows, wait_s = steps + more[0], rows + more[1], wait_s + more[2]
+        wall_s = time.monotonic() - begun_s
+        return Window(
+            kind=kind,
+            steps=steps,
+            rows=rows,
+            wall_s=wall_s,
+            wait_s=wall_s if kind == "input" else wait_s,
+            cpu_s=time.process_time() - cpu_s,
+        )
+
+    def _resident_window(self, seconds: float) -> Window:
+        _await_idle()
+        steps = max(1, int(seconds / max(self.run.last_ceiling_s, 1e-9)))
+        saved = self._resident.state.capture()
+        try:
+            cpu_s, begun_s = time.process_time(), time.monotonic()
+            self._resident.take(steps)
+            wall_s = time.monotonic() - begun_s
+            cpu_s = time.process_time() - cpu_s
+        finally:
+            self._resident.state.restore(saved)
+        rows = steps * self.run.rows_a_step
+        return Window(
+            kind="resident", steps=steps, rows=rows, wall_s=wall_s, wait_s=0.0, cpu_s=cpu_s
+        )
+
+    def _called_real(self) -> tuple[int, float, float]:
+        return self._one_call(self._iterator)
+
+    def _called(self) -> tuple[int, float, float]:
+        """A call on the batch in memory, from where every call of full length begins."""
+        position = self.run.position
+        before, validated = position.step, position.validated
+        position.step, position.validated = 0, True
+        try:
+            return self._one_call(self._memory)
+        finally:
+            position.step, position.validated = before, validated
+
+    def _one_call(self, iterator: Any) -> tuple[int, float, float]:
+        run, position = self.run, self.run.position
+        before = (position.step, position.timing.rows, position.timing.wait_s)
+        run.begin_epoch()
+        run.one_call(iterator)
+        steps = position.step - before[0]
+        if not position.validated:
+            run.pass_over_epoch()
+        timing = position.timing
+        return steps, timing.rows - before[1], timing.wait_s - before[2]
+
+    def _taken(self) -> tuple[int, float, float]:
+        """Batches of a call, taken by the graph as the step does it."""
+        if self._take is None:
+            self._take = _take_some
+        position, whole = self.run.position, self._feed.whole_calls
+        planned = position.next_steps(self.run.resolved.steps_per_call)
+        rows = self._take(self._iterator, tf.constant(1 if whole else planned, tf.int64))
+        position.step += planned
+        if not position.validated or position.step % position.per_epoch == 0:
+            self.run.pass_over_epoch()
+        return planned, float(rows), 0.0
+
+
+@contextmanager
+def open_measured(
+    built: BuiltModel,
+    dataset: AnyDataset,
+    transform: AnyTransform,
+    *,
+    config: TrainConfig,
+    resolved: ResolvedTraining,
+    distribution: Distribution,
+    around: Surroundings,
+) -> Iterator[tuple[Run, Opened]]:
+    """Open the data and compile the step of a run that saves nothing and has no end.
+
+    Args:
+        built: The user's compiled model, built in the strategy's scope.
+        dataset: With the splits `train` and `eval`.
+        transform: What turns raw columns into features and label.
+        config: The user's `train` section; its epochs do not count.
+        resolved: What its `auto`s became.
+        distribution: One process's.
+        around: The rest; nothing is written to its checkpoints.
+
+    Raises:
+        UserError: what would have ended training.
+    """
+    config = replace(config, epochs=EPOCHS, on_oom="stop")
+    opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
+    run = Run(
+        built,
+        (opened.feed, opened.held_out),
+        opened.position,
+        config=config,
+        resolved=_calls_of_an_epoch(resolved, opened),
+        distribution=distribution,
+        around=around,
+        writer=None,
+    )
+    try:
+        run.begin(None)
+        run.fitting(run.ceiling_s)
+        yield run, opened
+    finally:
+        run.close()
+
+
+@contextmanager
+def open_probe(run: Run, opened: Opened) -> Iterator[Probe]:
+    """Be ready to measure what `open_measured` has opened; calls that are long are made shorter.
+
+    Raises:
+        UserError: what would have ended training.
+    """
+    run.call_at_most(LONGEST_CALL_S)
+    with ExitStack() as at_end:
+        batches = at_end.enter_context(opened.feed.shuffled(run.calls()))
+        with opened.feed.shuffled(_first_of(run.calls())) as first:
+            element = next(iter(first))
+        probe = Probe(run, opened, iterator=run.iterator(batches), element=element)
+        probe.warm_up()
+        yield probe
+
+
+def train_for(run: Run, opened: Opened, *, steps: int) -> None:
+    """Train for some steps; their losses go to the run's writer, a mean for each call.
+
+    Raises:
+        UserError: what would have ended training, e.g. a step that is not finite.
+    """
+    with opened.feed.shuffled(run.calls()) as batches:
+        iterator = run.iterator(batches)
+        while run.position.step < steps:
+            run.begin_epoch()
+            run.one_call(iterator)
+            if not run.position.validated:
+                run.pass_over_epoch()
+
+
+def busy_of(resident: Window, real: Window) -> BusyReport:
+    """U and W of two windows that lie beside each other."""
+    return BusyReport(
+        ceiling_step_s=resident.step_s,
+        ceiling_rows=resident.rows / resident.steps,
+        real_step_s=real.step_s,
+        real_rows=real.rows / real.steps,
+        input_wait=min(1.0, real.wait_s / real.wall_s),
+    )
+
+
+@tf.function(reduce_retracing=True)
+def _take_some(iterator: Any, elements: tf.Tensor) -> tf.Tensor:
+    """Rows of so many elements, of which nothing else is done."""
+    rows, done = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+    while done < elements:
+        tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+        element = next(iterator)
+        first = tf.nest.flatten(element)[0]
+        if isinstance(first, tf.RaggedTensor):
+            rows += first.nrows(tf.int64)
+        else:
+            rows += tf.shape(first, tf.int64)[0]
+        done += 1
+    return rows
+
+
+def _calls_of_an_epoch(resolved: ResolvedTraining, opened: Opened) -> ResolvedTraining:
+    """No call has more steps than an epoch."""
+    most = max(1, opened.position.per_epoch)
+    return replace(resolved, steps_per_call=min(resolved.steps_per_call, most))
+
+
+def _first_of(calls: Calls) -> Calls:
+    return replace(calls, first=0, skipped_steps=0)
+
+
+def _await_idle() -> None:
+    """Let the input fill its buffers first: it would take the CPU from what is measured."""
+    end_s = time.monotonic() + IDLE_MOST_S
+    while time.monotonic() < end_s:
+        cpu_s, begun_s = time.process_time(), time.monotonic()
+        time.sleep(IDLE_POLL_S)  # how long is looked at
+        if time.process_time() - cpu_s < IDLE_SHARE * (time.monotonic() - begun_s):
+            return
