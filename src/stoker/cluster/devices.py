@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pynvml
 
@@ -46,6 +49,25 @@ def find_devices() -> Devices:
     """Look at this machine; a missing or broken GPU driver means no GPU."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Devices(cpu_cores=_usable_cores(), memory_bytes=pages, gpus=_find_gpus())
+
+
+def cpu_name() -> str:
+    """The maker's name of the CPU, as Linux tells it; the architecture's where it tells none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def hardware(devices: Devices) -> dict[str, Any]:
+    """What decides how fast something runs here, JSON values: two machines alike give the same."""
+    return {
+        "cpu": cpu_name(),
+        "cores": devices.cpu_cores,
+        "gpus": [gpu.name for gpu in devices.gpus],
+    }
 
 
 def _usable_cores() -> int:

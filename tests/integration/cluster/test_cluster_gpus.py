@@ -64,6 +64,7 @@ def test_what_the_driver_says_of_its_gpus_is_told(driver: Path) -> None:
     assert (well["slowed_by"], unwell["slowed_by"]) == ([], ["power limit"])
     assert (unwell["power_w"], unwell["power_limit_w"]) == (350, 350)
     assert (unwell["clock_mhz"], unwell["clock_most_mhz"]) == (1200, 1980)
+    assert (well["utilization"], unwell["utilization"]) == (0.0, 0.93)
     assert (unwell["pcie_width"], unwell["pcie_most_width"]) == (4, 16)
     assert (unwell["mig"], unwell["numa_node"]) == (None, None)
     assert well["processes"] == []

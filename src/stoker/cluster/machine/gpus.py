@@ -92,6 +92,9 @@ class GpuState:
     """Of its multiprocessors, now."""
 
     clock_most_mhz: int | None = None
+    utilization: float | None = None
+    """Share of the last moments in which a kernel ran, however few multiprocessors it kept busy."""
+
     pcie_width: int | None = None
     """Lanes in use."""
 
@@ -204,6 +207,7 @@ def _state(index: int, handle: Any) -> GpuState:
         clock_most_mhz=_told(
             lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
         ),
+        utilization=_told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
         pcie_width=_told(lambda: pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
         pcie_most_width=_told(lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
         mig=_told(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE),
