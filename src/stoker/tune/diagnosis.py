@@ -1,0 +1,93 @@
+"""What a training waits for, by name and in plain words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.tune.compare import Gain
+from stoker.tune.profile import Profile
+
+Bottleneck = Literal["input", "python", "precision", "communication", "none"]
+"""none: the device computes nearly all of the time, and in a precision that suits it."""
+
+GOAL = 0.95
+"""Busy fraction that is aimed at."""
+
+HEALTHY = 0.90
+"""From this busy fraction on nothing is called a bottleneck: what is left is within the noise of a
+machine that others use too."""
+
+PRECISION_GAIN = 1.3
+"""How much faster the same step must be in another precision to be named: such a gap is no noise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """What is wrong, and what can be done."""
+
+    bottleneck: Bottleneck
+    text: str
+    """Two sentences for a person: what was seen, what helps."""
+
+
+def diagnose(profile: Profile, *, other_precision: tuple[str, Gain] | None = None) -> Diagnosis:
+    """Name the bottleneck.
+
+    Args:
+        profile: What was measured.
+        other_precision: Another precision, and how much faster the step in memory is in it.
+    """
+    shares, split = profile.split.shares(), profile.split
+    idle = {
+        # What the input does on the step's cores is the input's as much as what is waited for.
+        "input": shares["input_wait"] + shares["rest"],
+        "python": shares["python"] + shares["checkpoint"],
+        "communication": shares["communication"],
+    }
+    worst = max(idle, key=lambda name: idle[name])
+    if profile.busy_fraction >= HEALTHY and idle["communication"] < 1 - HEALTHY:
+        return _of_the_step(profile, other_precision)
+    if worst == "input":
+        cores = profile.input_cpu_s_per_sample * profile.rows_a_step / split.compute_s
+        return Diagnosis(
+            bottleneck="input",
+            text=f"The input is the bottleneck: the device computes {profile.busy_fraction:.0%} of "
+            f"the time; it waits for batches {shares['input_wait']:.0%} of it, and "
+            f"{shares['rest']:.0%} is lost to the input's work beside the step. A batch costs "
+            f"{1e3 * profile.input_cpu_s_per_sample * profile.rows_a_step:.3g} ms of CPU, a step "
+            f"{1e3 * split.compute_s:.3g} ms: {cores:.2g} cores would have to work on the input "
+            "alone. Make samples cheaper (cache, store them smaller, batch before mapping), or "
+            "make them elsewhere (data.service).",
+        )
+    if worst == "python":
+        return Diagnosis(
+            bottleneck="python",
+            text=f"Python is the bottleneck: between two steps of "
+            f"{1e3 * split.compute_s:.3g} ms it takes {1e3 * split.python_s:.3g} ms. Run more "
+            f"steps in one call (train.steps_per_call, now {profile.steps_per_call}); a callback "
+            "that is told of each batch forbids that.",
+        )
+    return Diagnosis(
+        bottleneck="communication",
+        text=f"The exchange of gradients is the bottleneck: {1e3 * split.communication_s:.3g} ms of "
+        f"a step of {1e3 * split.step_s:.3g} ms. Accumulate (train.accumulate), send less "
+        "(train.reduction_dtype: bfloat16), or give each replica more samples.",
+    )
+
+
+def _of_the_step(profile: Profile, other: tuple[str, Gain] | None) -> Diagnosis:
+    busy = f"The device computes {min(1.0, profile.busy_fraction):.0%} of the time"
+    if other is not None and other[1].low > PRECISION_GAIN:
+        precision, gain = other
+        return Diagnosis(
+            bottleneck="precision",
+            text=f"The precision is the bottleneck: {busy[0].lower()}{busy[1:]}, but the same step "
+            f"in {precision} is {gain.shown()} as fast here. Set train.precision: {precision}, and "
+            "look at the loss.",
+        )
+    return Diagnosis(
+        bottleneck="none",
+        text=f"Healthy: {busy[0].lower()}{busy[1:]}. What makes the step itself faster is more "
+        "computing power, or less to compute.",
+    )

@@ -1,0 +1,104 @@
+"""Every sample that a tuning took, and every decision, in the order in which they came.
+
+A line of JSON an event, on the disk before what it says is acted upon: a tuning that is killed leaves
+what it knew, and each decision can be made again from what it was made of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stoker.core.errors import DataError
+from stoker.tune.compare import gain_of, threshold_of
+from stoker.tune.parity import parity_of
+
+
+class Ledger:
+    """A file of events that only grows."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin it.
+
+        Raises:
+            FileExistsError: there is one already.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = path.open("x", encoding="utf-8")
+
+    def write(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Add an event, and wait until it is on the disk."""
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._file.write(json.dumps({"event": event, "at": at} | dict(facts)) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """No event follows."""
+        self._file.close()
+
+
+def events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a ledger; a last line that was cut by a kill is left out.
+
+    Raises:
+        DataError: a line that is not the last is no JSON.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):
+                return
+            raise DataError(f"{path}:{number} must be JSON", got=line[:80]) from None
+        yield found
+
+
+def replay(path: Path) -> list[dict[str, Any]]:
+    """Decide again from the samples of a ledger: each decision that is not what was decided then.
+
+    Returns:
+        Lever, what was decided, and what follows from the samples; empty where all agree.
+    """
+    threshold, differing = 1.0, []
+    for event in events(path):
+        if event["event"] == "noise":
+            threshold = threshold_of(gain_of([tuple(pair) for pair in event["pairs"]]))
+        if event["event"] == "decision" and event.get("pairs"):
+            found = decide(event, threshold=threshold)
+            if found != event["decision"]:
+                differing.append(
+                    {"lever": event["lever"], "decided": event["decision"], "follows": found}
+                )
+    return differing
+
+
+def decide(event: Mapping[str, Any], *, threshold: float) -> str:
+    """What follows from the samples of one lever: `kept`, `reverted` or `proposed`.
+
+    Args:
+        event: With `pairs` of speeds; `input_pairs`, where the input's CPU time decides; `curves`
+            of both settings, where it changes numbers; and `only_proposed`.
+        threshold: The least ratio that counts.
+    """
+    speed = gain_of([tuple(pair) for pair in event["pairs"]])
+    if event.get("input_pairs"):
+        cheaper = gain_of([tuple(pair) for pair in event["input_pairs"]])
+        # It must not be slower for it, e.g. by reading more from a slow disk.
+        helps = cheaper.low > threshold and speed.high > 1.0 / threshold
+    else:
+        helps = speed.low > threshold
+    if not helps:
+        return "reverted"
+    if event.get("only_proposed"):
+        return "proposed"
+    curves = event.get("curves")
+    if curves is not None and not parity_of(curves[0], curves[1]).alike:
+        return "proposed"
+    return "kept"

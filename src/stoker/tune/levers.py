@@ -1,0 +1,215 @@
+"""What can be changed about a training so that it is faster, in the order in which it is tried.
+
+A lever stands before those that depend on it: what is done to the input decides whether the step is
+what is waited for, the number of steps in a call how much of a step is Python, and the precision
+whether XLA helps. It is applied by settings of `stoker.yaml`, so that it can be written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Part = Literal["input", "python", "step"]
+"""Where a step's time goes, and which levers shorten it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lever:
+    """A change of settings, and how it is judged."""
+
+    name: str
+    """For a person: `ten steps a call`."""
+
+    settings: Mapping[str, Any]
+    """Dotted names of `stoker.yaml` -> values."""
+
+    part: Part
+    """Of the step's time, what it shortens."""
+
+    changes_numbers: bool = False
+    """The loss curve has to be looked at before it is kept."""
+
+    only_proposed: bool = False
+    """It is another training: whoever owns the model decides, with the gain before their eyes."""
+
+    why: str
+    """What it does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Situation:
+    """What the levers depend on."""
+
+    own_dataset: bool
+    """The data is a `tf.data.Dataset` of the user's."""
+
+    passes_agree: bool
+    """Two passes over it begin with the same bytes, so that one may stand for all."""
+
+    image_store: str | None
+    """How images lie in the shards; None without images."""
+
+    string_features: bool
+    """XLA has no strings."""
+
+    gpus: int
+    cores: int
+    """That this process may use."""
+
+    intra_op_threads: int | None
+    replicas: int
+    reduction_dtype: str
+    bfloat16: bool
+    """The GPUs multiply bfloat16."""
+
+    precision: str
+    xla: bool
+    steps_per_call: int
+    per_epoch: int
+    batch_size: int
+    batch_is_set: bool
+    """Whether a setting decides it: not with a dataset of the user's own."""
+
+    accumulate: int
+    cached: bool
+    """`data.pipeline.cache` is in use."""
+
+
+CALL_LENGTHS = (10, 50)
+"""Steps of a call that are tried; of a shorter epoch all of its steps."""
+
+
+def levers(situation: Situation) -> list[Lever]:
+    """All that make sense, in their order."""
+    return [
+        *_input(situation),
+        *_python(situation),
+        *_step(situation),
+        *_exchange(situation),
+        *_threads(situation),
+        *_batch(situation),
+    ]
+
+
+def _input(situation: Situation) -> Iterator[Lever]:
+    if situation.own_dataset and situation.passes_agree and not situation.cached:
+        yield Lever(
+            name="keep the dataset's first pass in memory",
+            settings={"data.pipeline.cache": "memory"},
+            part="input",
+            why="later passes read what the first one made",
+        )
+    if situation.image_store == "original":
+        for store, what in (
+            ("resized", "store images near the size that is trained on"),
+            ("raw", "store images decoded"),
+        ):
+            yield Lever(
+                name=what,
+                settings={"data.images.store": store},
+                part="input",
+                changes_numbers=True,
+                why="less is decoded for each sample",
+            )
+    if situation.image_store == "resized":
+        yield Lever(
+            name="store images decoded",
+            settings={"data.images.store": "raw"},
+            part="input",
+            changes_numbers=True,
+            why="nothing is decoded for a sample",
+        )
+
+
+def _python(situation: Situation) -> Iterator[Lever]:
+    for length in sorted({min(length, situation.per_epoch) for length in CALL_LENGTHS}):
+        if situation.steps_per_call < length:
+            yield Lever(
+                name=f"{length} steps a call",
+                settings={"train.steps_per_call": length},
+                part="python",
+                why="Python is run once a call",
+            )
+
+
+def _step(situation: Situation) -> Iterator[Lever]:
+    other = other_precision(situation)
+    yield Lever(
+        name=f"precision {other}",
+        settings={"train.precision": other},
+        part="step",
+        changes_numbers=True,
+        why="products of matrices in fewer bits move half the bytes"
+        if other != "float32"
+        else "this device computes float32 faster than what was asked for",
+    )
+    if not situation.string_features:
+        yield Lever(
+            name="no XLA" if situation.xla else "XLA",
+            settings={"train.xla": not situation.xla},
+            part="step",
+            changes_numbers=True,
+            why="operations are fused"
+            if not situation.xla
+            else "TensorFlow's own kernels are tried",
+        )
+
+
+def _exchange(situation: Situation) -> Iterator[Lever]:
+    if situation.replicas > 1 and situation.reduction_dtype == "float32":
+        yield Lever(
+            name="gradients sent as bfloat16",
+            settings={"train.reduction_dtype": "bfloat16"},
+            part="step",
+            changes_numbers=True,
+            why="half the bytes go between replicas",
+        )
+
+
+def _threads(situation: Situation) -> Iterator[Lever]:
+    if situation.gpus or situation.cores < 2 or situation.intra_op_threads is not None:
+        return
+    threads = situation.cores // 2
+    yield Lever(
+        name=f"{threads} thread{'s' * (threads > 1)} for an operation",
+        settings={"train.intra_op_threads": threads},
+        part="step",
+        changes_numbers=True,
+        why="small operations are not cut up, and cores are left to the input",
+    )
+
+
+def other_precision(situation: Situation) -> str:
+    """The precision that a step is compared in: float32, or what the device is made for beside it."""
+    if situation.precision != "float32":
+        return "float32"
+    if situation.gpus and not situation.bfloat16:
+        return "mixed_float16"
+    return "mixed_bfloat16"
+
+
+def _batch(situation: Situation) -> Iterator[Lever]:
+    if situation.accumulate > 1:
+        parts = situation.accumulate
+        yield Lever(
+            name="no accumulation: the whole batch in one pass",
+            settings={"train.batch_size": situation.batch_size * parts, "train.accumulate": 1}
+            if situation.batch_is_set
+            else {"train.accumulate": 1},
+            part="step",
+            changes_numbers=True,
+            why="one pass over as many samples",
+        )
+    key = "train.batch_size" if situation.batch_is_set else "data.pipeline.batch_size"
+    for factor in (4,):
+        yield Lever(
+            name=f"{factor} times the batch",
+            settings={key: factor * situation.batch_size},
+            part="step",
+            changes_numbers=True,
+            only_proposed=True,
+            why="more samples for each step's fixed cost; fewer updates an epoch, so the learning "
+            "rate and the epochs are to be chosen again",
+        )

@@ -1,0 +1,185 @@
+"""A trial: a fresh process that measures one setting of an experiment, and is asked what to measure.
+
+It may crash, hang, or run out of memory: that is a result. It never outlives whoever asks it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from stoker.core.files import write_json
+
+FailureKind = Literal["refused", "memory", "crash", "hang", "budget"]
+"""refused: the settings, or the user's code under them. memory: it did not fit. crash: the process
+ended. hang: no answer in time. budget: the tuning's time is over."""
+
+LOG_TAIL_BYTES = 4096
+"""Of what a trial printed, how much is looked at for its last line."""
+
+GRACE_S = 2.0
+"""How long a trial that is asked to end may take, before it is killed."""
+
+
+class TrialFailed(Exception):
+    """A trial gave no measurement, and why."""
+
+    def __init__(self, kind: FailureKind, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind: FailureKind = kind
+        self.text = text
+
+
+class Trial:
+    """One process; `ask` it, and close it."""
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        *,
+        folder: Path,
+        name: str,
+        command: tuple[str, ...] = (sys.executable, "-m", "stoker.app.trial"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            spec: What it is told, JSON values.
+            folder: Takes the file with that, and what it prints.
+            name: Of those files.
+            command: What is run, with the file, two descriptors and this process's id behind it.
+            environment: Beside this process's own.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.json"
+        write_json(path, dict(spec))
+        self.log = folder / f"{name}.log"
+        asks_read, asks_write = os.pipe()
+        answers_read, answers_write = os.pipe()
+        try:
+            with self.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [*command, str(path), str(asks_read), str(answers_write), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(asks_read, answers_write),
+                    start_new_session=True,
+                    env=os.environ | dict(environment or {}),
+                )
+        except BaseException:
+            os.close(asks_write)
+            os.close(answers_read)
+            raise
+        finally:
+            os.close(asks_read)
+            os.close(answers_write)
+        self._asks, self._answers = asks_write, answers_read
+        self._unread = b""
+
+    def __enter__(self) -> Self:
+        """It runs already."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End it, whatever happened."""
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def ask(
+        self,
+        what: str,
+        *,
+        timeout_s: float,
+        told: Callable[[str], None] = lambda _: None,
+        **arguments: Any,
+    ) -> Any:
+        """Ask for something, and wait for the answer.
+
+        Args:
+            what: Its name.
+            timeout_s: Longest wait, seconds.
+            told: Called with what it says meanwhile.
+            arguments: JSON values.
+
+        Raises:
+            TrialFailed: it has no answer.
+        """
+        line = json.dumps({"ask": what, **arguments}) + "\n"
+        try:
+            os.write(self._asks, line.encode())
+        except OSError:
+            raise self._ended() from None
+        end_s = time.monotonic() + timeout_s
+        while True:
+            answer = self._read(end_s, what, timeout_s)
+            if "told" in answer:
+                told(answer["told"])
+                continue
+            if "failed" in answer:
+                raise TrialFailed(answer["failed"], answer["text"])
+            return answer["answer"]
+
+    def _read(self, end_s: float, what: str, timeout_s: float) -> dict[str, Any]:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0 or not selector.select(left_s):
+                    raise TrialFailed("hang", f"no answer to `{what}` in {timeout_s:.0f} s")
+                more = os.read(self._answers, 1 << 16)
+                if not more:
+                    raise self._ended()
+                self._unread += more
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _ended(self) -> TrialFailed:
+        """It is gone, and answered nothing."""
+        try:
+            code = self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            return TrialFailed("crash", "it closed its answers and went on")
+        if code == -signal.SIGKILL:
+            return TrialFailed("memory", "killed by SIGKILL, as Linux does where memory runs out")
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return TrialFailed("crash", f"{how}; {self._last_line() or 'it printed nothing'}")
+
+    def _last_line(self) -> str:
+        with self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+    def close(self) -> None:
+        """End the process, and what it has started."""
+        for descriptor in (self._asks, self._answers):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._asks = self._answers = -1
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

@@ -1,0 +1,160 @@
+"""Where the time of a training's step goes, from windows that were measured side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+Measured = Mapping[str, Any]
+"""A `stoker.train.probe.Window`, JSON values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """A step's wall time, seconds, in parts that add up to it."""
+
+    input_wait_s: float
+    """Blocked in `next(iterator)`."""
+
+    transfer_s: float
+    """Copying batches to the device, where that is told apart: 0 on a CPU."""
+
+    compute_s: float
+    """The compiled step on a batch in memory, exchange between replicas left out."""
+
+    communication_s: float
+    """Exchange of gradients between replicas, where there are several."""
+
+    python_s: float
+    """What a call on a batch in memory takes beside its steps."""
+
+    checkpoint_s: float
+    """What checkpoints of the default rate take from a step."""
+
+    rest_s: float
+    """What is left: above all the input's work on the cores that the step computes on."""
+
+    @property
+    def step_s(self) -> float:
+        """The whole."""
+        return sum(asdict(self).values())
+
+    def shares(self) -> dict[str, float]:
+        """Part -> its share of the step."""
+        return {name.removesuffix("_s"): part / self.step_s for name, part in asdict(self).items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What was measured of a training, and what follows from it by arithmetic."""
+
+    busy_fraction: float
+    """U: T_ceil / T_real by row, the middle of windows run in turn."""
+
+    busy_low: float
+    busy_high: float
+    """The smallest and the largest of those windows."""
+
+    input_wait: float
+    """W: the share of wall time blocked in `next(iterator)`."""
+
+    samples_per_s: float
+    split: Split
+    input_cpu_s_per_sample: float
+    """CPU time that making a sample costs, all threads."""
+
+    process_cpu_s_per_sample: float
+    """CPU time of the whole training by sample."""
+
+    rows_a_step: float
+    per_epoch: int
+    steps_per_call: int
+    turns: list[list[Measured]] = field(default_factory=list)
+    """Pairs of windows, resident and real, in their order."""
+
+    @property
+    def epoch_s(self) -> float:
+        """Wall time of an epoch's steps; validation is not in it."""
+        return self.per_epoch * self.split.step_s
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self) | {
+            "step_s": self.split.step_s,
+            "shares": self.split.shares(),
+            "epoch_s": self.epoch_s,
+        }
+
+
+def profile_of(
+    facts: Mapping[str, Any],
+    *,
+    turns: Sequence[Sequence[Measured]],
+    called: Sequence[Measured],
+    taken: Sequence[Measured],
+    checkpoint_s: float = 0.0,
+    transfer_s: float = 0.0,
+    communication_s: float = 0.0,
+) -> Profile:
+    """Put windows together.
+
+    Args:
+        facts: What `begin` of a trial said.
+        turns: [turns][resident, real] windows.
+        called: Windows of calls on a batch in memory.
+        taken: Windows of input alone.
+        checkpoint_s: Of a step.
+        transfer_s: Of a step.
+        communication_s: Of a step, a part of what the step in memory takes.
+
+    Returns:
+        The profile. Its parts add up to the measured step: noise that would make one negative is
+        taken from the rest.
+    """
+    fractions = [
+        (_step_s(ceiling) / _rows(ceiling)) / (_step_s(real) / _rows(real))
+        for ceiling, real in turns
+    ]
+    ceiling_s = median(_step_s(ceiling) for ceiling, _ in turns)
+    real = [window for _, window in turns]
+    wait = sum(window["wait_s"] for window in real) / sum(window["wall_s"] for window in real)
+    # Of a full step, as the one in memory is: an epoch's last may be shorter.
+    full_s = ceiling_s / median(fractions)
+    call_s = median(_step_s(window) / _rows(window) for window in called) * facts["rows_a_step"]
+    python_s = min(max(0.0, call_s - ceiling_s), max(0.0, full_s - ceiling_s))
+    wait_s = min(wait * full_s, max(0.0, full_s - ceiling_s - python_s))
+    communication_s = min(communication_s, ceiling_s)
+    known_s = ceiling_s + python_s + wait_s + transfer_s + checkpoint_s
+    return Profile(
+        busy_fraction=median(fractions),
+        busy_low=min(fractions),
+        busy_high=max(fractions),
+        input_wait=min(1.0, wait),
+        samples_per_s=sum(window["rows"] for window in real)
+        / sum(window["wall_s"] for window in real),
+        split=Split(
+            input_wait_s=wait_s,
+            transfer_s=transfer_s,
+            compute_s=min(ceiling_s, full_s) - communication_s,
+            communication_s=communication_s,
+            python_s=python_s,
+            checkpoint_s=checkpoint_s,
+            rest_s=max(0.0, full_s - known_s),
+        ),
+        input_cpu_s_per_sample=median(window["cpu_s"] / window["rows"] for window in taken),
+        process_cpu_s_per_sample=median(window["cpu_s"] / window["rows"] for window in real),
+        rows_a_step=facts["rows_a_step"],
+        per_epoch=facts["per_epoch"],
+        steps_per_call=facts["steps_per_call"],
+        turns=[list(turn) for turn in turns],
+    )
+
+
+def _step_s(window: Measured) -> float:
+    return float(window["wall_s"] / window["steps"])
+
+
+def _rows(window: Measured) -> float:
+    return float(window["rows"] / window["steps"])

@@ -1,0 +1,81 @@
+"""The report of a tuning: from first to last, lever by lever, and what was tried and reverted."""
+
+from __future__ import annotations
+
+from stoker.tune.page import heading, page, paragraph, table
+from stoker.tune.pictures import Rise, shown_s, split, waterfall
+from stoker.tune.profile import Profile
+from stoker.tune.search import Outcome, Tuned
+
+
+def report(tuned: Tuned, *, name: str, usd_per_hour: float | None) -> str:
+    """The page.
+
+    Args:
+        tuned: What was found.
+        name: The experiment's.
+        usd_per_hour: What the machine costs, where that is known.
+    """
+    gain = tuned.after.samples_per_s / tuned.before.samples_per_s
+    return page(
+        f"Tuning of {name}",
+        [
+            paragraph(
+                f"{gain:.2f} times the samples a second, measured in {shown_s(tuned.took_s)}; it "
+                f"ended because {tuned.ended}."
+            ),
+            heading("From first to last"),
+            steps_of(tuned),
+            _figures(tuned, usd_per_hour),
+            heading("What was found"),
+            paragraph(f"Before: {tuned.diagnosis_before.text}"),
+            paragraph(f"After: {tuned.diagnosis_after.text}"),
+            heading("What was tried"),
+            table(["lever", "decision", "why", "took"], map(_outcome, tuned.outcomes)),
+            paragraph(
+                f"Two processes with the same settings differed by {tuned.noise.shown()}; a gain "
+                "counts where the interval of its median, by pairs of windows in turn, lies above "
+                "that and above 5 %. All samples are in ledger.jsonl beside this page."
+            ),
+            heading("A step before"),
+            split(tuned.before.split.shares(), tuned.before.split.step_s, title="before"),
+            heading("A step after"),
+            split(tuned.after.split.shares(), tuned.after.split.step_s, title="after"),
+        ],
+    )
+
+
+def steps_of(tuned: Tuned) -> str:
+    """The waterfall: samples a second, from the experiment as it was to what was kept."""
+    before = tuned.before.samples_per_s
+    rises = [Rise(name="as it was", value=before, said=_said(tuned.before))]
+    reached = before
+    for outcome in tuned.outcomes:
+        if outcome.decision != "kept":
+            continue
+        reached *= outcome.gain.ratio
+        rises.append(Rise(name=outcome.lever, value=reached, said=outcome.gain.shown()))
+    rises.append(Rise(name="tuned", value=tuned.after.samples_per_s, said=_said(tuned.after)))
+    return waterfall(rises, title="samples a second, lever by lever")
+
+
+def _said(profile: Profile) -> str:
+    return f"{profile.samples_per_s:,.0f} samples/s, U {profile.busy_fraction:.0%}"
+
+
+def _outcome(outcome: Outcome) -> list[str]:
+    return [outcome.lever, outcome.decision, outcome.why, shown_s(outcome.took_s)]
+
+
+def _figures(tuned: Tuned, usd_per_hour: float | None) -> str:
+    before, after = tuned.before, tuned.after
+    rows = [
+        ["U, busy fraction", f"{before.busy_fraction:.1%}", f"{after.busy_fraction:.1%}"],
+        ["W, input wait", f"{before.input_wait:.1%}", f"{after.input_wait:.1%}"],
+        ["samples a second", f"{before.samples_per_s:,.0f}", f"{after.samples_per_s:,.0f}"],
+        ["an epoch's steps", shown_s(before.epoch_s), shown_s(after.epoch_s)],
+    ]
+    if usd_per_hour is not None:
+        costs = [f"{each.epoch_s * usd_per_hour / 3600:.4g} USD" for each in (before, after)]
+        rows.append(["an epoch's cost", *costs])
+    return table(["", "before", "after"], rows)

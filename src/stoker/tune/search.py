@@ -1,0 +1,347 @@
+"""The closed loop: measure, name the bottleneck, change one thing, measure again, keep or revert."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from stoker.tune.compare import SAME, Gain, compare, gain_of, threshold_of
+from stoker.tune.diagnosis import GOAL, Diagnosis, diagnose
+from stoker.tune.ledger import Ledger, decide
+from stoker.tune.levers import Lever, Situation, levers
+from stoker.tune.parity import SEEDS, Parity, parity_of, stretches
+from stoker.tune.process import TrialFailed
+from stoker.tune.profile import Profile
+
+Settings = Mapping[str, Any]
+"""Dotted names of `stoker.yaml` -> values."""
+
+
+class Bench(Protocol):
+    """One setting of the experiment, in a process of its own."""
+
+    situation: Situation
+
+    def speed(self) -> float:
+        """Samples in a second of a window of training."""
+
+    def input_speed(self) -> float:
+        """Samples that a second of CPU makes, in a window of the input alone."""
+
+    def profile(self) -> Profile:
+        """Where its time goes."""
+
+    def curve(self, *, seed: int, steps: int, every: int) -> list[float]:
+        """Mean losses of stretches of a training."""
+
+    def close(self) -> None:
+        """End the process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a tuning may take."""
+
+    budget_s: float = 600.0
+    """Wall time; what is under way when it is over is given up, what was kept stays."""
+
+    parity_steps: int = 100
+    """Steps of each loss curve."""
+
+    lever_s: float = 300.0
+    """Longest that one question to a process may take, but for the first ingest: what has no answer
+    by then hangs."""
+
+    busy_goal: float = GOAL
+    """From this busy fraction on no lever of the input is tried."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What became of one lever."""
+
+    lever: str
+    settings: dict[str, Any]
+    decision: str
+    """kept, reverted, proposed, failed or skipped."""
+
+    why: str
+    gain: Gain = SAME
+    """Of samples a second."""
+
+    input_gain: Gain | None = None
+    """Of the input's CPU time, where that decides."""
+
+    parity: Parity | None = None
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuned:
+    """What a tuning found."""
+
+    settings: dict[str, Any]
+    """What was kept; empty: nothing helps."""
+
+    outcomes: tuple[Outcome, ...]
+    noise: Gain
+    """How two processes of the same settings differ."""
+
+    before: Profile
+    after: Profile
+    diagnosis_before: Diagnosis
+    diagnosis_after: Diagnosis
+    took_s: float
+    ended: str
+    """Why nothing more was tried."""
+
+
+@dataclass
+class _Search:
+    open_bench: Callable[[Settings, float], Bench]
+    ledger: Ledger
+    limits: Limits
+    tell: Callable[[str, float], None]
+    began_s: float = field(default_factory=time.monotonic)
+    settings: dict[str, Any] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    curves: dict[str, list[list[float]]] = field(default_factory=dict)
+    threshold: float = 1.0
+    now: Bench | None = None
+    """What was kept so far."""
+
+    @property
+    def left_s(self) -> float:
+        """Of the budget."""
+        return self.limits.budget_s - (time.monotonic() - self.began_s)
+
+    def require_time(self) -> None:
+        if self.left_s <= 0:
+            raise TrialFailed("budget", f"the budget of {self.limits.budget_s:.0f} s is used up")
+
+    def close(self) -> None:
+        if self.now is not None:
+            self.now.close()
+
+    def say(self, line: str) -> None:
+        self.tell(line, max(0.0, self.left_s))
+
+
+def search(
+    open_bench: Callable[[Settings, float], Bench],
+    *,
+    ledger: Ledger,
+    limits: Limits,
+    tell: Callable[[str, float], None],
+) -> Tuned:
+    """Tune a training.
+
+    Args:
+        open_bench: Starts a process for settings beside the experiment's own, and the seconds that
+            it may take. It raises `TrialFailed` where they cannot be measured.
+        ledger: Takes every sample and decision.
+        limits: What it may take.
+        tell: Told what goes on, and how many seconds are left.
+
+    Returns:
+        What was kept, and the proof.
+
+    Raises:
+        TrialFailed: the experiment as it is cannot be measured.
+    """
+    state = _Search(open_bench, ledger, limits, tell)
+    with ExitStack() as at_end:
+        state.say("measuring the experiment as it is")
+        state.now = open_bench({}, state.left_s)
+        at_end.callback(state.close)
+        before = after = state.now.profile()
+        diagnosis_before = diagnosis = diagnose(before)
+        ledger.write("before", {"profile": before.to_json(), "diagnosis": asdict(diagnosis)})
+        noise, ended = SAME, "no lever is left"
+        try:
+            noise = _noise(state, state.now)
+            while (lever := _next(state, after, diagnosis)) is not None:
+                if not _try(state, lever, now=state.now):
+                    continue
+                after = state.now.profile()
+                diagnosis = diagnose(after)
+                ledger.write("after", {"profile": after.to_json(), "diagnosis": asdict(diagnosis)})
+        except TrialFailed as failed:
+            if failed.kind != "budget":
+                raise
+            ended = failed.text
+    tuned = Tuned(
+        settings=state.settings,
+        outcomes=tuple(state.outcomes),
+        noise=noise,
+        before=before,
+        after=after,
+        diagnosis_before=diagnosis_before,
+        diagnosis_after=diagnosis,
+        took_s=time.monotonic() - state.began_s,
+        ended=ended,
+    )
+    ledger.write("end", {"settings": tuned.settings, "ended": ended, "took_s": tuned.took_s})
+    return tuned
+
+
+def _noise(state: _Search, bench: Bench) -> Gain:
+    """How much faster one of two equal processes seems to be."""
+    state.say("measuring the noise: two processes with the same settings")
+    other = state.open_bench({}, state.left_s)
+    try:
+        # No threshold decides early: as many pairs as give an interval.
+        noise, pairs = compare(bench.speed, other.speed, threshold=0.0)
+    finally:
+        other.close()
+    state.threshold = threshold_of(noise)
+    state.ledger.write("noise", {"pairs": pairs, "gain": asdict(noise)})
+    return noise
+
+
+def _next(state: _Search, profile: Profile, diagnosis: Diagnosis) -> Lever | None:
+    """The first lever that was not tried and can help, as things are."""
+    if state.now is None:
+        return None
+    done = {outcome.lever for outcome in state.outcomes if outcome.decision != "skipped"}
+    waiting = []
+    for lever in levers(state.now.situation):
+        if lever.name in done:
+            continue
+        why = _why_not(lever, profile, diagnosis, goal=state.limits.busy_goal)
+        if why is None:
+            return lever
+        waiting.append((lever, why))
+    state.outcomes = [outcome for outcome in state.outcomes if outcome.decision != "skipped"]
+    for lever, why in waiting:
+        state.outcomes.append(
+            Outcome(lever=lever.name, settings=dict(lever.settings), decision="skipped", why=why)
+        )
+        state.ledger.write("decision", {"lever": lever.name, "decision": "skipped", "why": why})
+    return None
+
+
+def _why_not(lever: Lever, profile: Profile, diagnosis: Diagnosis, *, goal: float) -> str | None:
+    if lever.part == "input" and profile.busy_high >= goal:
+        return (
+            f"the device is busy {profile.busy_low:.0%} to {profile.busy_high:.0%} of the time "
+            "already"
+        )
+    if lever.part != "input" and diagnosis.bottleneck == "input":
+        return "the input is what is waited for: a faster step would wait longer"
+    return None
+
+
+def _try(state: _Search, lever: Lever, *, now: Bench) -> bool:
+    """Measure a lever against what there is; whether it was kept."""
+    state.require_time()
+    state.say(f"trying {lever.name}")
+    began_s, samples = time.monotonic(), {"only_proposed": lever.only_proposed}
+    candidate: Bench | None = None
+    kept = False
+    try:
+        candidate = state.open_bench(state.settings | dict(lever.settings), state.left_s)
+        _measure(state, lever, (now, candidate), samples)
+        outcome = _outcome(state, lever, samples, took_s=time.monotonic() - began_s)
+        kept = outcome.decision == "kept"
+    except TrialFailed as failed:
+        if failed.kind == "budget" or state.left_s <= 0:
+            raise TrialFailed("budget", f"the budget ended while {lever.name} was tried") from None
+        outcome = Outcome(
+            lever=lever.name,
+            settings=dict(lever.settings),
+            decision="failed",
+            why=f"{failed.kind}: {failed.text}",
+            took_s=time.monotonic() - began_s,
+        )
+    finally:
+        if candidate is not None and not kept:
+            candidate.close()
+    state.outcomes.append(outcome)
+    state.ledger.write("decision", samples | _facts(outcome))
+    state.say(f"{lever.name}: {outcome.decision}, {outcome.why}")
+    if kept and candidate is not None:
+        now.close()
+        state.now = candidate
+        state.settings |= dict(lever.settings)
+    return kept
+
+
+def _measure(
+    state: _Search, lever: Lever, benches: tuple[Bench, Bench], samples: dict[str, Any]
+) -> None:
+    """Take the samples that decide about a lever."""
+    now, candidate = benches
+    threshold = state.threshold
+    if lever.part == "input":
+        _, samples["input_pairs"] = compare(
+            now.input_speed, candidate.input_speed, threshold=threshold
+        )
+        _, samples["pairs"] = compare(now.speed, candidate.speed, threshold=1.0 / threshold)
+    else:
+        _, samples["pairs"] = compare(now.speed, candidate.speed, threshold=threshold)
+    if lever.changes_numbers and decide(samples, threshold=threshold) == "kept":
+        state.require_time()
+        samples["curves"] = _curves(state, benches)
+
+
+def _curves(state: _Search, benches: tuple[Bench, Bench]) -> list[list[list[float]]]:
+    """Loss curves of both settings; the two processes train at once, since nothing is timed."""
+    steps = state.limits.parity_steps
+    every = stretches(steps)
+
+    def of(bench: Bench) -> list[list[float]]:
+        return [bench.curve(seed=seed, steps=steps, every=every) for seed in SEEDS]
+
+    state.say(f"comparing loss curves over {steps} steps, {len(SEEDS)} seeds")
+    key = repr(sorted(state.settings.items()))
+    with ThreadPoolExecutor(2) as pool:
+        candidate = pool.submit(of, benches[1])
+        if key not in state.curves:
+            state.curves[key] = of(benches[0])
+        return [state.curves[key], candidate.result()]
+
+
+def _outcome(state: _Search, lever: Lever, samples: Mapping[str, Any], *, took_s: float) -> Outcome:
+    decision = decide(samples, threshold=state.threshold)
+    gain = gain_of(samples["pairs"])
+    cheaper = gain_of(samples["input_pairs"]) if "input_pairs" in samples else None
+    parity = parity_of(*samples["curves"]) if "curves" in samples else None
+    return Outcome(
+        lever=lever.name,
+        settings=dict(lever.settings),
+        decision=decision,
+        why=_why(decision, lever, gain=gain, cheaper=cheaper, parity=parity),
+        gain=gain,
+        input_gain=cheaper,
+        parity=parity,
+        took_s=took_s,
+    )
+
+
+def _why(
+    decision: str, lever: Lever, *, gain: Gain, cheaper: Gain | None, parity: Parity | None
+) -> str:
+    seen = f"{gain.shown()} samples/s"
+    if cheaper is not None:
+        seen += f", {cheaper.shown()} samples per CPU second of the input"
+    if decision == "proposed":
+        reason = lever.why if lever.only_proposed or parity is None else parity.why
+        return f"{seen}; not applied: {reason}"
+    if decision == "kept" and parity is not None:
+        return f"{seen}; {parity.why}"
+    return seen if decision == "kept" else f"{seen}: no gain beyond the noise"
+
+
+def _facts(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "lever": outcome.lever,
+        "settings": outcome.settings,
+        "decision": outcome.decision,
+        "why": outcome.why,
+        "took_s": outcome.took_s,
+    }

@@ -1,0 +1,142 @@
+"""`stoker.lock.yaml`: written, read, refused; and what of it is used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stoker.app.locked import load_tuned
+from stoker.cluster.devices import find_devices, hardware
+from stoker.core.errors import ConfigError
+from stoker.tune.lock import FILE, Lock, differing, read_lock, write_lock
+
+HERE = hardware(find_devices())
+
+LOCK = Lock(
+    settings={"train.xla": True, "train.steps_per_call": 10},
+    replaced={"train.xla": "auto", "train.steps_per_call": "auto"},
+    hardware=HERE,
+    code={},
+)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    (tmp_path / "stoker.yaml").write_text("name: mine\ndata: model:dataset\nmodel: model:build\n")
+    (tmp_path / "model.py").write_text("def build(features): ...\ndef dataset(split): ...\n")
+    return tmp_path
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_lock(tmp_path / FILE, LOCK)
+
+    assert read_lock(tmp_path / FILE) == LOCK
+    assert (tmp_path / FILE).read_text().startswith("# Written by `stoker tune`")
+
+
+def test_no_file_is_no_lock(experiment: Path) -> None:
+    assert read_lock(experiment / FILE) is None
+    assert load_tuned(experiment)[1] == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "settings: {}",
+        "format: 2\nsettings: {}",
+        "format: 1\nsettings: {}",
+        "format: 1\nsettings: []\nreplaced: {}\nhardware: {}\ncode: {}",
+        "format: 1\nsettings: {}\nreplaced: {}\nhardware: {}\ncode: {}\nmore: {}",
+        "- 1",
+        "{",
+    ],
+)
+def test_what_is_no_lock_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+
+    with pytest.raises(ConfigError, match="lock"):
+        read_lock(tmp_path / FILE)
+
+
+def test_it_is_used_where_the_hardware_matches_and_that_is_said(experiment: Path) -> None:
+    write_lock(experiment / FILE, LOCK)
+
+    loaded, said = load_tuned(experiment)
+
+    assert (loaded.train.xla, loaded.train.steps_per_call) == (True, 10)
+    assert said == f"{FILE}: train.xla=True, train.steps_per_call=10"
+
+
+def test_it_is_not_used_elsewhere(experiment: Path) -> None:
+    write_lock(experiment / FILE, replace(LOCK, hardware=HERE | {"cores": 128}))
+
+    loaded, said = load_tuned(experiment)
+
+    assert loaded.train.xla == "auto"
+    assert "is not used" in said
+    assert "not 128" in said
+
+
+def test_a_setting_that_was_changed_since_counts_more(experiment: Path) -> None:
+    write_lock(experiment / FILE, LOCK)
+    with (experiment / "stoker.yaml").open("a") as file:
+        file.write("train: {xla: false}\n")
+
+    loaded, said = load_tuned(experiment)
+
+    assert (loaded.train.xla, loaded.train.steps_per_call) == (False, 10)
+    assert "train.xla as stoker.yaml has it" in said
+
+
+def test_what_the_command_line_says_counts_more(experiment: Path) -> None:
+    write_lock(experiment / FILE, LOCK)
+
+    loaded, said = load_tuned(experiment, overrides=["train.xla=auto"])
+
+    assert loaded.train.xla == "auto"
+    assert said == f"{FILE}: train.steps_per_call=10"
+
+
+def test_other_code_than_was_measured_is_said(experiment: Path) -> None:
+    write_lock(experiment / FILE, replace(LOCK, code={"model:build": "0" * 64}))
+
+    loaded, said = load_tuned(experiment)
+
+    assert loaded.train.xla is True
+    assert "model:build changed since" in said
+
+
+def test_the_short_form_of_data_becomes_a_section(experiment: Path) -> None:
+    lock = replace(
+        LOCK,
+        settings={"data.pipeline.cache": "memory"},
+        replaced={"data.pipeline.cache": "none"},
+    )
+    write_lock(experiment / FILE, lock)
+
+    loaded, _ = load_tuned(experiment)
+
+    assert loaded.own_dataset is not None
+    assert loaded.own_dataset.pipeline.cache == "memory"
+
+
+def test_a_setting_that_cannot_be_is_an_error(experiment: Path) -> None:
+    lock = replace(LOCK, settings={"train.xla": 7}, replaced={"train.xla": "auto"})
+    write_lock(experiment / FILE, lock)
+
+    with pytest.raises(ConfigError, match=r"train\.xla"):
+        load_tuned(experiment)
+
+
+def test_the_file_is_plain_yaml(tmp_path: Path) -> None:
+    write_lock(tmp_path / FILE, LOCK)
+
+    assert yaml.safe_load((tmp_path / FILE).read_text())["settings"] == LOCK.settings
+
+
+def test_what_differs_is_named() -> None:
+    assert differing({"cores": 2, "gpus": []}, {"cores": 4, "gpus": []}) == ["cores 4, not 2"]
+    assert differing(HERE, HERE) == []

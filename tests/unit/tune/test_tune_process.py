@@ -1,0 +1,161 @@
+"""A trial that answers, crashes, hangs, or is left alone; real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.tune.process import Trial, TrialFailed
+
+ANSWERS = """\
+import json, os, sys, time
+spec, asks, answers, parent = sys.argv[1:]
+assert int(parent) == os.getppid()
+told = os.fdopen(int(answers), "w", buffering=1)
+print("chatter on stdout")
+for line in os.fdopen(int(asks)):
+    asked = json.loads(line)
+    if asked["ask"] == "exit":
+        print("last words", file=sys.stderr)
+        os._exit(3)
+    if asked["ask"] == "kill":
+        os.kill(os.getpid(), 9)
+    if asked["ask"] == "hang":
+        time.sleep(600)
+    if asked["ask"] == "child":
+        import subprocess
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        told.write(json.dumps({"answer": child.pid}) + "\\n")
+        continue
+    if asked["ask"] == "refuse":
+        told.write(json.dumps({"failed": "refused", "text": "no such setting"}) + "\\n")
+        continue
+    told.write(json.dumps({"told": "on it"}) + "\\n")
+    told.write(json.dumps({"answer": [json.load(open(spec)), asked]}) + "\\n")
+"""
+
+Start = Callable[[], Trial]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    script = tmp_path / "answers.py"
+    script.write_text(ANSWERS)
+    begun: list[Trial] = []
+
+    def start() -> Trial:
+        trial = Trial(
+            {"x": 1},
+            folder=tmp_path / "trials",
+            name=f"{len(begun)}",
+            command=(sys.executable, str(script)),
+        )
+        begun.append(trial)
+        return trial
+
+    yield start
+    for trial in begun:
+        trial.close()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_it_is_told_its_spec_and_answers(start: Start) -> None:
+    said: list[str] = []
+    with start() as trial:
+        answer = trial.ask("window", timeout_s=20, told=said.append, kind="real", seconds=0.5)
+
+    assert answer == [{"x": 1}, {"ask": "window", "kind": "real", "seconds": 0.5}]
+    assert said == ["on it"]
+    assert "chatter" in trial.log.read_text()
+
+
+def test_one_that_exits_is_a_crash_with_its_last_line(start: Start) -> None:
+    with start() as trial, pytest.raises(TrialFailed, match="exit code 3; last words") as failed:
+        trial.ask("exit", timeout_s=20)
+
+    assert failed.value.kind == "crash"
+
+
+def test_one_that_is_killed_may_have_run_out_of_memory(start: Start) -> None:
+    with start() as trial, pytest.raises(TrialFailed, match="SIGKILL") as failed:
+        trial.ask("kill", timeout_s=20)
+
+    assert failed.value.kind == "memory"
+
+
+def test_one_that_gives_no_answer_hangs_and_is_ended(start: Start) -> None:
+    with start() as trial, pytest.raises(TrialFailed, match="no answer to `hang`") as failed:
+        trial.ask("hang", timeout_s=0.5)
+
+    assert failed.value.kind == "hang"
+    assert not is_running(trial.pid)
+
+
+def test_one_that_refuses_says_why(start: Start) -> None:
+    with start() as trial, pytest.raises(TrialFailed, match="no such setting") as failed:
+        trial.ask("refuse", timeout_s=20)
+
+    assert failed.value.kind == "refused"
+
+
+def test_what_it_has_started_is_ended_with_it(start: Start) -> None:
+    with start() as trial:
+        child = trial.ask("child", timeout_s=20)
+        assert is_running(child)
+
+    deadline_s = time.monotonic() + 20
+    while is_running(child) and time.monotonic() < deadline_s:
+        time.sleep(0.05)  # the kernel's time to end it
+    assert not is_running(child)
+
+
+def test_asked_after_its_end_it_is_said_to_be_gone(start: Start) -> None:
+    with start() as trial:
+        os.kill(trial.pid, signal.SIGTERM)
+        with pytest.raises(TrialFailed, match="SIGTERM"):
+            trial.ask("window", timeout_s=20)
+
+
+def test_a_trial_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
+    script = f"""\
+import sys, time
+from pathlib import Path
+from stoker.tune.process import Trial
+trial = Trial({{}}, folder=Path({str(tmp_path)!r}), name="t",
+              command=(sys.executable, "-c", {WATCHED!r}))
+print(trial.pid, flush=True)
+time.sleep(600)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    assert is_running(pid)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+
+    deadline_s = time.monotonic() + 30
+    while is_running(pid) and time.monotonic() < deadline_s:
+        time.sleep(0.05)  # it looks twice a second
+    assert not is_running(pid)
+
+
+WATCHED = """\
+import sys, time
+from stoker.app.trial import end_with
+end_with(int(sys.argv[4]))
+time.sleep(600)
+"""

@@ -1,0 +1,188 @@
+"""Windows -> a step's parts, and what is said of them."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.tune.compare import SAME, Gain
+from stoker.tune.diagnosis import diagnose
+from stoker.tune.page import page, paragraph, table
+from stoker.tune.pictures import PARTS, Rise, shown_s, split, timeline, waterfall
+from stoker.tune.profile import Profile, profile_of
+
+ms = st.floats(0.01, 1e3)
+share = st.floats(0.0, 1.0)
+
+
+def window(step_ms: float, *, wait: float = 0.0, rows: float = 32.0) -> dict[str, Any]:
+    wall_s = step_ms / 1e3 * 50
+    return {
+        "steps": 50,
+        "rows": 50 * rows,
+        "wall_s": wall_s,
+        "wait_s": wait * wall_s,
+        "cpu_s": wall_s,
+    }
+
+
+def profiled(
+    ceiling_ms: float, real_ms: float, *, called_ms: float, wait: float, **more: float
+) -> Profile:
+    return profile_of(
+        {"rows_a_step": 32.0, "per_epoch": 100, "steps_per_call": 5},
+        turns=[[window(ceiling_ms), window(real_ms, wait=wait)]] * 3,
+        called=[window(called_ms)] * 3,
+        taken=[window(1.0)] * 3,
+        **more,
+    )
+
+
+@given(ms, ms, ms, share)
+def test_parts_add_up_and_none_is_negative(
+    ceiling: float, real: float, called: float, wait: float
+) -> None:
+    found = profiled(ceiling, real, called_ms=called, wait=wait)
+
+    shares = found.split.shares()
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert min(shares.values()) >= 0.0
+    assert found.busy_fraction == pytest.approx(ceiling / real)
+    if real >= ceiling:
+        assert found.split.step_s == pytest.approx(real / 1e3)
+
+
+def test_each_part_is_what_was_measured() -> None:
+    found = profiled(2.0, 10.0, called_ms=3.0, wait=0.5)
+
+    split_ms = {name: 10 * part for name, part in found.split.shares().items()}
+    assert split_ms == pytest.approx(
+        {
+            "input_wait": 5.0,
+            "transfer": 0.0,
+            "compute": 2.0,
+            "communication": 0.0,
+            "python": 1.0,
+            "checkpoint": 0.0,
+            "rest": 2.0,
+        }
+    )
+    assert found.samples_per_s == pytest.approx(3200)
+    assert found.epoch_s == pytest.approx(1.0)
+
+
+def test_what_is_exchanged_is_no_compute() -> None:
+    found = profiled(4.0, 4.0, called_ms=4.0, wait=0.0, communication_s=0.003)
+
+    assert found.split.compute_s == pytest.approx(0.001)
+    assert diagnose(found).bottleneck == "communication"
+
+
+def test_a_short_last_step_of_an_epoch_is_no_gain() -> None:
+    short = window(1.0, rows=16.0)
+    found = profile_of(
+        {"rows_a_step": 32.0, "per_epoch": 100, "steps_per_call": 5},
+        turns=[[window(2.0), short]] * 3,
+        called=[window(2.0)],
+        taken=[window(1.0)],
+    )
+
+    assert found.busy_fraction == pytest.approx(1.0)
+    assert found.split.step_s == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "real", "called", "wait", "bottleneck"),
+    [
+        (2.0, 10.0, 2.1, 0.7, "input"),
+        # No wait at all: the input's work takes the cores of the step.
+        (5.0, 10.0, 5.1, 0.0, "input"),
+        (1.0, 10.0, 9.5, 0.01, "python"),
+        (9.5, 10.0, 9.6, 0.02, "none"),
+        (9.1, 10.0, 9.9, 0.0, "none"),
+    ],
+)
+def test_the_bottleneck_is_named(
+    ceiling: float, real: float, called: float, wait: float, bottleneck: str
+) -> None:
+    found = diagnose(profiled(ceiling, real, called_ms=called, wait=wait))
+
+    assert found.bottleneck == bottleneck
+
+
+def test_a_precision_is_named_only_where_it_is_clear() -> None:
+    healthy = profiled(9.8, 10.0, called_ms=9.8, wait=0.0)
+    clear = Gain(ratio=3.0, low=2.5, high=3.5, pairs=6)
+    unclear = Gain(ratio=3.0, low=0.9, high=3.5, pairs=6)
+
+    assert diagnose(healthy, other_precision=("float32", clear)).bottleneck == "precision"
+    assert diagnose(healthy, other_precision=("float32", unclear)).bottleneck == "none"
+    assert diagnose(healthy, other_precision=("float32", SAME)).bottleneck == "none"
+
+
+def test_a_busy_fraction_above_one_is_said_as_all() -> None:
+    found = diagnose(profiled(11.0, 10.0, called_ms=11.0, wait=0.0))
+
+    assert "computes 100% of the time" in found.text
+
+
+class Tags(HTMLParser):
+    """Every tag that begins is ended, but for those that have no end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        if tag not in ("meta", "rect"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "rect":
+            assert self.open.pop() == tag
+
+
+HOSTILE = "<script>alert(1)</script>&\"'"
+
+
+def test_pages_are_whole_and_names_are_escaped() -> None:
+    parts = dict.fromkeys(PARTS, 1 / len(PARTS))
+    calls = [{"begin_s": 0.0, "end_s": 1.0, "wait_s": 0.2, "steps": 5, "rows": 160.0}] * 2
+    rises = [Rise(name=HOSTILE, value=value, said=HOSTILE) for value in (1.0, 3.0, 2.0, 4.0)]
+    text = page(
+        HOSTILE,
+        [
+            paragraph(HOSTILE),
+            table([HOSTILE, "n"], [[HOSTILE, "1"]]),
+            waterfall(rises, title=HOSTILE),
+            split(parts, 0.01, title="parts"),
+            timeline(calls, title="calls"),
+            timeline([], title="none"),
+        ],
+    )
+
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert "script" not in tags.seen
+    assert tags.seen.count("svg") == 3
+    assert "default-src 'none'" in text
+
+
+def test_a_waterfall_of_nothing_is_drawn() -> None:
+    assert waterfall([], title="nothing").startswith("<svg")
+    assert "NaN" not in waterfall([Rise(name="a", value=0.0, said="")] * 2, title="zero")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(2.0, "2 s"), (0.0123, "12.3 ms"), (4.5e-6, "4.5 us"), (0.0, "0 us")],
+)
+def test_times_are_shown_in_their_unit(seconds: float, shown: str) -> None:
+    assert shown_s(seconds) == shown

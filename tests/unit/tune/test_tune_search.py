@@ -1,0 +1,288 @@
+"""The loop, over settings whose speeds are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.tune.ledger import Ledger, events, replay
+from stoker.tune.levers import Situation
+from stoker.tune.process import TrialFailed
+from stoker.tune.profile import Profile, profile_of
+from stoker.tune.report import report
+from stoker.tune.search import Limits, Tuned, search
+
+BASE = Situation(
+    own_dataset=True,
+    passes_agree=True,
+    image_store=None,
+    string_features=False,
+    gpus=0,
+    cores=1,
+    intra_op_threads=None,
+    replicas=1,
+    reduction_dtype="float32",
+    bfloat16=True,
+    precision="float32",
+    xla=False,
+    steps_per_call=1,
+    per_epoch=100,
+    batch_size=32,
+    batch_is_set=False,
+    accumulate=1,
+    cached=False,
+)
+
+CACHE = "keep the dataset's first pass in memory"
+
+
+@dataclass
+class World:
+    """A machine that is not noisy: what a sample costs, in ms, under settings."""
+
+    input_ms: float = 3.0
+    step_ms: float = 1.0
+    python_ms: float = 0.1
+    xla: float = 0.5
+    bfloat16: float = 2.0
+    bfloat16_shift: float = 0.0
+    broken: Mapping[str, TrialFailed] | None = None
+    asked: int = 0
+    opened: int = 0
+    closed: int = 0
+
+    def open(self, settings: Mapping[str, Any], left_s: float) -> Bench:
+        del left_s
+        for name, failed in (self.broken or {}).items():
+            if name in settings:
+                raise failed
+        self.opened += 1
+        return Bench(self, dict(settings))
+
+
+class Bench:
+    def __init__(self, world: World, settings: dict[str, Any]) -> None:
+        self.world, self.settings = world, settings
+        self.situation = replace(
+            BASE,
+            cached=settings.get("data.pipeline.cache") == "memory",
+            precision=settings.get("train.precision", "float32"),
+            xla=settings.get("train.xla", False),
+            steps_per_call=settings.get("train.steps_per_call", 1),
+            batch_size=settings.get("data.pipeline.batch_size", 32),
+        )
+
+    @property
+    def step_ms(self) -> float:
+        step = self.world.step_ms
+        step /= self.world.xla if self.settings.get("train.xla") else 1.0
+        changed = self.settings.get("train.precision", "float32") != "float32"
+        return step / (self.world.bfloat16 if changed else 1.0)
+
+    @property
+    def input_ms(self) -> float:
+        return 0.01 if self.situation.cached else self.world.input_ms
+
+    @property
+    def python_ms(self) -> float:
+        return self.world.python_ms / self.situation.steps_per_call
+
+    @property
+    def real_ms(self) -> float:
+        return max(self.input_ms, self.step_ms + self.python_ms)
+
+    def speed(self) -> float:
+        self.world.asked += 1
+        return 1e3 / self.real_ms
+
+    def input_speed(self) -> float:
+        return 1e3 / self.input_ms
+
+    def profile(self) -> Profile:
+        wait = max(0.0, self.input_ms - self.step_ms - self.python_ms)
+        return profile_of(
+            {"rows_a_step": 1.0, "per_epoch": 100, "steps_per_call": 1},
+            turns=[[window(self.step_ms), window(self.real_ms, wait_ms=wait)]] * 3,
+            called=[window(self.step_ms + self.python_ms)],
+            taken=[window(self.input_ms)],
+        )
+
+    def curve(self, *, seed: int, steps: int, every: int) -> list[float]:
+        changed = self.settings.get("train.precision", "float32") != "float32"
+        shift = self.world.bfloat16_shift if changed else 0.0
+        return [1.0 / (1 + at) + 0.01 * seed + shift for at in range(steps // every)]
+
+    def close(self) -> None:
+        self.world.closed += 1
+
+
+def window(ms: float, *, wait_ms: float = 0.0) -> dict[str, Any]:
+    return {
+        "steps": 100,
+        "rows": 100.0,
+        "wall_s": ms / 10,
+        "wait_s": wait_ms / 10,
+        "cpu_s": ms / 10,
+    }
+
+
+def tuned(world: World, folder: Path, **limits: Any) -> Tuned:
+    ledger = Ledger(folder / "ledger.jsonl")
+    try:
+        return search(
+            world.open, ledger=ledger, limits=Limits(**limits), tell=lambda line, left_s: None
+        )
+    finally:
+        ledger.close()
+
+
+def decisions(found: Tuned) -> dict[str, str]:
+    return {outcome.lever: outcome.decision for outcome in found.outcomes}
+
+
+def test_the_input_is_mended_first_and_then_the_step(tmp_path: Path) -> None:
+    world = World()
+
+    found = tuned(world, tmp_path)
+
+    assert found.diagnosis_before.bottleneck == "input"
+    assert found.settings == {
+        "data.pipeline.cache": "memory",
+        "train.steps_per_call": 10,
+        "train.precision": "mixed_bfloat16",
+    }
+    assert next(iter(decisions(found))) == CACHE
+    assert decisions(found)["XLA"] == "reverted"
+    assert decisions(found)["50 steps a call"] == "reverted"
+    assert found.after.samples_per_s > 5 * found.before.samples_per_s
+    assert world.opened == world.closed
+
+
+def test_what_cannot_help_while_the_input_is_waited_for_is_not_measured(tmp_path: Path) -> None:
+    world = World(broken={"data.pipeline.cache": TrialFailed("memory", "it did not fit")})
+
+    found = tuned(world, tmp_path)
+
+    assert found.settings == {}
+    assert decisions(found) == {
+        CACHE: "failed",
+        "10 steps a call": "skipped",
+        "50 steps a call": "skipped",
+        "precision mixed_bfloat16": "skipped",
+        "XLA": "skipped",
+        "4 times the batch": "skipped",
+    }
+
+
+@pytest.mark.parametrize("kind", ["crash", "hang", "memory", "refused"])
+def test_a_lever_that_fails_is_a_result(tmp_path: Path, kind: Any) -> None:
+    world = World(broken={"train.xla": TrialFailed(kind, "so it was")})
+
+    found = tuned(world, tmp_path)
+
+    (failed,) = (outcome for outcome in found.outcomes if outcome.lever == "XLA")
+    assert (failed.decision, failed.why) == ("failed", f"{kind}: so it was")
+    assert "train.precision" in found.settings
+    assert world.opened == world.closed
+
+
+def test_a_lever_whose_loss_goes_elsewhere_is_only_proposed(tmp_path: Path) -> None:
+    found = tuned(World(bfloat16_shift=0.5), tmp_path)
+
+    (precision,) = (o for o in found.outcomes if o.lever.startswith("precision"))
+    assert precision.decision == "proposed"
+    assert precision.parity is not None
+    assert not precision.parity.alike
+    assert "train.precision" not in found.settings
+
+
+def test_an_experiment_that_is_healthy_is_left_alone(tmp_path: Path) -> None:
+    found = tuned(World(input_ms=0.5, python_ms=0.0, bfloat16=0.9), tmp_path)
+
+    assert found.diagnosis_before.bottleneck == "none"
+    assert found.settings == {}
+    assert CACHE in {o.lever for o in found.outcomes if o.decision == "skipped"}
+    assert found.before is found.after
+
+
+def test_what_was_kept_stays_when_the_budget_ends(tmp_path: Path) -> None:
+    world = World(broken={"train.steps_per_call": TrialFailed("budget", "time is up")})
+
+    found = tuned(world, tmp_path)
+
+    assert found.settings == {"data.pipeline.cache": "memory"}
+    assert "10 steps a call" in found.ended
+    assert world.opened == world.closed
+
+
+def test_no_lever_is_tried_after_the_budget(tmp_path: Path) -> None:
+    found = tuned(World(), tmp_path, budget_s=-1.0)
+
+    assert found.settings == {}
+    assert "budget" in found.ended
+
+
+def test_an_experiment_that_cannot_be_measured_is_an_error(tmp_path: Path) -> None:
+    def refuse(settings: Mapping[str, Any], left_s: float) -> Bench:
+        raise TrialFailed("refused", "no model")
+
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    with pytest.raises(TrialFailed, match="no model"):
+        search(refuse, ledger=ledger, limits=Limits(), tell=lambda line, left_s: None)
+    ledger.close()
+
+
+def test_every_decision_follows_from_the_samples_in_the_ledger(tmp_path: Path) -> None:
+    found = tuned(World(bfloat16_shift=0.5), tmp_path)
+
+    path = tmp_path / "ledger.jsonl"
+    decided = [event for event in events(path) if event["event"] == "decision"]
+    assert {event["lever"]: event["decision"] for event in decided} == decisions(found)
+    assert replay(path) == []
+
+
+def test_a_decision_that_does_not_follow_is_found(tmp_path: Path) -> None:
+    tuned(World(), tmp_path)
+    path = tmp_path / "ledger.jsonl"
+    changed = path.read_text().replace('"decision": "reverted"', '"decision": "kept"', 1)
+    path.write_text(changed)
+
+    (wrong,) = replay(path)
+
+    assert (wrong["decided"], wrong["follows"]) == ("kept", "reverted")
+
+
+def test_a_ledger_that_was_cut_by_a_kill_is_read_up_to_there(tmp_path: Path) -> None:
+    tuned(World(), tmp_path)
+    path = tmp_path / "ledger.jsonl"
+    whole = list(events(path))
+    path.write_text(path.read_text()[:-20])
+
+    assert list(events(path)) == whole[:-1]
+
+
+def test_the_report_names_what_was_kept_and_what_was_not(tmp_path: Path) -> None:
+    found = tuned(World(), tmp_path)
+
+    page = report(found, name="<b>mine</b>", usd_per_hour=3.6)
+
+    assert "&lt;b&gt;mine&lt;/b&gt;" in page
+    assert "<b>mine" not in page
+    for outcome in found.outcomes:
+        assert outcome.lever.replace("'", "&#x27;") in page
+    assert "USD" in page
+    assert page.count("<svg") == 3
+
+
+def test_what_was_found_is_json(tmp_path: Path) -> None:
+    from stoker.app.tuning import as_json
+
+    told = json.loads(json.dumps(as_json(tuned(World(), tmp_path), usd_per_hour=3.6)))
+
+    assert told["after"]["usd_per_epoch"] == pytest.approx(told["after"]["epoch_s"] / 1000)
+    assert told["diagnosis_before"]["bottleneck"] == "input"
