@@ -20,7 +20,8 @@ OTHER := $(shell test ! -x $(BIN)/python || test -z "$(PYTHON)" || \
 .DEFAULT_GOAL := help
 .PHONY: help another-python setup demo test soak check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
-	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps
+	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
+	bench-tune
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,7 +53,10 @@ demo: $(STAMP) ## data to served model on real data: the digits recipe
 
 test: $(STAMP) ## every test
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
+	-m "not alone" $(ARGS)
+	@echo "test: those that measure this machine, one after the other with nothing beside them"
+	@$(BIN)/python -m pytest -m alone --durations=15 $(ARGS) || test $$? = 5 -a -n "$(ARGS)"
 
 soak: $(STAMP) ## kill training at 50 random instants (12 minutes)
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
@@ -111,6 +115,10 @@ bench-train-checkpoints: $(STAMP) ## stall, overhead, kill to the first new step
 
 bench-train-ps: $(STAMP) ## updates counted by a parameter server
 	@$(BIN)/python benchmarks/bench_train_ps.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-tune: $(STAMP) ## what tuning reaches, and whether it does so again (about 40 minutes)
+	@$(BIN)/python benchmarks/tune/run.py
 	@$(BIN)/python benchmarks/report.py
 
 $(BENCH_STAMP): benchmarks/requirements.txt

@@ -6,7 +6,7 @@ import logging
 
 from stoker.app.chain import ChainResult, StageOutcome, run_chain
 from stoker.app.experiment import Experiment
-from stoker.app.experiment import load_experiment as load
+from stoker.app.locked import load
 from stoker.app.resume import NEWEST, Resume
 from stoker.data.ingest import IngestConfig as Data
 from stoker.data.own.config import OwnDatasetConfig as OwnDataset

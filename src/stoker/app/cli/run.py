@@ -33,11 +33,13 @@ def run(
 
     from stoker.app.chain import run_chain
     from stoker.app.cli.progress import ConsoleListener
-    from stoker.app.experiment import load_experiment
+    from stoker.app.locked import load_tuned
     from stoker.app.quiet import import_tensorflow
 
-    loaded = load_experiment(experiment, overrides=overrides)
+    loaded, locked = load_tuned(experiment, overrides=overrides)
     with ConsoleListener() as listener:
+        if locked:
+            listener.say(locked)
         if loaded.resources.accelerators is not None:
             listener.say("resources are for a cluster: this run uses this machine")
         which = Resume(run=resume, accept_change=accept_change)

@@ -106,10 +106,12 @@ def _rehearse(experiment: Path, overrides: list[str], *, as_json: bool) -> None:
     from stoker.app.cli.progress import ConsoleListener
     from stoker.app.cli.rehearsal import print_rehearsal
     from stoker.app.dry_run import dry_run
-    from stoker.app.experiment import load_experiment
+    from stoker.app.locked import load_tuned
 
-    loaded = load_experiment(experiment, overrides=overrides)
+    loaded, locked = load_tuned(experiment, overrides=overrides)
     with ConsoleListener() as listener:
+        if locked:
+            listener.say(locked)
         rehearsal = dry_run(loaded, listener)
     if as_json:
         print_result(json.dumps(asdict(rehearsal), indent=2))

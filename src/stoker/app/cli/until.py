@@ -46,10 +46,12 @@ def run_until(
     """
     from stoker.app.chain import run_chain
     from stoker.app.cli.progress import ConsoleListener
-    from stoker.app.experiment import load_experiment
+    from stoker.app.locked import load_tuned
 
-    loaded = load_experiment(experiment, overrides=overrides)
+    loaded, locked = load_tuned(experiment, overrides=overrides)
     with ConsoleListener() as listener:
+        if locked:
+            listener.say(locked)
         result = run_chain(
             loaded,
             listener,

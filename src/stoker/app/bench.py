@@ -1,0 +1,147 @@
+"""One setting of an experiment under measurement: a trial, asked as the tuning asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stoker.app.experiment import Experiment
+from stoker.app.locked import with_settings
+from stoker.core.errors import UserError
+from stoker.tune.compare import PAIRS_LEAST, Gain, gain_of
+from stoker.tune.levers import Situation
+from stoker.tune.process import Trial, TrialFailed
+from stoker.tune.profile import Profile, profile_of
+
+WINDOW_S = 0.5
+"""A window: long against a scheduler's slice, short against what else the machine takes up."""
+
+TURNS = 6
+"""Pairs of windows of a profile."""
+
+
+CALLS = 12
+"""Calls of a timeline."""
+
+
+class TrialBench:
+    """A process that measures one setting."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        settings: Mapping[str, Any],
+        *,
+        folder: Path,
+        name: str,
+        left_s: Callable[[], float],
+        tell: Callable[[str], None] = lambda _: None,
+        most_s: float,
+        window_s: float = WINDOW_S,
+    ) -> None:
+        """Start it, and wait until it can measure.
+
+        Args:
+            experiment: As it is.
+            settings: Dotted names of `stoker.yaml` -> values, beside its own.
+            folder: Takes what the process is told and prints.
+            name: Of its files.
+            left_s: Seconds that are left for all.
+            tell: Told what the process does before it can measure.
+            most_s: Longest that an answer may take, but for the stages before `train`, seconds.
+            window_s: Length of a window.
+
+        Raises:
+            TrialFailed: it cannot be measured.
+        """
+        self._left_s, self._most_s, self._window_s = left_s, most_s, window_s
+        try:
+            candidate = with_settings(experiment, settings)
+        except UserError as error:
+            raise TrialFailed("refused", error.line()) from None
+        spec = {
+            "base": yaml.safe_dump(experiment.to_json()),
+            "settings": yaml.safe_dump(candidate.to_json()),
+        }
+        self._trial = Trial(spec, folder=folder, name=name)
+        try:
+            # Ingest of what has never been read takes as long as it takes.
+            self.prepared = self._ask("prepare", most_s=float("inf"), told=tell)
+            self.facts = self._ask("begin", told=tell)
+            self.situation = Situation(**self.facts["situation"])
+        except BaseException:
+            self._trial.close()
+            raise
+
+    def speed(self) -> float:
+        """Samples in a second of a window of training."""
+        window = self._window("real")
+        return float(window["rows"] / window["wall_s"])
+
+    def input_speed(self) -> float:
+        """Samples that a second of CPU makes, in a window of the input alone."""
+        window = self._window("input")
+        return float(window["rows"] / window["cpu_s"])
+
+    def profile(self) -> Profile:
+        """Where its time goes."""
+        turns = self._ask(
+            "turns",
+            seconds=self._window_s,
+            count=TURNS,
+        )
+        return profile_of(
+            self.facts,
+            turns=turns,
+            called=[self._window("called") for _ in range(3)],
+            taken=[self._window("input") for _ in range(3)],
+            checkpoint_s=self.facts["checkpoint_s"],
+            communication_s=self.facts["communication_s"],
+            transfer_s=self.facts["transfer_s"],
+        )
+
+    def curve(self, *, seed: int, steps: int, every: int) -> list[float]:
+        """Mean losses of stretches of a training."""
+        found: list[float] = self._ask("curve", seed=seed, steps=steps, every=every)
+        return found
+
+    def other_precision(self) -> tuple[str, Gain]:
+        """The same step in another precision, and how much faster it is."""
+        found = self._ask("precision", seconds=self._window_s / 2, count=PAIRS_LEAST)
+        return found["precision"], gain_of(found["pairs"])
+
+    def machine(self) -> dict[str, Any]:
+        """What the model computes, what the device reaches, and memory; see `Session.machine`."""
+        found: dict[str, Any] = self._ask("machine", seconds=2.0)
+        return found
+
+    def stages(self) -> list[dict[str, Any]]:
+        """What each stage of the input costs."""
+        found: list[dict[str, Any]] = self._ask("stages")
+        return found
+
+    def timeline(self) -> list[dict[str, Any]]:
+        """Some calls, one after the other."""
+        found: list[dict[str, Any]] = self._ask("timeline", calls=CALLS)
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._trial.close()
+
+    def _window(self, kind: str) -> Any:
+        return self._ask("window", kind=kind, seconds=self._window_s)
+
+    def _ask(self, what: str, *, most_s: float | None = None, **arguments: Any) -> Any:
+        left_s, most_s = self._left_s(), self._most_s if most_s is None else most_s
+        if left_s <= 0:
+            raise TrialFailed("budget", "the time is used up")
+        try:
+            return self._trial.ask(what, timeout_s=min(most_s, left_s), **arguments)
+        except TrialFailed as failed:
+            if failed.kind == "hang" and left_s < most_s:
+                raise TrialFailed("budget", f"`{what}` was under way") from None
+            raise

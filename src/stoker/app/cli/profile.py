@@ -1,0 +1,126 @@
+"""`stoker profile`: where a training's time goes, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+import typer
+from typer.core import TyperCommand
+
+from stoker.app.cli.options import AsJson, ExperimentFolder, Overrides
+from stoker.app.cli.tolerant import print_result, tolerant
+from stoker.app.cli.tune import Budget, seconds_of
+from stoker.core.errors import Plain, UserError
+
+if TYPE_CHECKING:
+    from stoker.app.profiling import Profiled
+
+
+_COMMAND = "stoker.profile.command"
+"""Under which name the context holds what stands behind `--`."""
+
+
+class BeforeCommand(TyperCommand):
+    """Takes what stands before `--` as its own, and keeps what follows as it is."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Split once: the command may hold a `--` of its own."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_COMMAND], args = args[at + 1 :], args[:at]
+        return super().parse_args(ctx, args)
+
+
+def profile(
+    context: typer.Context,
+    experiment: ExperimentFolder = Path(),
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
+    budget: Budget = "5m",
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", help="Of a script: end it after so long; 0 lets it run."),
+    ] = 0.0,
+    out: Annotated[
+        Path, typer.Option("--out", help="Of a script: where its profile is written.")
+    ] = Path("stoker-profile"),
+    as_json: AsJson = False,
+) -> None:
+    """Measure and explain one training: utilisation, where a step's time goes, what to change.
+
+    `stoker profile -- python train.py` does the same to a script that knows nothing of Stoker.
+    """
+    command = context.meta.get(_COMMAND)
+    if command is not None:
+        _script(command, experiment, overrides, seconds=seconds, out=out, as_json=as_json)
+        return
+    from stoker.app.cli.progress import ConsoleListener
+    from stoker.app.locked import load_tuned
+    from stoker.app.profiling import profile as run_profile
+
+    budget_s = seconds_of(budget)
+    loaded, said = load_tuned(experiment, overrides=overrides)
+    with ConsoleListener() as listener:
+        if said:
+            listener.say(said)
+        found = run_profile(
+            loaded,
+            tell=listener.say,
+            progress=lambda line: listener.progress(line, None),
+            budget_s=budget_s,
+        )
+    if as_json:
+        print_result(json.dumps(found.to_json(), indent=2))
+    else:
+        _print(found)
+
+
+def _script(
+    command: list[str],
+    experiment: Path,
+    overrides: list[str],
+    *,
+    seconds: float,
+    out: Path,
+    as_json: bool,
+) -> None:
+    from stoker.app.cli.profile_script import profile_script_command
+
+    if not command or experiment != Path() or overrides:
+        raise UserError(
+            "`stoker profile` takes an experiment, or `--` and a command",
+            got=Plain(f"{experiment}" if command else "nothing behind `--`"),
+            fix="E.g. `stoker profile -- python train.py`.",
+        )
+    profile_script_command(command, as_json=as_json, out=out, seconds=seconds)
+
+
+def _print(found: Profiled) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from stoker.app.profiling import rows_of
+    from stoker.tune.pictures import PARTS, shown_s
+
+    console = Console(file=tolerant(sys.stdout), highlight=False, soft_wrap=True)
+    facts = Table(show_header=False)
+    for row in rows_of(found):
+        facts.add_row(*map(escape, row))
+    console.print(facts)
+    parts = Table("part of a step", "time", "share")
+    split = found.profile.split
+    for name, share in split.shares().items():
+        parts.add_row(PARTS[name][0], shown_s(share * split.step_s), f"{share:.1%}")
+    console.print(parts)
+    if found.stages:
+        stages = Table("stage of the input", "CPU a sample", "share")
+        for stage in found.stages:
+            took = shown_s(stage["cpu_s_per_sample"])
+            stages.add_row(escape(stage["name"]), took, f"{stage['share']:.1%}")
+        console.print(stages)
+    console.print(found.diagnosis.text, markup=False)
+    console.print(f"page   {found.page}", markup=False)

@@ -1,0 +1,114 @@
+"""An experiment with what its lock file says, where that still holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.app.experiment import Experiment, load_experiment
+from stoker.cluster.devices import find_devices, hardware
+from stoker.core.config import build
+from stoker.tune.lock import FILE, Lock, differing, read_lock
+
+_LOG = logging.getLogger("stoker")
+
+
+def load_tuned(target: Path, *, overrides: Sequence[str] = ()) -> tuple[Experiment, str]:
+    """Read an experiment, and its lock file where there is one.
+
+    Args:
+        target: The folder with `stoker.yaml`, or the file itself.
+        overrides: `dotted.key=value`; they count more than the lock.
+
+    Returns:
+        The experiment, and a line about the lock for a person; "" where there is none.
+
+    Raises:
+        ConfigError: what is wrong, in one line.
+    """
+    experiment = load_experiment(target, overrides=overrides)
+    lock = read_lock(experiment.folder / FILE)
+    if lock is None:
+        return experiment, ""
+    named = {assignment.partition("=")[0].strip() for assignment in overrides}
+    return _locked(experiment, lock, named=named)
+
+
+def load(target: Path, *, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment with what `stoker tune` kept for this machine.
+
+    Args:
+        target: The folder with `stoker.yaml`, or the file itself.
+        overrides: `dotted.key=value`. Paths given here are relative to the current folder, those
+            in the file to the file's.
+
+    Raises:
+        ConfigError: what is wrong, in one line.
+    """
+    experiment, said = load_tuned(Path(target), overrides=overrides)
+    if said:
+        _LOG.info("%s", said)
+    return experiment
+
+
+def _locked(experiment: Experiment, lock: Lock, *, named: set[str]) -> tuple[Experiment, str]:
+    if not lock.settings:
+        return experiment, f"{FILE}: nothing was found that helps here"
+    if others := differing(lock.hardware, hardware(find_devices())):
+        return experiment, f"{FILE} is not used, it was measured elsewhere: {'; '.join(others)}"
+    values = experiment.to_json()
+    used, stale = {}, []
+    for name, value in lock.settings.items():
+        if name in named:
+            continue
+        if value_at(values, name) == lock.replaced.get(name):
+            used[name] = value
+        else:
+            stale.append(name)
+    said = f"{FILE}: " + (", ".join(f"{name}={value}" for name, value in used.items()) or "unused")
+    if stale:
+        said += f"; {', '.join(stale)} as stoker.yaml has it, which was changed since"
+    if changed := [name for name in lock.code if _code_of(experiment, name) != lock.code[name]]:
+        said += f"; {', '.join(changed)} changed since: `stoker tune --check`"
+    return with_settings(experiment, used), said
+
+
+def _code_of(experiment: Experiment, reference: str) -> str | None:
+    try:
+        return experiment.code_fingerprint(reference)
+    except OSError:
+        return None
+
+
+def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
+    """The experiment with other values.
+
+    Args:
+        experiment: Any.
+        settings: Dotted names of `stoker.yaml` -> values.
+
+    Raises:
+        ConfigError: one of them cannot be.
+    """
+    if not settings:
+        return experiment
+    values = experiment.to_json()
+    for name, value in settings.items():
+        *sections, last = name.split(".")
+        where = values
+        for section in sections:
+            where = where[section]
+        where[last] = value
+    return build(Experiment, values)
+
+
+def value_at(values: Mapping[str, Any], name: str) -> Any:
+    """The value of a dotted name, None where there is none."""
+    found: Any = values
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return None
+        found = found[part]
+    return found

@@ -1,0 +1,171 @@
+"""`stoker profile EXPERIMENT`: one training measured, explained and drawn; nothing is changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.app.bench import TrialBench
+from stoker.app.experiment import Experiment
+from stoker.app.tuning import alone, cannot
+from stoker.core.files import write_atomic, write_json
+from stoker.tune.compare import Gain
+from stoker.tune.diagnosis import Diagnosis, diagnose
+from stoker.tune.page import heading, page, paragraph, table
+from stoker.tune.pictures import shown_s, split, timeline
+from stoker.tune.process import TrialFailed
+from stoker.tune.profile import Profile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profiled:
+    """What was measured, and where it is written."""
+
+    profile: Profile
+    diagnosis: Diagnosis
+    precision: tuple[str, Gain]
+    """Another precision, and how much faster the step in memory is in it."""
+
+    machine: dict[str, Any]
+    """Model's operations, device's peak, memory, GPUs."""
+
+    stages: list[dict[str, Any]]
+    """Of the input: name, CPU seconds a sample, share."""
+
+    calls: list[dict[str, Any]]
+    """Of the timeline."""
+
+    page: Path
+    json: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        precision, gain = self.precision
+        return {
+            **self.profile.to_json(),
+            "diagnosis": asdict(self.diagnosis),
+            "other_precision": {"precision": precision} | asdict(gain),
+            "machine": self.machine,
+            "stages": self.stages,
+            "calls": self.calls,
+            "page": str(self.page),
+        }
+
+
+def profile(
+    experiment: Experiment,
+    *,
+    tell: Callable[[str], None],
+    progress: Callable[[str], None],
+    budget_s: float = 300.0,
+) -> Profiled:
+    """Measure an experiment's training as it is set.
+
+    Args:
+        experiment: With what a lock file says, where that is used.
+        tell: Told what goes on.
+        progress: Told how far the process is that gets ready.
+        budget_s: Longest that it may take once the data is there, seconds.
+
+    Raises:
+        UserError: it cannot be measured.
+        BusyError: it is being measured already.
+    """
+    end_s = time.monotonic() + budget_s
+    with alone(experiment) as folder:
+        try:
+            bench = TrialBench(
+                experiment,
+                {},
+                folder=folder / "trials",
+                name="profile",
+                left_s=lambda: end_s - time.monotonic(),
+                most_s=budget_s,
+                tell=progress,
+            )
+            try:
+                tell("measuring")
+                measured = bench.profile()
+                calls, stages = bench.timeline(), bench.stages()
+                tell("the same step in another precision")
+                precision = bench.other_precision()
+                machine = bench.machine()
+            finally:
+                bench.close()
+        except TrialFailed as failed:
+            raise cannot(failed, "--budget") from None
+        found = Profiled(
+            profile=measured,
+            diagnosis=diagnose(measured, other_precision=precision),
+            precision=precision,
+            machine=machine | mfu(machine, measured),
+            stages=stages,
+            calls=calls,
+            page=folder / "profile.html",
+            json=folder / "profile.json",
+        )
+        write_atomic(found.page, _page(found, experiment.name))
+        write_json(found.json, found.to_json())
+    return found
+
+
+def mfu(machine: dict[str, Any], measured: Profile) -> dict[str, Any]:
+    """Model FLOP utilisation: achieved by peak, as measured in training; None where unknown."""
+    flops, peak = machine.get("step_flops_per_sample"), machine.get("peak_flops_per_s")
+    if not flops or not peak:
+        return {"achieved_flops_per_s": None, "mfu": None}
+    achieved = flops * measured.samples_per_s
+    return {"achieved_flops_per_s": achieved, "mfu": achieved / peak}
+
+
+def rows_of(found: Profiled) -> list[tuple[str, str]]:
+    """What a person is told, in a table."""
+    measured, machine = found.profile, found.machine
+    rows = [
+        (
+            "U, busy fraction",
+            f"{measured.busy_fraction:.1%}  ({measured.busy_low:.1%} to {measured.busy_high:.1%})",
+        ),
+        ("W, input wait", f"{measured.input_wait:.1%}"),
+        ("samples a second", f"{measured.samples_per_s:,.0f}"),
+        ("a step", f"{shown_s(measured.split.step_s)}, {measured.rows_a_step:.0f} samples"),
+        ("an epoch's steps", shown_s(measured.epoch_s)),
+        ("input", f"{shown_s(measured.input_cpu_s_per_sample)} of CPU a sample"),
+        ("memory", f"{machine['peak_memory_bytes'] / 2**30:.2f} GiB, the process's peak"),
+    ]
+    if machine.get("mfu") is not None:
+        achieved, peak = machine["achieved_flops_per_s"] / 1e9, machine["peak_flops_per_s"] / 1e9
+        said = f"{machine['mfu']:.1%}: {achieved:.3g} of {peak:.3g} GFLOP/s that "
+        rows.append(("MFU", f"{said}{machine['peak_of']} reach"))
+    return rows + [(f"GPU {gpu['index']}", _gpu(gpu)) for gpu in machine["gpus"]]
+
+
+def _gpu(gpu: dict[str, Any]) -> str:
+    busy, used = f"{gpu['utilization']:.0%} busy", f"{gpu['used_bytes'] / 2**30:.1f} GiB"
+    return f"{busy}, {used}, {gpu['power_w']:.0f} W, {gpu['clock_mhz']:.0f} MHz"
+
+
+def _page(found: Profiled, name: str) -> str:
+    measured = found.profile
+    return page(
+        f"Profile of {name}",
+        [
+            paragraph(found.diagnosis.text),
+            table(["", ""], rows_of(found)),
+            heading("Where a step's time goes"),
+            split(measured.split.shares(), measured.split.step_s, title="parts of a step"),
+            heading("Calls, one after the other"),
+            timeline(found.calls, title="calls of training"),
+            heading("What a sample costs, stage by stage"),
+            table(["stage", "CPU a sample", "share"], map(_stage, found.stages))
+            if found.stages
+            else paragraph("Nothing is made for a sample: all lie in memory, ready."),
+        ],
+    )
+
+
+def _stage(stage: dict[str, Any]) -> list[str]:
+    return [stage["name"], shown_s(stage["cpu_s_per_sample"]), f"{stage['share']:.1%}"]

@@ -1,0 +1,134 @@
+"""`stoker profile` and `stoker tune` on planted problems, on this machine as it is.
+
+Each of these measures, so nothing may run beside them: `make test` runs them last.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stoker.app.cli.main import invoke
+from stoker.app.locked import load_tuned
+from stoker.tune.ledger import replay
+from stoker.tune.lock import FILE, read_lock
+
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
+
+PLANTED = Path(__file__).parent / "planted"
+
+CACHE = "keep the dataset's first pass in memory"
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(PLANTED, tmp_path / "planted"))
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code = invoke([*arguments, "--json"], debug=False)
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+def decisions(found: dict[str, Any]) -> dict[str, str]:
+    return {outcome["lever"]: outcome["decision"] for outcome in found["outcomes"]}
+
+
+@pytest.mark.timeout(600)
+def test_an_input_that_is_waited_for_is_named_mended_and_locked(
+    planted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = "data: {dataset: 'model:dataset', options: {cost: 2}}"
+    file = planted / "stoker.yaml"
+    lines = [cost if line.startswith("data:") else line for line in file.read_text().splitlines()]
+    file.write_text("\n".join(lines) + "\n")
+
+    profiled = told(capsys, "profile", str(planted))
+
+    assert profiled["diagnosis"]["bottleneck"] == "input"
+    assert profiled["busy_fraction"] < 0.6
+    dearest = max(profiled["stages"], key=lambda stage: stage["share"])
+    assert dearest["name"].startswith("Generator")
+    assert profiled["shares"]["input_wait"] + profiled["shares"]["rest"] > 0.4
+    assert sum(profiled["shares"].values()) == pytest.approx(1.0)
+    assert "stage by stage" in Path(profiled["page"]).read_text()
+
+    found = told(capsys, "tune", str(planted), "--parity-steps", "30", "--budget", "5m")
+
+    assert found["diagnosis_before"]["bottleneck"] == "input"
+    assert decisions(found)[CACHE] == "kept"
+    assert found["settings"]["data.pipeline.cache"] == "memory"
+    assert found["after"]["busy_fraction"] > found["before"]["busy_fraction"] + 0.2
+    assert found["after"]["samples_per_s"] > 1.5 * found["before"]["samples_per_s"]
+    assert replay(Path(found["ledger"])) == []
+
+    lock = read_lock(planted / FILE)
+    assert lock is not None
+    assert lock.settings == found["settings"]
+    loaded, said = load_tuned(planted)
+    assert loaded.own_dataset is not None
+    assert loaded.own_dataset.pipeline.cache == "memory"
+    assert "data.pipeline.cache=memory" in said
+
+    assert invoke(["tune", "--check", str(planted)], debug=False) == 0
+    assert "It holds." in capsys.readouterr().out
+    broken = yaml.safe_load((planted / FILE).read_text())
+    broken["after"]["samples_per_s"] *= 10
+    (planted / FILE).write_text(yaml.safe_dump(broken))
+    assert invoke(["tune", "--check", str(planted)], debug=False) == 3
+    assert "samples/s, promised were" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(600)
+def test_python_between_steps_is_named_and_mended(
+    planted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--set", "model=model:build_small", "--set", "train.steps_per_call=1"]
+
+    assert told(capsys, "profile", str(planted), *small)["diagnosis"]["bottleneck"] == "python"
+    found = told(capsys, "tune", str(planted), *small, "--parity-steps", "30", "--budget", "90s")
+
+    assert found["diagnosis_before"]["bottleneck"] == "python"
+    assert found["settings"]["train.steps_per_call"] > 1
+    assert found["after"]["samples_per_s"] > 1.2 * found["before"]["samples_per_s"]
+
+
+@pytest.mark.timeout(600)
+def test_a_precision_that_this_machine_has_not_is_named_and_mended(
+    planted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = ["--set", "train.precision=mixed_float16"]
+
+    profiled = told(capsys, "profile", str(planted), *half)
+
+    assert profiled["diagnosis"]["bottleneck"] == "precision"
+    assert profiled["other_precision"]["precision"] == "float32"
+    assert "train.precision: float32" in profiled["diagnosis"]["text"]
+    found = told(capsys, "tune", str(planted), *half, "--parity-steps", "50", "--budget", "100s")
+    assert decisions(found)["precision float32"] == "kept"
+    assert found["after"]["samples_per_s"] > 1.3 * found["before"]["samples_per_s"]
+
+
+@pytest.mark.timeout(600)
+def test_a_healthy_experiment_is_called_so_and_left_alone(
+    planted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (planted / "stoker.yaml").read_bytes()
+
+    assert told(capsys, "profile", str(planted))["diagnosis"]["bottleneck"] == "none"
+    found = told(capsys, "tune", str(planted), "--parity-steps", "30", "--budget", "4m")
+
+    kept = [name for name, decision in decisions(found).items() if decision == "kept"]
+    assert kept == []
+    assert (planted / "stoker.yaml").read_bytes() == before
+    lock = read_lock(planted / FILE)
+    assert lock is not None
+    assert lock.settings == {}

@@ -1,0 +1,137 @@
+"""What a tuning meets: levers that crash or are refused, kill -9, a second tuning, no time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.app.bench import TrialBench
+from stoker.app.cli.main import invoke
+from stoker.app.experiment import load_experiment
+from stoker.tune.ledger import events
+from stoker.tune.lock import FILE
+from stoker.tune.process import TrialFailed
+
+pytestmark = pytest.mark.slow
+
+PLANTED = Path(__file__).parent / "planted"
+LONG_S = 200.0
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(PLANTED, tmp_path / "planted"))
+
+
+def fail(planted: Path, settings: dict[str, object], *overrides: str) -> TrialFailed:
+    experiment = load_experiment(planted, overrides=overrides)
+    with pytest.raises(TrialFailed) as failed:
+        TrialBench(
+            experiment,
+            settings,
+            folder=planted / "trials",
+            name="one",
+            left_s=lambda: LONG_S,
+            most_s=LONG_S,
+        )
+    return failed.value
+
+
+def test_a_lever_that_ends_its_process_is_a_crash(planted: Path) -> None:
+    failed = fail(planted, {"train.precision": "mixed_bfloat16"}, "model=model:build_crashing")
+
+    assert failed.kind == "crash"
+    assert "exit code 9" in failed.text
+
+
+def test_a_lever_that_the_settings_do_not_take_is_refused(planted: Path) -> None:
+    failed = fail(planted, {"train.steps_per_call": 0})
+
+    assert failed.kind == "refused"
+    assert "train.steps_per_call must be at least 1" in failed.text
+
+
+def test_code_that_fails_under_a_lever_is_refused_with_its_reason(planted: Path) -> None:
+    failed = fail(planted, {"train.replicas": 2, "train.strategy": "one_device"})
+
+    assert failed.kind == "refused"
+    assert "one_device has one replica" in failed.text
+
+
+def wait_for(condition: object, what: str) -> None:
+    deadline_s = time.monotonic() + LONG_S
+    while not condition():  # type: ignore[operator]  # any callable
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.1)  # another process's work
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_tuning_that_is_killed_leaves_the_experiment_as_it_was(
+    planted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path.name: path.read_bytes() for path in planted.iterdir()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stoker", "tune", str(planted)],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env=os.environ,
+    )
+    root = planted / "runs" / ".tune" / "planted"
+    wait_for(
+        lambda: any(
+            event["event"] == "before"
+            for path in root.glob("*/ledger.jsonl")
+            for event in events(path)
+        ),
+        "the experiment is measured",
+    )
+    trials = children(process.pid)
+    assert trials
+
+    # A second one would measure the first.
+    assert invoke(["tune", str(planted)], debug=False) == 2
+    assert "measured by one process at a time" in capsys.readouterr().err
+
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+    wait_for(lambda: not any(map(is_running, trials)), "its trials end with it")
+    after = {path.name: path.read_bytes() for path in planted.iterdir() if path.is_file()}
+    assert after == before
+    (ledger,) = root.glob("*/ledger.jsonl")
+    assert next(events(ledger))["event"] == "begin"
+    # Nothing of it stands in the way of the next one, which has no time for anything.
+    assert invoke(["tune", str(planted), "--budget", "0.01s"], debug=False) == 2
+    assert "--budget must be long enough" in capsys.readouterr().err
+    assert not (planted / FILE).exists()
+
+
+def test_a_check_needs_a_lock_file(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["tune", "--check", str(planted)], debug=False) == 2
+    assert "a check needs a lock file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("budget", ["", "0", "-1m", "ten minutes", "5 d"])
+def test_a_budget_is_a_length_of_time(
+    planted: Path, budget: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["tune", str(planted), f"--budget={budget}"], debug=False) == 2
+    assert "--budget must be a length of time" in capsys.readouterr().err
