@@ -27,6 +27,7 @@ TITLES = {
     "train-scaling": ("Two workers", "make bench-train-scaling"),
     "train-checkpoints": ("Checkpoints", "make bench-train-checkpoints"),
     "train-ps": ("Parameter servers", "make bench-train-ps"),
+    "tune": ("Tuning", "make bench-tune"),
 }
 """Result -> its heading, and the command that makes it; in the order of the page."""
 

@@ -1,0 +1,191 @@
+"""What `stoker tune` reaches, and whether it does so again.
+
+python benchmarks/tune/run.py [--cases naive emulated real again disturbance]
+
+Each case writes benchmarks/results/tune/<case>.json; all that are there make benchmarks/results/tune.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks" / "train"), str(ROOT / "benchmarks" / "tune")]
+
+import photographs  # noqa: E402 - beside this file, which no package holds
+from figures import RESULTS, Figure, figure, write  # noqa: E402 - as above
+
+from stoker.app.bench import TrialBench  # noqa: E402 - as above
+from stoker.app.experiment import load_experiment  # noqa: E402 - as above
+from stoker.tune.compare import gain_of  # noqa: E402 - as above
+from stoker.tune.process import Trial  # noqa: E402 - as above
+
+PARTS = RESULTS / "tune"
+PAIRS = 10
+WINDOW_S = 1.0
+LONG_S = 1800.0
+
+
+def tuned(folder: Path, *arguments: str) -> dict[str, Any]:
+    """What `stoker tune --json` says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker", "tune", str(folder), "--json", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def recipe(into: Path) -> Path:
+    """A copy of the naive recipe, without what earlier runs left."""
+    leave = shutil.ignore_patterns("runs", "models", "stoker.lock.yaml", "__pycache__")
+    return Path(shutil.copytree(ROOT / "recipes" / "naive", into / "naive", ignore=leave))
+
+
+def against_hand(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
+    """The tuned training beside what is made by hand, in turn."""
+    bench = TrialBench(
+        load_experiment(folder),
+        settings,
+        folder=folder / "trials",
+        name="tuned",
+        left_s=lambda: LONG_S,
+        most_s=LONG_S,
+        window_s=WINDOW_S,
+    )
+    by_hand = Trial(
+        {"recipe": str(folder)},
+        folder=folder / "trials",
+        name="by-hand",
+        command=(sys.executable, str(ROOT / "benchmarks" / "tune" / "by_hand.py")),
+    )
+    pairs = []
+    with by_hand:
+        name = by_hand.ask("name", timeout_s=LONG_S)
+        for number in range(PAIRS):
+            ours = bench.speed() if number % 2 else None
+            found = by_hand.ask("speed", timeout_s=LONG_S, seconds=WINDOW_S)
+            ours = bench.speed() if ours is None else ours
+            pairs.append((found["rows"] / found["wall_s"], ours))
+    bench.close()
+    return gain_of(pairs), name
+
+
+def naive(scratch: Path) -> list[Figure]:
+    """As beginners write it, and what is made of it."""
+    folder = recipe(scratch)
+    found = tuned(folder, "--budget", "20m")
+    shutil.copy(found["report"], PARTS / "naive.html")
+    (PARTS / "waterfall.svg").write_text(_waterfall(Path(found["report"])))
+    gain, hand = against_hand(folder, found["settings"])
+    total = found["after"]["samples_per_s"] / found["before"]["samples_per_s"]
+    kept = ", ".join(f"{name}={value}" for name, value in found["settings"].items())
+    how = f"{PAIRS} pairs of windows in turn, {gain.shown()}; by hand: {hand}; tuned: {kept}"
+    return [
+        figure(
+            "naive: tuned beside made by hand",
+            gain.ratio,
+            "x",
+            at_least=0.95,
+            peer="by hand",
+            how=how,
+        ),
+        figure("naive: tuned beside as it was", total, "x", how=f"samples a second, {kept}"),
+        figure(
+            "naive: U before", 100 * found["before"]["busy_fraction"], "%", how="middle of 6 turns"
+        ),
+        figure(
+            "naive: U after", 100 * found["after"]["busy_fraction"], "%", how="middle of 6 turns"
+        ),
+        figure("naive: time that tuning took", found["took_s"], "s", how="wall, ingest included"),
+    ]
+
+
+def emulated(scratch: Path) -> list[Figure]:
+    """A device that leaves the CPU to the input."""
+    found = tuned(photographs.write(scratch / "emulated", real=False), "--parity-steps", "40")
+    return _busy("emulated device", found, first=45.0)
+
+
+def real(scratch: Path) -> list[Figure]:
+    """A compiled step on one core, the input on the other."""
+    found = tuned(photographs.write(scratch / "real", real=True), "--parity-steps", "40")
+    return _busy("step on one core", found, first=None)
+
+
+def _busy(name: str, found: dict[str, Any], *, first: float | None) -> list[Figure]:
+    kept = ", ".join(f"{key}={value}" for key, value in found["settings"].items()) or "nothing"
+    how = f"240 JPEG files of 1600x1200, 224x224 seen; kept: {kept}"
+    before, after = (100 * found[when]["busy_fraction"] for when in ("before", "after"))
+    return [
+        figure(f"{name}: U before", before, "%", at_most=first, how=how),
+        figure(f"{name}: U after", after, "%", at_least=95.0, how=how),
+        figure(f"{name}: time that tuning took", found["took_s"], "s", how="wall"),
+    ]
+
+
+def again(scratch: Path) -> list[Figure]:
+    """Five tunings of an unchanged experiment."""
+    seen = []
+    for number in range(5):
+        folder = recipe(scratch / f"again-{number}")
+        seen.append(tuned(folder, "--budget", "20m")["settings"])
+    same = max(seen.count(each) for each in seen)
+    how = "; ".join(json.dumps(each, sort_keys=True) for each in seen)
+    return [figure("naive: tunings of five that keep the same", same, "of 5", at_least=5, how=how)]
+
+
+def disturbance(scratch: Path) -> list[Figure]:
+    """What a profile from outside costs a script."""
+    del scratch
+    script = ROOT / "benchmarks" / "tune" / "disturbance.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def _waterfall(report: Path) -> str:
+    """The first picture of a report: samples a second, lever by lever."""
+    text = report.read_text()
+    begin = text.index("<svg")
+    picture = text[begin : text.index("</svg>", begin) + len("</svg>")]
+    return picture.replace("<title>", '<rect width="100%" height="100%" fill="white"/><title>', 1)
+
+
+CASES = {
+    "naive": naive,
+    "emulated": emulated,
+    "real": real,
+    "again": again,
+    "disturbance": disturbance,
+}
+
+
+def main() -> None:
+    """Run the cases that are asked for, and put all figures together."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    asked = parser.parse_args()
+    PARTS.mkdir(parents=True, exist_ok=True)
+    for name in asked.cases:
+        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as scratch:
+            write(PARTS / f"{name}.json", CASES[name](Path(scratch)))
+    found = [PARTS / f"{name}.json" for name in CASES]
+    whole = [json.loads(path.read_text()) for path in found if path.is_file()]
+    write(RESULTS / "tune.json", [each for part in whole for each in part])
+    waterfall = PARTS / "waterfall.svg"
+    if waterfall.is_file():
+        shutil.copy(waterfall, ROOT / "docs" / "tune.svg")
+
+
+if __name__ == "__main__":
+    main()
