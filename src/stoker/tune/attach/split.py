@@ -26,7 +26,8 @@ class StepSplit:
     """W, the share of the step that waits for input, in [0, 1]."""
 
     python: float | None
-    """Share of the step that Python takes between the calls of the compiled step, in [0, 1]."""
+    """Share of the step that Python takes between the calls of the compiled step, in [0, 1]; of
+    `model.fit` the least of all rounds."""
 
     busy: float | None
     """U = T_ceil / T_real; about 1 at most."""
@@ -96,11 +97,14 @@ def _split_fit(loop: Loop) -> StepSplit:
     wait_s = min(real_s, (wait or 0.0) * real_s)
     compute_s = min(ceiling_s, real_s - wait_s)
     rest_s = max(0.0, real_s - wait_s - compute_s)
+    # Noise slows the one or the other window: what all rounds agree on is Python's.
+    most = max(each["ceiling_s"] / each["real_s"] for each in loop.rounds)
+    python = max(0.0, 1.0 - most - (wait or 0.0))
     return StepSplit(
         step_s=real_s,
         parts={"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s},
         input_wait=wait,
-        python=rest_s / real_s,
+        python=python,
         busy=busy,
         no_busy="",
     )

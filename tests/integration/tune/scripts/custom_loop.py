@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A training loop written from scratch, with a tf.function for the step."""
 
 import keras
@@ -30,13 +31,13 @@ def train_step(x, y):
         logits = model(x, training=True)
         loss_value = loss_fn(y, logits)
     gradients = tape.gradient(loss_value, model.trainable_weights)
-    optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+    optimizer.apply_gradients(zip(gradients, model.trainable_weights))  # noqa: B905 - as tutorials have it
     return loss_value
 
 
 for epoch in range(3):
     total = 0.0
-    for step, (x_batch, y_batch) in enumerate(train_dataset):
+    for step, (x_batch, y_batch) in enumerate(train_dataset):  # noqa: B007 - told below
         loss_value = train_step(x_batch, y_batch)
         total += float(loss_value)
     print(f"epoch {epoch}: {step + 1} steps")

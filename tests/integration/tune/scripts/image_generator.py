@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Images out of a folder, one by one, through PIL and a Python generator."""
 
 import pathlib
@@ -30,7 +31,7 @@ dataset = tf.data.Dataset.from_generator(
         tf.TensorSpec((), tf.int32),
     ),
 )
-dataset = dataset.batch(4)
+dataset = dataset.batch(8)
 
 model = keras.Sequential(
     [

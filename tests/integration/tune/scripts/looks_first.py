@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Looks at a batch before training, then fits with a mapped dataset that is never cached."""
 
 import keras

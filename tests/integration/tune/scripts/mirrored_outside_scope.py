@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A strategy of two replicas, and a model that was made outside of its scope."""
 
 import keras

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Mixed precision, with an output layer that stays in float16."""
 
 import keras

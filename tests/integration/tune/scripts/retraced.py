@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A tf.function that is given the step's number as a Python number."""
 
 import numpy as np

@@ -28,7 +28,7 @@ def _attach() -> None:
     if not folder:
         return
     try:
-        from stoker_watch import hook
+        from stoker_watch import hook  # type: ignore[import-not-found] # found by our own place
 
         hook.wait_for_tensorflow(folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the script must run

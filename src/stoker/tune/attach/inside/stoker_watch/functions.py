@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-
 from .facts import FACTS
 from .loops import STATE, clock, current, loop_at
 from .places import NOWHERE, Place, of_code, place

@@ -30,8 +30,8 @@ def owner(file: str) -> str:
     for packages in ("site-packages", "dist-packages"):
         _, found, rest = file.partition(os.sep + packages + os.sep)
         if found:
-            return rest.split(os.sep)[0].removesuffix(".py")
-    if file.startswith("<frozen") or file.startswith("<__") or file.startswith(_STDLIB):
+            return rest.partition(os.sep)[0].removesuffix(".py")
+    if file.startswith(("<frozen", "<__", *_STDLIB)):
         return "python"
     return "user"
 
