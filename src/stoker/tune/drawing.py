@@ -141,7 +141,8 @@ def _is_drawable(span: Span) -> bool:
 
 
 def _finite(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
+    # By what is smaller nothing can be divided.
+    return value if math.isfinite(value) and abs(value) > 1e-200 else 0.0
 
 
 def _shown(bar: Bar) -> str:
