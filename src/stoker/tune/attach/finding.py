@@ -41,6 +41,8 @@ class ScriptFinding:
         if self.gain is None:
             return "not speed"
         low, high = self.gain
+        if high < LEAST_GAIN:
+            return "hardly any here"
         return f"{low:.2g}x to {high:.2g}x"
 
     def to_json(self) -> dict[str, Any]:
@@ -56,6 +58,9 @@ class ScriptFinding:
             "sure": self.sure,
         }
 
+
+LEAST_GAIN = 1.05
+"""What is less is no promise."""
 
 MOST_GAIN = 20.0
 """No estimate goes further: a share that is nearly all is not known that well."""
