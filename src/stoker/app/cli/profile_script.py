@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 OUT = Path("stoker-profile")
 """Where the profile is written by default."""
 
+SHOWN_SHARE = 0.05
+"""Of the input's CPU time: a stage below it is printed only where the user wrote it."""
+
 
 def profile_script_command(
     command: Sequence[str], *, as_json: bool = False, out: Path = OUT, seconds: float = 0.0
@@ -113,6 +116,8 @@ def _print_loop(console: Console, loop: Loop) -> None:
     for part, part_s in split.parts.items():
         table.add_row(escape(part), seconds(part_s), f"{part_s / split.step_s:.0%}")
     for cost in stage_costs(loop):
+        if cost.place is None and cost.share < SHOWN_SHARE:
+            continue
         where = f" ({cost.place})" if cost.place else ""
         table.add_row(
             escape(f"  input: {cost.name}{where}"),

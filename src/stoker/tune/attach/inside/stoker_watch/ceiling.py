@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .facts import FACTS
 from .loops import clock
 
 MOST_STATE_BYTES = 1 << 30
@@ -38,11 +39,12 @@ class Prepared:
     def __init__(self, function: Callable[[Any], Any], variables: list[Any], calls: int) -> None:
         self._function, self._variables, self._per_call = function, variables, calls
 
-    def take(self, iterator: Any) -> tuple[Taken, Ceiling]:
+    def take(self, iterator: Any) -> tuple[Taken, Ceiling | None]:
         """Take the batches of one call from the script's iterator.
 
         Returns:
-            The step's input, with which it must be run now; and what measures.
+            The step's input, with which it must be run now; and what measures, None where that
+            could not be made.
 
         Raises:
             StopIteration: the input has ended, as the step itself would have said.
@@ -53,13 +55,18 @@ class Prepared:
                 batches.append(next(iterator))
             except StopIteration:
                 break
-        spec = iterator.element_spec
-        parts = [_resident(batch, spec) for batch in batches]
-        once = parts[0]
-        for part in parts[1:]:
-            once = once.concatenate(part)
-        again = iter(_plain(parts[0].repeat()))
-        return Taken(batches, iter(_plain(once))), Ceiling(self._function, again, self._variables)
+        try:
+            parts = [_resident(batch, iterator.element_spec) for batch in batches]
+            once = parts[0]
+            for part in parts[1:]:
+                once = once.concatenate(part)
+            again = iter(_plain(parts[0].repeat()))
+            ceiling = Ceiling(self._function, again, self._variables)
+            return Taken(batches, iter(_plain(once))), ceiling
+        except Exception as error:  # noqa: BLE001 - the batch was taken: it must be trained with
+            FACTS.failed(error)
+            # A train function of Keras's takes any iterator, and traces once more for it.
+            return Taken(batches, iter(batches)), None
 
 
 class Ceiling:
@@ -113,6 +120,10 @@ def prepare(
         return None, "the step is not compiled: Python runs each of its operations"
     if any(not isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(iterator.element_spec)):
         return None, "the batches hold ragged or sparse tensors"
+    if _resident(_zeros(iterator.element_spec), iterator.element_spec).element_spec != (
+        iterator.element_spec
+    ):
+        return None, "a batch cannot be given again with the shapes that its dataset declares"
     traced = compiled.experimental_get_tracing_count()
     concrete = compiled.get_concrete_function(iterator)
     if compiled.experimental_get_tracing_count() != traced:
@@ -154,6 +165,17 @@ def _variables(concrete: Any, model: Any) -> list[Any]:
         if hasattr(variable, "assign") and hasattr(variable, "ref"):
             found[variable.ref()] = variable
     return list(found.values())
+
+
+def _zeros(element_spec: Any) -> Any:
+    """A batch of one row, to see whether such batches can be given again at all."""
+    tf: Any = sys.modules["tensorflow"]
+
+    def zeros(spec: Any) -> Any:
+        shape = [1 if size is None else size for size in spec.shape]
+        return tf.zeros(shape, spec.dtype)
+
+    return tf.nest.map_structure(zeros, element_spec)
 
 
 def _plain(dataset: Any) -> Any:

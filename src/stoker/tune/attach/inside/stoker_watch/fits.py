@@ -22,6 +22,12 @@ MOST_WINDOW_CALLS = 90
 
 LEAST_WINDOW_CALLS = 4
 
+LONGEST_STEP_S = 2.0
+"""A longer step is not run again."""
+
+MOST_CEILING_S = 1.0
+"""Of one window on a resident batch: the training waits meanwhile."""
+
 ROUNDS = 3
 """Pairs of windows, with real data and on a resident batch."""
 
@@ -74,9 +80,11 @@ class Fit:
             if self._wants_ceiling():
                 self._row = _Window()
                 logs = self._first_of_resident(function, iterator)
-                begun_s = self._last_end_s = clock()
-            else:
-                logs = function(iterator)
+                # Its time holds our preparations: it is counted, and not measured.
+                self.steps += 1
+                self._last_end_s = clock()
+                return logs
+            logs = function(iterator)
             try:
                 self._did(iterator, begun_s, clock())
             except Exception as error:  # noqa: BLE001 - the script goes on
@@ -114,6 +122,9 @@ class Fit:
         """Take this step's batch, do the step with it, and keep it for the ceiling."""
         begun_s = clock()
         made = None
+        if self._slow():
+            self.no_ceiling = "to run so long a step again would hold the training up"
+            return function(iterator)
         FACTS.ours = True
         try:
             with FACTS.guarded():
@@ -123,12 +134,17 @@ class Fit:
                 return function(iterator)
             # What is taken must be trained with: from here on nothing may be skipped.
             taken, self._ceiling = made.take(iterator)
+            self.no_ceiling = "" if self._ceiling is not None else "the watcher failed"
         finally:
             FACTS.ours = False
             self.ours_s += clock() - begun_s
         self._drain = FIRST_DRAINED
         self.rows, self.element_bytes = pipeline.size_of(taken.batches[0])
         return function(taken.once)
+
+    def _slow(self) -> bool:
+        latest = [row[2] for row in self.timeline[-2:]]
+        return bool(latest) and min(latest) > LONGEST_STEP_S
 
     def _did(self, iterator: Any, begun_s: float, ended_s: float) -> None:
         self.iterator = iterator
@@ -178,7 +194,8 @@ class Fit:
         begun_s = clock()
         FACTS.ours = True
         try:
-            ceiling_s = resident.measure(window.calls)
+            calls = max(1, min(window.calls, int(MOST_CEILING_S * window.calls / window.seconds)))
+            ceiling_s = resident.measure(calls) * window.calls / calls
         except Exception as error:  # noqa: BLE001 - whatever a step can raise: the script goes on
             self.no_ceiling = f"the step failed on a resident batch: {type(error).__name__}"
             self._ceiling = None
@@ -189,9 +206,9 @@ class Fit:
             self.ours_s += clock() - begun_s
             self._last_end_s = clock()
         told = {"calls": window.calls, "real_s": window.seconds + settled_s, "ceiling_s": ceiling_s}
-        calls = window.latest_calls
-        if LEAST_WINDOW_CALLS <= calls <= len(gaps_us):
-            told["gap_s"] = sum(gaps_us[-calls:]) / 1e6
+        latest = window.latest_calls
+        if LEAST_WINDOW_CALLS <= latest <= len(gaps_us):
+            told["gap_s"] = sum(gaps_us[-latest:]) / 1e6
             told["gap_of_s"] = window.latest_s
         self.rounds.append(told)
         ahead = sum(node["buffered"] for node in nodes if node["depth"] <= 3)

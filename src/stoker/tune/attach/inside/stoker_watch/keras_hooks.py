@@ -84,14 +84,14 @@ def _fit(keras: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         fit = None
-        if not STATE.fits:
+        bound = _bound(signature, self, args, kwargs)
+        # Other backends call their train functions in other ways.
+        if bound is not None and not STATE.fits and keras.config.backend() == "tensorflow":
             with FACTS.guarded():
                 fit = _begin(keras, self)
-                bound = signature.bind(self, *args, **kwargs)
-                bound.arguments["callbacks"] = _with_ours(
-                    keras, bound.arguments.get("callbacks"), fit, self
-                )
                 _data(fit, bound.arguments)
+                given = bound.arguments.get("callbacks")
+                bound.arguments["callbacks"] = _with_ours(keras, given, fit, self)
                 args, kwargs = bound.args[1:], bound.kwargs
         STATE.fits += 1
         try:
@@ -103,6 +103,16 @@ def _fit(keras: Any, original: Callable[..., Any]) -> Callable[..., Any]:
                     fit.end(self)
 
     return call
+
+
+def _bound(
+    signature: inspect.Signature, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.BoundArguments | None:
+    """The arguments by name; None where they do not fit, which Keras says better."""
+    try:
+        return signature.bind(model, *args, **kwargs)
+    except TypeError:
+        return None
 
 
 def _begin(keras: Any, model: Any) -> Fit:

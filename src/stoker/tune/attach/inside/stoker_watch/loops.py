@@ -219,7 +219,7 @@ def _iter(tf: Any, around: Callable[..., None], original: Callable[..., Any]) ->
 def _follow(tf: Any, around: Callable[..., None], iterator: Any, dataset: Any) -> None:
     place, maker = who_called()
     # What Keras iterates by itself (evaluate, predict, adapt) is no loop of the user's.
-    if maker == "keras" or place == NOWHERE:
+    if maker in ("keras", "tf_keras") or place == NOWHERE:
         return
     kind = type(iterator)
     if kind not in _patched:

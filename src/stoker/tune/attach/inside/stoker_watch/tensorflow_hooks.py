@@ -43,7 +43,7 @@ def install(tf: ModuleType) -> None:
 
 
 STRATEGIES: list[dict[str, Any]] = []
-"""Every `tf.distribute.Strategy` that was made for more than one replica, and where."""
+"""Every `tf.distribute.Strategy` that the user's code made, and where."""
 
 
 def _strategies(tf: Any) -> None:
@@ -55,19 +55,13 @@ def _strategies(tf: Any) -> None:
                 if "Strategy" in kind and not kind.startswith("_"):
                     place, maker = who_called()
                     if maker == "user":
-                        STRATEGIES.append({"kind": kind, "place": place, "strategy": self})
+                        replicas = int(self.num_replicas_in_sync)
+                        STRATEGIES.append({"kind": kind, "place": place, "replicas": replicas})
 
         return init
 
     around(tf.distribute.Strategy, "__init__", make)
-    FACTS.parts["strategies"] = lambda: [
-        {"kind": each["kind"], "place": each["place"], "replicas": _replicas(each["strategy"])}
-        for each in STRATEGIES
-    ]
-
-
-def _replicas(strategy: Any) -> int:
-    return int(strategy.num_replicas_in_sync)
+    FACTS.parts["strategies"] = lambda: list(STRATEGIES)
 
 
 def _machine(tf: Any) -> dict[str, Any]:
