@@ -116,11 +116,13 @@ def _is_sequential(stage: Stage, node: Node | None) -> bool:
 
 
 def _python_map(stage: Stage, wait: float) -> ScriptFinding:
-    at = ", ".join(str(place) for place in stage.python_calls[:3])
+    # Inside of what AutoGraph has converted the nearest line of the user's is the map's.
+    others = [str(place) for place in stage.python_calls if place != stage.place]
+    at = f" in {', '.join(others[:3])}" if others else ""
     return ScriptFinding(
         kind="python_map",
         place=stage.place,
-        seen=f"each element calls Python (tf.py_function or tf.numpy_function in {at}); the step "
+        seen=f"each element calls Python (tf.py_function or tf.numpy_function{at}); the step "
         f"waits {wait:.0%} of its time",
         why="Only one thread runs Python at a time: more parallel calls do not help, and it takes "
         "turns with your training loop.",
@@ -197,7 +199,7 @@ def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
             each = node.buffered_bytes // node.buffered
         if each is None or count <= 0:
             continue
-        elements = min(count, stage.cardinality) if stage.cardinality > 0 else count
+        elements = min(count, _elements(loop, stage) or count)
         size = each * elements
         if size > MOST_MEMORY * machine.memory_bytes:
             fitting = max(1, int(MOST_MEMORY * machine.memory_bytes / 4 / max(1, each)))
@@ -213,6 +215,13 @@ def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
                 gain=None,
                 sure="measured",
             )
+
+
+def _elements(loop: Loop, stage: Stage) -> int:
+    """Elements of a pass, by declaration or by what whole passes gave at most; 0 if unknown."""
+    if stage.cardinality > 0:
+        return stage.cardinality
+    return -(-loop.steps // loop.passes) * max(1, loop.rows) if loop.passes else 0
 
 
 def _float64(loop: Loop) -> Iterator[ScriptFinding]:

@@ -25,6 +25,7 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 """
 
 _LANES = ("waiting for input", "tf.function", "reading values", "Python")
+_LANES_OF_FIT = ("step and its input", "Keras, callbacks")
 
 SHOWN_STEPS = 40
 """Steps of a timeline: more are too narrow to be seen."""
@@ -50,7 +51,8 @@ def page_html(profile: ScriptProfile) -> str:
 
 def _summary(profile: ScriptProfile) -> str:
     versions = f", TensorFlow {profile.tensorflow}" if profile.tensorflow else ""
-    return f"{seconds(profile.wall_s)}, exit code {profile.exit_code}{versions}, {profile.gpus} GPU"
+    gpus = f", {profile.gpus or 'no'} GPU" if profile.loops else ""
+    return f"{seconds(profile.wall_s)}, exit code {profile.exit_code}{versions}{gpus}"
 
 
 def _findings(profile: ScriptProfile) -> str:
@@ -127,20 +129,29 @@ def _steps(loop: Loop) -> str:
         return ""
     # The first steps compile, and would leave no room for the others.
     shown = loop.timeline[2 : 2 + SHOWN_STEPS] or loop.timeline
-    spans: list[Span] = []
-    for begin_s, wait_s, call_s, sync_s, period_s in shown:
-        at_s = begin_s
-        rest_s = max(0.0, period_s - wait_s - call_s - sync_s)
-        for lane, part_s in enumerate((wait_s, call_s, sync_s, rest_s)):
-            if part_s > 0:
-                spans.append(Span(lane=lane, begin_s=at_s, length_s=part_s))
-            at_s += part_s
-    drawn = timeline(spans, lanes=_LANES, title="the first steps")
-    note = "; model.fit waits for its input inside of the call" if loop.kind == "fit" else ""
-    return (
-        f'<h3>The first steps</h3>\n<p class="sub">{len(shown)} steps after the two that compile'
-        f"{note}.</p>\n{drawn}"
+    spans = [span for step in shown for span in _spans(loop, step)]
+    drawn = timeline(
+        spans, lanes=_LANES_OF_FIT if loop.kind == "fit" else _LANES, title="first steps"
     )
+    gaps = " Where nothing is drawn an epoch ended, or Stoker ran the step on a resident batch."
+    note = gaps if loop.kind == "fit" else ""
+    return (
+        f'<h3>The first steps</h3>\n<p class="sub">{len(shown)} steps after the two that compile.'
+        f"{note}</p>\n{drawn}"
+    )
+
+
+def _spans(loop: Loop, step: tuple[float, float, float, float, float]) -> Iterator[Span]:
+    begin_s, wait_s, call_s, sync_s, period_s = step
+    rest_s = max(0.0, period_s - wait_s - call_s - sync_s)
+    if loop.kind == "fit":
+        # What Keras does for a step comes before the call, and its input inside of it.
+        yield Span(lane=0, begin_s=begin_s, length_s=call_s)
+        yield Span(lane=1, begin_s=begin_s - rest_s, length_s=rest_s)
+        return
+    for lane, part_s in enumerate((wait_s, call_s, sync_s, rest_s)):
+        yield Span(lane=lane, begin_s=begin_s, length_s=part_s)
+        begin_s += part_s
 
 
 def _failures(profile: ScriptProfile) -> str:

@@ -245,7 +245,9 @@ def test_the_same_dear_work_in_each_pass_is_told_unless_it_cannot_be_kept() -> N
 
 
 def test_a_shuffle_buffer_is_told_where_it_eats_the_memory() -> None:
-    def told(count: int, element_bytes: int | None, **of_node: int) -> list[ScriptFinding]:
+    def told(
+        count: int, element_bytes: int | None, *, passes: int = 0, **of_node: int
+    ) -> list[ScriptFinding]:
         chain = (
             stage("prefetch", 9),
             stage(
@@ -257,12 +259,15 @@ def test_a_shuffle_buffer_is_told_where_it_eats_the_memory() -> None:
             ),
         )
         nodes = (node("Root"), node("Prefetch"), node("Shuffle", **of_node))
-        return findings(loop(stages=chain, nodes=nodes, wait_s=0.0, call_s=1.0))
+        once = loop(stages=chain, nodes=nodes, wait_s=0.0, call_s=1.0, passes=passes)
+        return findings(once)
 
     [finding] = told(100_000, 600_000)
     assert (finding.kind, finding.place, finding.gain) == ("shuffle_memory", at(8), None)
     assert "55.9 GiB" in finding.seen
     assert told(1000, 600_000) == []
+    # A pass of 102 steps of 32 cannot fill it.
+    assert told(100_000, 600_000, passes=1) == []
     [observed] = told(100_000, None, buffered=10, buffered_bytes=6_000_000)
     assert observed.kind == "shuffle_memory"
     assert told(100_000, None) == []
