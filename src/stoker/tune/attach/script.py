@@ -110,8 +110,8 @@ def _run(
                 return process.wait(timeout=seconds or None), "signal" if asked else "itself"
             _ask_for_facts(facts)
             _signal_group(process, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=grace_s)
+            _wait_for_group(process, grace_s)
+            _signal_group(process, signal.SIGKILL)
     finally:
         if process.poll() is None:
             _signal_group(process, signal.SIGKILL)
@@ -160,6 +160,26 @@ def _ask_for_facts(facts: Path) -> None:
             return
         # The watcher's own thread looks at the folder: there is nothing else to wait for.
         time.sleep(POLL_S)
+
+
+def _wait_for_group(process: subprocess.Popen[bytes], longest_s: float) -> None:
+    """Until the command and all that it has started have ended, or the time is up."""
+    until_s = time.monotonic() + longest_s
+    while time.monotonic() < until_s:
+        if process.poll() is not None and not _group_lives(process.pid):
+            return
+        # Only a parent hears of an end; what the command has started is not ours.
+        time.sleep(POLL_S)
+
+
+def _group_lives(group: int) -> bool:
+    """Whether a process of this group runs; one that nobody has asked about yet does not."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group, *_ = stat.read_text().rpartition(") ")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
