@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -148,20 +149,28 @@ def test_a_signal_is_passed_on_and_what_was_seen_is_kept(tmp_path: Path) -> None
     assert told["loops"][0]["steps"] > 50
 
 
+def warned(errors: Path) -> list[str]:
+    """What stands on stderr, without TensorFlow's own log, which has times in it."""
+    return [line for line in errors.read_text().splitlines() if not re.match(r"[IWE]\d{4} ", line)]
+
+
 def test_a_launcher_and_a_module_behave_as_without_us(tmp_path: Path) -> None:
     """A shell script that starts a Python that starts a Python that trains all sorts of models."""
     wrapper = tmp_path / "launch"
     wrapper.write_text(f'#!/bin/sh\ncd "{SCRIPTS}" && exec "{sys.executable}" launcher.py "$@"\n')
     wrapper.chmod(0o755)
-    command = [str(wrapper), "--epochs", "3"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as plain:
-        told, printed = profile(tmp_path, *command)
-        plain_printed, _ = plain.communicate()
-    assert plain.returncode == 0
 
+    def command(errors: str) -> list[str]:
+        return ["sh", "-c", '"$0" --epochs 3 2> "$1"', str(wrapper), str(tmp_path / errors)]
+
+    with subprocess.Popen(command("plain"), stdout=subprocess.PIPE, text=True) as plain:
+        told, printed = profile(tmp_path, *command("watched"))
+        plain_printed, _ = plain.communicate()
+
+    assert plain.returncode == told.exit_code == 0
     assert told.failures == ()
-    assert told.exit_code == 0
     assert printed == plain_printed
+    assert warned(tmp_path / "watched") == warned(tmp_path / "plain")
     kinds = [loop.kind for loop in told.loops]
     assert kinds.count("fit") == 4
     assert {"inside", "dataset"} <= set(kinds)

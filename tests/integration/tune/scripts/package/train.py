@@ -2,6 +2,7 @@
 """A module of a package, with arguments, run by `python -m`; it fits what is unusual."""
 
 import argparse
+import tempfile
 
 import keras
 import numpy as np
@@ -36,6 +37,14 @@ history = model.fit(
     verbose=0,
 )
 shown(*history.history["loss"], *history.history["val_loss"])
+
+
+# Keras looks closely at its own classes when it saves, loads and clones.
+with tempfile.TemporaryDirectory() as folder:
+    model.save(f"{folder}/model.keras")
+    loaded = keras.models.load_model(f"{folder}/model.keras")
+    print(loaded.compiled, keras.models.clone_model(model).count_params())
+    tf.saved_model.save(tf.Module(), folder)
 
 
 # A generator, a class weight, several steps a call, and a callback that is no list.

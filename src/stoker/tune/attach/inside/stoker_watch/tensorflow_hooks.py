@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -20,13 +22,23 @@ def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[
         name: Of what is replaced; nothing happens where there is none.
         make: Given the original, gives what stands around it.
     """
+    owner = _definer(owner, name)
     original = getattr(owner, name, None)
     if original is None or getattr(original, "stoker_original", None) is not None:
         return
     wrapped = functools.wraps(original)(make(original))
     wrapped.stoker_original = original  # type: ignore[attr-defined]
+    # Keras asks what a layer's __init__ takes in a way that looks at no wrapper's original.
+    with contextlib.suppress(TypeError, ValueError):
+        wrapped.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     is_static = isinstance(vars(owner).get(name), staticmethod)
     setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)
+
+
+def _definer(owner: Any, name: str) -> Any:
+    """The class that defines a method: Keras compares a model's with its base's, for overrides."""
+    classes = owner.__mro__ if isinstance(owner, type) else ()
+    return next((each for each in classes if name in vars(each) and each is not object), owner)
 
 
 def install(tf: ModuleType) -> None:
