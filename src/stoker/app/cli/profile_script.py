@@ -99,7 +99,7 @@ def _print_loop(console: Console, loop: Loop) -> None:
         loop.kind, "loop inside of a tf.function"
     )
     console.print()
-    console.print(f"{name} in {loop.place}: {loop.steps:,} steps", style="bold", markup=False)
+    console.print(f"{name} in {loop.place}: {loop.counted()}", style="bold", markup=False)
     if split is None:
         console.print("  too few steps to measure")
         return

@@ -76,7 +76,7 @@ def _finding(finding: ScriptFinding) -> str:
 def _loop(loop: Loop) -> str:
     split = split_step(loop)
     where = f"{_KINDS[loop.kind]} in {loop.place}"
-    sub = f"{loop.steps:,} steps, {loop.passes} whole passes, {loop.rows or '?'} samples a step"
+    sub = f"{loop.counted()}, {loop.passes} whole passes, {loop.rows or '?'} samples a step"
     parts = [f"<h2>{escape(where)}</h2>", f'<p class="sub">{escape(sub)}</p>']
     if split is None:
         parts.append("<p>Too few steps were measured.</p>")

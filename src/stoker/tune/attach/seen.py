@@ -143,6 +143,11 @@ class Loop:
     ours_s: float = 0.0
     """Time that the measurement took beside the steps, seconds."""
 
+    def counted(self) -> str:
+        """`1,000 steps`, or calls of several."""
+        together = int(self.model.get("steps_per_execution", 1))
+        return f"{self.steps:,} {'steps' if together == 1 else f'calls of {together} steps'}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:

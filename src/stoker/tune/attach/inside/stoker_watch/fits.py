@@ -20,6 +20,9 @@ WINDOW_S = 0.3
 MOST_WINDOW_CALLS = 90
 """Most calls of one: tf.data keeps the last 100 gaps."""
 
+MOST_GAPS = 98
+"""Of those that tf.data keeps."""
+
 LEAST_WINDOW_CALLS = 4
 
 LONGEST_STEP_S = 2.0
@@ -142,6 +145,10 @@ class Fit:
         self.rows, self.element_bytes = pipeline.size_of(taken.batches[0])
         return function(taken.once)
 
+    def _per_call(self) -> int:
+        """Elements that a call of the train function takes."""
+        return int(self.facts.get("steps_per_execution", 1))
+
     def _slow(self) -> bool:
         latest = [row[2] for row in self.timeline[-2:]]
         return bool(latest) and min(latest) > LONGEST_STEP_S
@@ -182,6 +189,7 @@ class Fit:
             self._window = _Window()
             # To settle took time that is no step's.
             self._last_end_s = clock()
+            self._row = _Window()
             return
         self._window.add(period_s)
         if self._window.is_full():
@@ -206,10 +214,9 @@ class Fit:
             self.ours_s += clock() - begun_s
             self._last_end_s = clock()
         told = {"calls": window.calls, "real_s": window.seconds + settled_s, "ceiling_s": ceiling_s}
-        latest = window.latest_calls
-        if LEAST_WINDOW_CALLS <= latest <= len(gaps_us):
-            told["gap_s"] = sum(gaps_us[-latest:]) / 1e6
-            told["gap_of_s"] = window.latest_s
+        gap = window.gap(gaps_us, self._per_call())
+        if gap is not None:
+            told["gap_s"], told["gap_of_s"] = gap
         self.rounds.append(told)
         ahead = sum(node["buffered"] for node in nodes if node["depth"] <= 3)
         prefetched = sum(node["parameters"].get("buffer_size", [0])[0] for node in nodes)
@@ -222,8 +229,9 @@ class Fit:
             return
         nodes, gaps_us = pipeline.read_model(self.iterator)
         self._keep(nodes)
-        if LEAST_WINDOW_CALLS <= self._row.calls <= min(len(gaps_us), MOST_WINDOW_CALLS):
-            self.gaps.append((sum(gaps_us[-self._row.calls :]) / 1e6, self._row.seconds))
+        gap = self._row.gap(gaps_us, self._per_call())
+        if gap is not None:
+            self.gaps.append(gap)
 
     def _keep(self, nodes: list[dict[str, Any]]) -> None:
         # Near the end of a pass the inner stages are gone already.
@@ -246,19 +254,31 @@ class _Window:
     def __init__(self) -> None:
         self.calls = self.latest_calls = 0
         self.seconds = self.latest_s = 0.0
+        self._fresh = True
 
     def add(self, period_s: float) -> None:
         self.calls += 1
-        self.latest_calls += 1
         self.seconds += period_s
+        if self._fresh:
+            # The gap before its input holds what came before the window.
+            self._fresh = False
+            return
+        self.latest_calls += 1
         self.latest_s += period_s
 
     def pause(self) -> None:
         """An epoch has ended: what comes between is left out, and gaps are another iterator's."""
-        self.latest_calls, self.latest_s = 0, 0.0
+        self.latest_calls, self.latest_s, self._fresh = 0, 0.0, True
+
+    def gap(self, gaps_us: list[float], per_call: int) -> tuple[float, float] | None:
+        """Time between two elements, over its latest calls in a row, and their whole time."""
+        elements = self.latest_calls * per_call
+        if self.latest_calls < LEAST_WINDOW_CALLS or elements > min(len(gaps_us), MOST_GAPS):
+            return None
+        return sum(gaps_us[-elements:]) / 1e6, self.latest_s
 
     def is_full(self) -> bool:
-        long_enough = self.seconds >= WINDOW_S and self.calls >= LEAST_WINDOW_CALLS
+        long_enough = self.seconds >= WINDOW_S and self.calls > LEAST_WINDOW_CALLS
         return long_enough or self.calls >= MOST_WINDOW_CALLS
 
 

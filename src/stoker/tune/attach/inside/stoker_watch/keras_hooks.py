@@ -160,7 +160,7 @@ def _with_ours(keras: Any, given: Any, fit: Fit, model: Any) -> Any:
     ours = _callback(keras, fit)
     if isinstance(given, keras.callbacks.CallbackList):
         ours.set_model(model)
-        given.append(ours)
+        given.callbacks.append(ours)
         return given
     if given is None:
         return [ours]
