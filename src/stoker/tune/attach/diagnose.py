@@ -1,0 +1,42 @@
+"""From what was seen to what is said: all rules, each line once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from stoker.tune.attach.finding import ScriptFinding
+from stoker.tune.attach.input_rules import Machine, input_findings
+from stoker.tune.attach.seen import Seen
+from stoker.tune.attach.split import split_step
+from stoker.tune.attach.step_rules import function_findings, step_findings
+
+
+def this_machine() -> Machine:
+    """Cores and memory that this process may use."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        path = Path(limit)
+        text = path.read_text().strip() if path.is_file() else ""
+        if text.isdigit():
+            memory = min(memory, int(text))
+    return Machine(cores=len(os.sched_getaffinity(0)), memory_bytes=memory)
+
+
+def diagnose(processes: Iterable[Seen], machine: Machine) -> tuple[ScriptFinding, ...]:
+    """Every finding, the largest gain first; processes that run the same lines say it once."""
+    found: dict[tuple[str, str, int], ScriptFinding] = {}
+    for seen in processes:
+        for finding in _of_process(seen, machine):
+            key = (finding.kind, finding.place.file, finding.place.line)
+            found.setdefault(key, finding)
+    return tuple(sorted(found.values(), key=lambda each: -(each.gain[1] if each.gain else 1.0)))
+
+
+def _of_process(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
+    for loop in seen.loops:
+        split = split_step(loop)
+        yield from step_findings(loop, split, seen)
+        yield from input_findings(loop, split, machine)
+    yield from function_findings(seen)

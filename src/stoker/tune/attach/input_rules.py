@@ -1,0 +1,241 @@
+"""What the input of a loop costs, and need not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stoker.tune.attach.finding import ScriptFinding, gain_of
+from stoker.tune.attach.seen import Loop, Node, Stage
+from stoker.tune.attach.split import StepSplit, stage_costs, stages_of
+
+LEAST_WAIT = 0.05
+"""Share of the step: below it the input is no matter, and its noise is as large."""
+
+LEAST_SHARE = 0.2
+"""Of the input's CPU time: a stage below it is not worth a line."""
+
+MOST_MEMORY = 0.25
+"""Of the machine's memory, for one buffer or one cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What the script ran on."""
+
+    cores: int
+    memory_bytes: int
+    gpus: int = 0
+
+
+def input_findings(
+    loop: Loop, split: StepSplit | None, machine: Machine
+) -> Iterator[ScriptFinding]:
+    """Findings about a loop's dataset; those about speed only where the step waits for it."""
+    yield from _shuffle_memory(loop, machine)
+    yield from _float64(loop)
+    if split is None or split.input_wait is None or split.input_wait < LEAST_WAIT:
+        return
+    wait = split.input_wait
+    generator = list(_generator(loop, wait))
+    yield from generator
+    yield from _maps(loop, wait, machine)
+    if not generator:
+        yield from _uncached(loop, wait, machine)
+    yield from _prefetch(loop, wait)
+
+
+def _cost(loop: Loop, stage: Stage) -> float | None:
+    """Share of the input's CPU time, None where TensorFlow kept no figures."""
+    costs = stage_costs(loop)
+    if not costs:
+        return None
+    return sum(cost.share for cost in costs if cost.place == stage.place and "Map" in cost.name)
+
+
+def _prefetch(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
+    mine = [stage for stage in loop.stages if stage.by_user]
+    if not mine or any(stage.kind == "prefetch" for stage in loop.stages):
+        return
+    if any(_runs_ahead(node) for node in loop.nodes[:3]) or loop.model.get("replicas", 1) > 1:
+        return
+    last = mine[0]
+    yield ScriptFinding(
+        kind="missing_prefetch",
+        place=last.place,
+        seen=f"the step waits {wait:.0%} of its time, and nothing prepares the next batch meanwhile",
+        why="Without prefetch the input stands still while the step computes, and the step while "
+        "the input works.",
+        change="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
+        # At best the shorter one of both disappears behind the longer one.
+        gain=(1.0, 1.0 / max(wait, 1.0 - wait)),
+        sure="measured" if loop.nodes else "likely",
+    )
+
+
+def _runs_ahead(node: Node) -> bool:
+    return node.name.startswith(("Prefetch", "ParallelMap", "MapAndBatch", "ParallelBatch"))
+
+
+def _maps(loop: Loop, wait: float, machine: Machine) -> Iterator[ScriptFinding]:
+    ran = {stage.place: node for node, stage in _pairs(loop) if stage.kind == "map"}
+    for stage in loop.stages:
+        share = _cost(loop, stage)
+        if stage.kind != "map" or not stage.by_user or (share is not None and share < LEAST_SHARE):
+            continue
+        if stage.python_calls:
+            yield _python_map(stage, wait)
+        elif _is_sequential(stage, ran.get(stage.place)):
+            parallel = wait * (1.0 - 1.0 / machine.cores) if machine.cores > 1 else 0.0
+            part = "" if share is None else f" and takes {share:.0%} of the input's CPU time"
+            yield ScriptFinding(
+                kind="sequential_map",
+                place=stage.place,
+                seen=f"this map does one element at a time{part}; the step waits {wait:.0%} of its time",
+                why="One core prepares the data while the others have nothing to do.",
+                change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
+                gain=gain_of(parallel),
+                sure="measured" if share is not None else "likely",
+            )
+
+
+def _pairs(loop: Loop) -> Iterator[tuple[Node, Stage]]:
+    for node, stage in zip(loop.nodes, stages_of(loop), strict=True):
+        if stage is not None:
+            yield node, stage
+
+
+def _is_sequential(stage: Stage, node: Node | None) -> bool:
+    if stage.arguments.get("num_parallel_calls") is not None:
+        return False
+    if node is None or node.name == "Map":
+        return True
+    # TensorFlow has made it parallel by itself, unless it may have one call only.
+    calls, tuned = node.parameters.get("parallelism", (1.0, False))
+    return not tuned and calls <= 1
+
+
+def _python_map(stage: Stage, wait: float) -> ScriptFinding:
+    # Inside of what AutoGraph has converted the nearest line of the user's is the map's.
+    others = [str(place) for place in stage.python_calls if place != stage.place]
+    at = f" in {', '.join(others[:3])}" if others else ""
+    return ScriptFinding(
+        kind="python_map",
+        place=stage.place,
+        seen=f"each element calls Python (tf.py_function or tf.numpy_function{at}); the step "
+        f"waits {wait:.0%} of its time",
+        why="Only one thread runs Python at a time: more parallel calls do not help, and it takes "
+        "turns with your training loop.",
+        change="Write the function with TensorFlow's operations (tf.io, tf.image, tf.strings), or "
+        "batch before the map, so that one call does a whole batch.",
+        gain=gain_of(wait),
+        sure="likely",
+    )
+
+
+def _generator(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
+    for number, stage in enumerate(loop.stages):
+        if stage.kind != "from_generator" or not stage.by_user:
+            continue
+        above = {each.kind for each in loop.stages[:number]}
+        per_row = bool(above & {"batch", "padded_batch", "ragged_batch"})
+        yield ScriptFinding(
+            kind="generator_rows" if per_row else "generator_batches",
+            place=stage.place,
+            seen=f"a Python generator gives one {'sample' if per_row else 'batch'} at a time; the "
+            f"step waits {wait:.0%} of its time",
+            why="Each element goes through one Python thread, which also runs your training loop: "
+            "no number of cores makes it faster.",
+            change="dataset = tf.data.Dataset.from_tensor_slices(paths_or_arrays).map(load, "
+            "num_parallel_calls=tf.data.AUTOTUNE)  # load: tf.io.read_file, tf.io.decode_jpeg, ...",
+            gain=gain_of(wait),
+            sure="likely",
+        )
+
+
+def _uncached(loop: Loop, wait: float, machine: Machine) -> Iterator[ScriptFinding]:
+    kinds = {stage.kind for stage in loop.stages}
+    if loop.passes < 2 or kinds & {"cache", "snapshot"}:
+        return
+    for number, stage in enumerate(loop.stages):
+        share = _cost(loop, stage)
+        below = loop.stages[number:]
+        if stage.kind != "map" or not stage.by_user or share is None or share < LEAST_SHARE:
+            continue
+        size = _size(stage)
+        if any(each.random or each.kind == "shuffle" for each in below) or size is None:
+            continue
+        if size <= MOST_MEMORY * machine.memory_bytes:
+            yield ScriptFinding(
+                kind="uncached",
+                place=stage.place,
+                seen=f"this map did the same work in each of {loop.passes} passes, {share:.0%} of the "
+                f"input's CPU time; its results take {size / 1e6:.3g} MB; the step waits {wait:.0%} "
+                "of its time",
+                why="Nothing random comes before it: from the second pass on its results could be "
+                "read from memory.",
+                change=".map(...).cache()  # before shuffle, batch and anything random",
+                gain=gain_of(wait * share * (1.0 - 1.0 / loop.passes)),
+                sure="likely",
+            )
+            return
+
+
+def _size(stage: Stage) -> int | None:
+    if stage.element_bytes is None or stage.cardinality <= 0:
+        return None
+    return stage.element_bytes * stage.cardinality
+
+
+def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
+    held = {stage.place: node for node, stage in _pairs(loop) if stage.kind == "shuffle"}
+    for stage in loop.stages:
+        count = stage.arguments.get("buffer_size")
+        if stage.kind != "shuffle" or not stage.by_user or not isinstance(count, int):
+            continue
+        each = stage.element_bytes
+        node = held.get(stage.place)
+        if each is None and node is not None and node.buffered:
+            each = node.buffered_bytes // node.buffered
+        if each is None or count <= 0:
+            continue
+        elements = min(count, _elements(loop, stage) or count)
+        size = each * elements
+        if size > MOST_MEMORY * machine.memory_bytes:
+            fitting = max(1, int(MOST_MEMORY * machine.memory_bytes / 4 / max(1, each)))
+            yield ScriptFinding(
+                kind="shuffle_memory",
+                place=stage.place,
+                seen=f"a buffer of {elements:,} elements of {each:,} bytes is {size / 2**30:.1f} GiB "
+                f"of this machine's {machine.memory_bytes / 2**30:.1f}",
+                why="The buffer is filled before the first batch comes, and never given back.",
+                change=f".shuffle({fitting:,})  # or shuffle file names, and read after".replace(
+                    ",", "_", 1 if fitting >= 1000 else 0
+                ),
+                gain=None,
+                sure="measured",
+            )
+
+
+def _elements(loop: Loop, stage: Stage) -> int:
+    """Elements of a pass, by declaration or by what whole passes gave at most; 0 if unknown."""
+    if stage.cardinality > 0:
+        return stage.cardinality
+    return -(-loop.steps // loop.passes) * max(1, loop.rows) if loop.passes else 0
+
+
+def _float64(loop: Loop) -> Iterator[ScriptFinding]:
+    # Last one first: the finding belongs to the first stage that is the user's.
+    wide = [stage for stage in loop.stages if stage.by_user and "float64" in stage.dtypes]
+    if not wide or (loop.stages and "float64" not in loop.stages[0].dtypes):
+        return
+    yield ScriptFinding(
+        kind="float64_data",
+        place=wide[-1].place,
+        seen="the dataset's elements hold float64",
+        why="It takes twice the memory and bandwidth of float32, and is converted in each step "
+        "(or, in a loop of your own, computed with).",
+        change="Give float32: array.astype('float32'), or tf.cast(x, tf.float32) in the map.",
+        gain=(1.0, 1.3),
+        sure="likely",
+    )

@@ -1,0 +1,1 @@
+"""What runs inside of the script's process; it imports nothing of Stoker."""

@@ -1,0 +1,44 @@
+"""What Python runs at its start, because `stoker profile` put this folder first on its path.
+
+It runs in every Python process below the script, of any kind and version: it imports nothing but
+the standard library, says nothing, and stops nothing.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs a start
+
+
+def _run_the_one_we_hide() -> None:
+    """Python takes the first sitecustomize of its path: the next one has to run all the same."""
+    others = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+def _attach() -> None:
+    folder = os.environ.get("STOKER_WATCH_FOLDER")
+    if not folder:
+        return
+    try:
+        from stoker_watch import hook  # type: ignore[import-not-found] # found by our own place
+
+        hook.wait_for_tensorflow(folder)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the script must run
+        from contextlib import suppress
+
+        with suppress(OSError), open(os.path.join(folder, "failed"), "a") as told:  # noqa: PTH118, PTH123
+            told.write(f"{type(error).__name__}: {error}\n")
+    # The script sees the path that it would have had.
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
+
+
+_attach()
+_run_the_one_we_hide()

@@ -1,0 +1,128 @@
+"""What has been seen in this process, and its file."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+VERSION = 1
+"""Of the file's form; the reader refuses another."""
+
+LOOK_EVERY_S = 0.2
+"""How often it is looked whether somebody wants the facts now: 5 times `os.path.exists` a second."""
+
+WRITE_EVERY_S = 1.0
+"""How old the facts may be that a killed process leaves behind."""
+
+MOST_FAILURES = 20
+
+
+class Facts:
+    """Collects parts, writes them as one file, and remembers what went wrong with ourselves."""
+
+    def __init__(self) -> None:
+        self.folder = ""
+        self.failures: list[str] = []
+        self.parts: dict[str, Callable[[], Any]] = {}
+        self.on = False
+        """Something is watched in this process."""
+        self.ours = False
+        """We are running the script's step ourselves."""
+        self.seen = 0
+        """Grows with every step: facts that have not changed are not written again."""
+        self._pid = 0
+        self._begun_s = 0.0
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Watch this process; called again it does nothing."""
+        if self.on:
+            return
+        self.on, self._pid, self._begun_s = True, os.getpid(), time.monotonic()
+        atexit.register(self.write)
+        threading.Thread(target=self._keep_writing, name="stoker-watch", daemon=True).start()
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """What goes wrong inside is remembered; the script goes on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - see above
+            self.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """Remember a fault of the watcher's."""
+        if len(self.failures) < MOST_FAILURES:
+            trace = error.__traceback__
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            at = ""
+            if trace is not None:
+                code = trace.tb_frame.f_code
+                at = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"  # noqa: PTH119
+            self.failures.append(f"{type(error).__name__}: {error}{at}")
+
+    def write(self) -> None:
+        """Write the file, whole or not at all; a forked child writes nothing."""
+        if not self.on or os.getpid() != self._pid:
+            return
+        with self._lock, contextlib.suppress(OSError):
+            told = {
+                "version": VERSION,
+                "pid": self._pid,
+                "argv": sys.argv,
+                "folder": os.getcwd(),  # noqa: PTH109
+                "python": sys.version.split()[0],
+                "wall_s": time.monotonic() - self._begun_s,
+                "cpu_s": time.process_time(),
+                "written_s": time.time(),
+            }
+            for name, part in list(self.parts.items()):
+                with self.guarded():
+                    told[name] = part()
+            told["failures"] = list(self.failures)
+            path = os.path.join(self.folder, f"facts-{self._pid}.json")  # noqa: PTH118
+            with open(path + ".part", "w") as stream:  # noqa: PTH123
+                json.dump(_plain(told), stream, allow_nan=False)
+            os.replace(path + ".part", path)
+
+    def _keep_writing(self) -> None:
+        wanted = os.path.join(self.folder, "wanted")  # noqa: PTH118
+        written_s, written = time.monotonic(), -1
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            asked = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110
+            due = self.seen != written and time.monotonic() - written_s > WRITE_EVERY_S
+            if asked or due:
+                written_s, written = time.monotonic(), self.seen
+                # While another thread adds to what is written it may change its size: once more.
+                with self.guarded():
+                    self.write()
+            if asked:
+                with contextlib.suppress(OSError), open(f"{wanted}-{self._pid}", "w"):  # noqa: PTH123
+                    pass
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it: what is not finite becomes null, what is unknown its text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in list(value.items())}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in list(value)]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return str(value)
+
+
+FACTS = Facts()
+"""Of this process."""

@@ -1,0 +1,291 @@
+"""`keras.Model.fit`: every step of it, and in turn with them the same step on a resident batch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from . import ceiling, pipeline
+from .facts import FACTS
+from .loops import LOOK_AT_STEPS, MOST_SHOWN, clock
+from .places import Place
+
+WARM_CALLS = 4
+"""Calls of the train function that are set apart: the first ones trace, compile and fill buffers."""
+
+WINDOW_S = 0.3
+"""Least length of a window of steps: long against a scheduler's slice (some ms)."""
+
+MOST_WINDOW_CALLS = 90
+"""Most calls of one: tf.data keeps the last 100 gaps."""
+
+MOST_GAPS = 98
+"""Of those that tf.data keeps."""
+
+LEAST_WINDOW_CALLS = 4
+
+LONGEST_STEP_S = 2.0
+"""A longer step is not run again."""
+
+MOST_CEILING_S = 1.0
+"""Of one window on a resident batch: the training waits meanwhile."""
+
+ROUNDS = 3
+"""Pairs of windows, with real data and on a resident batch."""
+
+FIRST_DRAINED = 3
+"""Calls that are left out after the batch was taken, which took time itself."""
+
+MOST_DRAINED = 100
+"""Calls after a resident window that are left out: meanwhile the input has run ahead."""
+
+
+class Fit:
+    """One line that calls `fit` of one model."""
+
+    def __init__(self, place: Place, model: Any) -> None:
+        self.place = place
+        self._model = weakref.ref(model)
+        self.calls = 1
+        self.facts: dict[str, Any] = {}
+        self.stages: list[int] = []
+        self.nodes: list[dict[str, Any]] = []
+        self.epochs = self.steps = self.measured_steps = 0
+        self.first_s = self.period_s = self.call_s = self.epoch_start_s = 0.0
+        self.rows = self.element_bytes = 0
+        self.timeline: list[list[float]] = []
+        self.rounds: list[dict[str, float]] = []
+        self.gaps: list[tuple[float, float]] = []
+        """Of some steps in a row: time between two elements of the input, and the whole time."""
+        self.no_ceiling = ""
+        """Why the step on a resident batch was not measured."""
+        self.ours_s = 0.0
+        """What the measurement itself took, seconds."""
+        self.iterator: Any = None
+        self._begun_s = self._last_end_s = self._began_epoch_s = 0.0
+        self._row = _Window()
+        self._window: _Window | None = None
+        self._drain = 0
+        self._original: Any = None
+        self._ceiling: ceiling.Ceiling | None = None
+
+    def is_of(self, model: Any) -> bool:
+        """Whether it is of this model."""
+        return self._model() is model
+
+    def watch(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """What stands in the place of the train function."""
+        self._original = function
+
+        def train_function(iterator: Any) -> Any:
+            begun_s = clock()
+            if self._wants_ceiling():
+                self._row = _Window()
+                logs = self._first_of_resident(function, iterator)
+                # Its time holds our preparations: it is counted, and not measured.
+                self.steps += 1
+                self._last_end_s = clock()
+                return logs
+            logs = function(iterator)
+            try:
+                self._did(iterator, begun_s, clock())
+            except Exception as error:  # noqa: BLE001 - the script goes on
+                FACTS.failed(error)
+            return logs
+
+        return train_function
+
+    def begin_epoch(self) -> None:
+        """The time since the last step is none of a step."""
+        self._last_end_s = 0.0
+        self._row = _Window()
+        self._began_epoch_s = clock()
+
+    def end_epoch(self) -> None:
+        """The epoch's last step is done; the iterator may go."""
+        self.epochs += 1
+        self.iterator = None
+        if self._window is not None:
+            self._window.pause()
+
+    def end(self, model: Any) -> None:
+        """Put back what was there, whatever has happened."""
+        self.iterator, self._window, self._ceiling = None, None, None
+        if self._original is not None:
+            model.train_function = self._original
+        self._original = None
+        FACTS.seen += 1
+
+    def _wants_ceiling(self) -> bool:
+        ready = self.steps >= WARM_CALLS and len(self.rounds) < ROUNDS
+        return ready and not self.no_ceiling and self._ceiling is None
+
+    def _first_of_resident(self, function: Callable[[Any], Any], iterator: Any) -> Any:
+        """Take this step's batch, do the step with it, and keep it for the ceiling."""
+        begun_s = clock()
+        made = None
+        if self._slow():
+            self.no_ceiling = "to run so long a step again would hold the training up"
+            return function(iterator)
+        FACTS.ours = True
+        try:
+            with FACTS.guarded():
+                self.no_ceiling = "the watcher failed"
+                made, self.no_ceiling = ceiling.prepare(function, iterator, self._model())
+            if made is None:
+                return function(iterator)
+            # What is taken must be trained with: from here on nothing may be skipped.
+            taken, self._ceiling = made.take(iterator)
+            self.no_ceiling = "" if self._ceiling is not None else "the watcher failed"
+        finally:
+            FACTS.ours = False
+            self.ours_s += clock() - begun_s
+        self._drain = FIRST_DRAINED
+        self.rows, self.element_bytes = pipeline.size_of(taken.batches[0])
+        return function(taken.once)
+
+    def _per_call(self) -> int:
+        """Elements that a call of the train function takes."""
+        return int(self.facts.get("steps_per_execution", 1))
+
+    def _slow(self) -> bool:
+        latest = [row[2] for row in self.timeline[-2:]]
+        return bool(latest) and min(latest) > LONGEST_STEP_S
+
+    def _did(self, iterator: Any, begun_s: float, ended_s: float) -> None:
+        self.iterator = iterator
+        period_s = ended_s - self._last_end_s if self._last_end_s else None
+        self._last_end_s = ended_s
+        self.steps += 1
+        FACTS.seen += 1
+        if self.steps == 1:
+            self._begun_s = begun_s
+        if len(self.timeline) < MOST_SHOWN:
+            spent_s = ended_s - begun_s
+            self.timeline.append([begun_s - self._begun_s, 0.0, spent_s, 0.0, period_s or spent_s])
+        if period_s is None:
+            self.epoch_start_s += ended_s - self._began_epoch_s if self.steps > 1 else 0.0
+            return
+        if self.steps <= WARM_CALLS:
+            self.first_s += period_s
+            return
+        self._row.add(period_s)
+        if self.steps in LOOK_AT_STEPS:
+            self._read_nodes()
+        self.measured_steps += 1
+        self.period_s += period_s
+        self.call_s += ended_s - begun_s
+        self._in_window(period_s)
+
+    def _in_window(self, period_s: float) -> None:
+        if self._ceiling is None or len(self.rounds) >= ROUNDS:
+            return
+        if self._drain > 0:
+            self._drain -= 1
+            return
+        if self._window is None:
+            self._ceiling.settle()
+            self._window = _Window()
+            # To settle took time that is no step's.
+            self._last_end_s = clock()
+            self._row = _Window()
+            return
+        self._window.add(period_s)
+        if self._window.is_full():
+            self._close(self._window, self._ceiling)
+
+    def _close(self, window: _Window, resident: ceiling.Ceiling) -> None:
+        settled_s = resident.settle()
+        nodes, gaps_us = pipeline.read_model(self.iterator)
+        self._keep(nodes)
+        begun_s = clock()
+        FACTS.ours = True
+        try:
+            calls = max(1, min(window.calls, int(MOST_CEILING_S * window.calls / window.seconds)))
+            ceiling_s = resident.measure(calls) * window.calls / calls
+        except Exception as error:  # noqa: BLE001 - whatever a step can raise: the script goes on
+            self.no_ceiling = f"the step failed on a resident batch: {type(error).__name__}"
+            self._ceiling = None
+            return
+        finally:
+            FACTS.ours = False
+            self._window, self._row = None, _Window()
+            self.ours_s += clock() - begun_s
+            self._last_end_s = clock()
+        told = {"calls": window.calls, "real_s": window.seconds + settled_s, "ceiling_s": ceiling_s}
+        gap = window.gap(gaps_us, self._per_call())
+        if gap is not None:
+            told["gap_s"], told["gap_of_s"] = gap
+        self.rounds.append(told)
+        ahead = sum(node["buffered"] for node in nodes if node["depth"] <= 3)
+        prefetched = sum(node["parameters"].get("buffer_size", [0])[0] for node in nodes)
+        self._drain = int(min(MOST_DRAINED, 2 + max(ahead if ahead < 1000 else 0, prefetched)))
+        if len(self.rounds) >= ROUNDS:
+            self._ceiling = None
+
+    def _read_nodes(self) -> None:
+        if self.iterator is None:
+            return
+        nodes, gaps_us = pipeline.read_model(self.iterator)
+        self._keep(nodes)
+        gap = self._row.gap(gaps_us, self._per_call())
+        if gap is not None:
+            self.gaps.append(gap)
+
+    def _keep(self, nodes: list[dict[str, Any]]) -> None:
+        # Near the end of a pass the inner stages are gone already.
+        if len(nodes) >= len(self.nodes):
+            self.nodes = nodes
+
+    def told(self) -> dict[str, Any]:
+        """The line as facts."""
+        plain = (
+            "place", "calls", "facts", "stages", "nodes", "epochs", "steps", "measured_steps",
+            "first_s", "period_s", "call_s", "epoch_start_s", "rows", "element_bytes", "timeline",
+            "rounds", "gaps", "no_ceiling", "ours_s",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in plain}
+
+
+class _Window:
+    """Steps with real data, one after the other."""
+
+    def __init__(self) -> None:
+        self.calls = self.latest_calls = 0
+        self.seconds = self.latest_s = 0.0
+        self._fresh = True
+
+    def add(self, period_s: float) -> None:
+        self.calls += 1
+        self.seconds += period_s
+        if self._fresh:
+            # The gap before its input holds what came before the window.
+            self._fresh = False
+            return
+        self.latest_calls += 1
+        self.latest_s += period_s
+
+    def pause(self) -> None:
+        """An epoch has ended: what comes between is left out, and gaps are another iterator's."""
+        self.latest_calls, self.latest_s, self._fresh = 0, 0.0, True
+
+    def gap(self, gaps_us: list[float], per_call: int) -> tuple[float, float] | None:
+        """Time between two elements, over its latest calls in a row, and their whole time."""
+        elements = self.latest_calls * per_call
+        if self.latest_calls < LEAST_WINDOW_CALLS or elements > min(len(gaps_us), MOST_GAPS):
+            return None
+        return sum(gaps_us[-elements:]) / 1e6, self.latest_s
+
+    def is_full(self) -> bool:
+        long_enough = self.seconds >= WINDOW_S and self.calls > LEAST_WINDOW_CALLS
+        return long_enough or self.calls >= MOST_WINDOW_CALLS
+
+
+FITS: list[Fit] = []
+"""Every line that called `fit`, in their order."""
+
+
+def watched_fit(fit: Fit, model: Any) -> Callable[[Any], Any]:
+    """What stands in the place of a model's train function."""
+    return fit.watch(model.train_function)

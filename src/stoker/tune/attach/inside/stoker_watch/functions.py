@@ -1,0 +1,235 @@
+"""Every `tf.function` that is called: how often it was traced, why, and whether it trains."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .facts import FACTS
+from .loops import STATE, clock, current, loop_at
+from .places import NOWHERE, Place, of_code, place
+
+KEY = "stoker_function"
+"""The attribute of a `tf.function` that holds its record."""
+
+MOST_CAUSES = 12
+"""Traces of which it is remembered with what they were made."""
+
+
+QUICKEST_TRACE_S = 5e-4
+"""A call that took less has traced nothing."""
+
+
+class Record:
+    """One function of the user's (by its code), however many `tf.function`s were made of it."""
+
+    def __init__(self, name: str, at: Place) -> None:
+        self.name, self.place = name, at
+        self.calls = self.traces = self.made = 0
+        self.causes: list[dict[str, str]] = []
+        self.trains = self.iterates = False
+        self.trace_s = 0.0
+        self.optimizer: Any = None
+
+    def told(self) -> dict[str, Any]:
+        """The function as facts."""
+        return {
+            "name": self.name,
+            "place": self.place,
+            "calls": self.calls,
+            "traces": self.traces,
+            "made": self.made,
+            "causes": self.causes,
+            "trains": self.trains,
+            "iterates": self.iterates,
+            "trace_s": self.trace_s,
+        }
+
+
+class _One:
+    """One `tf.function`: its record, and how often it had been traced."""
+
+    def __init__(self, record: Record) -> None:
+        self.record, self.traces = record, 0
+
+
+_records: dict[tuple[str, Place, int], Record] = {}
+_running: list[Record] = []
+"""The outermost function that runs now; what it calls is its own business."""
+
+
+def told() -> list[dict[str, Any]]:
+    """Every function that was called from Python, as facts."""
+    return [record.told() for record in list(_records.values())]
+
+
+def install(tf: Any, around: Callable[..., None]) -> None:
+    """Watch calls of `tf.function`, and gradients."""
+    kind = type(tf.function(lambda: None))
+    around(kind, "__call__", lambda original: _call(tf, original))
+    around(tf.GradientTape, "gradient", lambda original: _gradient(tf, original))
+    around(tf.data.Dataset, "reduce", lambda original: _iterates(tf, original))
+    around(tf.data.Iterator, "get_next_as_optional", lambda original: _iterates(tf, original))
+
+
+def _iterates(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _running and not tf.executing_eagerly():
+            _running[0].iterates = True
+        return original(self, *args, **kwargs)
+
+    return call
+
+
+def _gradient(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not STATE.fits:
+            with FACTS.guarded():
+                _trains(eager=tf.executing_eagerly())
+        return original(self, *args, **kwargs)
+
+    return call
+
+
+def _trains(*, eager: bool) -> None:
+    if not eager:
+        if _running:
+            _running[0].trains = True
+        return
+    at = place()
+    loop = current()
+    if loop is None or loop.kind != "dataset":
+        # A loop over arrays has no iterator: a step begins where its gradients are asked for.
+        loop = loop_at(at, "calls")
+        STATE.current = loop
+        loop.begin_step(clock())
+    loop.has_gradient(at)
+
+
+def applied() -> None:
+    """An optimizer was applied: what is being traced trains."""
+    if _running:
+        _running[0].trains = True
+
+
+def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _running or FACTS.ours or not tf.executing_eagerly():
+            return original(self, *args, **kwargs)
+        one = self.__dict__.get(KEY) or _met(self)
+        _running.append(one.record)
+        begun_s = clock()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _running.clear()
+            try:
+                _called(self, one, begun_s, (args, kwargs))
+            except Exception as error:  # noqa: BLE001 - the script goes on
+                FACTS.failed(error)
+
+    return call
+
+
+_NOBODY = Record("", NOWHERE)
+
+
+def _met(function: Any) -> _One:
+    one = _One(_NOBODY)
+    with FACTS.guarded():
+        name, at = _name(function)
+        # Functions of Keras's that are called in one line are different ones.
+        which = 0 if of_code(_code(function)) != NOWHERE else len(_records)
+        record = _records.setdefault((name, at, which), Record(name, at))
+        record.made += 1
+        one = _One(record)
+        setattr(function, KEY, one)
+    return one
+
+
+def _name(function: Any) -> tuple[str, Place]:
+    code = _code(function)
+    at = of_code(code)
+    name = getattr(code, "co_name", type(function.python_function).__name__)
+    return str(name), at if at != NOWHERE else place()
+
+
+def _code(function: Any) -> Any:
+    """The code of what was decorated, below the layers that TensorFlow puts around a method."""
+    python = function.python_function
+    for _ in range(8):
+        inner = getattr(python, "__wrapped__", None) or getattr(python, "func", None)
+        inner = inner or getattr(python, "__func__", None)
+        if inner is None:
+            break
+        python = inner
+    return getattr(python, "__code__", None)
+
+
+def _called(
+    function: Any, one: _One, begun_s: float, given: tuple[tuple[Any, ...], dict[str, Any]]
+) -> None:
+    now_s = clock()
+    record = one.record
+    record.calls += 1
+    # No trace is quicker, and to ask takes 2 us.
+    may_be = now_s - begun_s > QUICKEST_TRACE_S
+    traces = int(function.experimental_get_tracing_count()) if may_be else one.traces
+    traced = traces > one.traces
+    if traced:
+        record.traces += traces - one.traces
+        one.traces = traces
+        record.trace_s += now_s - begun_s
+        if len(record.causes) < MOST_CAUSES:
+            record.causes.append(_describe(function, *given))
+    if STATE.fits:
+        return
+    loop = current()
+    if record.trains and record.iterates:
+        _inner_loop(record, begun_s, now_s, traced=traced)
+        return
+    if loop is None or loop.kind == "calls":
+        if not record.trains:
+            return
+        loop = loop_at(place(), "calls") if loop is None or traced else loop
+        STATE.current = loop
+        loop.begin_step(begun_s)
+    loop.called(now_s - begun_s, function=record.name, trains=record.trains, traced=traced)
+
+
+def _inner_loop(record: Record, begun_s: float, now_s: float, *, traced: bool) -> None:
+    """The function holds the loop: a call of it is a whole pass, whose steps nobody sees."""
+    loop = loop_at(record.place, "inside")
+    loop.begin_step(begun_s)
+    loop.called(now_s - begun_s, function=record.name, trains=True, traced=traced)
+    loop.end_step(now_s)
+    loop.passes += 1
+
+
+def _describe(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
+    """Argument -> what of it makes a trace: a Python value, or dtype and shape."""
+    try:
+        names = list(inspect.signature(function.python_function).parameters)
+    except (TypeError, ValueError):
+        names = []
+    if names[:1] == ["self"] and len(names) > len(args):
+        names = names[1:]
+    named = {
+        (names[number] if number < len(names) else f"argument {number + 1}"): value
+        for number, value in enumerate(args)
+    }
+    return {name: _shown(value) for name, value in (named | kwargs).items()}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (bool, int, float, str)):
+        return f"python {value!r}"[:80]
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"{getattr(dtype, 'name', dtype)}{tuple(shape)}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_shown(each) for each in value[:8]) + ")"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_shown(each)}" for key, each in value.items()) + "}"
+    return type(value).__name__

@@ -1,0 +1,219 @@
+"""Puts the watcher around Keras's public names: `fit`, `compile`, layers and optimizers."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from . import functions, stages
+from .facts import FACTS
+from .fits import FITS, Fit, watched_fit
+from .loops import STATE
+from .places import NOWHERE, Place, place
+from .tensorflow_hooks import around
+
+_places: dict[int, tuple[Any, Place]] = {}
+"""Id of a layer or model -> a weak reference to it, and the line that made it."""
+
+_compiled: dict[int, Place] = {}
+"""Id of a model -> the line of its `compile`."""
+
+
+def install(keras: ModuleType) -> None:
+    """Watch models being made, compiled and fitted."""
+    around(keras.layers.Layer, "__init__", _layer)
+    around(keras.Model, "compile", _compile)
+    around(keras.Model, "fit", lambda original: _fit(keras, original))
+    around(keras.optimizers.Optimizer, "apply", _apply)
+    around(keras.random.SeedGenerator, "next", _random)
+    FACTS.parts["fits"] = lambda: [fit.told() for fit in list(FITS)]
+    FACTS.parts["keras"] = lambda: {
+        "version": str(keras.version()),
+        "floatx": str(keras.config.floatx()),
+        "backend": str(keras.config.backend()),
+    }
+
+
+def made_at(thing: Any) -> Place:
+    """The line that made a layer or a model; nowhere, where it is not known."""
+    reference, at = _places.get(id(thing), (None, NOWHERE))
+    return at if reference is not None and reference() is thing else NOWHERE
+
+
+def _layer(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        with FACTS.guarded():
+            _places[id(self)] = (weakref.ref(self), place())
+
+    return init
+
+
+def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with FACTS.guarded():
+            _compiled[id(self)] = place()
+        return original(self, *args, **kwargs)
+
+    return call
+
+
+def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not STATE.fits:
+            with FACTS.guarded():
+                functions.applied()
+        return original(self, *args, **kwargs)
+
+    return call
+
+
+def _random(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        stages.mark_random()
+        return original(self, *args, **kwargs)
+
+    return call
+
+
+def _fit(keras: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fit = None
+        bound = _bound(signature, self, args, kwargs)
+        # Other backends call their train functions in other ways.
+        if bound is not None and not STATE.fits and keras.config.backend() == "tensorflow":
+            with FACTS.guarded():
+                fit = _begin(keras, self)
+                _data(fit, bound.arguments)
+                given = bound.arguments.get("callbacks")
+                bound.arguments["callbacks"] = _with_ours(keras, given, fit, self)
+                args, kwargs = bound.args[1:], bound.kwargs
+        STATE.fits += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            STATE.fits -= 1
+            if fit is not None:
+                with FACTS.guarded():
+                    fit.end(self)
+
+    return call
+
+
+def _bound(
+    signature: inspect.Signature, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.BoundArguments | None:
+    """The arguments by name; None where they do not fit, which Keras says better."""
+    try:
+        return signature.bind(model, *args, **kwargs)
+    except TypeError:
+        return None
+
+
+def _begin(keras: Any, model: Any) -> Fit:
+    at = place()
+    if STATE.current is not None:
+        STATE.current.drop_step()
+        STATE.current = None
+    for fit in FITS:
+        # A later call in the same line, of the same model, goes on with the same figures.
+        if fit.place == at and fit.is_of(model):
+            fit.calls += 1
+            return fit
+    fit = Fit(at, model)
+    fit.facts = _model_facts(keras, model)
+    FITS.append(fit)
+    return fit
+
+
+def _model_facts(keras: Any, model: Any) -> dict[str, Any]:
+    built = bool(model.built)
+    return {
+        "name": str(model.name),
+        "kind": type(model).__name__,
+        "made": made_at(model),
+        "compiled": _compiled.get(id(model), NOWHERE),
+        "run_eagerly": bool(model.run_eagerly),
+        "jit_compile": bool(getattr(model, "jit_compile", False)),
+        "steps_per_execution": int(getattr(model, "steps_per_execution", 1)),
+        "parameters": int(model.count_params()) if built else 0,
+        "policy": str(keras.config.dtype_policy().name),
+        "strategy": type(model.distribute_strategy).__name__,
+        "replicas": int(model.distribute_strategy.num_replicas_in_sync),
+    }
+
+
+def _data(fit: Fit, arguments: dict[str, Any]) -> None:
+    x = arguments.get("x")
+    fit.facts["data"] = type(x).__name__
+    fit.facts["batch_size"] = arguments.get("batch_size") or None
+    fit.facts["epochs"] = arguments.get("epochs", 1)
+    fit.stages = [stage.id for stage in stages.chain(stages.of(x))] or fit.stages
+
+
+def _with_ours(keras: Any, given: Any, fit: Fit, model: Any) -> Any:
+    ours = _callback(keras, fit)
+    if isinstance(given, keras.callbacks.CallbackList):
+        ours.set_model(model)
+        given.callbacks.append(ours)
+        return given
+    if given is None:
+        return [ours]
+    return [*given, ours] if isinstance(given, (list, tuple)) else [given, ours]
+
+
+def _callback(keras: Any, fit: Fit) -> Any:
+    class StokerWatch(keras.callbacks.Callback):  # type: ignore[misc]
+        """Has no hook for batches: one would make Keras wait for each step's values."""
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            del logs
+            with FACTS.guarded():
+                self.model.train_function = watched_fit(fit, self.model)
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            del epoch, logs
+            fit.begin_epoch()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            del epoch, logs
+            with FACTS.guarded():
+                fit.end_epoch()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            del logs
+            with FACTS.guarded():
+                fit.facts.update(_late_facts(self.model))
+
+    return StokerWatch()
+
+
+def _late_facts(model: Any) -> dict[str, Any]:
+    """What is known of a model once it has been built by its first step."""
+    return {
+        "parameters": int(model.count_params()),
+        "float64": [variable.path for variable in model.variables if variable.dtype == "float64"][
+            :8
+        ],
+        "half_outputs": _half_outputs(model),
+    }
+
+
+def _half_outputs(model: Any) -> list[dict[str, Any]]:
+    """Output layers that compute in half precision, and the lines that made them."""
+    try:
+        names = list(dict.fromkeys(model.output_names))
+        layers = [model.get_layer(name) for name in names]
+    except (AttributeError, ValueError):
+        # A model that is no graph of layers: its last layer is likely its output.
+        layers = model.layers[-1:]
+    return [
+        {"name": layer.name, "dtype": layer.compute_dtype, "place": made_at(layer)}
+        for layer in layers
+        if layer.compute_dtype in ("float16", "bfloat16")
+    ]

@@ -1,0 +1,326 @@
+"""Loops of the user's own: where they iterate, how long each step waits, calls and synchronises."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from . import pipeline, stages
+from .facts import FACTS
+from .places import NOWHERE, Place, asked_by_user, who_called
+
+KEY = "stoker_loop"
+"""The attribute of an iterator that holds its loop."""
+
+WARM_STEPS = 2
+"""Steps of a loop that are set apart, beside those that traced something."""
+
+MOST_SHOWN = 240
+"""Steps whose times are kept one by one, for the timeline."""
+
+LOOK_AT_STEPS = (4, 12, 30, 100, 300, 1_000, 3_000, 10_000)
+"""Steps after which the input's model is read: its inner stages are gone when a pass has ended."""
+
+clock = time.perf_counter
+
+
+class Loop:
+    """Steps that begin in one line of the user's."""
+
+    def __init__(self, place: Place, kind: str) -> None:
+        self.place, self.kind = place, kind
+        self.passes = 0
+        self.steps = self.plain_steps = self.measured_steps = 0
+        self.first_s = self.wait_s = self.call_s = self.sync_s = self.period_s = 0.0
+        self.rows = 0
+        self.elements: list[str] = []
+        self.element_bytes = 0
+        self.stages: list[int] = []
+        self.nodes: list[dict[str, Any]] = []
+        self.syncs: dict[Place, int] = {}
+        self.eager_gradients: dict[Place, int] = {}
+        self.functions: dict[str, int] = {}
+        self.timeline: list[list[float]] = []
+        self.begun_s = 0.0
+        self._start_s = self._wait_s = self._call_s = self._sync_s = 0.0
+        self._trains = self._traced = self._open = False
+
+    def begin_step(self, now_s: float) -> None:
+        """The step before, if any, is over."""
+        self.end_step(now_s)
+        self._open, self._start_s = True, now_s
+        self.begun_s = self.begun_s or now_s
+
+    def waited(self, seconds: float) -> None:
+        """The step has waited for its input."""
+        self._wait_s += seconds
+
+    def called(self, seconds: float, *, function: str, trains: bool, traced: bool) -> None:
+        """A `tf.function` was called."""
+        self._call_s += seconds
+        self._trains |= trains
+        self._traced |= traced
+        if trains:
+            self.functions[function] = self.functions.get(function, 0) + 1
+
+    def synced(self, seconds: float, at: Place) -> None:
+        """A tensor's value was asked for."""
+        self._sync_s += seconds
+        if self._open:
+            self.syncs[at] = self.syncs.get(at, 0) + 1
+
+    def has_gradient(self, at: Place) -> None:
+        """Gradients were computed eagerly."""
+        self._trains = True
+        self.eager_gradients[at] = self.eager_gradients.get(at, 0) + 1
+
+    def end_step(self, now_s: float) -> None:
+        """Book the step that is open."""
+        if not self._open:
+            return
+        period_s = now_s - self._start_s
+        if self._trains:
+            self._book(period_s)
+        else:
+            self.plain_steps += 1
+        self._open = self._trains = self._traced = False
+        self._wait_s = self._call_s = self._sync_s = 0.0
+
+    def drop_step(self) -> None:
+        """What was open was no step."""
+        self._open = self._trains = self._traced = False
+        self._wait_s = self._call_s = self._sync_s = 0.0
+
+    def _book(self, period_s: float) -> None:
+        self.steps += 1
+        FACTS.seen += 1
+        if len(self.timeline) < MOST_SHOWN:
+            begun = self._start_s - self.begun_s
+            self.timeline.append([begun, self._wait_s, self._call_s, self._sync_s, period_s])
+        if self._traced or self.steps <= WARM_STEPS:
+            self.first_s += period_s
+            return
+        self.measured_steps += 1
+        self.wait_s += self._wait_s
+        self.call_s += self._call_s
+        self.sync_s += self._sync_s
+        self.period_s += period_s
+
+    def told(self) -> dict[str, Any]:
+        """The loop as facts."""
+        return {
+            "kind": self.kind,
+            "place": self.place,
+            "passes": self.passes,
+            "steps": self.steps,
+            "plain_steps": self.plain_steps,
+            "measured_steps": self.measured_steps,
+            "first_s": self.first_s,
+            "wait_s": self.wait_s,
+            "call_s": self.call_s,
+            "sync_s": self.sync_s,
+            "period_s": self.period_s,
+            "rows": self.rows,
+            "elements": self.elements,
+            "element_bytes": self.element_bytes,
+            "stages": self.stages,
+            "nodes": self.nodes,
+            "syncs": [[*at, count] for at, count in list(self.syncs.items())],
+            "eager_gradients": [[*at, count] for at, count in list(self.eager_gradients.items())],
+            "functions": dict(self.functions),
+            "timeline": self.timeline,
+        }
+
+
+class State:
+    """What is going on now."""
+
+    def __init__(self) -> None:
+        self.loops: dict[tuple[Place, str], Loop] = {}
+        self.current: Loop | None = None
+        self.iterator: Callable[[], Any] = lambda: None
+        """The iterator of the current loop, while somebody holds it."""
+        self.fits = 0
+        """Calls of `fit` that are under way."""
+
+
+STATE = State()
+
+
+def told() -> list[dict[str, Any]]:
+    """Every loop, as facts."""
+    return [loop.told() for loop in list(STATE.loops.values())]
+
+
+def any_step() -> bool:
+    """A loop has trained a step."""
+    return any(loop.steps for loop in list(STATE.loops.values()))
+
+
+def loop_at(place: Place, kind: str) -> Loop:
+    """The loop of this line."""
+    return STATE.loops.setdefault((place, kind), Loop(place, kind))
+
+
+def current() -> Loop | None:
+    """The loop whose iterator is alive, if any."""
+    if STATE.fits:
+        return None
+    loop = STATE.current
+    if loop is not None and loop.kind == "dataset" and STATE.iterator() is None:
+        loop.end_step(clock())
+        STATE.current = None
+        return None
+    return loop
+
+
+def install(tf: Any, around: Callable[..., None]) -> None:
+    """Watch iteration and what is asked for of tensors."""
+    around(tf.data.Dataset, "__iter__", lambda original: _iter(tf, around, original))
+    for name in ("experimental_distribute_dataset", "distribute_datasets_from_function"):
+        around(tf.distribute.Strategy, name, lambda original: _distribute(tf, around, original))
+
+
+_patched: set[type] = set()
+
+
+def _distribute(
+    tf: Any, around: Callable[..., None], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        with FACTS.guarded():
+            kind = type(result)
+            if not isinstance(result, tf.data.Dataset) and kind not in _patched:
+                _patched.add(kind)
+                around(kind, "__iter__", lambda inner: _iter(tf, around, inner))
+            given = [*args, *kwargs.values()]
+            stage = stages.of(given[0]) if given else None
+            if stage is not None and result is not given[0]:
+                setattr(result, stages.KEY, stage)
+        return result
+
+    return call
+
+
+def _iter(tf: Any, around: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any) -> Any:
+        iterator = original(self)
+        if not STATE.fits and tf.executing_eagerly():
+            with FACTS.guarded():
+                _follow(tf, around, iterator, self)
+        return iterator
+
+    return call
+
+
+def _follow(tf: Any, around: Callable[..., None], iterator: Any, dataset: Any) -> None:
+    place, maker = who_called()
+    # What Keras iterates by itself (evaluate, predict, adapt) is no loop of the user's.
+    if maker in ("keras", "tf_keras") or place == NOWHERE:
+        return
+    kind = type(iterator)
+    if kind not in _patched:
+        _patched.add(kind)
+        around(kind, "__next__", _next)
+        around(kind, "get_next", _next)
+        _watch_tensors(tf, around)
+    loop = loop_at(place, "dataset")
+    loop.stages = [stage.id for stage in stages.chain(stages.of(dataset))] or loop.stages
+    if not loop.elements:
+        loop.elements = [
+            spec.dtype.name
+            for spec in tf.nest.flatten(iterator.element_spec)
+            if hasattr(getattr(spec, "dtype", None), "name")
+        ]
+    setattr(iterator, KEY, loop)
+
+
+def _next(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loop = self.__dict__.get(KEY)
+        if loop is None or STATE.fits or FACTS.ours or loop is _inside[0]:
+            return original(self, *args, **kwargs)
+        return _timed_next(loop, self, lambda: original(self, *args, **kwargs))
+
+    return call
+
+
+_inside: list[Loop | None] = [None]
+"""The loop whose `next` is running: `__next__` of some iterators calls `get_next`."""
+
+
+def _timed_next(loop: Loop, iterator: Any, take: Callable[[], Any]) -> Any:
+    begun_s = clock()
+    if STATE.current is not loop:
+        if STATE.current is not None:
+            STATE.current.end_step(begun_s)
+        STATE.current = loop
+    if STATE.iterator() is not iterator:
+        loop.end_step(begun_s)
+        STATE.iterator = weakref.ref(iterator)
+    loop.begin_step(begun_s)
+    _inside[0] = loop
+    try:
+        element = take()
+    except BaseException:
+        with FACTS.guarded():
+            _ended(loop)
+        raise
+    finally:
+        _inside[0] = None
+    loop.waited(clock() - begun_s)
+    if loop.rows == 0 or loop.steps in LOOK_AT_STEPS:
+        with FACTS.guarded():
+            _look(loop, iterator, element)
+    return element
+
+
+def _ended(loop: Loop) -> None:
+    loop.drop_step()
+    loop.passes += 1
+    STATE.current = None
+
+
+def _look(loop: Loop, iterator: Any, element: Any) -> None:
+    if loop.rows == 0:
+        loop.rows, loop.element_bytes = pipeline.size_of(element)
+        loop.rows = loop.rows or -1
+    if loop.steps in LOOK_AT_STEPS:
+        _read_nodes(loop, iterator)
+
+
+def _read_nodes(loop: Loop, iterator: Any) -> None:
+    if loop.steps == 0:
+        return
+    nodes, _ = pipeline.read_model(iterator)
+    if len(nodes) >= len(loop.nodes):
+        loop.nodes = nodes
+
+
+def _watch_tensors(tf: Any, around: Callable[..., None]) -> None:
+    """Watch what makes Python wait for a tensor; there are tensors once there are iterators."""
+    kind = type(tf.constant(0))
+    for name in ("numpy", "__float__", "__int__", "__bool__", "__array__", "__format__", "__str__"):
+        owner = next((each for each in kind.__mro__ if name in vars(each)), None)
+        if owner is not None:
+            around(owner, name, _synchronises)
+
+
+def _synchronises(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loop = STATE.current
+        if loop is None or STATE.fits or FACTS.ours:
+            return original(self, *args, **kwargs)
+        begun_s = clock()
+        result = original(self, *args, **kwargs)
+        took_s = clock() - begun_s
+        with FACTS.guarded():
+            at = asked_by_user()
+            if at is not None:
+                loop.synced(took_s, at)
+        return result
+
+    return call

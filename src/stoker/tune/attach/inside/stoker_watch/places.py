@@ -1,0 +1,92 @@
+"""Where in the user's files something was called."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import sysconfig
+from functools import lru_cache
+from types import FrameType
+
+Place = tuple[str, int]
+"""File and line."""
+
+NOWHERE: Place = ("", 0)
+"""No frame of the user's was found."""
+
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - text, as in frames
+_STDLIB = tuple(
+    {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}  # noqa: PTH120
+)
+_FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "numpy")
+
+
+@lru_cache(maxsize=4096)
+def owner(file: str) -> str:
+    """Whose file it is: `user`, `us`, `python`, or the name of an installed package."""
+    if file.startswith(_HERE) or "__autograph_generated_file" in file:
+        return "us"
+    for packages in ("site-packages", "dist-packages"):
+        _, found, rest = file.partition(os.sep + packages + os.sep)
+        if found:
+            return rest.partition(os.sep)[0].removesuffix(".py")
+    if file.startswith(("<frozen", "<__", *_STDLIB)):
+        return "python"
+    return "user"
+
+
+def who_called() -> tuple[Place, str]:
+    """The nearest place in the user's files, and whose code made the call itself.
+
+    Where the user's program is an installed package, the nearest frame that is no framework's is
+    taken.
+    """
+    frame: FrameType | None = inspect.currentframe()
+    maker, installed = "", NOWHERE
+    while frame is not None:
+        file = frame.f_code.co_filename
+        name = owner(file)
+        if not maker and name not in ("us", "python", "tensorflow"):
+            maker = name
+        if name == "user":
+            return (_absolute(file), frame.f_lineno), maker
+        if installed == NOWHERE and name not in ("us", "python", *_FRAMEWORKS):
+            installed = (file, frame.f_lineno)
+        frame = frame.f_back
+    return installed, maker
+
+
+def place() -> Place:
+    """The nearest place in the user's files."""
+    return who_called()[0]
+
+
+def asked_by_user() -> Place | None:
+    """The place, where the user's own code (or NumPy for it) asked, and no framework by itself."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        name = owner(frame.f_code.co_filename)
+        if name == "user":
+            return _absolute(frame.f_code.co_filename), frame.f_lineno
+        if name not in ("us", "python", "numpy"):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def of_code(code: object) -> Place:
+    """Where a function of the user's begins; nowhere, where it is not the user's."""
+    file = getattr(code, "co_filename", "")
+    if not file or owner(file) != "user":
+        return NOWHERE
+    return _absolute(file), int(getattr(code, "co_firstlineno", 0))
+
+
+def _absolute(file: str) -> str:
+    return file if file.startswith("<") else os.path.abspath(file)  # noqa: PTH100
+
+
+def program() -> str:
+    """What was started, as its user would say it."""
+    return " ".join(sys.argv[:1])

@@ -1,0 +1,298 @@
+"""The stages of every `tf.data.Dataset`: what was called, with what, and in which line."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from .facts import FACTS
+from .places import Place, who_called
+
+KEY = "stoker_stage"
+"""The attribute of a dataset that holds its stage."""
+
+METHODS = (
+    "map", "batch", "padded_batch", "ragged_batch", "unbatch", "rebatch", "shuffle", "repeat",
+    "take", "skip", "take_while", "prefetch", "cache", "interleave", "flat_map", "filter", "shard",
+    "concatenate", "window", "group_by_window", "bucket_by_sequence_length", "snapshot", "enumerate",
+    "scan", "unique", "apply", "with_options", "ragged_batch", "ignore_errors", "rejection_resample",
+)  # fmt: skip
+"""Of a dataset, that give another one."""
+
+SOURCES = (
+    "from_tensor_slices", "from_tensors", "from_generator", "list_files", "range", "zip",
+    "random", "sample_from_datasets", "choose_from_datasets", "load", "counter",
+)  # fmt: skip
+"""Of the class, that give one."""
+
+READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
+"""Classes whose instances are sources themselves."""
+
+_KEPT = (
+    "num_parallel_calls",
+    "buffer_size",
+    "batch_size",
+    "cycle_length",
+    "count",
+    "deterministic",
+)
+"""Arguments that are remembered, where they are numbers."""
+
+_ARGUMENTS = {
+    "map": ("map_func", "num_parallel_calls"),
+    "shuffle": ("buffer_size",),
+    "batch": ("batch_size", "drop_remainder", "num_parallel_calls"),
+    "padded_batch": ("batch_size",),
+    "prefetch": ("buffer_size",),
+    "repeat": ("count",),
+    "cache": ("filename",),
+    "interleave": ("map_func", "cycle_length", "block_length", "num_parallel_calls"),
+}
+"""Names of what may be given by position."""
+
+_ids = itertools.count(1)
+
+
+class Stage:
+    """One call in the making of a dataset."""
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        at: tuple[Place, str],
+        arguments: dict[str, Any],
+        inputs: tuple[Stage, ...],
+    ) -> None:
+        self.id = next(_ids)
+        self.kind = kind
+        (self.place, self.maker) = at
+        self.arguments, self.inputs = arguments, inputs
+        self.python_calls: list[Place] = []
+        """Where `tf.py_function` or `tf.numpy_function` was called inside of it."""
+        self.random = False
+        """Something random was asked for inside of it."""
+        self.element_bytes: int | None = None
+        self.rows = 0
+        """Rows of an element, where a shape says so."""
+        self.dtypes: list[str] = []
+        self.cardinality = -2
+
+    def told(self) -> dict[str, Any]:
+        """The stage as facts."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "place": self.place,
+            "maker": self.maker,
+            "arguments": self.arguments,
+            "inputs": [stage.id for stage in self.inputs],
+            "python_calls": self.python_calls,
+            "random": self.random,
+            "element_bytes": self.element_bytes,
+            "dtypes": self.dtypes,
+            "cardinality": self.cardinality,
+        }
+
+
+_made: list[Stage] = []
+_making: list[Stage] = []
+"""Stages whose call is under way; TensorFlow's own calls inside of one are none."""
+
+MOST_STAGES = 500
+"""A script that makes datasets without end is watched up to here."""
+
+
+def install(tf: Any, around: Callable[..., None]) -> None:
+    """Watch how datasets are made."""
+    for name in METHODS:
+        around(tf.data.Dataset, name, lambda original, name=name: _method(tf, name, original))
+    for name in SOURCES:
+        around(tf.data.Dataset, name, lambda original, name=name: _source(tf, name, original))
+    for name in READERS:
+        reader = getattr(tf.data, name, None)
+        if reader is not None:
+            around(reader, "__init__", lambda original, name=name: _reader(tf, name, original))
+    for name in ("py_function", "numpy_function"):
+        around(tf, name, _python_call)
+    _watch_randomness(tf, around)
+
+
+def made() -> list[dict[str, Any]]:
+    """Every stage that was made, as facts."""
+    return [stage.told() for stage in list(_made)]
+
+
+def of(dataset: Any) -> Stage | None:
+    """The last stage of a dataset; None where it was made before we watched, or by others."""
+    return getattr(dataset, KEY, None)
+
+
+def chain(stage: Stage | None) -> list[Stage]:
+    """The stage and all that it reads, sources last."""
+    found: list[Stage] = []
+    waiting = [stage] if stage is not None else []
+    while waiting:
+        each = waiting.pop(0)
+        if each not in found:
+            found.append(each)
+            waiting.extend(each.inputs)
+    return found
+
+
+def mark_random() -> None:
+    """Something random was asked for: the stage that is being made, if any, is random."""
+    if _making:
+        _making[-1].random = True
+
+
+def _method(tf: Any, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _making or FACTS.ours or not tf.executing_eagerly():
+            return original(self, *args, **kwargs)
+        stage = _begin(kind, args, kwargs, datasets=[self, *args])
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            _making.clear()
+        _finish(tf, stage, result)
+        return result
+
+    return call
+
+
+def _source(tf: Any, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _making or FACTS.ours or not tf.executing_eagerly():
+            return original(*args, **kwargs)
+        stage = _begin(kind, args, kwargs, datasets=[*args, *kwargs.values()])
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            _making.clear()
+        _finish(tf, stage, result)
+        return result
+
+    return call
+
+
+def _reader(tf: Any, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _making or FACTS.ours or not tf.executing_eagerly():
+            original(self, *args, **kwargs)
+            return
+        stage = _begin(kind, args, kwargs, datasets=[*args])
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            _making.clear()
+        _finish(tf, stage, self)
+
+    return init
+
+
+def _begin(
+    kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, datasets: list[Any]
+) -> Stage | None:
+    stage = None
+    with FACTS.guarded():
+        known = dict(zip(_ARGUMENTS.get(kind, ()), args, strict=False)) | kwargs
+        kept = {name: _number(known[name]) for name in _KEPT if known.get(name) is not None}
+        if kind == "cache":
+            kept["in_memory"] = not known.get("filename")
+        inputs = tuple(
+            stage
+            for each in _spread(datasets)
+            if isinstance(stage := getattr(each, KEY, None), Stage)
+        )
+        stage = Stage(kind, at=who_called(), arguments=kept, inputs=inputs)
+        _making.append(stage)
+    return stage
+
+
+def _spread(values: list[Any]) -> list[Any]:
+    """The values, and those inside of their tuples, lists and dicts, one level deep."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, dict):
+            found.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            # A list may hold a million paths: datasets stand at the front of a short one.
+            found.extend(value[:64])
+        else:
+            found.append(value)
+    return found
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, (bool, int, float)):
+        return value
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return str(type(value).__name__)
+
+
+def _finish(tf: Any, stage: Stage | None, result: Any) -> None:
+    if stage is None:
+        return
+    with FACTS.guarded():
+        if len(_made) < MOST_STAGES:
+            _made.append(stage)
+        FACTS.seen += 1
+        setattr(result, KEY, stage)
+        stage.dtypes, stage.element_bytes, stage.rows = _describe(tf, result.element_spec)
+        if stage.kind != "from_generator":
+            stage.cardinality = int(result.cardinality().numpy())
+
+
+def _describe(tf: Any, element_spec: Any) -> tuple[list[str], int | None, int]:
+    """The dtypes, the bytes of one element where every dimension is known, and its first one."""
+    dtypes: list[str] = []
+    size, rows = 0, 0
+    known = True
+    for spec in tf.nest.flatten(element_spec):
+        dtype, shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
+        if dtype is None or not hasattr(dtype, "name"):
+            known = False
+            continue
+        dtypes.append(dtype.name)
+        if shape is None or not shape.is_fully_defined() or dtype.name in ("string", "variant"):
+            known = False
+        else:
+            size += int(shape.num_elements()) * int(dtype.size)
+        if shape is not None and shape.rank and shape[0]:
+            rows = rows or int(shape[0])
+    return dtypes, size if known else None, rows
+
+
+def _python_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _making:
+            with FACTS.guarded():
+                _making[-1].python_calls.append(who_called()[0])
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _watch_randomness(tf: Any, around: Callable[..., None]) -> None:
+    for module in (tf.random, tf.image):
+        for name in dir(module):
+            is_random = (
+                module is tf.random or "random" in name or name == "sample_distorted_bounding_box"
+            )
+            value = getattr(module, name)
+            if is_random and callable(value) and not isinstance(value, type) and name[0].islower():
+                around(module, name, _marks_random)
+    for name in ("uniform", "normal", "uniform_full_int", "truncated_normal", "make_seeds"):
+        around(tf.random.Generator, name, _marks_random)
+
+
+def _marks_random(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        mark_random()
+        return original(*args, **kwargs)
+
+    return call

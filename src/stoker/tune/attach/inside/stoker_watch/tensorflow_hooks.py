@@ -1,0 +1,86 @@
+"""Puts the watcher around TensorFlow's public names; all that it watches is called from here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from . import functions, loops, stages
+from .facts import FACTS
+from .places import who_called
+
+
+def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `make(original)` in the place of a public function or method.
+
+    Args:
+        owner: A module or class.
+        name: Of what is replaced; nothing happens where there is none.
+        make: Given the original, gives what stands around it.
+    """
+    owner = _definer(owner, name)
+    original = getattr(owner, name, None)
+    if original is None or getattr(original, "stoker_original", None) is not None:
+        return
+    wrapped = functools.wraps(original)(make(original))
+    wrapped.stoker_original = original  # type: ignore[attr-defined]
+    # Keras asks what a layer's __init__ takes in a way that looks at no wrapper's original.
+    with contextlib.suppress(TypeError, ValueError):
+        wrapped.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    is_static = isinstance(vars(owner).get(name), staticmethod)
+    setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)
+
+
+def _definer(owner: Any, name: str) -> Any:
+    """The class that defines a method: Keras compares a model's with its base's, for overrides."""
+    classes = owner.__mro__ if isinstance(owner, type) else ()
+    return next((each for each in classes if name in vars(each) and each is not object), owner)
+
+
+def install(tf: ModuleType) -> None:
+    """Watch datasets, their iterators, `tf.function`, gradients and strategies."""
+    stages.install(tf, around)
+    loops.install(tf, around)
+    functions.install(tf, around)
+    _strategies(tf)
+    FACTS.parts["versions"] = lambda: {"tensorflow": str(tf.__version__)}
+    FACTS.parts["stages_made"] = stages.made
+    FACTS.parts["loops"] = loops.told
+    FACTS.parts["functions"] = functions.told
+    FACTS.parts["machine"] = lambda: _machine(tf)
+
+
+STRATEGIES: list[dict[str, Any]] = []
+"""Every `tf.distribute.Strategy` that the user's code made, and where."""
+
+
+def _strategies(tf: Any) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            with FACTS.guarded():
+                kind = type(self).__name__
+                if "Strategy" in kind and not kind.startswith("_"):
+                    place, maker = who_called()
+                    if maker == "user":
+                        replicas = int(self.num_replicas_in_sync)
+                        STRATEGIES.append({"kind": kind, "place": place, "replicas": replicas})
+
+        return init
+
+    around(tf.distribute.Strategy, "__init__", make)
+    FACTS.parts["strategies"] = lambda: list(STRATEGIES)
+
+
+def _machine(tf: Any) -> dict[str, Any]:
+    # Once a step has run, asking for devices starts nothing that the script has not started.
+    if not (loops.any_step() or FACTS.parts.get("fits", list)()):
+        return {}
+    return {
+        "gpus": len(tf.config.list_logical_devices("GPU")),
+        "functions_run_eagerly": bool(tf.config.functions_run_eagerly()),
+    }

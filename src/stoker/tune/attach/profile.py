@@ -1,0 +1,120 @@
+"""What a script's profile says, as a whole."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stoker.tune.attach.finding import ScriptFinding
+from stoker.tune.attach.seen import Loop
+from stoker.tune.attach.split import StageCost, StepSplit, split_step, stage_costs
+
+Ending = Literal["itself", "time", "signal"]
+"""The script ended by itself; its time was up; somebody asked Stoker to end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptProfile:
+    """One run of a command, watched."""
+
+    command: tuple[str, ...]
+    """What was started."""
+
+    exit_code: int
+    """The command's own; 128 and the signal's number where one ended it, as a shell has it."""
+
+    ended_by: Ending
+    """Who ended it."""
+
+    wall_s: float
+    """From its start to its end, seconds."""
+
+    tensorflow: str
+    """Version; empty where none was imported."""
+
+    keras: str
+    """Version; empty where none was imported."""
+
+    gpus: int
+    """GPUs that TensorFlow saw."""
+
+    loops: tuple[Loop, ...]
+    """Every line that trained, of every process."""
+
+    findings: tuple[ScriptFinding, ...]
+    """The largest gain first; none where nothing is wrong."""
+
+    failures: tuple[str, ...]
+    """What went wrong with the watcher itself, and cost the script nothing."""
+
+    def note(self) -> str:
+        """Why there is nothing to see, where there is nothing."""
+        if not self.tensorflow:
+            return (
+                "no TensorFlow was imported (or Python was started with -E, -I or -S, which hides "
+                "the watcher)"
+            )
+        if not self.loops:
+            return "no training was seen: no model.fit, and no loop that computes gradients"
+        return ""
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json` and profile.json; figures are in seconds, shares in [0, 1]."""
+        return {
+            "command": list(self.command),
+            "exit_code": self.exit_code,
+            "ended_by": self.ended_by,
+            "wall_s": self.wall_s,
+            "versions": {"tensorflow": self.tensorflow, "keras": self.keras},
+            "gpus": self.gpus,
+            "note": self.note(),
+            "loops": [_loop(loop) for loop in self.loops],
+            "findings": [finding.to_json() for finding in self.findings],
+            "watcher_failures": list(self.failures),
+        }
+
+    def shown_command(self) -> str:
+        """The command as a shell would take it."""
+        return shlex.join(self.command)
+
+
+def _loop(loop: Loop) -> dict[str, Any]:
+    return {
+        "kind": loop.kind,
+        "file": loop.place.file,
+        "line": loop.place.line,
+        "passes": loop.passes,
+        "steps": loop.steps,
+        "batch_rows": loop.rows or None,
+        "first_steps_s": loop.first_s,
+        "watched_extra_s": loop.ours_s,
+        "step": _split(split_step(loop)),
+        "stages": [_stage(cost) for cost in stage_costs(loop)],
+        "rounds": [dict(each) for each in loop.rounds],
+        "timeline": [list(row) for row in loop.timeline],
+    }
+
+
+def _split(split: StepSplit | None) -> Mapping[str, Any] | None:
+    if split is None:
+        return None
+    return {
+        "step_s": split.step_s,
+        "parts_s": dict(split.parts),
+        "input_wait": split.input_wait,
+        "python": split.python,
+        "busy_fraction": split.busy,
+        "busy_not_measured": split.no_busy,
+    }
+
+
+def _stage(cost: StageCost) -> dict[str, Any]:
+    return {
+        "name": cost.name,
+        "file": cost.place.file if cost.place else None,
+        "line": cost.place.line if cost.place else None,
+        "cpu_s_per_sample": cost.cpu_s_per_sample,
+        "share": cost.share,
+    }

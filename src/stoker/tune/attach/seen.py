@@ -1,0 +1,301 @@
+"""What the watcher wrote, read back: loops, stages and functions of one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+VERSION = 1
+"""Of the file's form."""
+
+Kind = Literal["fit", "dataset", "calls", "inside"]
+"""`model.fit`; a loop over a dataset; calls of a step in a loop of any kind; a loop inside of a
+tf.function, whose steps nobody sees."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A line of a file of the user's."""
+
+    file: str
+    """Absolute path; empty where it is not known."""
+
+    line: int
+    """From 1."""
+
+    def __str__(self) -> str:
+        """`train.py:12`."""
+        return f"{Path(self.file).name}:{self.line}" if self.file else "?"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One call in the making of a dataset."""
+
+    kind: str
+    """The method's name: `map`, `from_generator`."""
+
+    place: Place
+    """Where it was called."""
+
+    by_user: bool
+    """Called by the user's own code, and not for it by Keras or another library."""
+
+    arguments: Mapping[str, Any]
+    """Those that are numbers."""
+
+    python_calls: tuple[Place, ...]
+    """Where `tf.py_function` or `tf.numpy_function` stands inside of it."""
+
+    random: bool
+    """Draws random numbers."""
+
+    element_bytes: int | None
+    """Bytes of one element that it gives, where every dimension is known."""
+
+    dtypes: tuple[str, ...]
+    """Of the parts of an element."""
+
+    cardinality: int
+    """Elements of a pass; negative where it is infinite or unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A stage as TensorFlow really ran it."""
+
+    name: str
+    """TensorFlow's name: `ParallelMapV2`, `MapAndBatch`."""
+
+    cpu_s: float
+    """CPU time by now, seconds."""
+
+    elements: int
+    """Elements given by now."""
+
+    ratio: float
+    """Elements read for one that is given; 0 where that is no rule."""
+
+    buffered: int
+    """Elements that it held."""
+
+    buffered_bytes: int
+    """Their bytes."""
+
+    parameters: Mapping[str, tuple[float, bool]]
+    """Name -> value, and whether TensorFlow tunes it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Function:
+    """A `tf.function` that Python called, by the code that it was made of."""
+
+    name: str
+    place: Place
+    calls: int
+    traces: int
+    made: int
+    """How many tf.functions were made of this code."""
+    causes: tuple[Mapping[str, str], ...]
+    """For the first traces: argument -> dtype and shape, or the Python value."""
+    trace_s: float
+    """Time of the calls that traced, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loop:
+    """One line that trains."""
+
+    kind: Kind
+    place: Place
+    passes: int
+    steps: int
+    measured_steps: int
+    first_s: float
+    """Time of the steps that traced, compiled or warmed up, seconds."""
+    period_s: float
+    """Time of the measured steps, begin to begin, seconds; so are the following."""
+    wait_s: float
+    call_s: float
+    sync_s: float
+    rows: int
+    """Samples of a step, 0 where unknown."""
+    stages: tuple[Stage, ...]
+    """Last one first."""
+    nodes: tuple[Node, ...]
+    """Last one first; empty where TensorFlow kept none."""
+    timeline: tuple[tuple[float, float, float, float, float], ...]
+    """Of the first steps: begin, wait, call, synchronise, period; seconds."""
+    syncs: tuple[tuple[Place, int], ...] = ()
+    eager_gradients: tuple[tuple[Place, int], ...] = ()
+    elements: tuple[str, ...] = ()
+    rounds: tuple[Mapping[str, float], ...] = ()
+    """Of a fit: pairs of windows with real data and on a resident batch."""
+    gaps: tuple[tuple[float, float], ...] = ()
+    """Of a fit, for some steps in a row: time between two elements of the input, whole time."""
+    no_ceiling: str = ""
+    """Why there are none."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Of a fit: what is known of the model."""
+    ours_s: float = 0.0
+    """Time that the measurement took beside the steps, seconds."""
+
+    def counted(self) -> str:
+        """`1,000 steps`, or calls of several."""
+        together = int(self.model.get("steps_per_execution", 1))
+        return f"{self.steps:,} {'steps' if together == 1 else f'calls of {together} steps'}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """All that was seen in one process."""
+
+    pid: int
+    argv: tuple[str, ...]
+    tensorflow: str
+    keras: Mapping[str, Any]
+    gpus: int
+    functions_run_eagerly: bool
+    wall_s: float
+    cpu_s: float
+    loops: tuple[Loop, ...]
+    functions: tuple[Function, ...]
+    stages: tuple[Stage, ...]
+    strategies: tuple[tuple[str, Place, int], ...]
+    """Kind, line and replicas."""
+    failures: tuple[str, ...]
+    """What went wrong with the watcher itself."""
+
+
+def read_all(folder: Path) -> list[Seen]:
+    """Every process that was watched, those that trained first.
+
+    Args:
+        folder: Where the watchers wrote.
+    """
+    found = []
+    for path in sorted(folder.glob("facts-*.json")):
+        told = json.loads(path.read_text())
+        if told.get("version") == VERSION:
+            found.append(_seen(told))
+    return sorted(found, key=lambda seen: -sum(loop.steps for loop in seen.loops))
+
+
+def _seen(told: Mapping[str, Any]) -> Seen:
+    stages = {each["id"]: _stage(each) for each in told.get("stages_made", ())}
+    machine = told.get("machine", {})
+    loops = [_loop(each, stages) for each in told.get("loops", ())]
+    fits = [_fit(each, stages) for each in told.get("fits", ())]
+    return Seen(
+        pid=told["pid"],
+        argv=tuple(told.get("argv", ())),
+        tensorflow=told.get("versions", {}).get("tensorflow", ""),
+        keras=told.get("keras", {}),
+        gpus=machine.get("gpus", 0),
+        functions_run_eagerly=machine.get("functions_run_eagerly", False),
+        wall_s=told.get("wall_s", 0.0),
+        cpu_s=told.get("cpu_s", 0.0),
+        loops=tuple(loop for loop in (*fits, *loops) if loop.steps),
+        functions=tuple(_function(each) for each in told.get("functions", ())),
+        stages=tuple(stages.values()),
+        strategies=tuple(
+            (each["kind"], _place(each["place"]), each["replicas"])
+            for each in told.get("strategies", ())
+        ),
+        failures=tuple(told.get("failures", ())),
+    )
+
+
+def _place(told: Sequence[Any]) -> Place:
+    return Place(file=str(told[0]), line=int(told[1]))
+
+
+def _stage(told: Mapping[str, Any]) -> Stage:
+    return Stage(
+        kind=told["kind"],
+        place=_place(told["place"]),
+        by_user=told["maker"] == "user",
+        arguments=told["arguments"],
+        python_calls=tuple(_place(each) for each in told["python_calls"]),
+        random=told["random"],
+        element_bytes=told["element_bytes"],
+        dtypes=tuple(told["dtypes"]),
+        cardinality=told["cardinality"],
+    )
+
+
+def _node(told: Mapping[str, Any]) -> Node:
+    return Node(
+        name=told["name"],
+        cpu_s=told["cpu_ns"] / 1e9,
+        elements=told["elements"],
+        ratio=told["ratio"],
+        buffered=told["buffered"],
+        buffered_bytes=told["buffered_bytes"],
+        parameters={name: (value, tuned) for name, (value, tuned) in told["parameters"].items()},
+    )
+
+
+def _function(told: Mapping[str, Any]) -> Function:
+    return Function(
+        name=told["name"],
+        place=_place(told["place"]),
+        calls=told["calls"],
+        traces=told["traces"],
+        made=told["made"],
+        causes=tuple(told["causes"]),
+        trace_s=told["trace_s"],
+    )
+
+
+def _loop(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
+    return Loop(
+        kind=told["kind"],
+        place=_place(told["place"]),
+        passes=told["passes"],
+        steps=told["steps"],
+        measured_steps=told["measured_steps"],
+        first_s=told["first_s"],
+        period_s=told["period_s"],
+        wait_s=told["wait_s"],
+        call_s=told["call_s"],
+        sync_s=told["sync_s"],
+        rows=max(0, told["rows"]),
+        stages=tuple(stages[each] for each in told["stages"] if each in stages),
+        nodes=tuple(map(_node, told["nodes"])),
+        timeline=_timeline(told),
+        syncs=tuple((_place(each), each[2]) for each in told["syncs"]),
+        eager_gradients=tuple((_place(each), each[2]) for each in told["eager_gradients"]),
+        elements=tuple(told["elements"]),
+    )
+
+
+def _fit(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
+    return Loop(
+        kind="fit",
+        place=_place(told["place"]),
+        passes=told["epochs"],
+        steps=told["steps"],
+        measured_steps=told["measured_steps"],
+        first_s=told["first_s"],
+        period_s=told["period_s"],
+        wait_s=0.0,
+        call_s=told["call_s"],
+        sync_s=0.0,
+        rows=max(0, told["rows"]),
+        stages=tuple(stages[each] for each in told["stages"] if each in stages),
+        nodes=tuple(map(_node, told["nodes"])),
+        timeline=_timeline(told),
+        rounds=tuple(told["rounds"]),
+        gaps=tuple((gap_s, of_s) for gap_s, of_s in told["gaps"]),
+        no_ceiling=told["no_ceiling"],
+        model=told["facts"],
+        ours_s=told["ours_s"],
+    )
+
+
+def _timeline(told: Mapping[str, Any]) -> tuple[tuple[float, float, float, float, float], ...]:
+    return tuple((row[0], row[1], row[2], row[3], row[4]) for row in told["timeline"])

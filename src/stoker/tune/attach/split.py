@@ -1,0 +1,189 @@
+"""Where a step's time went, and what each stage of its input cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stoker.tune.attach.seen import Loop, Node, Place, Stage
+
+LEAST_STEPS = 5
+"""Fewer measured steps say nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSplit:
+    """One step of a loop, on the mean."""
+
+    step_s: float
+    """T_real, seconds a step."""
+
+    parts: Mapping[str, float]
+    """Part -> seconds a step; together they are the step."""
+
+    input_wait: float | None
+    """W, the share of the step that waits for input, in [0, 1]."""
+
+    python: float | None
+    """Share of the step that Python takes between the calls of the compiled step, in [0, 1]; of
+    `model.fit` the least of all rounds."""
+
+    busy: float | None
+    """U = T_ceil / T_real; about 1 at most."""
+
+    no_busy: str
+    """Why U was not measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageCost:
+    """One stage of the input, as TensorFlow ran it."""
+
+    name: str
+    """TensorFlow's name; it fuses stages, and adds some."""
+
+    place: Place | None
+    """The line of the user's that asked for it."""
+
+    cpu_s_per_sample: float
+    """CPU time a sample, seconds."""
+
+    share: float
+    """Of the whole input's CPU time."""
+
+
+def split_step(loop: Loop) -> StepSplit | None:
+    """Split a loop's step; None where too few steps were measured."""
+    if loop.measured_steps < LEAST_STEPS or loop.period_s <= 0:
+        return None
+    return _split_fit(loop) if loop.kind == "fit" else _split_loop(loop)
+
+
+def _split_loop(loop: Loop) -> StepSplit:
+    steps = loop.measured_steps
+    wait_s, call_s, sync_s = loop.wait_s / steps, loop.call_s / steps, loop.sync_s / steps
+    step_s = loop.period_s / steps
+    python_s = max(0.0, step_s - wait_s - call_s - sync_s)
+    rest = "Python, eager operations" if loop.eager_gradients else "Python"
+    parts = {"waiting for input": wait_s, "tf.function": call_s, "reading values": sync_s}
+    # Without an iterator of tf.data nobody sees where the data comes from.
+    seen = loop.kind == "dataset"
+    return StepSplit(
+        step_s=step_s,
+        parts={name: value for name, value in parts.items() if value > 0} | {rest: python_s},
+        input_wait=min(1.0, wait_s / step_s) if seen else None,
+        python=python_s / step_s if loop.kind != "inside" else None,
+        busy=None,
+        no_busy="a loop of one's own cannot be run again on one batch: only model.fit's step can",
+    )
+
+
+def _split_fit(loop: Loop) -> StepSplit:
+    wait = _gap_wait(loop)
+    if not loop.rounds:
+        step_s, call_s = loop.period_s / loop.measured_steps, loop.call_s / loop.measured_steps
+        return StepSplit(
+            step_s=step_s,
+            parts={"step and its input": call_s, "Keras, callbacks": max(0.0, step_s - call_s)},
+            input_wait=wait,
+            python=None,
+            busy=None,
+            no_busy=loop.no_ceiling or "the training was too short",
+        )
+    real_s = statistics.median(each["real_s"] / each["calls"] for each in loop.rounds)
+    ceiling_s = statistics.median(each["ceiling_s"] / each["calls"] for each in loop.rounds)
+    busy = statistics.median(each["ceiling_s"] / each["real_s"] for each in loop.rounds)
+    wait_s = min(real_s, (wait or 0.0) * real_s)
+    compute_s = min(ceiling_s, real_s - wait_s)
+    rest_s = max(0.0, real_s - wait_s - compute_s)
+    # Noise slows the one or the other window: what all rounds agree on is Python's.
+    most = max(each["ceiling_s"] / each["real_s"] for each in loop.rounds)
+    python = max(0.0, 1.0 - most - (wait or 0.0))
+    return StepSplit(
+        step_s=real_s,
+        parts={"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s},
+        input_wait=wait,
+        python=python,
+        busy=busy,
+        no_busy="",
+    )
+
+
+def _gap_wait(loop: Loop) -> float | None:
+    """W out of the gaps between two elements that tf.data measures, over all rounds."""
+    of_s = sum(each.get("gap_of_s", 0.0) for each in loop.rounds)
+    gap_s = sum(each.get("gap_s", 0.0) for each in loop.rounds)
+    if of_s <= 0:
+        gap_s, of_s = (
+            (sum(column) for column in zip(*loop.gaps, strict=True)) if loop.gaps else (0, 0)
+        )
+    return min(1.0, max(0.0, 1.0 - gap_s / of_s)) if of_s > 0 else None
+
+
+def stage_costs(loop: Loop) -> tuple[StageCost, ...]:
+    """CPU time a sample of each stage of the input, last stage first."""
+    whole_s = sum(node.cpu_s for node in loop.nodes)
+    if not loop.nodes or whole_s <= 0:
+        return ()
+    placed = stages_of(loop)
+    costs = []
+    rows = float(loop.rows or 1)
+    for node, stage in zip(loop.nodes, placed, strict=True):
+        if node.name != "Root" and node.elements:
+            cost_s = node.cpu_s / node.elements / max(rows, 1e-9)
+            costs.append((node, stage, cost_s))
+        if "Batch" in node.name and node.ratio > 0:
+            # Below it an element is one sample.
+            rows = max(1.0, rows / node.ratio)
+    together_s = sum(cost for *_, cost in costs) or 1.0
+    return tuple(
+        StageCost(
+            name=node.name,
+            place=stage.place if stage is not None and stage.by_user else None,
+            cpu_s_per_sample=cost,
+            share=cost / together_s,
+        )
+        for node, stage, cost in costs
+    )
+
+
+def stages_of(loop: Loop) -> list[Stage | None]:
+    """For each node the stage that asked for it, None where TensorFlow added it."""
+    left = list(loop.stages)
+    found: list[Stage | None] = []
+    for node in loop.nodes:
+        kinds = _kinds(node)
+        place = next((number for number, stage in enumerate(left) if stage.kind in kinds), None)
+        found.append(None if place is None else left[place])
+        if place is not None:
+            del left[: place + 1]
+    return found
+
+
+_KINDS = (
+    # MapAndBatch stands for two stages: the map's line is the one that is dear.
+    ("MapAndBatch", ("map",)),
+    ("ParallelMap", ("map",)),
+    ("Map", ("map",)),
+    ("ParallelBatch", ("batch",)),
+    ("PaddedBatch", ("padded_batch",)),
+    ("Batch", ("batch",)),
+    ("Shuffle", ("shuffle",)),
+    ("Prefetch", ("prefetch",)),
+    ("MemoryCache", ("cache",)),
+    ("Cache", ("cache",)),
+    ("ParallelInterleave", ("interleave",)),
+    ("Interleave", ("interleave",)),
+    ("Generator", ("from_generator",)),
+    ("TensorSlice", ("from_tensor_slices",)),
+    ("TFRecord", ("TFRecordDataset",)),
+    ("TextLine", ("TextLineDataset",)),
+    ("FlatMap", ("flat_map",)),
+    ("Filter", ("filter",)),
+    ("Range", ("range",)),
+)
+
+
+def _kinds(node: Node) -> tuple[str, ...]:
+    return next((kinds for start, kinds in _KINDS if node.name.startswith(start)), ())

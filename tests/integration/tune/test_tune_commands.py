@@ -1,0 +1,202 @@
+"""Commands of every kind under the profile: they behave as without it, however they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from stoker.app.cli.profile_script import profile_script_command
+from stoker.core.errors import UserError
+from stoker.tune.attach import ScriptProfile, profile_script
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+
+
+def profile(folder: Path, *command: str, seconds: float | None = None) -> tuple[ScriptProfile, str]:
+    """The profile, and what the command printed on stdout."""
+    with (folder / "printed").open("w+") as stream:
+        told = profile_script(
+            command, folder=folder / "p", seconds=seconds, stdout=stream.fileno(), grace_s=20.0
+        )
+        stream.seek(0)
+        return told, stream.read()
+
+
+def test_a_program_without_tensorflow_is_told_as_that(tmp_path: Path) -> None:
+    told, printed = profile(tmp_path, sys.executable, "-c", "print('hello'); raise SystemExit(7)")
+
+    assert (told.exit_code, printed, told.ended_by) == (7, "hello\n", "itself")
+    assert told.note().startswith("no TensorFlow was imported")
+    assert (told.loops, told.findings, told.failures) == ((), (), ())
+
+
+def test_a_program_that_is_no_python_too(tmp_path: Path) -> None:
+    told, printed = profile(tmp_path, "sh", "-c", "echo shell; kill -TERM $$")
+
+    assert (told.exit_code, printed) == (128 + signal.SIGTERM, "shell\n")
+    assert told.note().startswith("no TensorFlow was imported")
+
+
+@pytest.mark.parametrize(
+    ("command", "fix"),
+    [
+        ([], "Write `stoker profile -- python train.py`."),
+        (["no-such-program"], "Check its name"),
+        (["train.py"], "Write `stoker profile -- python train.py`."),
+    ],
+)
+def test_what_cannot_be_started_is_the_users_to_mend(
+    tmp_path: Path, command: list[str], fix: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        profile_script(command, folder=tmp_path)
+
+    assert fix in refused.value.line()
+
+
+def test_a_script_that_raises_is_profiled_and_fails_as_it_would(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder with spaces"
+    folder.mkdir()
+    script = shutil.copy(SCRIPTS / "raises.py", folder / "my script.py")
+    # In a process of its own, so that both of its streams are real.
+    code = (
+        "import sys; from pathlib import Path; import typer\n"
+        "from stoker.app.cli.profile_script import profile_script_command as run\n"
+        "try: run(sys.argv[2:], as_json=True, out=Path(sys.argv[1]))\n"
+        "except typer.Exit as ended: sys.exit(ended.exit_code)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(folder / "out"), sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+    )
+
+    told = json.loads(ended.stdout)
+    assert ended.returncode == told["exit_code"] == 1
+    assert [(loop["kind"], loop["line"], loop["steps"]) for loop in told["loops"]] == [
+        ("fit", 11, 2)
+    ]
+    assert told["watcher_failures"] == []
+    for said in ("on stdout", "on stderr", "RuntimeError: as it was written"):
+        assert said in ended.stderr
+    assert json.loads((folder / "out" / "profile.json").read_text()) == told
+    assert "my script.py" in (folder / "out" / "profile.html").read_text()
+
+
+def test_a_script_that_kills_itself_leaves_what_it_did(tmp_path: Path) -> None:
+    # SIGKILL gives nobody a moment: what was written before has to do.
+    text = (SCRIPTS / "endless.py").read_text()
+    script = tmp_path / "killed.py"
+    killing = (
+        "    if number == 50:\n        import os, time; time.sleep(3); os.kill(os.getpid(), 9)\n"
+    )
+    script.write_text(text.replace("    if number == 50:\n", killing))
+
+    told, _ = profile(tmp_path, sys.executable, str(script))
+
+    assert (told.exit_code, told.ended_by) == (128 + signal.SIGKILL, "itself")
+    [loop] = told.loops
+    assert loop.steps == 50
+    assert script.read_text().splitlines()[loop.place.line - 1].startswith("for number, x in")
+
+
+def test_a_command_without_end_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    waits = f"import os, time; open({str(noted)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}])"
+
+    told, _ = profile(tmp_path, sys.executable, "-c", code, seconds=5.0)
+
+    assert (told.exit_code, told.ended_by) == (0, "time")
+    state = Path("/proc") / noted.read_text() / "stat"
+    # Whoever adopts it may not have asked for its end yet: then it is a zombie.
+    assert not state.exists() or state.read_text().rpartition(") ")[2][0] == "Z"
+
+
+def test_a_signal_is_passed_on_and_what_was_seen_is_kept(tmp_path: Path) -> None:
+    code = (
+        "import json, sys; from pathlib import Path\n"
+        "from stoker.tune.attach import profile_script\n"
+        "told = profile_script(sys.argv[2:], folder=Path(sys.argv[1]))\n"
+        "print(json.dumps(told.to_json()))\n"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(tmp_path),
+        sys.executable,
+        str(SCRIPTS / "endless.py"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "under way\n"
+        os.kill(process.pid, signal.SIGINT)
+        told = json.loads(process.stdout.read())
+
+    # The script had no handler: Python ends by KeyboardInterrupt, and says so by its signal.
+    assert (told["exit_code"], told["ended_by"]) == (128 + signal.SIGINT, "signal")
+    assert told["loops"][0]["steps"] > 50
+
+
+def warned(errors: Path) -> list[str]:
+    """What stands on stderr, without TensorFlow's own log, which has times in it."""
+    return [line for line in errors.read_text().splitlines() if not re.match(r"[IWE]\d{4} ", line)]
+
+
+def test_a_launcher_and_a_module_behave_as_without_us(tmp_path: Path) -> None:
+    """A shell script that starts a Python that starts a Python that trains all sorts of models."""
+    wrapper = tmp_path / "launch"
+    wrapper.write_text(f'#!/bin/sh\ncd "{SCRIPTS}" && exec "{sys.executable}" launcher.py "$@"\n')
+    wrapper.chmod(0o755)
+
+    def command(errors: str) -> list[str]:
+        return ["sh", "-c", '"$0" --epochs 3 2> "$1"', str(wrapper), str(tmp_path / errors)]
+
+    with subprocess.Popen(command("plain"), stdout=subprocess.PIPE, text=True) as plain:
+        told, printed = profile(tmp_path, *command("watched"))
+        plain_printed, _ = plain.communicate()
+
+    assert plain.returncode == told.exit_code == 0
+    assert told.failures == ()
+    assert printed == plain_printed
+    assert warned(tmp_path / "watched") == warned(tmp_path / "plain")
+    kinds = [loop.kind for loop in told.loops]
+    assert kinds.count("fit") == 4
+    assert {"inside", "dataset"} <= set(kinds)
+    assert {Path(loop.place.file).name for loop in told.loops} == {"train.py"}
+    dropout, *_, own = (loop for loop in told.loops if loop.kind == "fit")
+    assert dropout.rounds, "the ceiling was measured between the steps of a model with Dropout"
+    assert "RandomStandardNormal" in own.no_ceiling
+
+
+def test_the_table_is_printed_after_what_the_script_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def run(command: list[str]) -> None:
+        profile_script_command(command, out=tmp_path / "out")
+
+    monkeypatch.setenv("COLUMNS", "120")
+    ended = CliRunner().invoke(app, ["--", sys.executable, "-c", "raise SystemExit(3)"])
+
+    assert ended.exit_code == 3
+    assert "no TensorFlow was imported" in ended.stdout
+    assert (tmp_path / "out" / "profile.html").is_file()
+
+
+def test_negative_seconds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--seconds"):
+        profile_script_command(["true"], out=tmp_path, seconds=-1.0)

@@ -1,0 +1,176 @@
+"""Scripts as tutorials have them, each run once under the profile: what is said of it, and where."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stoker.tune.attach import ScriptProfile, profile_script
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+
+NAMES = (
+    "mnist_fit", "image_generator", "custom_loop", "eager_loop", "retraced", "looks_first",
+    "mixed_float16", "mirrored_outside_scope", "no_autotune",
+)  # fmt: skip
+
+
+IF_SLOW = ("small_batch", "steps_per_execution")
+"""Said of the smallest scripts where the machine is so slow that a few steps can be measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """One script under the profile."""
+
+    script: Path
+    profile: ScriptProfile
+    printed: str
+
+    def line(self, text: str) -> int:
+        """Number of the only line that holds this text."""
+        [number] = [
+            number
+            for number, line in enumerate(self.script.read_text().splitlines(), start=1)
+            if text in line
+        ]
+        return number
+
+    def said(self, kind: str) -> str:
+        """What the only finding of this kind saw."""
+        [finding] = [each for each in self.profile.findings if each.kind == kind]
+        return finding.seen
+
+    def found(self) -> dict[str, int]:
+        """Finding -> its line; all of them lie in the script."""
+        assert {finding.place.file for finding in self.profile.findings} <= {str(self.script)}
+        return {finding.kind: finding.place.line for finding in self.profile.findings}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
+    """Every script, two at a time."""
+
+    def run(name: str) -> Ran:
+        folder = tmp_path_factory.mktemp(name)
+        script = SCRIPTS / f"{name}.py"
+        with (folder / "printed").open("w+") as stream:
+            profile = profile_script(
+                [sys.executable, str(script)], folder=folder, stdout=stream.fileno()
+            )
+            stream.seek(0)
+            return Ran(script=script, profile=profile, printed=stream.read())
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(NAMES, pool.map(run, NAMES), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_ends_well_and_the_watcher_too(ran: Mapping[str, Ran], name: str) -> None:
+    profile = ran[name].profile
+
+    assert profile.exit_code == 0
+    assert profile.failures == ()
+    assert profile.tensorflow == "2.21.0"
+    assert profile.note() == ""
+
+
+def test_a_healthy_fit_is_measured_and_left_alone(ran: Mapping[str, Ran]) -> None:
+    [loop] = ran["mnist_fit"].profile.loops
+
+    assert loop.rounds, "the step was run on a resident batch; test_tune_commands compares the bits"
+    assert ran["mnist_fit"].found() == {}
+
+
+def test_images_one_by_one_out_of_a_generator(ran: Mapping[str, Ran]) -> None:
+    script = ran["image_generator"]
+    [loop] = script.profile.loops
+    told = script.profile.to_json()["loops"][0]
+
+    source = script.line("Dataset.from_generator(")
+    assert script.found() == {"generator_rows": source, "float64_data": source}
+    assert (loop.kind, loop.place.line) == ("fit", script.line("model.fit("))
+    assert (loop.steps, loop.rows) == (96, 8)
+    assert 0 < told["step"]["busy_fraction"] < 1
+    dearest = max(told["stages"], key=lambda stage: stage["share"])
+    assert (dearest["name"], dearest["line"]) == ("Generator", source)
+
+
+def test_a_loop_of_ones_own(ran: Mapping[str, Ran]) -> None:
+    script = ran["custom_loop"]
+    [loop] = script.profile.loops
+
+    assert script.found() == {
+        "sequential_map": script.line("train_dataset.map(augment)"),
+        "host_sync": script.line("total += float(loss_value)"),
+    }
+    assert (loop.kind, loop.steps, loop.passes, loop.rows) == ("dataset", 192, 3, 64)
+    assert loop.place.line == script.line("in enumerate(train_dataset)")
+    assert script.printed.splitlines() == [f"epoch {epoch}: 64 steps" for epoch in range(3)]
+
+
+def test_an_eager_loop(ran: Mapping[str, Ran]) -> None:
+    script = ran["eager_loop"]
+
+    assert script.found()["eager_loop"] == script.line("tape.gradient(loss")
+    assert set(script.found()) <= {"eager_loop", "sequential_map"}
+
+
+def test_a_step_that_is_traced_again_and_again(ran: Mapping[str, Ran]) -> None:
+    script = ran["retraced"]
+    [finding] = script.profile.findings
+
+    # As Python has it, a function begins at its decorator.
+    assert script.found() == {"retracing": script.line("@tf.function")}
+    assert "traced 40 times in 40 calls" in finding.seen
+    assert "its argument step was the Python value 0, 1, 2" in finding.seen
+    assert "step=tf.constant(step)" in finding.change
+
+
+def test_a_look_at_the_data_is_no_training_and_the_same_work_each_epoch_is_told(
+    ran: Mapping[str, Ran],
+) -> None:
+    script = ran["looks_first"]
+
+    assert [loop.kind for loop in script.profile.loops] == ["fit"]
+    assert script.found() == {"uncached": script.line("dataset.map(slow")}
+
+
+def test_an_output_that_stays_in_float16(ran: Mapping[str, Ran]) -> None:
+    script = ran["mixed_float16"]
+
+    assert script.found()["half_output"] == script.line('activation="softmax"')
+    assert set(script.found()) <= {"half_output", *IF_SLOW}
+
+
+def test_a_model_outside_of_its_strategy(ran: Mapping[str, Ran]) -> None:
+    script = ran["mirrored_outside_scope"]
+
+    assert script.found()["outside_scope"] == script.line("model = keras.Sequential")
+    assert set(script.found()) <= {"outside_scope", *IF_SLOW}
+    made = script.line("MirroredStrategy(")
+    assert f"mirrored_outside_scope.py:{made}" in script.said("outside_scope")
+
+
+def test_python_for_each_element_and_nothing_that_runs_ahead(ran: Mapping[str, Ran]) -> None:
+    script = ran["no_autotune"]
+    [loop] = script.profile.loops
+
+    assert loop.nodes == (), "without autotune TensorFlow keeps no figures"
+    assert script.found() == {
+        "python_map": script.line("dataset.map(load_one)"),
+        "missing_prefetch": script.line("dataset.batch(8)"),
+    }
+    assert "tf.numpy_function" in script.said("python_map")
+
+
+def test_a_timeline_is_kept_of_every_training_line(ran: Mapping[str, Ran]) -> None:
+    for each in ran.values():
+        for loop in each.profile.loops:
+            assert len(loop.timeline) >= 2
+            assert list(loop.timeline) == sorted(loop.timeline)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+from stoker.tune.attach.finding import ScriptFinding
+from stoker.tune.attach.page import page_html
+from stoker.tune.attach.profile import ScriptProfile
+from stoker.tune.attach.seen import Loop, Node, Place
+
+BAD = '<script>alert(1)</script>"&'
+
+
+class Parsed(HTMLParser):
+    """The tags in their order, and the text; every tag that is opened is closed."""
+
+    VOID = ("meta",)
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def profile(
+    *, loops: tuple[Loop, ...] = (), findings: tuple[ScriptFinding, ...] = ()
+) -> ScriptProfile:
+    return ScriptProfile(
+        command=("python", BAD),
+        exit_code=0,
+        ended_by="itself",
+        wall_s=3.0,
+        tensorflow="2.21.0" if loops else "",
+        keras="",
+        gpus=0,
+        loops=loops,
+        findings=findings,
+        failures=(BAD,),
+    )
+
+
+def a_loop() -> Loop:
+    return Loop(
+        kind="dataset",
+        place=Place(file=f"/home/{BAD}.py", line=3),
+        passes=2,
+        steps=12,
+        measured_steps=10,
+        first_s=1.0,
+        period_s=0.1,
+        wait_s=0.05,
+        call_s=0.03,
+        sync_s=0.0,
+        rows=8,
+        stages=(),
+        nodes=(
+            Node(
+                name=f"Map{BAD}",
+                cpu_s=1.0,
+                elements=10,
+                ratio=1.0,
+                buffered=0,
+                buffered_bytes=0,
+                parameters={},
+            ),
+        ),
+        timeline=tuple((0.01 * n, 0.005, 0.003, 0.0, 0.01) for n in range(12)),
+    )
+
+
+def a_finding() -> ScriptFinding:
+    return ScriptFinding(
+        kind="sequential_map",
+        place=Place(file=BAD, line=1),
+        seen=BAD,
+        why=BAD,
+        change=BAD,
+        gain=(1.0, 2.0),
+        sure="likely",
+    )
+
+
+def test_the_page_holds_the_bars_the_timeline_and_the_findings() -> None:
+    parsed = Parsed(page_html(profile(loops=(a_loop(),), findings=(a_finding(),))))
+
+    assert parsed.tags.count("svg") == 2
+    assert parsed.tags.count("section") == 1
+    # Three bars, and three spans of each of the ten steps that are shown.
+    assert parsed.tags.count("rect") == 3 + 3 * 10
+    for text in ("W 50.0%", "U was not measured", "sequential_map", "1x to 2x", "The first steps"):
+        assert text in parsed.text
+
+
+def test_nothing_of_the_users_becomes_a_tag() -> None:
+    parsed = Parsed(page_html(profile(loops=(a_loop(),), findings=(a_finding(),))))
+
+    assert "script" not in parsed.tags
+    assert BAD in parsed.text
+
+
+def test_a_command_without_tensorflow_is_told_as_that() -> None:
+    parsed = Parsed(page_html(profile()))
+
+    assert "No TensorFlow was imported" in parsed.text
+    assert "svg" not in parsed.tags
+
+
+def test_the_profile_is_json() -> None:
+    told = json.loads(
+        json.dumps(profile(loops=(a_loop(),), findings=(a_finding(),)).to_json(), allow_nan=False)
+    )
+
+    assert told["loops"][0]["step"]["input_wait"] == 0.5
+    assert told["loops"][0]["step"]["busy_fraction"] is None
+    assert told["findings"][0]["gain"] == [1.0, 2.0]
+    assert told["watcher_failures"] == [BAD]

@@ -1,0 +1,393 @@
+"""The rules, on what a watcher might have seen: each speaks of its case, and of no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.tune.attach.diagnose import diagnose
+from stoker.tune.attach.finding import MOST_GAIN, ScriptFinding, gain_of
+from stoker.tune.attach.input_rules import Machine
+from stoker.tune.attach.seen import Function, Loop, Node, Place, Seen, Stage
+from stoker.tune.attach.split import split_step, stage_costs
+
+MACHINE = Machine(cores=4, memory_bytes=8 << 30)
+
+
+def at(line: int) -> Place:
+    return Place(file="/home/me/train.py", line=line)
+
+
+def stage(kind: str, line: int, **changes: Any) -> Stage:
+    made = Stage(
+        kind=kind,
+        place=at(line),
+        by_user=True,
+        arguments={},
+        python_calls=(),
+        random=False,
+        element_bytes=1000,
+        dtypes=("float32",),
+        cardinality=1000,
+    )
+    return replace(made, **changes)
+
+
+def node(name: str, cpu_s: float = 0.001, **changes: Any) -> Node:
+    made = Node(
+        name=name,
+        cpu_s=cpu_s,
+        elements=100,
+        ratio=32.0 if "Batch" in name else 1.0,
+        buffered=0,
+        buffered_bytes=0,
+        parameters={},
+    )
+    return replace(made, **changes)
+
+
+def loop(**changes: Any) -> Loop:
+    """A loop over a dataset that spends 10 ms a step, 6 of them in its tf.function."""
+    made = Loop(
+        kind="dataset",
+        place=at(40),
+        passes=1,
+        steps=102,
+        measured_steps=100,
+        first_s=1.0,
+        period_s=1.0,
+        wait_s=0.3,
+        call_s=0.6,
+        sync_s=0.0,
+        rows=32,
+        stages=(stage("prefetch", 9), stage("batch", 8), stage("from_tensor_slices", 7)),
+        nodes=(node("Root"), node("Prefetch"), node("BatchV2"), node("TensorSlice")),
+        timeline=(),
+    )
+    return replace(made, **changes)
+
+
+def fit(
+    *, real_s: float = 0.01, ceiling_s: float = 0.0095, wait: float = 0.0, **changes: Any
+) -> Loop:
+    """A fit, three rounds of ten steps."""
+    one: Mapping[str, float] = {
+        "calls": 10,
+        "real_s": 10 * real_s,
+        "ceiling_s": 10 * ceiling_s,
+        "gap_s": 10 * real_s * (1 - wait),
+        "gap_of_s": 10 * real_s,
+    }
+    model = {
+        "steps_per_execution": 1,
+        "replicas": 1,
+        "compiled": ["/home/me/train.py", 20],
+        "made": ["/home/me/train.py", 10],
+        "policy": "float32",
+    }
+    made = loop(kind="fit", rounds=(one,) * 3, wait_s=0.0, model=model)
+    return replace(made, **changes)
+
+
+def seen(*loops: Loop, **changes: Any) -> Seen:
+    made = Seen(
+        pid=1,
+        argv=("train.py",),
+        tensorflow="2.21.0",
+        keras={},
+        gpus=0,
+        functions_run_eagerly=False,
+        wall_s=10.0,
+        cpu_s=10.0,
+        loops=loops,
+        functions=(),
+        stages=(),
+        strategies=(),
+        failures=(),
+    )
+    return replace(made, **changes)
+
+
+def findings(*loops: Loop, machine: Machine = MACHINE, **changes: Any) -> list[ScriptFinding]:
+    return list(diagnose([seen(*loops, **changes)], machine))
+
+
+def kinds(*loops: Loop, **changes: Any) -> list[str]:
+    return [finding.kind for finding in findings(*loops, **changes)]
+
+
+def test_a_healthy_loop_and_a_healthy_fit_are_left_alone() -> None:
+    assert kinds(loop(wait_s=0.01, call_s=0.95), fit()) == []
+
+
+def test_the_parts_of_a_step_are_the_step() -> None:
+    for each in (loop(), fit(wait=0.2), fit(rounds=())):
+        split = split_step(each)
+
+        assert split is not None
+        assert sum(split.parts.values()) == pytest.approx(split.step_s)
+
+
+def test_u_and_w_are_what_the_rounds_say() -> None:
+    split = split_step(fit(real_s=0.010, ceiling_s=0.004, wait=0.5))
+
+    assert split is not None
+    assert split.busy == pytest.approx(0.4)
+    assert split.input_wait == pytest.approx(0.5)
+    assert split.python == pytest.approx(0.1)
+
+
+def test_too_few_steps_are_not_measured() -> None:
+    assert split_step(loop(measured_steps=4)) is None
+
+
+def test_noise_in_one_round_is_not_pythons() -> None:
+    quiet = {"calls": 10, "real_s": 0.01, "ceiling_s": 0.0098}
+    noisy = {"calls": 10, "real_s": 0.05, "ceiling_s": 0.01}
+
+    assert kinds(fit(rounds=(noisy, quiet, noisy))) == []
+
+
+def test_cpu_time_is_by_sample_on_both_sides_of_a_batch() -> None:
+    nodes = (
+        node("Root"),
+        node("Prefetch", 0.32, elements=10),
+        node("BatchV2", 0.64, elements=10),
+        node("Map", 3.2, elements=320),
+    )
+
+    costs = stage_costs(loop(stages=(stage("batch", 8), stage("map", 7)), nodes=nodes))
+
+    assert [(cost.name, cost.place) for cost in costs] == [
+        ("Prefetch", None),
+        ("BatchV2", at(8)),
+        ("Map", at(7)),
+    ]
+    assert [cost.cpu_s_per_sample for cost in costs] == pytest.approx([0.001, 0.002, 0.01])
+    assert sum(cost.share for cost in costs) == pytest.approx(1.0)
+
+
+def test_a_map_is_sequential_where_tensorflow_ran_it_so() -> None:
+    stages = (stage("batch", 8), stage("map", 7), stage("from_tensor_slices", 6))
+    dear = (node("Root"), node("Prefetch"), node("BatchV2"), node("Map", 2.0))
+    fused = node("MapAndBatch", 2.0, parameters={"parallelism": (1.0, True)})
+    fixed = node("MapAndBatch", 2.0, parameters={"parallelism": (1.0, False)})
+
+    [finding] = findings(loop(stages=stages, nodes=dear))
+
+    assert (finding.kind, finding.place) == ("sequential_map", at(7))
+    assert kinds(loop(stages=stages, nodes=(node("Root"), fixed))) == ["sequential_map"]
+    assert kinds(loop(stages=stages, nodes=(node("Root"), fused))) == []
+    asked = (stage("batch", 8), stage("map", 7, arguments={"num_parallel_calls": -1}))
+    assert kinds(loop(stages=asked, nodes=dear)) == []
+    cheap = (node("Root"), node("Prefetch"), node("BatchV2", 3.0), node("Map", 0.001))
+    assert kinds(loop(stages=stages, nodes=cheap)) == []
+    assert kinds(loop(stages=stages, nodes=dear, wait_s=0.01)) == []
+
+
+def test_a_map_of_keras_own_is_nobodys_line_to_change() -> None:
+    stages = (stage("batch", 8), stage("map", 7, by_user=False))
+
+    assert kinds(loop(stages=stages, nodes=(node("Prefetch"), node("Map", 2.0)))) == []
+
+
+def test_python_in_a_map_is_told_as_that() -> None:
+    stages = (stage("batch", 8), stage("map", 7, python_calls=(at(3),)))
+
+    [finding] = findings(loop(stages=stages, nodes=(node("Prefetch"), node("Map", 2.0))))
+
+    assert finding.kind == "python_map"
+    assert "train.py:3" in finding.seen
+
+
+def test_a_generator_is_told_by_what_it_gives() -> None:
+    rows = (stage("prefetch", 9), stage("batch", 8), stage("from_generator", 7))
+    batches = (stage("prefetch", 9), stage("from_generator", 7))
+
+    assert kinds(loop(stages=rows)) == ["generator_rows"]
+    assert kinds(loop(stages=batches)) == ["generator_batches"]
+    assert kinds(loop(stages=rows, wait_s=0.0, call_s=1.0)) == []
+
+
+def test_prefetch_is_missing_where_nothing_runs_ahead() -> None:
+    stages = (stage("batch", 8), stage("from_tensor_slices", 7))
+    bare = (node("Root"), node("BatchV2"), node("TensorSlice"))
+    injected = (node("Root"), node("Prefetch"), node("BatchV2"), node("TensorSlice"))
+
+    [finding] = findings(loop(stages=stages, nodes=bare))
+
+    assert (finding.kind, finding.place) == ("missing_prefetch", at(8))
+    assert finding.gain == pytest.approx((1.0, 1 / 0.7))
+    assert kinds(loop(stages=stages, nodes=injected)) == []
+    assert kinds(loop(stages=stages, nodes=())) == ["missing_prefetch"]
+
+
+def test_the_same_dear_work_in_each_pass_is_told_unless_it_cannot_be_kept() -> None:
+    mapped = stage("map", 7, arguments={"num_parallel_calls": -1})
+    nodes = (node("Root"), node("Prefetch"), node("BatchV2"), node("ParallelMapV2", 2.0))
+
+    def told(*stages: Stage, passes: int = 3) -> list[str]:
+        chain = (stage("prefetch", 9), stage("batch", 8), *stages)
+        return kinds(loop(stages=chain, nodes=nodes, passes=passes))
+
+    assert told(mapped) == ["uncached"]
+    assert told(mapped, passes=1) == []
+    assert told(stage("cache", 8), mapped) == []
+    assert told(replace(mapped, random=True)) == []
+    assert told(mapped, stage("map", 6, random=True)) == []
+    assert told(replace(mapped, element_bytes=8 << 30)) == []
+    assert told(replace(mapped, element_bytes=None)) == []
+
+
+def test_a_shuffle_buffer_is_told_where_it_eats_the_memory() -> None:
+    def told(
+        count: int, element_bytes: int | None, *, passes: int = 0, **of_node: int
+    ) -> list[ScriptFinding]:
+        chain = (
+            stage("prefetch", 9),
+            stage(
+                "shuffle",
+                8,
+                arguments={"buffer_size": count},
+                element_bytes=element_bytes,
+                cardinality=-2,
+            ),
+        )
+        nodes = (node("Root"), node("Prefetch"), node("Shuffle", **of_node))
+        once = loop(stages=chain, nodes=nodes, wait_s=0.0, call_s=1.0, passes=passes)
+        return findings(once)
+
+    [finding] = told(100_000, 600_000)
+    assert (finding.kind, finding.place, finding.gain) == ("shuffle_memory", at(8), None)
+    assert "55.9 GiB" in finding.seen
+    assert told(1000, 600_000) == []
+    # A pass of 102 steps of 32 cannot fill it.
+    assert told(100_000, 600_000, passes=1) == []
+    [observed] = told(100_000, None, buffered=10, buffered_bytes=6_000_000)
+    assert observed.kind == "shuffle_memory"
+    assert told(100_000, None) == []
+
+
+def test_float64_is_told_at_the_first_stage_that_gives_it() -> None:
+    wide = ("float64",)
+    chain = (stage("batch", 9, dtypes=wide), stage("map", 8, dtypes=wide), stage("range", 7))
+    cast = (stage("map", 10), *chain)
+
+    [finding] = findings(loop(stages=chain, wait_s=0.0, call_s=1.0))
+
+    assert (finding.kind, finding.place) == ("float64_data", at(8))
+    assert kinds(loop(stages=cast, wait_s=0.0, call_s=1.0)) == []
+
+
+def test_an_eager_loop_is_told_at_its_gradients() -> None:
+    eager = loop(call_s=0.0, wait_s=0.01, eager_gradients=((at(44), 102),))
+
+    [finding] = findings(eager)
+
+    assert (finding.kind, finding.place) == ("eager_loop", at(44))
+    assert finding.gain is not None
+    assert finding.gain[0] > 1
+
+
+def test_run_eagerly_is_told_at_compile() -> None:
+    each = fit()
+    eager = replace(each, rounds=(), model={**each.model, "run_eagerly": True})
+
+    [finding] = findings(eager)
+
+    assert (finding.kind, finding.place) == ("eager_loop", at(20))
+
+
+def test_a_value_read_in_each_step_is_told() -> None:
+    def told(count: int, gpus: int = 0) -> list[ScriptFinding]:
+        read = loop(wait_s=0.01, call_s=0.6, sync_s=0.35, syncs=((at(43), count),))
+        return findings(read, gpus=gpus)
+
+    [finding] = told(102)
+    assert (finding.kind, finding.place, finding.sure) == ("host_sync", at(43), "possible")
+    [on_gpu] = told(102, gpus=1)
+    assert on_gpu.sure == "measured"
+    assert told(10) == []
+
+
+def test_tiny_steps_one_a_call_are_told_at_compile_and_small_batches_at_fit() -> None:
+    tiny = fit(real_s=0.001, ceiling_s=0.0004)
+
+    told = {finding.kind: finding.place for finding in findings(tiny)}
+
+    assert told == {"steps_per_execution": at(20), "small_batch": at(40)}
+    many = replace(tiny, rows=4096, model={**tiny.model, "steps_per_execution": 8})
+    assert kinds(many) == []
+
+
+def test_an_output_in_half_precision_is_told_under_a_mixed_policy_only() -> None:
+    output = {"name": "dense_1", "dtype": "float16", "place": ["/home/me/train.py", 13]}
+    plain = fit()
+    mixed = {**plain.model, "policy": "mixed_float16", "half_outputs": [output]}
+
+    [finding] = findings(replace(plain, model=mixed))
+
+    assert (finding.kind, finding.place, finding.gain) == ("half_output", at(13), None)
+    assert kinds(replace(plain, model={**mixed, "policy": "float16"})) == []
+
+
+def test_a_model_outside_of_its_strategy_is_told() -> None:
+    strategies = (("MirroredStrategy", at(5), 2),)
+
+    [finding] = findings(fit(), strategies=strategies)
+
+    assert (finding.kind, finding.place, finding.gain) == ("outside_scope", at(10), (1.0, 2.0))
+    inside = fit()
+    assert (
+        kinds(replace(inside, model={**inside.model, "replicas": 2}), strategies=strategies) == []
+    )
+    assert kinds(fit(), strategies=(("MirroredStrategy", at(5), 1),)) == []
+
+
+def function(traces: int, made: int = 1, **argument: str) -> Function:
+    causes = tuple(
+        {"x": "float32(8, 4)", **{name: value.format(n) for name, value in argument.items()}}
+        for n in range(traces)
+    )
+    return Function(
+        name="train_step",
+        place=at(30),
+        calls=100,
+        traces=traces,
+        made=made,
+        causes=causes,
+        trace_s=1.5,
+    )
+
+
+def test_retracing_names_the_argument_that_caused_it() -> None:
+    steady = loop(wait_s=0.01, call_s=0.95)
+
+    [python] = findings(steady, functions=(function(9, step="python {}"),))
+    [shape] = findings(steady, functions=(function(9, y="float32({}, 4)"),))
+    [anew] = findings(steady, functions=(function(9, made=9),))
+
+    assert python.place == shape.place == anew.place == at(30)
+    assert "argument step was the Python value 0, 1, 2" in python.seen
+    assert "step=tf.constant(step)" in python.change
+    assert "argument y was float32(0, 4)" in shape.seen
+    assert "9 tf.functions were made" in anew.seen
+    assert kinds(steady, functions=(function(2, step="python {}"),)) == []
+
+
+def test_processes_that_run_the_same_lines_say_it_once() -> None:
+    eager = loop(call_s=0.0, wait_s=0.01, eager_gradients=((at(44), 102),))
+
+    assert len(diagnose([seen(eager), seen(eager)], MACHINE)) == 1
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_a_gain_is_a_range_above_one(share: float, least: float) -> None:
+    low, high = gain_of(share, least=least)
+
+    assert 1.0 <= low <= high <= MOST_GAIN * 1.0001

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.tune.drawing import (
+    LABEL_PX,
+    WIDTH_PX,
+    Bar,
+    Span,
+    horizontal_bars,
+    seconds,
+    timeline,
+    waterfall,
+)
+
+values = st.floats(min_value=0, max_value=1e9)
+labels = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF, exclude_categories=["Cs"]))
+bars = st.lists(st.builds(Bar, label=labels, value=values), max_size=8)
+
+
+def boxes(picture: str) -> list[dict[str, float]]:
+    """Every rectangle; the picture is well-formed."""
+    root = ET.fromstring(picture)
+    return [
+        {name: float(box.attrib[name]) for name in ("x", "y", "width")} for box in root.iter("rect")
+    ]
+
+
+@given(bars)
+def test_every_bar_is_drawn_within_the_picture(given_bars: list[Bar]) -> None:
+    for draw in (horizontal_bars, waterfall):
+        drawn = boxes(draw(given_bars, title="t"))
+
+        assert len(drawn) == len(given_bars)
+        assert all(box["width"] >= 0 and box["x"] + box["width"] <= WIDTH_PX for box in drawn)
+
+
+def test_a_bar_is_as_long_as_its_value() -> None:
+    picture = horizontal_bars(
+        [Bar(label="a", value=1.0), Bar(label="b", value=4.0), Bar(label="c", value=0.0)], title="t"
+    )
+
+    short, long, none = (box["width"] for box in boxes(picture))
+    assert long == pytest.approx(4 * short, rel=0.01)
+    assert none == 0
+
+
+def test_a_waterfall_goes_from_level_to_level() -> None:
+    levels = [
+        Bar(label="first", value=100.0),
+        Bar(label="more", value=150.0),
+        Bar(label="less", value=120.0),
+        Bar(label="last", value=120.0),
+    ]
+
+    first, more, less, last = boxes(waterfall(levels, title="t"))
+
+    assert first["x"] == last["x"] == LABEL_PX
+    assert more["x"] == pytest.approx(first["x"] + first["width"], abs=0.2)
+    assert less["x"] == pytest.approx(last["x"] + last["width"], abs=0.2)
+    assert less["x"] + less["width"] == pytest.approx(more["x"] + more["width"], abs=0.2)
+
+
+def test_a_timeline_puts_spans_in_their_lanes_and_order() -> None:
+    spans = [
+        Span(lane=0, begin_s=5.0, length_s=1.0),
+        Span(lane=1, begin_s=6.0, length_s=3.0),
+        Span(lane=7, begin_s=6.0, length_s=3.0),
+    ]
+
+    wait, call = boxes(timeline(spans, lanes=["wait", "call"], title="t"))
+
+    assert wait["y"] < call["y"]
+    assert call["x"] == pytest.approx(wait["x"] + wait["width"], abs=0.2)
+    assert call["width"] == pytest.approx(3 * wait["width"], rel=0.01)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_drawn_as_nothing(odd: float) -> None:
+    picture = horizontal_bars([Bar(label="odd", value=odd), Bar(label="b", value=2.0)], title="t")
+    line = timeline([Span(lane=0, begin_s=odd, length_s=1.0)], lanes=["a"], title="t")
+
+    assert boxes(picture)[0]["width"] == 0
+    assert boxes(line) == []
+    assert "nan" not in re.sub(r">[^<]*<", "><", picture)
+
+
+def test_text_is_escaped_everywhere() -> None:
+    bad = '<script>alert("1")</script>&'
+    pictures = [
+        horizontal_bars([Bar(label=bad, value=1.0, shown=bad)], title=bad),
+        waterfall([Bar(label=bad, value=1.0, shown=bad)], title=bad),
+        timeline([Span(lane=0, begin_s=0.0, length_s=1.0)], lanes=[bad], title=bad),
+    ]
+
+    for picture in pictures:
+        assert "<script" not in picture
+        texts = "".join(ET.fromstring(picture).itertext())
+        assert bad in texts
+
+
+def test_nothing_is_a_picture_too() -> None:
+    for picture in (
+        horizontal_bars([], title="t"),
+        waterfall([], title="t"),
+        timeline([], lanes=[], title="t"),
+    ):
+        assert boxes(picture) == []
+
+
+@pytest.mark.parametrize(
+    ("value_s", "shown"), [(0.0, "0 s"), (2.5, "2.5 s"), (0.0123, "12.3 ms"), (4.5e-6, "4.5 us")]
+)
+def test_seconds_have_a_unit_that_suits_them(value_s: float, shown: str) -> None:
+    assert seconds(value_s) == shown
