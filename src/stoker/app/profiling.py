@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from stoker.app.tuning import alone, cannot
 from stoker.core.files import write_atomic, write_json
 from stoker.tune.compare import Gain
 from stoker.tune.diagnosis import Diagnosis, diagnose
-from stoker.tune.page import heading, page, paragraph, table
-from stoker.tune.pictures import shown_s, split, timeline
+from stoker.tune.drawing import Span, seconds, timeline
+from stoker.tune.page import heading, page, paragraph, parts_of_a_step, table
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile
 
@@ -131,9 +131,9 @@ def rows_of(found: Profiled) -> list[tuple[str, str]]:
         ),
         ("W, input wait", f"{measured.input_wait:.1%}"),
         ("samples a second", f"{measured.samples_per_s:,.0f}"),
-        ("a step", f"{shown_s(measured.split.step_s)}, {measured.rows_a_step:.0f} samples"),
-        ("an epoch's steps", shown_s(measured.epoch_s)),
-        ("input", f"{shown_s(measured.input_cpu_s_per_sample)} of CPU a sample"),
+        ("a step", f"{seconds(measured.split.step_s)}, {measured.rows_a_step:.0f} samples"),
+        ("an epoch's steps", seconds(measured.epoch_s)),
+        ("input", f"{seconds(measured.input_cpu_s_per_sample)} of CPU a sample"),
         ("memory", f"{machine['peak_memory_bytes'] / 2**30:.2f} GiB, the process's peak"),
     ]
     if machine.get("mfu") is not None:
@@ -156,9 +156,9 @@ def _page(found: Profiled, name: str) -> str:
             paragraph(found.diagnosis.text),
             table(["", ""], rows_of(found)),
             heading("Where a step's time goes"),
-            split(measured.split.shares(), measured.split.step_s, title="parts of a step"),
+            parts_of_a_step(measured.split, title="parts of a step"),
             heading("Calls, one after the other"),
-            timeline(found.calls, title="calls of training"),
+            timeline(list(_spans(found.calls)), lanes=LANES, title="calls of training"),
             heading("What a sample costs, stage by stage"),
             table(["stage", "CPU a sample", "share"], map(_stage, found.stages))
             if found.stages
@@ -167,5 +167,16 @@ def _page(found: Profiled, name: str) -> str:
     )
 
 
+LANES = ("a call", "waits for input")
+"""Of the timeline; a gap in the first is Python."""
+
+
+def _spans(calls: list[dict[str, Any]]) -> Iterator[Span]:
+    for call in calls:
+        begin_s, length_s = call["begin_s"], call["end_s"] - call["begin_s"]
+        yield Span(lane=0, begin_s=begin_s, length_s=length_s)
+        yield Span(lane=1, begin_s=begin_s, length_s=min(call["wait_s"], length_s))
+
+
 def _stage(stage: dict[str, Any]) -> list[str]:
-    return [stage["name"], shown_s(stage["cpu_s_per_sample"]), f"{stage['share']:.1%}"]
+    return [stage["name"], seconds(stage["cpu_s_per_sample"]), f"{stage['share']:.1%}"]

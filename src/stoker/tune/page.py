@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from stoker.tune.drawing import Bar, horizontal_bars, seconds
+from stoker.tune.profile import PARTS, Split
+
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; margin: 2rem auto; max-width: 60rem;
   padding: 0 1rem; }
@@ -57,3 +60,12 @@ def paragraph(text: str) -> str:
 def heading(text: str) -> str:
     """A section's."""
     return f"<h2>{escape(text)}</h2>"
+
+
+def parts_of_a_step(split: Split, *, title: str) -> str:
+    """A bar for each part of a step."""
+    bars = [
+        Bar(label=PARTS[part], value=share, shown=f"{seconds(share * split.step_s)}, {share:.1%}")
+        for part, share in split.shares().items()
+    ]
+    return horizontal_bars(bars, title=title)

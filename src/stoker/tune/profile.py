@@ -7,6 +7,17 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+PARTS = {
+    "input_wait": "waiting for input",
+    "transfer": "transfer to the device",
+    "compute": "compute",
+    "communication": "exchange of gradients",
+    "python": "Python between calls",
+    "checkpoint": "checkpoints",
+    "rest": "rest: the input's work beside the step",
+}
+"""Part of a step -> what it is called."""
+
 Measured = Mapping[str, Any]
 """A `stoker.train.probe.Window`, JSON values."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.tune.page import heading, page, paragraph, table
-from stoker.tune.pictures import Rise, shown_s, split, waterfall
+from stoker.tune.drawing import Bar, seconds, waterfall
+from stoker.tune.page import heading, page, paragraph, parts_of_a_step, table
 from stoker.tune.profile import Profile
 from stoker.tune.search import Outcome, Tuned
 
@@ -21,7 +21,7 @@ def report(tuned: Tuned, *, name: str, usd_per_hour: float | None) -> str:
         f"Tuning of {name}",
         [
             paragraph(
-                f"{gain:.2f} times the samples a second, measured in {shown_s(tuned.took_s)}; it "
+                f"{gain:.2f} times the samples a second, measured in {seconds(tuned.took_s)}; it "
                 f"ended because {tuned.ended}."
             ),
             heading("From first to last"),
@@ -38,9 +38,9 @@ def report(tuned: Tuned, *, name: str, usd_per_hour: float | None) -> str:
                 "that and above 5 %. All samples are in ledger.jsonl beside this page."
             ),
             heading("A step before"),
-            split(tuned.before.split.shares(), tuned.before.split.step_s, title="before"),
+            parts_of_a_step(tuned.before.split, title="a step before"),
             heading("A step after"),
-            split(tuned.after.split.shares(), tuned.after.split.step_s, title="after"),
+            parts_of_a_step(tuned.after.split, title="a step after"),
         ],
     )
 
@@ -48,14 +48,14 @@ def report(tuned: Tuned, *, name: str, usd_per_hour: float | None) -> str:
 def steps_of(tuned: Tuned) -> str:
     """The waterfall: samples a second, from the experiment as it was to what was kept."""
     before = tuned.before.samples_per_s
-    rises = [Rise(name="as it was", value=before, said=_said(tuned.before))]
+    rises = [Bar(label="as it was", value=before, shown=_said(tuned.before))]
     reached = before
     for outcome in tuned.outcomes:
         if outcome.decision != "kept":
             continue
         reached *= outcome.gain.ratio
-        rises.append(Rise(name=outcome.lever, value=reached, said=outcome.gain.shown()))
-    rises.append(Rise(name="tuned", value=tuned.after.samples_per_s, said=_said(tuned.after)))
+        rises.append(Bar(label=outcome.lever, value=reached, shown=outcome.gain.shown()))
+    rises.append(Bar(label="tuned", value=tuned.after.samples_per_s, shown=_said(tuned.after)))
     return waterfall(rises, title="samples a second, lever by lever")
 
 
@@ -64,7 +64,7 @@ def _said(profile: Profile) -> str:
 
 
 def _outcome(outcome: Outcome) -> list[str]:
-    return [outcome.lever, outcome.decision, outcome.why, shown_s(outcome.took_s)]
+    return [outcome.lever, outcome.decision, outcome.why, seconds(outcome.took_s)]
 
 
 def _figures(tuned: Tuned, usd_per_hour: float | None) -> str:
@@ -73,7 +73,7 @@ def _figures(tuned: Tuned, usd_per_hour: float | None) -> str:
         ["U, busy fraction", f"{before.busy_fraction:.1%}", f"{after.busy_fraction:.1%}"],
         ["W, input wait", f"{before.input_wait:.1%}", f"{after.input_wait:.1%}"],
         ["samples a second", f"{before.samples_per_s:,.0f}", f"{after.samples_per_s:,.0f}"],
-        ["an epoch's steps", shown_s(before.epoch_s), shown_s(after.epoch_s)],
+        ["an epoch's steps", seconds(before.epoch_s), seconds(after.epoch_s)],
     ]
     if usd_per_hour is not None:
         costs = [f"{each.epoch_s * usd_per_hour / 3600:.4g} USD" for each in (before, after)]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from stoker.tune.compare import SAME, Gain
 from stoker.tune.diagnosis import diagnose
-from stoker.tune.page import page, paragraph, table
-from stoker.tune.pictures import PARTS, Rise, shown_s, split, timeline, waterfall
+from stoker.tune.drawing import Bar, Span, timeline, waterfall
+from stoker.tune.page import page, paragraph, parts_of_a_step, table
 from stoker.tune.profile import Profile, profile_of
 
 ms = st.floats(0.01, 1e3)
@@ -152,18 +152,16 @@ HOSTILE = "<script>alert(1)</script>&\"'"
 
 
 def test_pages_are_whole_and_names_are_escaped() -> None:
-    parts = dict.fromkeys(PARTS, 1 / len(PARTS))
-    calls = [{"begin_s": 0.0, "end_s": 1.0, "wait_s": 0.2, "steps": 5, "rows": 160.0}] * 2
-    rises = [Rise(name=HOSTILE, value=value, said=HOSTILE) for value in (1.0, 3.0, 2.0, 4.0)]
+    bars = [Bar(label=HOSTILE, value=value, shown=HOSTILE) for value in (1.0, 3.0, 2.0, 4.0)]
+    step = profiled(2.0, 10.0, called_ms=3.0, wait=0.5).split
     text = page(
         HOSTILE,
         [
             paragraph(HOSTILE),
             table([HOSTILE, "n"], [[HOSTILE, "1"]]),
-            waterfall(rises, title=HOSTILE),
-            split(parts, 0.01, title="parts"),
-            timeline(calls, title="calls"),
-            timeline([], title="none"),
+            waterfall(bars, title=HOSTILE),
+            parts_of_a_step(step, title="parts"),
+            timeline([Span(lane=0, begin_s=0.0, length_s=1.0)], lanes=[HOSTILE], title="calls"),
         ],
     )
 
@@ -173,16 +171,3 @@ def test_pages_are_whole_and_names_are_escaped() -> None:
     assert "script" not in tags.seen
     assert tags.seen.count("svg") == 3
     assert "default-src 'none'" in text
-
-
-def test_a_waterfall_of_nothing_is_drawn() -> None:
-    assert waterfall([], title="nothing").startswith("<svg")
-    assert "NaN" not in waterfall([Rise(name="a", value=0.0, said="")] * 2, title="zero")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(2.0, "2 s"), (0.0123, "12.3 ms"), (4.5e-6, "4.5 us"), (0.0, "0 us")],
-)
-def test_times_are_shown_in_their_unit(seconds: float, shown: str) -> None:
-    assert shown_s(seconds) == shown

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -27,7 +26,7 @@ _COMMAND = "stoker.profile.command"
 class BeforeCommand(TyperCommand):
     """Takes what stands before `--` as its own, and keeps what follows as it is."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Split once: the command may hold a `--` of its own."""
         if "--" in args:
             at = args.index("--")
@@ -104,7 +103,8 @@ def _print(found: Profiled) -> None:
     from rich.table import Table
 
     from stoker.app.profiling import rows_of
-    from stoker.tune.pictures import PARTS, shown_s
+    from stoker.tune.drawing import seconds
+    from stoker.tune.profile import PARTS
 
     console = Console(file=tolerant(sys.stdout), highlight=False, soft_wrap=True)
     facts = Table(show_header=False)
@@ -114,12 +114,12 @@ def _print(found: Profiled) -> None:
     parts = Table("part of a step", "time", "share")
     split = found.profile.split
     for name, share in split.shares().items():
-        parts.add_row(PARTS[name][0], shown_s(share * split.step_s), f"{share:.1%}")
+        parts.add_row(PARTS[name], seconds(share * split.step_s), f"{share:.1%}")
     console.print(parts)
     if found.stages:
         stages = Table("stage of the input", "CPU a sample", "share")
         for stage in found.stages:
-            took = shown_s(stage["cpu_s_per_sample"])
+            took = seconds(stage["cpu_s_per_sample"])
             stages.add_row(escape(stage["name"]), took, f"{stage['share']:.1%}")
         console.print(stages)
     console.print(found.diagnosis.text, markup=False)
