@@ -11,6 +11,9 @@ from stoker.tune.attach.split import StepSplit
 MOST_TRACES = 4
 """Of one function: twice for its first call that makes variables, and an epoch's short batch."""
 
+PASSING_CALLS = 5
+"""Of one tf.function: one that is made in a loop is called no more often."""
+
 SYNC_SHARE = 0.8
 """Of a loop's steps that read a value: it is done in each."""
 
@@ -182,9 +185,11 @@ def _outside_scope(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
 def function_findings(seen: Seen) -> Iterator[ScriptFinding]:
     """Functions that were traced again and again."""
     for function in seen.functions:
-        if function.made > MOST_TRACES and function.traces > MOST_TRACES:
+        # A function of each of several models is made anew, too, and then called many times.
+        is_passing = function.calls <= PASSING_CALLS * function.made
+        if function.made > MOST_TRACES and function.traces > MOST_TRACES and is_passing:
             yield _made_anew(function, seen)
-        elif function.traces > MOST_TRACES:
+        elif function.traces > MOST_TRACES * function.made:
             yield _retraced(function, seen)
 
 

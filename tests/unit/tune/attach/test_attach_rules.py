@@ -349,7 +349,7 @@ def test_a_model_outside_of_its_strategy_is_told() -> None:
     assert kinds(fit(), strategies=(("MirroredStrategy", at(5), 1),)) == []
 
 
-def function(traces: int, made: int = 1, **argument: str) -> Function:
+def function(traces: int, made: int = 1, calls: int = 20, **argument: str) -> Function:
     causes = tuple(
         {"x": "float32(8, 4)", **{name: value.format(n) for name, value in argument.items()}}
         for n in range(traces)
@@ -357,7 +357,7 @@ def function(traces: int, made: int = 1, **argument: str) -> Function:
     return Function(
         name="train_step",
         place=at(30),
-        calls=100,
+        calls=calls,
         traces=traces,
         made=made,
         causes=causes,
@@ -378,6 +378,8 @@ def test_retracing_names_the_argument_that_caused_it() -> None:
     assert "argument y was float32(0, 4)" in shape.seen
     assert "9 tf.functions were made" in anew.seen
     assert kinds(steady, functions=(function(2, step="python {}"),)) == []
+    # Nine models, each with a step of its own.
+    assert kinds(steady, functions=(function(9, made=9, calls=900),)) == []
 
 
 def test_processes_that_run_the_same_lines_say_it_once() -> None:

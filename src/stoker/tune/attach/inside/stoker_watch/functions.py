@@ -13,6 +13,9 @@ from .places import NOWHERE, Place, of_code, place
 KEY = "stoker_function"
 """The attribute of a `tf.function` that holds its record."""
 
+MOST_RECORDS = 1_000
+"""A script that makes functions without end is watched up to here."""
+
 MOST_CAUSES = 12
 """Traces of which it is remembered with what they were made."""
 
@@ -141,6 +144,8 @@ def _met(function: Any) -> _One:
         name, at = _name(function)
         # Functions of Keras's that are called in one line are different ones.
         which = 0 if of_code(_code(function)) != NOWHERE else len(_records)
+        if len(_records) >= MOST_RECORDS:
+            return _One(Record(name, at))
         record = _records.setdefault((name, at, which), Record(name, at))
         record.made += 1
         one = _One(record)

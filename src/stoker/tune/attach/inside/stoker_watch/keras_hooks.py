@@ -15,6 +15,9 @@ from .loops import STATE
 from .places import NOWHERE, Place, place
 from .tensorflow_hooks import around
 
+MOST_FITS = 100
+"""A search over models calls `fit` without end: it is watched up to here."""
+
 _places: dict[int, tuple[Any, Place]] = {}
 """Id of a layer or model -> a weak reference to it, and the line that made it."""
 
@@ -89,6 +92,8 @@ def _fit(keras: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         if bound is not None and not STATE.fits and keras.config.backend() == "tensorflow":
             with FACTS.guarded():
                 fit = _begin(keras, self)
+        if fit is not None and bound is not None:
+            with FACTS.guarded():
                 _data(fit, bound.arguments)
                 given = bound.arguments.get("callbacks")
                 bound.arguments["callbacks"] = _with_ours(keras, given, fit, self)
@@ -115,7 +120,7 @@ def _bound(
         return None
 
 
-def _begin(keras: Any, model: Any) -> Fit:
+def _begin(keras: Any, model: Any) -> Fit | None:
     at = place()
     if STATE.current is not None:
         STATE.current.drop_step()
@@ -125,6 +130,8 @@ def _begin(keras: Any, model: Any) -> Fit:
         if fit.place == at and fit.is_of(model):
             fit.calls += 1
             return fit
+    if len(FITS) >= MOST_FITS:
+        return None
     fit = Fit(at, model)
     fit.facts = _model_facts(keras, model)
     FITS.append(fit)
