@@ -29,10 +29,15 @@ def export(path: Path, call: Any, inputs: list[tf.TensorSpec]) -> Path:
     return path
 
 
+def half(path: Path, *, addend: float) -> Path:
+    """TensorFlow Serving's own example model: y = x / 2 + 2."""
+    spec = [tf.TensorSpec([None], tf.float32, name="x")]
+    return export(path, lambda x: {"y": x * 0.5 + addend}, spec)
+
+
 def write_models(folder: Path) -> Iterator[tuple[str, Path]]:
     """Half plus two; two inputs and outputs; the length of an image; what comes in goes out."""
-    half = [tf.TensorSpec([None], tf.float32, name="x")]
-    yield "half", export(folder / "half", lambda x: {"y": x * 0.5 + 2.0}, half)
+    yield "half", half(folder / "half", addend=2.0)
     taxi = [tf.TensorSpec([None], tf.float32, name="fare")]
     taxi += [tf.TensorSpec([None, 2], tf.int64, name="place")]
     taxi += [tf.TensorSpec([None], tf.string, name="company")]
