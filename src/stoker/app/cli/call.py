@@ -101,7 +101,7 @@ def asked(
     request = Request(rows=[{}])
     if data is not None:
         request = parse_request(
-            _text(data), where="standard input" if _is_stdin(data) else str(data)
+            read_text(data), where="standard input" if _is_stdin(data) else str(data)
         )
     elif not images:
         raise ConfigError(
@@ -149,7 +149,12 @@ def _is_stdin(path: Path) -> bool:
     return str(path) == "-"
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file's text, "-" being standard input.
+
+    Raises:
+        UserError: it cannot be read, or is no text.
+    """
     content = sys.stdin.buffer.read() if _is_stdin(path) else _content(path)
     try:
         return content.decode("utf-8-sig")

@@ -9,7 +9,18 @@ import traceback
 import typer
 
 from stoker import __version__
-from stoker.app.cli import bench, call, data_service, deploy, doctor, init, run, serve, stages
+from stoker.app.cli import (
+    bench,
+    call,
+    convert,
+    data_service,
+    deploy,
+    doctor,
+    init,
+    run,
+    serve,
+    stages,
+)
 from stoker.core.errors import EXIT_BUG, EXIT_DONE, UserError
 
 app = typer.Typer(
@@ -27,6 +38,7 @@ for _name, _command in stages.COMMANDS.items():
 app.command("serve")(serve.serve)
 app.command("call")(call.call)
 app.command("bench")(bench.bench)
+app.command("convert")(convert.convert)
 app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
 app.add_typer(data_service.app, name="data-service")
