@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import http.server
+import ipaddress
 import json
 import math
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+import grpc
 import ml_dtypes
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from stoker.app.cli.main import invoke
+from stoker.app.client.messages import PREDICT, message
+from stoker.app.client.tensors import fill_tensor
 from stoker.client import (
+    CallError,
     Connection,
     GrpcClient,
     ModelAt,
     NoAnswerError,
     RefusedError,
     RestClient,
+    Tls,
 )
 from stoker.core.errors import DataError, UserError
 
@@ -120,7 +132,7 @@ def test_a_refusal_has_the_servers_status_and_words(served: Any) -> None:
     assert over_grpc.value.status == "NOT_FOUND"
     for error in (over_rest.value, over_grpc.value):
         assert "Servable not found for request: Latest(nobody)" in error.line()
-        assert "Name a model that this server has." in error.line()
+        assert "Name a model and a version that this server has." in error.line()
 
 
 @pytest.mark.parametrize(("client", "scheme"), [(RestClient, "http"), (GrpcClient, "grpc")])
@@ -238,6 +250,97 @@ def test_a_token_goes_with_every_call(odd: tuple[str, Any]) -> None:
         client.predict("once", [1.0])
 
     assert odd[1][0]["Authorization"] == "Bearer s3cret"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that vouches for itself, and its key."""
+    made_at = dt.datetime.now(dt.UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
+    alternatives = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(made_at - dt.timedelta(hours=1))
+        .not_valid_after(made_at + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.fixture
+def secure(certificate: tuple[Path, Path]) -> Iterator[str]:
+    """A server of HTTPS that wants the client's certificate, too."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    context.load_verify_locations(certificate[0])
+    context.verify_mode = ssl.CERT_REQUIRED
+    handler = type("Secure", (_Odd,), {"seen": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_rest_goes_over_tls_with_certificates_of_both_sides(
+    secure: str, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    both = Connection(tls=Tls(ca=cert, cert=cert, key=key))
+    with RestClient(secure, connection=both) as client:
+        assert client.predict("once", [1.0]).outputs[""].tolist() == [1.5]
+    for wrong in (Tls(), Tls(ca=cert)):
+        how = Connection(tls=wrong)
+        with RestClient(secure, connection=how) as client, pytest.raises(NoAnswerError):
+            client.predict("once", [1.0])
+
+
+def test_grpc_goes_over_tls(certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    seen = []
+
+    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        seen.append(dict(context.invocation_metadata()))
+        response = message("PredictResponse")
+        fill_tensor(response.outputs.add(key="y").value, np.array([2.5], np.float32))
+        return bytes(response.SerializeToString())
+
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    handlers = {"Predict": grpc.unary_unary_rpc_method_handler(answer)}
+    service = PREDICT.split("/")[1]
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
+    keys = [(key.read_bytes(), cert.read_bytes())]
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(keys))
+    server.start()
+    try:
+        url = f"grpcs://127.0.0.1:{port}"
+        how = Connection(tls=Tls(ca=cert), token="s3cret")
+        with GrpcClient(url, connection=how) as client:
+            found = client.predict("m", {"x": np.zeros(1, np.float32)}).outputs
+        with GrpcClient(url) as stranger, pytest.raises(CallError):
+            stranger.predict("m", {"x": np.zeros(1, np.float32)})
+    finally:
+        server.stop(None).wait()
+
+    assert found["y"].tolist() == [2.5]
+    assert [one["authorization"] for one in seen] == ["Bearer s3cret"]
 
 
 @pytest.fixture

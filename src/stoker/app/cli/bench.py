@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def bench(
-    url: Annotated[str, typer.Argument(help="The server's REST interface.", metavar="[URL]")] = (
+    url: Annotated[str, typer.Argument(help="The server's REST interface.", metavar="URL")] = (
         "http://127.0.0.1:8501"
     ),
     model: Annotated[str, typer.Option(help="The model's name on the server.")] = "",

@@ -128,7 +128,7 @@ def _with_images(
     free = [name for name in spec.encoded if name not in taken]
     if len(free) != 1:
         raise UserError(
-            f"{at.name} must have one input of encoded bytes for --image",
+            f"{at.name} must have one input of encoded bytes that --data leaves to --image",
             got=Plain(", ".join(f"{n} ({s.dtype})" for n, s in spec.inputs.items())),
             fix='Send it by --data, as the input wants it: bytes go as {"b64": ...}.',
         )

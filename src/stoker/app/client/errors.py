@@ -44,13 +44,13 @@ def refused_fix(status: str) -> str:
 _FIXES = {
     "401": "Give a token: set STOKER_TOKEN.",
     "403": "Give a token that may do this: set STOKER_TOKEN.",
-    "404": "Name a model that this server has.",
+    "404": "Name a model and a version that this server has.",
     "413": "Send fewer rows at once.",
     "429": "Send less at once, or again later.",
     "503": "Ask again later.",
     "504": "Give it longer, or send fewer rows at once.",
     "UNAUTHENTICATED": "Give a token: set STOKER_TOKEN.",
     "PERMISSION_DENIED": "Give a token that may do this: set STOKER_TOKEN.",
-    "NOT_FOUND": "Name a model that this server has.",
+    "NOT_FOUND": "Name a model and a version that this server has.",
     "RESOURCE_EXHAUSTED": "Send less at once, or again later.",
 }

@@ -89,11 +89,25 @@ def resolved(host: str, port: int, *, allow_remote: bool) -> SocketAddress:
         raise ConfigError(
             "the server's name must be known", got=Plain(f"{host}: {error.strerror}")
         ) from None
-    family, _, _, _, address = found[0]
-    if not allow_remote and not ipaddress.ip_address(address[0]).is_loopback:
-        raise ConfigError(
-            "load goes to this machine only, unless another is meant",
-            got=Plain(f"{host}, which is {address[0]}"),
-            fix="Where that server is yours to load, add --allow-remote.",
-        )
-    return family, (str(address[0]), port)
+    addresses = [(family, (str(address[0]), port)) for family, _, _, _, address in found]
+    for _, (number, _) in addresses:
+        if not allow_remote and not ipaddress.ip_address(number.partition("%")[0]).is_loopback:
+            raise ConfigError(
+                "load goes to this machine only, unless another is meant",
+                got=Plain(f"{host}, which is {number}"),
+                fix="Where that server is yours to load, add --allow-remote.",
+            )
+    # A name may stand for ::1 and 127.0.0.1, and the server listen on one of them.
+    several = addresses if len(addresses) > 1 else []
+    return next((one for one in several if _listens(one)), addresses[0])
+
+
+def _listens(address: SocketAddress) -> bool:
+    family, where = address
+    with socket.socket(family, socket.SOCK_STREAM) as attempt:
+        attempt.settimeout(_TRY_S)
+        return attempt.connect_ex(where) == 0
+
+
+_TRY_S = 5.0
+"""Longest wait for one of a name's addresses, seconds."""
