@@ -78,9 +78,12 @@ def argument_of(model: LoadedModel, signature: str) -> dict[str, str]:
     }
 
 
-def by_their_names(arrays: Arrays, taken: Sequence[str], arguments: Mapping[str, str]) -> Arrays:
-    """Inputs by the names that a converted model has; those that it does not use are left out."""
-    named = {
-        (name if name in taken else arguments[name]): values for name, values in arrays.items()
-    }
-    return {name: values for name, values in named.items() if name in taken}
+def names_in_file(arguments: Mapping[str, str], taken: Sequence[str]) -> dict[str, str]:
+    """Input -> the name that a written model has for it; those that it has dropped are left out."""
+    named = {name: (name if name in taken else argument) for name, argument in arguments.items()}
+    return {name: there for name, there in named.items() if there in taken}
+
+
+def by_names_in_file(arrays: Arrays, names: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+    """Inputs as a written model takes them."""
+    return {there: arrays[name] for name, there in names.items()}

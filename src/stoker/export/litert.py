@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 
 from stoker.core.files import read_json, write_json
 from stoker.export.callpath import LoadedModel
-from stoker.export.carried import Arrays, Converted, NotCarriedError, argument_of, by_their_names
+from stoker.export.carried import (
+    Arrays,
+    Converted,
+    NotCarriedError,
+    argument_of,
+    by_names_in_file,
+    names_in_file,
+)
 
 FILE = "model.tflite"
 """The model's file."""
@@ -42,12 +49,11 @@ _AT_THE_EDGE = {"DEQUANTIZE", "CAST"}
 def _write(
     model: LoadedModel, signature: str, folder: Path, representative: Arrays, *, weights: str
 ) -> None:
-    arguments = argument_of(model, signature)
     with _hushed() as said:
         converter = tf.lite.TFLiteConverter.from_saved_model(
             str(model.path), signature_keys=[signature]
         )
-        _ask_for(converter, weights, representative, arguments)
+        _ask_for(converter, weights, representative)
         try:
             content = converter.convert()
         except Exception as error:  # the converter's own error has no public name
@@ -59,12 +65,12 @@ def _write(
     if left:
         raise NotCarriedError("LiteRT in int8", left)
     (folder / FILE).write_bytes(content)
-    write_json(folder / NAMES, arguments)
+    with _hushed():
+        taken = _runner(folder, signature).get_input_details()
+    write_json(folder / NAMES, names_in_file(argument_of(model, signature), list(taken)))
 
 
-def _ask_for(
-    converter: Any, weights: str, representative: Arrays, arguments: Mapping[str, str]
-) -> None:
+def _ask_for(converter: Any, weights: str, representative: Arrays) -> None:
     if weights == "float32":
         return
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -75,7 +81,7 @@ def _ask_for(
 
     def rows() -> Iterator[dict[str, NDArray[Any]]]:
         for row in range(count):
-            yield {arguments[name]: v[row : row + 1] for name, v in representative.items()}
+            yield {name: values[row : row + 1] for name, values in representative.items()}
 
     converter.representative_dataset = rows
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
@@ -97,10 +103,13 @@ def _left_in_floats(content: bytes) -> list[str]:
 
 def _ask(folder: Path, signature: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
     with _hushed():
-        runner = tf.lite.Interpreter(str(folder / FILE)).get_signature_runner(signature)
-        taken = list(runner.get_input_details())
-        fed = by_their_names(inputs, taken, read_json(folder / NAMES))
-        return {name: np.asarray(values) for name, values in runner(**fed).items()}
+        fed = by_names_in_file(inputs, read_json(folder / NAMES))
+        found = _runner(folder, signature)(**fed)
+        return {name: np.asarray(values) for name, values in found.items()}
+
+
+def _runner(folder: Path, signature: str) -> Any:
+    return tf.lite.Interpreter(str(folder / FILE)).get_signature_runner(signature)
 
 
 @contextlib.contextmanager

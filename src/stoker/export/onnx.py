@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import read_json, write_json
 from stoker.export.callpath import SERVE_TAG, LoadedModel
-from stoker.export.carried import Arrays, Converted, NotCarriedError, argument_of, by_their_names
+from stoker.export.carried import (
+    Arrays,
+    Converted,
+    NotCarriedError,
+    argument_of,
+    by_names_in_file,
+    names_in_file,
+)
 
 FILE = "model.onnx"
 """The model's file."""
@@ -46,22 +53,25 @@ def _write(model: LoadedModel, signature: str, folder: Path, _: Arrays) -> None:
             "tf2onnx must be able to convert the model",
             got=Plain((done.stderr.strip().splitlines() or ["no output"])[-1].rstrip(".")),
         )
-    write_json(folder / NAMES, argument_of(model, signature))
+    taken = [one.name for one in _session(folder).get_inputs()]
+    write_json(folder / NAMES, names_in_file(argument_of(model, signature), taken))
 
 
 def _ask(folder: Path, _: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
+    session = _session(folder)
+    names = [one.name for one in session.get_outputs()]
+    found = session.run(names, by_names_in_file(inputs, read_json(folder / NAMES)))
+    return {name: np.asarray(values) for name, values in zip(names, found, strict=True)}
+
+
+def _session(folder: Path) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors; it warns of constants that it folds
-    session = onnxruntime.InferenceSession(
+    return onnxruntime.InferenceSession(
         str(folder / FILE), options, providers=["CPUExecutionProvider"]
     )
-    taken = [one.name for one in session.get_inputs()]
-    fed = by_their_names(inputs, taken, read_json(folder / NAMES))
-    names = [one.name for one in session.get_outputs()]
-    found = session.run(names, dict(fed))
-    return {name: np.asarray(values) for name, values in zip(names, found, strict=True)}
 
 
 FORMATS = {

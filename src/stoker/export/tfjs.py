@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from stoker.core.errors import CheckFailed, Plain, UserError
 from stoker.core.files import read_json, write_json
 from stoker.export.callpath import LoadedModel, first_line
-from stoker.export.carried import Arrays, Converted, NotCarriedError, argument_of, by_their_names
+from stoker.export.carried import (
+    Arrays,
+    Converted,
+    NotCarriedError,
+    argument_of,
+    by_names_in_file,
+    names_in_file,
+)
 from stoker.export.tfjs_process import UNSUPPORTED
 
 FILE = "model.json"
@@ -46,10 +53,9 @@ def _write(model: LoadedModel, signature: str, folder: Path, _: Arrays) -> None:
             "the TensorFlow.js converter must be able to convert the model",
             got=Plain((done.stderr.strip().splitlines() or ["no output"])[-1]),
         )
-    arguments = argument_of(model, signature)
-    # The file has them by what the process called them: the graph's own whole names.
-    whole = {name: f"{signature}_{argument}" for name, argument in arguments.items()}
-    write_json(folder / NAMES, whole)
+    # The process calls an input by its whole name in the graph.
+    whole = {n: f"{signature}_{argument}" for n, argument in argument_of(model, signature).items()}
+    write_json(folder / NAMES, names_in_file(whole, list(_tensors(read_json(folder / FILE)))))
 
 
 def _ask(folder: Path, _: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
@@ -61,20 +67,25 @@ def _ask(folder: Path, _: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
     for node in graph_def.node:
         if node.name in weights:
             node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(weights[node.name]))
-    named = written["signature"]
-    taken = {name: info["name"] for name, info in named["inputs"].items()}
-    fed = by_their_names(inputs, list(taken), read_json(folder / NAMES))
-    outputs = {name: info["name"] for name, info in named["outputs"].items()}
+    tensors = _tensors(written)
+    fed = by_names_in_file(inputs, read_json(folder / NAMES))
+    outputs = {name: info["name"] for name, info in written["signature"]["outputs"].items()}
     try:
         with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
             tf.graph_util.import_graph_def(graph_def, name="")
-            feed = {graph.get_tensor_by_name(taken[name]): v for name, v in fed.items()}
+            feed = {graph.get_tensor_by_name(tensors[name]): v for name, v in fed.items()}
             found: dict[str, NDArray[Any]] = session.run(outputs, feed)
     except (ValueError, tf.errors.OpError) as error:
         raise CheckFailed(
             "the graph that was written for TensorFlow.js must run", got=Plain(first_line(error))
         ) from error
     return found
+
+
+def _tensors(written: Any) -> dict[str, str]:
+    """Name of an input's node -> its tensor; the keys beside have a ":0" or have not."""
+    inputs = written["signature"]["inputs"].values()
+    return {info["name"].partition(":")[0]: info["name"] for info in inputs}
 
 
 def _weights(folder: Path, manifest: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:

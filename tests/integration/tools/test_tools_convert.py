@@ -64,7 +64,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     def transform(text: tf.Tensor) -> dict[str, tf.Tensor]:
         length = tf.cast(tf.strings.length(text), tf.float32)
-        return {"x": tf.stack([length, length / 2, length**0.5, -length], axis=1)}
+        x = tf.stack([length, length / 2, length**0.5, -length], axis=1)
+        return {"x": x, "offset": length[:, None]}
+
+    def behind(x: tf.Tensor, offset: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"p": dense(x) - offset}
 
     table: Any = tf.Module()
     keys = tf.lookup.KeyValueTensorInitializer([1, 2], [3.0, 4.0], tf.int64, tf.float32)
@@ -76,9 +80,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "text": export(
             folder / "text",
             {
-                SERVING_DEFAULT: (lambda text: {"p": dense(transform(text)["x"])}, texts),
+                SERVING_DEFAULT: (lambda text: behind(**transform(text)), texts),
                 TRANSFORM_FEATURES: (transform, texts),
-                SERVING_TRANSFORMED: (lambda x: {"p": dense(x)}, numbers(4)),
+                SERVING_TRANSFORMED: (
+                    behind,
+                    [*numbers(4), tf.TensorSpec([None, 1], tf.float32, name="offset")],
+                ),
             },
             dense,
         ),
@@ -136,7 +143,8 @@ def test_text_is_left_to_the_transform(models: dict[str, Path], tmp_path: Path, 
 
     assert made.signature == SERVING_TRANSFORMED
     assert "text, which text is" in made.why
-    assert made.inputs == {"x": "float32 of shape [-1,4]"}
+    assert made.inputs == {"x": "float32 of shape [-1,4]", "offset": "float32 of shape [-1,1]"}
+    assert set(json.loads((tmp_path / "out" / "inputs.json").read_text())) == {"x", "offset"}
     with pytest.raises(NotCarriedError, match="text, which text is"):
         convert(
             models["text"], form, tmp_path / "no", rows=rows, representative=rows,
@@ -236,17 +244,16 @@ def test_an_experiment_is_converted_with_its_own_rows(
         'features["city"]', 'features["home city"]').replace(
         'num_buckets("city")', 'num_buckets("home city")'))  # fmt: skip
     write_csv(folder / "data.csv")
-    out = tmp_path / "litert"
-    code = invoke(
-        ["convert", str(folder), "--to", "litert", "--out", str(out), "--json"], debug=False
-    )
-    said = capfd.readouterr()
-    assert code == 0, said.err
-    facts = json.loads(said.out)
-    assert facts["signature"] == SERVING_TRANSFORMED
-    assert set(facts["inputs"]) == {"age", "home city"}
-    assert facts["rows"] > 100
-    assert max(facts["differences"].values()) <= facts["tolerance"]
+    for form in ("litert", "litert-int8"):
+        out = tmp_path / form
+        flags = ["--to", form, "--out", str(out), "--tolerance", "0.3", "--json"]
+        assert invoke(["convert", str(folder), *flags], debug=False) == 0, capfd.readouterr().err
+        facts = json.loads(capfd.readouterr().out)
+        assert facts["signature"] == SERVING_TRANSFORMED
+        assert set(facts["inputs"]) == {"age", "home city"}
+        assert facts["rows"] > 100
+        assert max(facts["differences"].values()) <= (0.3 if form == "litert-int8" else 1e-4)
+        assert set(json.loads((out / "inputs.json").read_text())) == {"age", "home city"}
 
     saved_model = Path(facts["saved_model"])
     rows = tmp_path / "rows.json"

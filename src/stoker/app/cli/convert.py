@@ -128,8 +128,7 @@ def _of_folder(model: Path, data: Path | None, signature: str) -> Source:
 def _lines(made: Conversion, out: Path) -> list[str]:
     lines = [
         f"wrote {out}: {made.to}, {_kib(made.size_bytes)}, the SavedModel {_kib(made.saved_model_bytes)}",
-        f"signature {made.signature}, takes "
-        + ", ".join(f"{name} ({spec})" for name, spec in made.inputs.items()),
+        f"signature {made.signature}, takes {_inputs(made.inputs)}",
     ]
     if made.why:
         lines.append(
@@ -144,6 +143,16 @@ def _lines(made: Conversion, out: Path) -> list[str]:
             f"{made.tolerance:g}{same}"
         )
     return lines
+
+
+def _inputs(inputs: dict[str, str]) -> str:
+    shown = [f"{name} ({spec})" for name, spec in list(inputs.items())[:_SHOWN_INPUTS]]
+    more = len(inputs) - len(shown)
+    return ", ".join(shown) + (f" and {more} more, see conversion.json" if more else "")
+
+
+_SHOWN_INPUTS = 5
+"""Most inputs that are printed."""
 
 
 def _kib(size_bytes: int) -> str:
