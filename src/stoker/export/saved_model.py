@@ -16,7 +16,10 @@ from stoker.export.signatures import (
     EXAMPLES_INPUT,
     SERVING_DEFAULT,
     SERVING_EXAMPLES,
+    SERVING_TRANSFORMED,
+    TRANSFORM_FEATURES,
     argument_names,
+    arguments_of,
     feature_specs,
     parse_examples,
     takes_examples,
@@ -60,8 +63,21 @@ def export_saved_model(
             answer_examples,
             input_signature=[tf.TensorSpec([None], tf.string, name=EXAMPLES_INPUT)],
         )
+    names = {SERVING_DEFAULT: argument_names(columns)}
+    transformed = _transformed_specs(transform)
+    if transformed:
+
+        def answer_transformed(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return named_outputs(model, model(adapt(features), training=False))
+
+        archive.add_endpoint(
+            TRANSFORM_FEATURES, transform.apply_features, input_signature=[feature_specs(columns)]
+        )
+        archive.add_endpoint(SERVING_TRANSFORMED, answer_transformed, input_signature=[transformed])
+        names[TRANSFORM_FEATURES] = names[SERVING_DEFAULT]
+        names[SERVING_TRANSFORMED] = arguments_of(list(transformed))
     archive.write_out(str(folder), verbose=False)
-    _rename_inputs(folder, argument_names(columns))
+    _rename_inputs(folder, names)
 
 
 def named_outputs(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
@@ -79,8 +95,27 @@ def named_outputs(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
     return dict(zip(names, floats, strict=True))
 
 
-def _rename_inputs(folder: Path, names: Mapping[str, str]) -> None:
-    """Give the signature's inputs the columns' own names ("mean radius").
+def _transformed_specs(transform: AnyTransform) -> dict[str, tf.TensorSpec]:
+    """Feature -> what the model takes of it; nothing where the model takes the raw columns."""
+    traced = tf.function(transform.apply_features).get_concrete_function(
+        feature_specs(transform.serving_columns)
+    )
+    if {operation.type for operation in traced.graph.get_operations()} <= _NO_WORK:
+        return {}
+    features = traced.structured_outputs
+    arguments = arguments_of(list(features))
+    return {
+        name: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype, name=arguments[name])
+        for name, tensor in features.items()
+    }
+
+
+_NO_WORK = {"Placeholder", "Identity", "NoOp"}
+"""Operations of a transform that hands columns on as they are."""
+
+
+def _rename_inputs(folder: Path, signatures: Mapping[str, Mapping[str, str]]) -> None:
+    """Give the signatures' inputs the columns' own names ("mean radius").
 
     A traced function's arguments must be identifiers; the names in a SignatureDef, which clients
     of TensorFlow Serving use, need not be.
@@ -88,10 +123,11 @@ def _rename_inputs(folder: Path, names: Mapping[str, str]) -> None:
     path = folder / "saved_model.pb"
     saved = saved_model_pb2.SavedModel.FromString(path.read_bytes())
     for graph in saved.meta_graphs:
-        inputs = graph.signature_def[SERVING_DEFAULT].inputs
-        by_argument = dict(inputs.items())
-        copies = {raw: by_argument[name].SerializeToString() for raw, name in names.items()}
-        inputs.clear()
-        for raw, tensor in copies.items():
-            inputs[raw].ParseFromString(tensor)
+        for signature, names in signatures.items():
+            inputs = graph.signature_def[signature].inputs
+            by_argument = dict(inputs.items())
+            copies = {raw: by_argument[name].SerializeToString() for raw, name in names.items()}
+            inputs.clear()
+            for raw, tensor in copies.items():
+                inputs[raw].ParseFromString(tensor)
     write_atomic(path, saved.SerializeToString(deterministic=True))

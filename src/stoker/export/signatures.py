@@ -20,6 +20,13 @@ SERVING_DEFAULT = "serving_default"
 SERVING_EXAMPLES = "serving_examples"
 """Takes `examples`: [batch] serialized `tf.train.Example`."""
 
+TRANSFORM_FEATURES = "transform_features"
+"""Takes raw features, answers what the model sees of them. Source: TensorFlow Extended's name."""
+
+SERVING_TRANSFORMED = "serving_transformed"
+"""Takes what `transform_features` answers: the model without its transform, for devices that cannot
+carry the transform's tables and decoders."""
+
 EXAMPLES_INPUT = "examples"
 """Name of that signature's one input."""
 
@@ -29,11 +36,16 @@ _MISSING_WHOLE = -(2**63)
 
 def argument_names(columns: Sequence[AnyColumn]) -> dict[str, str]:
     """Column name -> the name of the graph's argument: an identifier, and no other column's."""
+    return arguments_of([column.name for column in columns])
+
+
+def arguments_of(features: Sequence[str]) -> dict[str, str]:
+    """Name -> the name of the graph's argument: an identifier, and no other one's."""
     names: dict[str, str] = {}
-    for index, column in enumerate(columns):
-        name = re.sub(r"[^A-Za-z0-9_]", "_", column.name)
+    for index, feature in enumerate(features):
+        name = re.sub(r"[^A-Za-z0-9_]", "_", feature)
         usable = name[:1].isalpha() and not keyword.iskeyword(name) and name not in names.values()
-        names[column.name] = name if usable else f"c{index}_{name}"
+        names[feature] = name if usable else f"c{index}_{name}"
     return names
 
 

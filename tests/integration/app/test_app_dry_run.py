@@ -41,7 +41,8 @@ def test_a_rehearsal_tells_placement_memory_and_that_the_model_is_served(
     assert "MatMul" in placed.kinds or placed.operations > 50
     assert steps.losses[0] > 0
     assert steps.first_step_s > steps.second_step_s > 0
-    assert found.served.signatures == ["serving_default", "serving_examples"]
+    behind = ["serving_transformed", "transform_features"]
+    assert found.served.signatures == ["serving_default", "serving_examples", *behind]
     shown = io.StringIO()
     print_rehearsal(Console(file=shown, width=100), found)
     for part in ("device placement", "CPU:0", "73 trainable", "activations", "serving_examples"):

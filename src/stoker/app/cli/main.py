@@ -9,7 +9,20 @@ import traceback
 import typer
 
 from stoker import __version__
-from stoker.app.cli import data_service, doctor, init, profile, run, serve, stages, tune
+from stoker.app.cli import (
+    bench,
+    call,
+    convert,
+    data_service,
+    deploy,
+    doctor,
+    init,
+    profile,
+    run,
+    serve,
+    stages,
+    tune,
+)
 from stoker.core.errors import EXIT_BUG, EXIT_DONE, UserError
 
 app = typer.Typer(
@@ -27,6 +40,10 @@ for _name, _command in stages.COMMANDS.items():
 app.command("serve")(serve.serve)
 app.command("profile", cls=profile.BeforeCommand)(profile.profile)
 app.command("tune")(tune.tune)
+app.command("call")(call.call)
+app.command("bench")(bench.bench)
+app.command("convert")(convert.convert)
+app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
 app.add_typer(data_service.app, name="data-service")
 

@@ -1,0 +1,202 @@
+"""TensorFlow Serving's gRPC interface, without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from stoker.app.client.answers import Answers
+from stoker.app.client.connection import GRPC_URL, Address, Connection, Tls, parse_address
+from stoker.app.client.errors import CallError, NoAnswerError, RefusedError, refused_fix
+from stoker.app.client.messages import METADATA, PREDICT, message
+from stoker.app.client.rows import Request, to_arrays
+from stoker.app.client.signature import DTYPES, ModelAt, SignatureSpec, TensorSpec, chosen
+from stoker.app.client.tensors import fill_tensor, to_array
+from stoker.core.errors import Plain
+
+_NO_LIMIT = -1
+"""gRPC's own limit of 4 MiB a message is below what TensorFlow Serving takes and sends."""
+
+_SIGNATURES = "signature_def"
+"""What of the metadata is asked for."""
+
+
+class GrpcClient:
+    """A client over gRPC; may be used by many threads.
+
+    Source: TensorFlow Serving, apis/prediction_service.proto.
+    """
+
+    def __init__(self, url: str = GRPC_URL, *, connection: Connection | None = None) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            url: `host:port`, or `grpcs://host:port` for TLS.
+            connection: Time-out, token, TLS.
+
+        Raises:
+            ConfigError: it is no address.
+        """
+        self.address = parse_address(url, scheme="grpc")
+        self._how = connection or Connection()
+        self._channel = _channel(self.address, self._how.tls)
+
+    def predict(
+        self,
+        model: str | ModelAt,
+        rows: Sequence[Any] | Mapping[str, NDArray[Any]],
+        *,
+        signature: str = "",
+    ) -> Answers:
+        """Ask for rows' answers.
+
+        Args:
+            model: Its name, or which version of it.
+            rows: [rows, ...] arrays by input, of the dtypes that the model declares; or, as over
+                REST, one value or one object a row, for which the model is asked for its dtypes.
+            signature: The usual one if "".
+
+        Raises:
+            CallError: the server refused, or did not answer.
+        """
+        if not isinstance(rows, Mapping):
+            return self.ask(model, Request(rows=rows, signature=signature))
+        return self._predict(_at(model), rows, signature)
+
+    def ask(self, model: str | ModelAt, request: Request) -> Answers:
+        """Ask for the answers of JSON's rows or tensors.
+
+        Raises:
+            CallError: the server refused, or did not answer.
+            UserError: the rows are not what the model declares.
+        """
+        spec = chosen(self.signatures(model), request.signature)
+        return self._predict(_at(model), to_arrays(request, spec), request.signature)
+
+    def signatures(self, model: str | ModelAt) -> dict[str, SignatureSpec]:
+        """What can be called, by name.
+
+        Raises:
+            CallError: the server refused, or did not answer.
+        """
+        request = message("GetModelMetadataRequest")
+        _fill_model(request.model_spec, _at(model), "")
+        request.metadata_field.append(_SIGNATURES)
+        response = self._call(METADATA, request, "GetModelMetadataResponse")
+        found = message("SignatureDefMap")
+        for entry in response.metadata:
+            if entry.key == _SIGNATURES:
+                found.MergeFromString(entry.value.value)
+        return {entry.key: _signature(entry.value) for entry in found.signature_def}
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _predict(
+        self, model: ModelAt, inputs: Mapping[str, NDArray[Any]], signature: str
+    ) -> Answers:
+        request = message("PredictRequest")
+        _fill_model(request.model_spec, model, signature)
+        for name, values in inputs.items():
+            fill_tensor(request.inputs.add(key=name).value, values)
+        response = self._call(PREDICT, request, "PredictResponse")
+        return Answers(
+            outputs={entry.key: to_array(entry.value) for entry in response.outputs},
+            version=int(response.model_spec.version.value),
+        )
+
+    def _call(self, method: str, request: Any, answers_with: str) -> Any:
+        import grpc
+
+        reader = type(message(answers_with))
+        ask = self._channel.unary_unary(
+            method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=reader.FromString,
+        )
+        # gRPC's metadata has small letters.
+        headers = tuple((name.lower(), value) for name, value in self._how.headers.items())
+        try:
+            return ask(request, timeout=self._how.timeout_s, metadata=headers)
+        except grpc.RpcError as error:
+            raise self._why(error.code().name, error.details() or "") from None
+
+    def _why(self, status: str, said: str) -> CallError:
+        rule = f"{self.address} must answer over gRPC"
+        if status == "DEADLINE_EXCEEDED":
+            got = f"no answer within {self._how.timeout_s:g} s"
+            return NoAnswerError(rule, got=Plain(got), fix="Give it longer, or send fewer rows.")
+        if status == "UNAVAILABLE" and "failed to connect" in said:
+            return NoAnswerError(rule, got=Plain(_unreached(said)[0]), fix=_unreached(said)[1])
+        return RefusedError(rule, status=status, said=said, fix=refused_fix(status))
+
+
+def _unreached(said: str) -> tuple[str, str]:
+    """Why no connection came about, and what can be done, from gRPC's own long words."""
+    if "http1" in said:
+        return "something that speaks HTTP/1", "Is it the REST port? Then leave out --grpc."
+    fix = "Start the server (`stoker serve`), or name its gRPC address by --url."
+    return ("connection refused" if "refused" in said.lower() else said), fix
+
+
+def _channel(address: Address, tls: Tls) -> Any:
+    import grpc
+
+    options = [
+        ("grpc.max_receive_message_length", _NO_LIMIT),
+        ("grpc.max_send_message_length", _NO_LIMIT),
+        # A proxy that the environment names is for the web, not for the server beside us.
+        ("grpc.enable_http_proxy", 0),
+    ]
+    if not address.secure:
+        return grpc.insecure_channel(str(address), options=options)
+    ca, key, cert = (None if p is None else p.read_bytes() for p in (tls.ca, tls.key, tls.cert))
+    return grpc.secure_channel(
+        str(address), grpc.ssl_channel_credentials(ca, key, cert), options=options
+    )
+
+
+def _at(model: str | ModelAt) -> ModelAt:
+    return ModelAt(name=model) if isinstance(model, str) else model
+
+
+def _fill_model(spec: Any, model: ModelAt, signature: str) -> None:
+    spec.name = model.name
+    spec.signature_name = signature
+    if model.version is not None:
+        spec.version.value = model.version
+        spec.version.SetInParent()
+    elif model.label:
+        spec.version_label = model.label
+
+
+def _signature(definition: Any) -> SignatureSpec:
+    return SignatureSpec(
+        inputs={entry.key: _spec(entry.value) for entry in definition.inputs},
+        outputs={entry.key: _spec(entry.value) for entry in definition.outputs},
+    )
+
+
+def _spec(info: Any) -> TensorSpec:
+    shape = info.tensor_shape
+    return TensorSpec(
+        dtype=DTYPES.get(info.dtype, str(info.dtype)),
+        shape=None
+        if shape.unknown_rank
+        else tuple(None if dim.size < 0 else dim.size for dim in shape.dim),
+    )

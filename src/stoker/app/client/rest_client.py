@@ -1,0 +1,230 @@
+"""TensorFlow Serving's REST interface, asked over one connection that is kept."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from stoker.app.client.answers import Answers, from_columns, from_rows
+from stoker.app.client.connection import REST_URL, Connection, Tls, parse_address
+from stoker.app.client.errors import NoAnswerError, RefusedError, refused_fix
+from stoker.app.client.rows import Request, json_instances
+from stoker.app.client.signature import DTYPES_OF_JSON, ModelAt, SignatureSpec, TensorSpec
+from stoker.core.errors import DataError, Plain
+
+_SAID_CHARS = 2000
+"""Longest body of a refusal that is read out."""
+
+
+class RestClient:
+    """A client over REST; for one thread at a time.
+
+    Source: TensorFlow Serving, RESTful API.
+    """
+
+    def __init__(self, url: str = REST_URL, *, connection: Connection | None = None) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            url: `http://host:port`, `https://...`, or `host:port`.
+            connection: Time-out, token, TLS.
+
+        Raises:
+            ConfigError: it is no URL.
+        """
+        self.address = parse_address(url, scheme="http")
+        self._how = connection or Connection()
+        self._connection: http.client.HTTPConnection | None = None
+
+    def predict(
+        self,
+        model: str | ModelAt,
+        rows: Sequence[Any] | Mapping[str, NDArray[Any]],
+        *,
+        signature: str = "",
+    ) -> Answers:
+        """Ask for rows' answers.
+
+        Args:
+            model: Its name, or which version of it.
+            rows: One value, or one object of inputs, a row; or [rows, ...] arrays by input.
+            signature: The usual one if "".
+
+        Raises:
+            CallError: the server refused, or did not answer.
+        """
+        as_rows = json_instances(rows, binary=()) if isinstance(rows, Mapping) else rows
+        return self.ask(model, Request(rows=as_rows, signature=signature))
+
+    def ask(self, model: str | ModelAt, request: Request) -> Answers:
+        """Ask for the answers of rows or of tensors.
+
+        Raises:
+            CallError: the server refused, or did not answer.
+        """
+        found = self._json("POST", f"{_at(model).path}:predict", json.dumps(request.body).encode())
+        key = "predictions" if request.rows is not None else "outputs"
+        if not isinstance(found, dict) or key not in found:
+            raise DataError(f"the answer must hold {key!r}", got=found)
+        read = from_rows if key == "predictions" else from_columns
+        return Answers(outputs=read(found[key]))
+
+    def signatures(self, model: str | ModelAt) -> dict[str, SignatureSpec]:
+        """What can be called, by name.
+
+        Raises:
+            CallError: the server refused, or did not answer.
+        """
+        found = self._json("GET", f"{_at(model).path}/metadata")
+        try:
+            definitions = found["metadata"]["signature_def"]["signature_def"]
+            return {name: _signature(one) for name, one in definitions.items()}
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise DataError("the answer must be a model's metadata", got=found) from None
+
+    def status(self, model: str | ModelAt) -> list[dict[str, Any]]:
+        """Version, state and reason of each version that the server knows.
+
+        Raises:
+            CallError: the server refused, or did not answer.
+        """
+        found = self._json("GET", _at(model).path)
+        return list(found["model_version_status"])
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _json(self, method: str, path: str, body: bytes | None = None) -> Any:
+        content = self._send(method, self.address.path + path, body)
+        try:
+            return json.loads(content)
+        except ValueError:
+            raise DataError(
+                f"{self.address} must answer with JSON",
+                got=content[:80],
+                fix="Is it a model server that listens there?",
+            ) from None
+
+    def _send(self, method: str, path: str, body: bytes | None) -> bytes:
+        kept = self._connection is not None
+        try:
+            return self._exchange(method, path, body)
+        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as error:
+            self.close()
+            # The server may end a connection that was idle; a new one was not.
+            if not kept:
+                raise self._no_answer(error) from None
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._no_answer(error) from None
+        try:
+            return self._exchange(method, path, body)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._no_answer(error) from None
+
+    def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
+        connection = self._connection = self._connection or self._connect()
+        headers = {**self._how.headers, "Content-Type": "application/json"}
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        content = response.read()
+        if response.status != http.HTTPStatus.OK:
+            status = str(response.status)
+            raise RefusedError(
+                f"{self.address} must answer over REST",
+                status=f"HTTP {status}",
+                said=_said(content),
+                fix=refused_fix(status),
+            )
+        return content
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port, wait_s = self.address.host, self.address.port, self._how.timeout_s
+        if not self.address.secure:
+            return http.client.HTTPConnection(host, port, timeout=wait_s)
+        context = _context(self._how.tls)
+        return http.client.HTTPSConnection(host, port, timeout=wait_s, context=context)
+
+    def _no_answer(self, error: Exception) -> NoAnswerError:
+        return no_answer(error, f"{self.address} must answer over REST", self._how.timeout_s)
+
+
+def no_answer(error: Exception, rule: str, timeout_s: float) -> NoAnswerError:
+    """Why the connection brought nothing, and what can be done."""
+    if isinstance(error, TimeoutError):
+        got = f"no answer within {timeout_s:g} s"
+        return NoAnswerError(rule, got=Plain(got), fix="Give it longer, or send fewer rows.")
+    if isinstance(error, ConnectionRefusedError):
+        fix = "Start the server (`stoker serve`), or name its address by --url."
+        return NoAnswerError(rule, got=Plain("connection refused"), fix=fix)
+    if isinstance(error, ssl.SSLError):
+        fix = "Is it https there, and does --ca name who vouches for it?"
+        return NoAnswerError(rule, got=Plain(error.reason or str(error)), fix=fix)
+    if isinstance(error, http.client.BadStatusLine) and not isinstance(
+        error, http.client.RemoteDisconnected
+    ):
+        fix = "Is it the gRPC port? Then ask by --grpc."
+        return NoAnswerError(rule, got=Plain("something that is not HTTP"), fix=fix)
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return NoAnswerError(rule, got=Plain(text))
+
+
+def _at(model: str | ModelAt) -> ModelAt:
+    return ModelAt(name=model) if isinstance(model, str) else model
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=None if tls.ca is None else str(tls.ca))
+    if tls.cert is not None and tls.key is not None:
+        context.load_cert_chain(str(tls.cert), str(tls.key))
+    return context
+
+
+def _said(content: bytes) -> str:
+    """A refusal's own words: `error` of JSON, else the text."""
+    text = content[:_SAID_CHARS].decode(errors="replace").strip()
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    said = found.get("error", text) if isinstance(found, dict) else text
+    return said if isinstance(said, str) else json.dumps(said)
+
+
+def _signature(definition: Mapping[str, Any]) -> SignatureSpec:
+    return SignatureSpec(
+        inputs={name: _spec(info) for name, info in definition.get("inputs", {}).items()},
+        outputs={name: _spec(info) for name, info in definition.get("outputs", {}).items()},
+    )
+
+
+def _spec(info: Mapping[str, Any]) -> TensorSpec:
+    shape = info.get("tensor_shape", {})
+    sizes = [int(dim.get("size", 0)) for dim in shape.get("dim", [])]
+    return TensorSpec(
+        dtype=DTYPES_OF_JSON.get(info["dtype"], info["dtype"]),
+        shape=None
+        if shape.get("unknown_rank")
+        else tuple(None if size < 0 else size for size in sizes),
+    )

@@ -1,0 +1,215 @@
+"""Rows as a user has them -> what REST and gRPC want."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.app.client.signature import SignatureSpec, TensorSpec
+from stoker.app.client.tensors import numpy_dtype
+from stoker.core.config import nearest
+from stoker.core.errors import DataError, Plain, UserError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What is asked: rows, or whole tensors by name."""
+
+    rows: Sequence[Any] | None = None
+    """One value, or one object of inputs, a row: REST's `instances`."""
+
+    columns: Any = None
+    """One tensor, or an object of tensors: REST's `inputs`."""
+
+    signature: str = ""
+    """The signature that a whole body names; "" for the usual one."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """REST's body of it."""
+        named = {"signature_name": self.signature} if self.signature else {}
+        if self.rows is not None:
+            return {**named, "instances": list(self.rows)}
+        return {**named, "inputs": self.columns}
+
+
+def parse_request(text: str, *, where: str) -> Request:
+    """What a file asks: a row, a list of rows, a row a line, or a whole body of TensorFlow Serving.
+
+    Args:
+        text: JSON, NaN and Infinity included.
+        where: The file's name, for the error.
+
+    Raises:
+        DataError: it is none of these.
+    """
+    value = _json(text, where)
+    if isinstance(value, dict):
+        for key in ("instances", "inputs"):
+            if key in value and set(value) <= {key, "signature_name"}:
+                return _of_body(value, where)
+        return Request(rows=[value])
+    if isinstance(value, list):
+        if not value:
+            raise DataError(f"{where} must hold at least one row", got=value)
+        return Request(rows=value)
+    return Request(rows=[value])
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        lines = [line for line in text.splitlines() if line.strip()]
+        try:
+            if len(lines) > 1:
+                return [json.loads(line) for line in lines]
+        except json.JSONDecodeError:
+            pass
+        raise DataError(
+            f"{where} must hold JSON: a row, a list of rows, or a row a line",
+            got=Plain(f"{error.msg} in line {error.lineno}, column {error.colno}"),
+        ) from None
+
+
+def _of_body(body: Mapping[str, Any], where: str) -> Request:
+    signature = body.get("signature_name", "")
+    if "instances" not in body:
+        return Request(columns=body["inputs"], signature=signature)
+    rows = body["instances"]
+    if not isinstance(rows, list) or not rows:
+        raise DataError(f"instances in {where} must be a list of at least one row", got=rows)
+    return Request(rows=rows, signature=signature)
+
+
+def json_instances(rows: Mapping[str, NDArray[Any]], *, binary: Sequence[str]) -> list[Any]:
+    """Rows as TensorFlow Serving's `instances`: one object a row.
+
+    Args:
+        rows: [rows] or [rows, length] values by input; strings as bytes.
+        binary: Inputs that hold bytes (images), sent as `{"b64": ...}`.
+    """
+    count = len(next(iter(rows.values())))
+    return [
+        {name: _json_value(values[row], binary=name in binary) for name, values in rows.items()}
+        for row in range(count)
+    ]
+
+
+def as_bytes(content: bytes) -> dict[str, str]:
+    """Bytes as REST takes them."""
+    return {"b64": base64.b64encode(content).decode()}
+
+
+def _json_value(value: Any, *, binary: bool) -> Any:
+    if isinstance(value, np.ndarray):
+        return [_json_value(item, binary=binary) for item in value]
+    if isinstance(value, bytes):
+        if not binary:
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                pass
+        return as_bytes(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def to_arrays(request: Request, signature: SignatureSpec) -> dict[str, NDArray[Any]]:
+    """Rows or tensors of JSON as arrays of the dtypes that a signature declares.
+
+    Raises:
+        UserError: an input is unknown or missing, or a value is none of its dtype; it is named.
+    """
+    if request.rows is None:
+        return _typed(_named(request.columns, signature), signature)
+    first = request.rows[0]
+    if not isinstance(first, dict) or set(first) == {"b64"}:
+        return _typed(_named(list(request.rows), signature), signature)
+    columns: dict[str, list[Any]] = {name: [] for name in first}
+    for number, row in enumerate(request.rows):
+        if not isinstance(row, dict) or set(row) != set(first):
+            raise UserError(
+                f"every row must have the inputs of the first, {', '.join(first)}",
+                got=Plain(f"row {number}: {_keys(row)}"),
+            )
+        for name, value in row.items():
+            columns[name].append(value)
+    return _typed(columns, signature)
+
+
+def _keys(row: Any) -> str:
+    return ", ".join(row) if isinstance(row, dict) else repr(row)
+
+
+def _named(values: Any, signature: SignatureSpec) -> Mapping[str, Any]:
+    """Tensors by name; one that has no name belongs to the only input."""
+    if isinstance(values, dict) and set(values) != {"b64"}:
+        return values
+    if len(signature.inputs) != 1:
+        raise UserError(
+            f"a row must be an object of the inputs {', '.join(signature.inputs)}",
+            got=Plain("a value without a name"),
+        )
+    return {next(iter(signature.inputs)): values}
+
+
+def _typed(columns: Mapping[str, Any], signature: SignatureSpec) -> dict[str, NDArray[Any]]:
+    for name in columns:
+        if name not in signature.inputs:
+            raise UserError(
+                f"the inputs must be {', '.join(signature.inputs)}",
+                got=name,
+                fix=nearest(name, signature.inputs),
+            )
+    missing = [name for name in signature.inputs if name not in columns]
+    if missing:
+        raise UserError(
+            f"the inputs must be {', '.join(signature.inputs)}",
+            got=Plain(f"no {missing[0]!r}"),
+        )
+    return {name: _array(name, columns[name], spec) for name, spec in signature.inputs.items()}
+
+
+_KINDS = {"f": "iuf", "i": "iu", "u": "iu", "b": "b", "c": "iufc"}
+"""Kind of the declared dtype -> kinds of JSON's values that can stand for it without loss."""
+
+
+def _array(name: str, values: Any, spec: TensorSpec) -> NDArray[Any]:
+    if spec.dtype == "string":
+        return np.array(_strings(name, values), dtype=object)
+    dtype = numpy_dtype(spec.dtype)
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        raise UserError(
+            f"input {name!r} must have rows of one length", got=Plain("several lengths")
+        ) from None
+    # ml_dtypes' bfloat16 has the kind V.
+    allowed = _KINDS.get(dtype.kind, "iuf")
+    fits = not found.size or found.dtype.kind in allowed
+    if fits and dtype.kind in "iu" and found.size:
+        limits = np.iinfo(dtype)
+        fits = bool(limits.min <= found.min() and found.max() <= limits.max)
+    if not fits:
+        raise UserError(f"input {name!r} must hold {spec.dtype}", got=values)
+    return found.astype(dtype)
+
+
+def _strings(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_strings(name, item) for item in value]
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and set(value) == {"b64"}:
+        try:
+            return base64.b64decode(value["b64"], validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            pass
+    raise UserError(f"input {name!r} must hold strings, or bytes as {{'b64': ...}}", got=value)

@@ -1,0 +1,219 @@
+"""The loop that sends by a schedule and reads what comes back, in one thread."""
+
+from __future__ import annotations
+
+import gc
+import select
+import selectors
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from stoker.app.load.config import LoadConfig, SocketAddress
+from stoker.app.load.connection import HttpConnection
+from stoker.app.load.latency import Latencies
+from stoker.app.load.result import LoadResult
+
+_LOOK_S = 0.05
+"""Longest sleep: how soon a time-out, or the wish to stop, is seen."""
+
+_REST_S = 0.01
+"""How long a connection of a closed loop rests after a fault: a server that is gone refuses at once."""
+
+TIMED_OUT = "no answer in time"
+NOT_SENT = "not sent in time"
+
+
+def run_load(
+    config: LoadConfig,
+    address: SocketAddress,
+    requests: Sequence[bytes],
+    *,
+    stopped: Callable[[], bool],
+) -> LoadResult:
+    """Send requests, one after the other of `requests` and round again, and time their answers.
+
+    Args:
+        config: How many and how long.
+        address: Where to.
+        requests: Whole HTTP requests.
+        stopped: Asked all along; True ends the run with what it has.
+    """
+    with selectors.DefaultSelector() as selector:
+        load = _Load(config, address, requests, selector)
+        # A collection of the garbage of all the program would hold up the schedule.
+        gc.collect()
+        gc.disable()
+        try:
+            return load.run(stopped)
+        finally:
+            gc.enable()
+            load.close()
+
+
+class _Load:
+    def __init__(
+        self,
+        config: LoadConfig,
+        address: SocketAddress,
+        requests: Sequence[bytes],
+        selector: selectors.DefaultSelector,
+    ) -> None:
+        self._config = config
+        self._requests = requests
+        self._selector = selector
+        self._idle = [HttpConnection(address, selector) for _ in range(config.connections)]
+        self._all = tuple(self._idle)
+        self._busy: set[HttpConnection] = set()
+        self._resting: deque[tuple[float, HttpConnection]] = deque()
+        self._waiting: deque[tuple[float, float]] = deque()
+        """When each request was due that has no connection yet, and when it was taken up."""
+        self._due = 0
+        """Requests that were due so far."""
+        self._begun = 0
+        """Requests that were handed to a connection."""
+        self._latencies, self._lag, self._waited = Latencies(), Latencies(), Latencies()
+        self._errors: Counter[str] = Counter()
+        self._last_answer_s = 0.0
+        self._looked_s = 0.0
+
+    def run(self, stopped: Callable[[], bool]) -> LoadResult:
+        for connection in self._all:
+            connection.open()
+        self._wait(_REST_S)  # on this machine they are open by now
+        clock = time.perf_counter
+        cpu_s = time.process_time()
+        start_s = self._last_answer_s = clock()
+        end_s = start_s + self._config.seconds
+        open_loop = self._config.rate_per_s is not None
+        while not (ended := stopped()):
+            now_s = clock()
+            if open_loop:
+                self._take_due(start_s, clock)
+            elif now_s < end_s:
+                self._take_free(now_s)
+            self._hand_out(clock)
+            if self._is_done(now_s, end_s):
+                break
+            self._wait(self._sleep_s(start_s, clock()))
+            self._look_for_late(clock())
+        now_s = clock()
+        if not ended:
+            self._give_up()
+        # The schedule's whole length, also where its last request was answered before its end.
+        took_s = now_s - start_s if ended else max(self._last_answer_s, min(end_s, now_s)) - start_s
+        return LoadResult(
+            mode="open" if open_loop else "closed",
+            asked_rate_per_s=self._config.rate_per_s,
+            connections=self._config.connections,
+            took_s=took_s,
+            sent=self._due,
+            latencies=self._latencies,
+            errors=dict(sorted(self._errors.items())),
+            lag=self._lag,
+            waited=self._waited,
+            cpu_share=(time.process_time() - cpu_s) / max(now_s - start_s, 1e-9),
+            stopped=ended,
+        )
+
+    def close(self) -> None:
+        for connection in self._all:
+            connection.close()
+
+    def _take_due(self, start_s: float, clock: Callable[[], float]) -> None:
+        """Take what is due off the schedule, and note how late that is done."""
+        rate_per_s = self._config.rate_per_s or 0.0
+        while self._due < self._config.requests:
+            due_s = start_s + self._due / rate_per_s
+            now_s = clock()
+            if now_s < due_s:
+                return
+            self._lag.add(now_s - due_s)
+            self._waiting.append((due_s, now_s))
+            self._due += 1
+            if len(self._idle) and len(self._waiting) >= len(self._idle):
+                return  # these can be sent: first they, then what else is due
+
+    def _take_free(self, now_s: float) -> None:
+        """In a closed loop what is due is what a connection is free for."""
+        while self._resting and self._resting[0][0] <= now_s:
+            self._idle.append(self._resting.popleft()[1])
+        free = min(len(self._idle), self._config.requests - self._due)
+        self._waiting.extend([(now_s, now_s)] * free)
+        self._due += free
+
+    def _hand_out(self, clock: Callable[[], float]) -> None:
+        open_loop = self._config.rate_per_s is not None
+        while self._waiting and self._idle:
+            due_s, taken_s = self._waiting.popleft()
+            connection, now_s = self._idle.pop(), clock()
+            if open_loop:
+                self._waited.add(now_s - taken_s)
+            else:
+                due_s = now_s
+            request = self._requests[self._begun % len(self._requests)]
+            self._begun += 1
+            self._busy.add(connection)
+            fault = connection.send(request, due_s=due_s, now_s=now_s)
+            if fault:
+                self._ended(connection, fault, now_s)
+
+    def _wait(self, sleep_s: float) -> None:
+        # `epoll` sleeps whole milliseconds; `select`, asked about the one file that stands for all
+        # of them, sleeps microseconds.
+        if sleep_s > 0:
+            select.select([self._selector.fileno()], [], [], sleep_s)
+        for key, events in self._selector.select(0):
+            connection: HttpConnection = key.data
+            outcome = connection.on_ready(events)
+            if outcome is not None and connection in self._busy:
+                self._ended(connection, outcome, time.perf_counter())
+            elif outcome is not None:
+                connection.close()  # the server ended what was idle
+
+    def _sleep_s(self, start_s: float, now_s: float) -> float:
+        if self._waiting and self._idle:
+            return 0.0
+        rate_per_s = self._config.rate_per_s
+        if rate_per_s is None:
+            return _REST_S if self._resting else _LOOK_S
+        if self._due >= self._config.requests:
+            return _LOOK_S
+        return min(_LOOK_S, start_s + self._due / rate_per_s - now_s)
+
+    def _ended(self, connection: HttpConnection, fault: str, now_s: float) -> None:
+        self._busy.discard(connection)
+        self._last_answer_s = now_s
+        if fault:
+            self._errors[fault] += 1
+        else:
+            self._latencies.add(now_s - connection.due_s)
+        if fault and self._config.rate_per_s is None:
+            self._resting.append((now_s + _REST_S, connection))
+        else:
+            self._idle.append(connection)
+
+    def _look_for_late(self, now_s: float) -> None:
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        late = [c for c in self._busy if now_s - c.began_s > self._config.timeout_s]
+        for connection in late:
+            connection.close()
+            self._ended(connection, TIMED_OUT, now_s)
+
+    def _is_done(self, now_s: float, end_s: float) -> bool:
+        over = now_s >= end_s
+        if self._config.rate_per_s is None:
+            over = over or self._due >= self._config.requests
+        elif self._due < self._config.requests:
+            return False
+        if over and not self._busy and not self._waiting:
+            return True
+        return now_s >= end_s + self._config.timeout_s
+
+    def _give_up(self) -> None:
+        """Count what was not answered when the last wait was over."""
+        self._errors[TIMED_OUT] += len(self._busy)
+        self._errors[NOT_SENT] += len(self._waiting)
+        self._errors = +self._errors

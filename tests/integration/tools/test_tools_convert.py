@@ -1,0 +1,287 @@
+"""Conversions of real models, asked in their own form, and refused where they would not be the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tests.integration.app.conftest import MODEL_PY, STOKER_YAML, write_csv
+
+from stoker.app.cli.main import invoke
+from stoker.core.errors import CheckFailed, ConfigError, UserError
+from stoker.export import conversion
+from stoker.export.carried import NotCarriedError
+from stoker.export.conversion import FORMATS, convert
+from stoker.export.signatures import SERVING_DEFAULT, SERVING_TRANSFORMED, TRANSFORM_FEATURES
+
+LITERT = ("litert", "litert-float16", "litert-int8")
+X = {"x": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)}
+
+
+def need(form: str) -> None:
+    """Skip where a form's packages are not installed; those of the lock must be there in CI."""
+    missing = [n for n in FORMATS[form].packages if importlib.util.find_spec(n) is None]
+    if missing and form != "tfjs" and os.environ.get("CI") == "true":
+        pytest.fail(f"{missing} must be there in CI: the extra `convert`")
+    if missing:
+        # tensorflowjs' own requirements name a TensorFlow of 2024: it is not in the lock.
+        pytest.skip(f"{', '.join(missing)} not installed")
+
+
+def export(folder: Path, endpoints: Mapping[str, Any], *tracked: Any) -> Path:
+    archive = keras.export.ExportArchive()
+    for one in tracked:
+        archive.track(one)
+    for name, (call, specs) in endpoints.items():
+        archive.add_endpoint(name, tf.function(call), input_signature=specs)
+    archive.write_out(str(folder), verbose=False)
+    return folder
+
+
+def numbers(*shape: int) -> list[tf.TensorSpec]:
+    return [tf.TensorSpec([None, *shape], tf.float32, name="x")]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A perceptron; one behind a transform of text; what no form has a word for; a table."""
+    folder = tmp_path_factory.mktemp("models")
+    keras.utils.set_random_seed(1)
+    dense = keras.Sequential(
+        [keras.layers.Dense(16, activation="relu"), keras.layers.Dense(3, activation="softmax")]
+    )
+    dense.build((None, 4))
+    texts = [tf.TensorSpec([None], tf.string, name="text")]
+
+    def transform(text: tf.Tensor) -> dict[str, tf.Tensor]:
+        length = tf.cast(tf.strings.length(text), tf.float32)
+        x = tf.stack([length, length / 2, length**0.5, -length], axis=1)
+        return {"x": x, "offset": length[:, None]}
+
+    def behind(x: tf.Tensor, offset: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"p": dense(x) - offset}
+
+    table: Any = tf.Module()
+    keys = tf.lookup.KeyValueTensorInitializer([1, 2], [3.0, 4.0], tf.int64, tf.float32)
+    table.table = tf.lookup.StaticHashTable(keys, -1.0)
+    return {
+        "dense": export(
+            folder / "dense", {SERVING_DEFAULT: (lambda x: {"p": dense(x)}, numbers(4))}, dense
+        ),
+        "text": export(
+            folder / "text",
+            {
+                SERVING_DEFAULT: (lambda text: behind(**transform(text)), texts),
+                TRANSFORM_FEATURES: (transform, texts),
+                SERVING_TRANSFORMED: (
+                    behind,
+                    [*numbers(4), tf.TensorSpec([None, 1], tf.float32, name="offset")],
+                ),
+            },
+            dense,
+        ),
+        "betainc": export(
+            folder / "betainc",
+            {SERVING_DEFAULT: (lambda x: {"y": tf.math.betainc(x, x, x)}, numbers(4))},
+        ),
+        "sin": export(folder / "sin", {SERVING_DEFAULT: (lambda x: {"y": tf.sin(x)}, numbers(4))}),
+        "log": export(
+            folder / "log", {SERVING_DEFAULT: (lambda x: {"y": tf.math.log(x)}, numbers(4))}
+        ),
+        "table": export(
+            folder / "table",
+            {
+                SERVING_DEFAULT: (
+                    lambda key: {"y": table.table.lookup(key)},
+                    [tf.TensorSpec([None], tf.int64, name="key")],
+                )
+            },
+            table,
+        ),
+    }
+
+
+# Each form of another package takes a process that imports TensorFlow: few, and each says much.
+
+
+@pytest.mark.parametrize("form", [*LITERT, "onnx"])
+def test_a_converted_model_answers_as_the_savedmodel(
+    models: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    need(form)
+    made = convert(models["dense"], form, tmp_path / "out", rows=X, representative=X)
+    report = json.loads((tmp_path / "out" / "conversion.json").read_text())
+    found = FORMATS[form].ask(tmp_path / "out", SERVING_DEFAULT, X)
+
+    assert made.signature == SERVING_DEFAULT
+    assert made.why == ""
+    assert made.rows == 64
+    assert made.tolerance > 0
+    assert made.differences["p"] <= made.tolerance
+    assert made.same_choice["p"] > 0.9
+    assert report["differences"] == made.differences
+    # What is in the folder is what was compared.
+    loaded = tf.saved_model.load(str(models["dense"]))
+    expected = loaded.signatures[SERVING_DEFAULT](x=tf.constant(X["x"]))["p"].numpy()
+    np.testing.assert_allclose(found["p"], expected, rtol=2 * made.tolerance, atol=made.tolerance)
+
+
+@pytest.mark.parametrize("form", ["litert", "tfjs"])
+def test_text_is_left_to_the_transform(models: dict[str, Path], tmp_path: Path, form: str) -> None:
+    need(form)
+    rows = {"text": np.array([b"a" * n for n in range(32)], dtype=object)}
+    made = convert(models["text"], form, tmp_path / "out", rows=rows, representative=rows)
+
+    assert made.signature == SERVING_TRANSFORMED
+    assert "text, which text is" in made.why
+    assert made.inputs == {"x": "float32 of shape [-1,4]", "offset": "float32 of shape [-1,1]"}
+    assert set(json.loads((tmp_path / "out" / "inputs.json").read_text())) == {"x", "offset"}
+    with pytest.raises(NotCarriedError, match="text, which text is"):
+        convert(
+            models["text"], form, tmp_path / "no", rows=rows, representative=rows,
+            signature=SERVING_DEFAULT,
+        )  # fmt: skip
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "form", "named"),
+    [
+        ("betainc", "litert-int8", "Betainc"),
+        ("betainc", "onnx", "Betainc"),
+        ("betainc", "tfjs", "Betainc"),
+        ("table", "litert", "HashTableV2"),
+        ("table", "tfjs", "HashTableV2"),
+    ],
+)
+def test_what_a_form_has_no_word_for_is_named(
+    models: dict[str, Path], tmp_path: Path, model: str, form: str, named: str
+) -> None:
+    need(form)
+    rows = X if model == "betainc" else {"key": np.array([1, 2, 3])}
+
+    with pytest.raises(NotCarriedError, match=named):
+        convert(models[model], form, tmp_path / "out", rows=rows, representative=rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_int8_leaves_nothing_in_floats_silently(models: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(NotCarriedError) as error:
+        convert(models["sin"], "litert-int8", tmp_path / "out", rows=X, representative=X)
+
+    assert error.value.operations == ("SIN",)
+    assert convert(models["sin"], "litert", tmp_path / "out", rows=X, representative=X).rows == 64
+
+
+def test_nan_and_infinity_are_answers_like_others(models: dict[str, Path], tmp_path: Path) -> None:
+    rows = {"x": np.array([[1.0, 0.0, -1.0, np.nan]], np.float32)}
+    made = convert(models["log"], "litert", tmp_path / "out", rows=rows, representative=rows)
+
+    assert made.differences["y"] < 1e-6
+
+
+def test_int8_is_only_as_good_as_the_rows_that_measured_its_ranges(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Ranges of a thousandth cut the real rows off: the check sees it, and nothing is left."""
+    small = {"x": X["x"] / 1000}
+
+    with pytest.raises(CheckFailed, match="for output 'p'"):
+        convert(
+            models["dense"], "litert-int8", tmp_path / "out", rows=X, representative=small,
+            tolerance=0.02,
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "off"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 3.0], [1.0, 4.0], 0.25),
+        ([0.0], [0.5], 0.5),
+        ([np.nan, np.inf], [np.nan, np.inf], 0.0),
+        ([np.nan], [1.0], np.inf),
+        ([1.0], [np.nan], np.inf),
+        ([np.inf], [1.0], np.inf),
+        ([-np.inf], [np.inf], np.inf),
+        ([1.0, 2.0], [1.0], np.inf),
+        ([True, False], [True, True], np.inf),
+        ([2**60], [2**60 + 2**55], 2**55 / (1 + 2**60)),
+    ],
+)
+def test_how_far_an_answer_is_off(expected: list[Any], found: list[Any], off: float) -> None:
+    assert conversion._off(np.array(expected), np.array(found)) == pytest.approx(off)
+
+
+def test_packages_that_are_missing_are_named_with_the_command(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    for form, said in (("onnx", r"stoker\[convert\]"), ("tfjs", "--no-deps tensorflowjs==4.22.0")):
+        with pytest.raises(ConfigError, match=said):
+            convert(models["dense"], form, tmp_path / "out", rows=X, representative=X)
+
+
+def test_an_experiment_is_converted_with_its_own_rows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Words through a vocabulary, missing numbers: the model behind the transform is carried."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "stoker.yaml").write_text(STOKER_YAML)
+    # A feature whose name is none that a graph's argument can have.
+    (folder / "model.py").write_text(MODEL_PY.replace('"city":', '"home city":').replace(
+        'features["city"]', 'features["home city"]').replace(
+        'num_buckets("city")', 'num_buckets("home city")'))  # fmt: skip
+    write_csv(folder / "data.csv")
+    for form in ("litert", "litert-int8"):
+        out = tmp_path / form
+        flags = ["--to", form, "--out", str(out), "--tolerance", "0.3", "--json"]
+        assert invoke(["convert", str(folder), *flags], debug=False) == 0, capfd.readouterr().err
+        facts = json.loads(capfd.readouterr().out)
+        assert facts["signature"] == SERVING_TRANSFORMED
+        assert set(facts["inputs"]) == {"age", "home city"}
+        assert facts["rows"] > 100
+        assert max(facts["differences"].values()) <= (0.3 if form == "litert-int8" else 1e-4)
+        assert set(json.loads((out / "inputs.json").read_text())) == {"age", "home city"}
+
+    saved_model = Path(facts["saved_model"])
+    rows = tmp_path / "rows.json"
+    rows.write_text('[{"age": NaN, "city": "Oslo"}, {"age": 50.5, "city": "elsewhere"}]')
+    arguments = ["--to", "litert", "--data", str(rows), "--out"]
+    assert invoke(["convert", str(saved_model), *arguments, str(tmp_path / "a")], debug=False) == 0
+    assert "transform_features" in capfd.readouterr().out
+    strict = [*arguments, str(tmp_path / "b"), "--tolerance", "0"]
+    shutil.copytree(saved_model, tmp_path / "versions" / "1")
+    versions = str(tmp_path / "versions")
+    code = invoke(["convert", versions, *strict, "--signature", SERVING_DEFAULT], debug=False)
+    assert code == 2
+    assert "text, which city is" in capfd.readouterr().err
+    refused = [
+        (["convert", str(saved_model), "--to", "litert", "--out", str(tmp_path / "c")], "--data"),
+        (["convert", str(folder), *arguments, str(tmp_path / "c")], "rows of its own"),
+        (["convert", versions, *arguments, str(tmp_path / "a")], "does not exist yet"),
+        (["convert", str(tmp_path), *arguments, str(tmp_path / "c")], "whole SavedModel"),
+        (["convert", versions, *arguments, str(tmp_path / "c"), "--tolerance", "-1"], "below 0"),
+    ]
+    for command, reason in refused:
+        assert invoke(command, debug=False) == 2, command
+        assert reason in capfd.readouterr().err
+    rows.write_text('[{"age": 1.0, "city": 3}]')
+    assert invoke(["convert", versions, *arguments, str(tmp_path / "c")], debug=False) == 2
+    assert "'city' must hold strings" in capfd.readouterr().err
+
+
+def test_a_foreign_error_of_a_converter_is_not_hidden(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="whole SavedModel"):
+        convert(tmp_path, "litert", tmp_path / "out", rows=X, representative=X)

@@ -1,0 +1,324 @@
+"""Manifests against Kubernetes' own schemas, and their flags and probes against the real server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from tests.integration.tools.conftest import half
+
+from stoker.app.cli.main import invoke
+from stoker.app.deploy.plan import Plan
+from stoker.app.deploy.requirements import pinned_requirements
+from stoker.core.errors import ConfigError, DataError
+from stoker.export.repository import Repository
+
+VERSIONS = ("1.29", "1.33", "1.37")
+"""Kubernetes releases whose schemas are asked."""
+
+SERVERS = ("stoker", "tensorflow-serving")
+TARGETS = ("compose", "kubernetes", "kserve")
+KSERVE_ONLY = {"minReplicas", "maxReplicas", "scaleMetric", "scaleTarget", "timeout"}
+"""What KServe's predictor has beside a pod's fields. Source: KServe, ComponentExtensionSpec."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two versions of a model."""
+    folder = tmp_path_factory.mktemp("deploy")
+    repository = Repository(folder / "models")
+    for number in (1, 2):
+        repository.push(half(folder / f"half{number}", addend=number), "half_plus")
+    return repository.base("half_plus")
+
+
+@pytest.fixture(scope="module")
+def written(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """(target, server) -> the folder that the command wrote."""
+    folder = tmp_path_factory.mktemp("written")
+    made = {}
+    for target in TARGETS:
+        for server in SERVERS:
+            out = folder / f"{target}-{server}"
+            flags = ["--target", target, "--server", server, "--out", str(out)]
+            assert invoke(["deploy", str(base), *flags], debug=False) == 0
+            made[target, server] = out
+    return made
+
+
+def objects(folder: Path) -> dict[str, Any]:
+    """Kind -> object of all manifests."""
+    loaded = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("k*/*.yaml"))]
+    return {one["kind"]: one for one in loaded}
+
+
+def pod_of(folder: Path) -> Any:
+    found = objects(folder)
+    if "Deployment" in found:
+        return found["Deployment"]["spec"]["template"]["spec"]
+    predictor = found["InferenceService"]["spec"]["predictor"]
+    return {key: value for key, value in predictor.items() if key not in KSERVE_ONLY}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_object_is_what_kubernetes_takes(
+    written: dict[tuple[str, str], Path], server: str, version: str
+) -> None:
+    found = objects(written["kubernetes", server])
+    assert set(found) == {
+        "Deployment",
+        "Service",
+        "HorizontalPodAutoscaler",
+        "PodDisruptionBudget",
+        "NetworkPolicy",
+    }
+    pod: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}
+    pod["spec"] = pod_of(written["kserve", server])
+    container = pod["spec"]["containers"][0]
+    for one in (*found.values(), pod):
+        kubernetes_validate.validate(one, version, strict=True)
+
+    # The check sees a name that is spelled wrongly, and a value of another type.
+    wrong: tuple[dict[str, Any], ...] = ({"readinesProbe": {}}, {"ports": "8501"})
+    for change in wrong:
+        pod["spec"]["containers"][0] = container | change
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(pod, version, strict=True)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("target", ["kubernetes", "kserve"])
+def test_no_container_has_more_than_it_needs(
+    written: dict[tuple[str, str], Path], target: str, server: str
+) -> None:
+    pod = pod_of(written[target, server])
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+
+    assert pod["automountServiceAccountToken"] is False
+    assert security["runAsNonRoot"] is True
+    assert security["runAsUser"] > 0
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert {"memory", "ephemeral-storage"} <= set(container["resources"]["limits"])
+    assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert probe in container
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts == {"/tmp"}
+    waits_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert waits_s + 30 <= pod["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_objects_mean_the_same_pods(written: dict[tuple[str, str], Path], server: str) -> None:
+    found = objects(written["kubernetes", server])
+    deployment = found["Deployment"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    selectors = [
+        deployment["spec"]["selector"]["matchLabels"],
+        found["Service"]["spec"]["selector"],
+        found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+    ]
+    for selector in selectors:
+        assert selector.items() <= labels
+    assert (
+        found["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]["name"]
+        == (deployment["metadata"]["name"])
+    )
+    assert "replicas" not in deployment["spec"]
+    names = {
+        port["name"] for port in pod_of(written["kubernetes", server])["containers"][0]["ports"]
+    }
+    assert {port["targetPort"] for port in found["Service"]["spec"]["ports"]} == names
+    policy = found["NetworkPolicy"]["spec"]
+    assert policy["egress"] == []
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert all(rule["from"] for rule in policy["ingress"])
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_compose_is_as_tight(written: dict[tuple[str, str], Path], server: str) -> None:
+    (service,) = yaml.safe_load((written["compose", server] / "compose.yaml").read_text())[
+        "services"
+    ].values()
+
+    assert service["read_only"] is True
+    assert service["user"] == "10001:10001"
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert service["healthcheck"]["test"][0] == "CMD"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_image_has_the_newest_version_whole_and_does_not_run_as_root(
+    base: Path, written: dict[tuple[str, str], Path], target: str, server: str
+) -> None:
+    out = written[target, server]
+    copied = Repository(out / "models")
+    dockerfile = (out / "Dockerfile").read_text()
+
+    assert copied.versions("half_plus") == [2]
+    assert copied.content_hash("half_plus", 2) == Repository(base.parent).content_hash(
+        "half_plus", 2
+    )
+    assert re.findall(r"^USER (.*)$", dockerfile, re.MULTILINE) == ["10001:10001"]
+    assert "$" not in dockerfile.replace("$PATH", "")
+    for path in (*out.glob("*.md"), *out.glob("k*/*.yaml"), *out.glob("*.yaml")):
+        assert "$" not in path.read_text().replace("$$", "")
+    (command,) = re.findall(r"^CMD (.*)$", dockerfile, re.MULTILINE)
+    started = (
+        yaml.safe_load((out / "compose.yaml").read_text())["services"]["server"]["command"]
+        if target == "compose"
+        else pod_of(out)["containers"][0]["args"]
+    )
+    assert json.loads(command) == started
+
+
+@contextlib.contextmanager
+def running(arguments: list[str], ready: Path) -> Iterator[int]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stoker", *arguments, "--ready-file", str(ready)],
+        stderr=subprocess.PIPE,
+    )
+    try:
+        give_up_s = time.monotonic() + 120
+        while not ready.exists():
+            assert process.poll() is None, process.stderr and process.stderr.read().decode()
+            assert time.monotonic() < give_up_s
+            time.sleep(0.05)
+        yield json.loads(ready.read_text())["rest_port"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_our_server_takes_the_flags_and_answers_the_probes(
+    written: dict[tuple[str, str], Path], tmp_path: Path
+) -> None:
+    """As in the container, but for the folder, the ports and the address, which are this machine's."""
+    out = written["kubernetes", "stoker"]
+    container = pod_of(out)["containers"][0]
+    here = {
+        "--host=0.0.0.0": "--host=127.0.0.1",
+        "--port=8500": "--port=0",
+        "--rest_api_port=8501": "--rest_api_port=0",
+        "--model_base_path=/models/half_plus": f"--model_base_path={out / 'models' / 'half_plus'}",
+    }
+    assert set(here) <= set(container["args"])
+    with running([here.get(a, a) for a in container["args"]], tmp_path / "ready.json") as port:
+        paths = {
+            container[probe]["httpGet"]["path"]
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe")
+        }
+        paths |= {
+            pod_of(written["kubernetes", "tensorflow-serving"])["containers"][0]["readinessProbe"][
+                "httpGet"
+            ]["path"]
+        }
+        for path in paths:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+                assert answer.status == 200
+        compose = yaml.safe_load((written["compose", "stoker"] / "compose.yaml").read_text())
+        check = compose["services"]["server"]["healthcheck"]["test"]
+        code = check[-1].replace("8501", str(port))
+        assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+        other = yaml.safe_load(
+            (written["compose", "tensorflow-serving"] / "compose.yaml").read_text()
+        )["services"]["server"]["healthcheck"]["test"]
+        connect = [part.replace("8501", str(port)) for part in other[1:]]
+        assert subprocess.run(connect).returncode == 0, shlex.join(connect)
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode != 0
+    assert subprocess.run(connect, capture_output=True).returncode != 0
+
+
+def test_the_image_gets_the_versions_that_are_installed_here() -> None:
+    pinned = dict(line.split("==") for line in pinned_requirements())
+
+    assert "stoker" not in pinned
+    for name in ("tensorflow", "grpcio", "httptools", "numpy", "pyyaml"):
+        assert re.fullmatch(r"[0-9][0-9a-z.+!]*", pinned[name])
+    # What TensorFlow needs, and not what tests need.
+    assert "h5py" in pinned
+    assert "pytest" not in pinned
+
+
+def plan(**settings: Any) -> Plan:
+    facts: dict[str, Any] = {
+        "model": "taxi",
+        "version": 1,
+        "source": Path(),
+        "target": "kubernetes",
+        "server": "stoker",
+        "image": "taxi:1",
+        "base": "python:3.11-slim",
+    }
+    return Plan(**(facts | settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"model": "a$(HOME)"}, "the model's name"),
+        ({"model": "a: b"}, "the model's name"),
+        ({"image": "x\nUSER root"}, "--image must be like"),
+        ({"base": "a b"}, "--base-image must be like"),
+        ({"cpu": "1 core"}, "--cpu must be like"),
+        ({"memory": "2"}, "--memory must be like"),
+        ({"replicas": 0}, "at least 1 replica"),
+        ({"replicas": 5, "max_replicas": 2}, "at least 1 replica"),
+        ({"target": "compose", "cpu": "500m"}, "in cores"),
+    ],
+)
+def test_what_a_manifest_could_not_hold_is_refused(settings: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        plan(**settings)
+
+
+def test_a_name_is_one_that_a_service_can_have() -> None:
+    assert plan(model="Taxi_Tips.v2").name == "taxi-tips-v2"
+    assert plan(model="2026").name == "model-2026"
+
+
+def test_what_was_written_before_is_not_overwritten(
+    base: Path, written: dict[tuple[str, str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = str(written["compose", "stoker"])
+    flags = ["--target", "compose", "--out", out]
+
+    assert invoke(["deploy", str(base), *flags], debug=False) == 2
+    assert "does not exist yet" in capfd.readouterr().err
+    assert invoke(["deploy", str(base), *flags[:3], out + "9", "--version", "7"], debug=False) == 2
+    assert "must hold version 7. Received: 1, 2." in capfd.readouterr().err
+
+
+def test_a_damaged_version_is_not_deployed(base: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from stoker.app.deploy.write import read_model
+
+    shutil.copytree(base, tmp_path / "half_plus")
+    (tmp_path / "half_plus" / "2" / "saved_model.pb").write_bytes(b"x")
+
+    with pytest.raises(DataError, match="other bytes than were pushed"):
+        read_model(tmp_path / "half_plus", version=None)
+    assert read_model(tmp_path / "half_plus", version=1)[:2] == ("half_plus", 1)
