@@ -43,6 +43,9 @@ class ServeConfig:
     grpc_workers: int = 8
     """Most gRPC calls that are worked on at once; others wait."""
 
+    check_method_names: bool = False
+    """Whether a signature must name the method that it is asked by (`--enable_signature_method_name_check`)."""
+
     max_body_bytes: int = 64 << 20
     """Largest REST body; a larger one gets 413 and is not read."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,15 @@ import tensorflow as tf
 from stoker.core.errors import UserError
 from stoker.export.callpath import DEFAULT_SIGNATURE, LoadedModel, Signature
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
+from stoker.serve.inference import (
+    CLASSIFY,
+    INPUT,
+    Inferred,
+    Task,
+    check_signature,
+    joined_examples,
+    read_outputs,
+)
 from stoker.serve.metrics import ServeMetrics
 from stoker.serve.models import Models
 from stoker.serve.servable import State
@@ -77,6 +86,37 @@ class PredictResponse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class InferRequest:
+    """Examples to be classified, regressed, or both."""
+
+    model: ModelSpec
+    """Which model is asked."""
+
+    tasks: Sequence[Task]
+    """What is asked of it, at least one; each signature once."""
+
+    examples: Sequence[bytes]
+    """Serialized `tf.train.Example`s, one a row."""
+
+    context: bytes = b""
+    """A serialized Example whose features every row has too."""
+
+    entrypoint: str = ""
+    """The protocol that brought it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferResponse:
+    """The answers, one for each task."""
+
+    model: ModelSpec
+    """The model with the version that answered."""
+
+    results: Sequence[Inferred]
+    """In the order of the tasks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VersionStatus:
     """The state of one version."""
 
@@ -104,10 +144,13 @@ class Metadata:
 class DataPlane:
     """Answers requests; may be used by many threads."""
 
-    def __init__(self, models: Models, metrics: ServeMetrics) -> None:
-        """Args: models: what is served; metrics: where requests are counted."""
+    def __init__(
+        self, models: Models, metrics: ServeMetrics, *, check_method_names: bool = False
+    ) -> None:
+        """Args: models: what is served; metrics: the counts; check_method_names: of signatures."""
         self.models = models
         self.metrics = metrics
+        self.check_method_names = check_method_names
         self._draining = False
 
     def predict(self, request: PredictRequest) -> PredictResponse:
@@ -127,14 +170,30 @@ class DataPlane:
                 outputs=_filtered(outputs, request.output_filter),
             )
 
+    def infer(self, request: InferRequest) -> InferResponse:
+        """Classify, regress, or both, by one version of a model.
+
+        Raises:
+            ServeError: the request cannot be answered; the code says whose fault that is.
+        """
+        name, api = request.model.name, _api(request.tasks)
+        with self._counted(name, api=api, entrypoint=request.entrypoint):
+            versions, version = self._find(request.model)
+            with versions.use(version) as (served, model):
+                results = [self._infer(model, request, task, api) for task in request.tasks]
+            return InferResponse(model=ModelSpec(name=name, version=served), results=results)
+
     def status(self, spec: ModelSpec) -> list[VersionStatus]:
         """The states of a model's versions, newest first; of one if the spec names one.
 
         Raises:
             ServeError: the model has no such version.
         """
-        versions, version = self._find(spec)
-        found = versions.statuses(version)
+        found: list[tuple[int, State, str]] = []
+        version = spec.version
+        if spec.name in self.models.names():
+            versions, version = self._find(spec)
+            found = versions.statuses(version)
         if not found:
             which = "any versions" if version is None else f"version {version}"
             raise ServeError(Code.NOT_FOUND, f"Could not find {which} of model {spec.name}")
@@ -168,7 +227,7 @@ class DataPlane:
         self._draining = True
 
     def _find(self, spec: ModelSpec) -> tuple[ModelVersions, int | None]:
-        versions = self.models.get(spec.name)
+        versions = self.models.get(spec.name, spec.version)
         if spec.label is not None:
             return versions, versions.version_of(spec.label)
         return versions, spec.version
@@ -182,13 +241,27 @@ class DataPlane:
         inputs = request.read_inputs(signature)
         begun_s = time.monotonic()
         outputs = model.call(name, inputs)
-        self.metrics.runtime_latency.observe(
-            (time.monotonic() - begun_s) * 1e6,
-            model_name=request.model.name,
-            API="Predict",
-            runtime="TF1",
-        )
+        self._observe_runtime(begun_s, model_name=request.model.name, api="Predict")
         return outputs
+
+    def _infer(self, model: LoadedModel, request: InferRequest, task: Task, api: str) -> Inferred:
+        definition = model.signature_defs.get(task.signature)
+        if definition is None:
+            said = "Requested signature not found in model graph" if api == "MultiInference" else ""
+            said = said or "No signature was found with the name"
+            raise ServeError(Code.INVALID_ARGUMENT, f"{said}: {task.signature}")
+        check_signature(task, definition, by_name=self.check_method_names)
+        rows = joined_examples(request.examples, context=request.context)
+        begun_s = time.monotonic()
+        outputs = model.call(task.signature, {INPUT: rows})
+        self._observe_runtime(begun_s, model_name=request.model.name, api=api)
+        self.metrics.example_counts.observe(len(rows), model=request.model.name)
+        self.metrics.example_count_total.add(len(rows), model=request.model.name)
+        return read_outputs(task, outputs, rows=len(rows))
+
+    def _observe_runtime(self, begun_s: float, *, model_name: str, api: str) -> None:
+        took_us = (time.monotonic() - begun_s) * 1e6
+        self.metrics.runtime_latency.observe(took_us, model_name=model_name, API=api, runtime="TF1")
 
     @contextmanager
     def _counted(self, model_name: str, *, api: str, entrypoint: str) -> Iterator[None]:
@@ -207,6 +280,13 @@ class DataPlane:
             self.metrics.request_latency.observe(
                 took_us, model_name=name, API=api, entrypoint=entrypoint
             )
+
+
+def _api(tasks: Sequence[Task]) -> str:
+    """TensorFlow Serving's name of the call, for its metrics."""
+    if len(tasks) > 1:
+        return "MultiInference"
+    return "Classify" if tasks[0].method == CLASSIFY else "Regress"
 
 
 @contextmanager

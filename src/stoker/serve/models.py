@@ -45,15 +45,16 @@ class Models:
         """The names of all models, sorted."""
         return sorted(self._by_name)
 
-    def get(self, name: str) -> ModelVersions:
-        """The model of a name.
+    def get(self, name: str, version: int | None = None) -> ModelVersions:
+        """The model of a name; the version is for the error's text only.
 
         Raises:
             ServeError: there is none.
         """
         model = self._by_name.get(name)
         if model is None:
-            raise ServeError(Code.NOT_FOUND, f"Servable not found for request: Latest({name})")
+            wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+            raise ServeError(Code.NOT_FOUND, f"Servable not found for request: {wanted}")
         return model
 
     def waiting_for(self) -> list[str]:

@@ -68,7 +68,9 @@ class Server:
         self.config = config
         self._ready = threading.Event()
         self.models = Models(poll_s=config.poll_s, on_change=self._look_whether_ready)
-        self.plane = DataPlane(self.models, ServeMetrics())
+        self.plane = DataPlane(
+            self.models, ServeMetrics(), check_method_names=config.check_method_names
+        )
         self._socket = _bind(config.host, config.rest_port)
         self.rest_port: int = self._socket.getsockname()[1]
         try:

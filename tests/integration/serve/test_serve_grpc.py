@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 from tensorflow_serving.apis import (
-    classification_pb2,
     get_model_metadata_pb2,
     get_model_status_pb2,
     model_service_pb2_grpc,
@@ -169,12 +168,6 @@ def test_refusals_have_tensorflow_servings_codes(stub: Any) -> None:
         (asking("half_plus_two", z=[[1.0]]), grpc.StatusCode.INVALID_ARGUMENT),
     ):
         assert refused(partial(stub.Predict, request))[0] is code
-
-
-def test_what_is_not_built_says_so(stub: Any) -> None:
-    code, _ = refused(lambda: stub.Classify(classification_pb2.ClassificationRequest()))
-
-    assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_status_and_metadata(channel: grpc.Channel, stub: Any) -> None:

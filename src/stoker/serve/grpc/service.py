@@ -8,18 +8,22 @@ from contextlib import contextmanager
 
 import grpc
 from tensorflow_serving.apis import (
+    classification_pb2,
     get_model_metadata_pb2,
     get_model_status_pb2,
-    model_pb2,
+    inference_pb2,
     model_service_pb2_grpc,
     predict_pb2,
     prediction_service_pb2_grpc,
+    regression_pb2,
 )
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.export.callpath import Signature
-from stoker.serve.dataplane import DataPlane, ModelSpec, PredictRequest, Tensors
+from stoker.serve.dataplane import DataPlane, PredictRequest, Tensors
 from stoker.serve.errors import Code, ServeError
+from stoker.serve.grpc import inference
+from stoker.serve.grpc.inference import read_spec, spec_proto
 from stoker.serve.grpc.tensors import to_array, to_proto
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
@@ -29,7 +33,7 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):  # type: ignore[misc]
-    """Predict and GetModelMetadata; what is not here answers UNIMPLEMENTED."""
+    """Every call of TensorFlow Serving's service of that name."""
 
     def __init__(self, plane: DataPlane) -> None:
         """Args: plane: what answers."""
@@ -46,7 +50,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
         with _aborting(context):
             answer = self._plane.predict(
                 PredictRequest(
-                    model=_spec(request.model_spec),
+                    model=read_spec(request),
                     read_inputs=read_inputs,
                     signature=request.model_spec.signature_name,
                     output_filter=tuple(request.output_filter),
@@ -54,10 +58,31 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
                 )
             )
             response = predict_pb2.PredictResponse()
-            response.model_spec.CopyFrom(_spec_proto(answer.model, answer.signature))
+            response.model_spec.CopyFrom(spec_proto(answer.model, answer.signature))
             for name, array in answer.outputs.items():
                 response.outputs[name].CopyFrom(to_proto(array))
         return response
+
+    def Classify(  # noqa: N802 - the protocol's name
+        self, request: classification_pb2.ClassificationRequest, context: grpc.ServicerContext
+    ) -> classification_pb2.ClassificationResponse:
+        """Classify Examples."""
+        with _aborting(context):
+            return inference.classify(self._plane, request)
+
+    def Regress(  # noqa: N802 - the protocol's name
+        self, request: regression_pb2.RegressionRequest, context: grpc.ServicerContext
+    ) -> regression_pb2.RegressionResponse:
+        """Regress Examples."""
+        with _aborting(context):
+            return inference.regress(self._plane, request)
+
+    def MultiInference(  # noqa: N802 - the protocol's name
+        self, request: inference_pb2.MultiInferenceRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.MultiInferenceResponse:
+        """Run several signatures on the same Examples."""
+        with _aborting(context):
+            return inference.multi_inference(self._plane, request)
 
     def GetModelMetadata(  # noqa: N802 - the protocol's name
         self,
@@ -67,12 +92,12 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
         """The signatures of a version."""
         with _aborting(context):
             _check_fields(list(request.metadata_field))
-            metadata = self._plane.metadata(_spec(request.model_spec))
+            metadata = self._plane.metadata(read_spec(request))
         definitions = get_model_metadata_pb2.SignatureDefMap()
         for name, definition in metadata.signature_defs.items():
             definitions.signature_def[name].CopyFrom(definition)
         response = get_model_metadata_pb2.GetModelMetadataResponse()
-        response.model_spec.CopyFrom(_spec_proto(metadata.model, ""))
+        response.model_spec.CopyFrom(spec_proto(metadata.model, ""))
         response.metadata["signature_def"].Pack(definitions)
         return response
 
@@ -89,7 +114,7 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
     ) -> get_model_status_pb2.GetModelStatusResponse:
         """The states of a model's versions."""
         with _aborting(context):
-            statuses = self._plane.status(_spec(request.model_spec))
+            statuses = self._plane.status(read_spec(request))
         response = get_model_status_pb2.GetModelStatusResponse()
         for status in statuses:
             found = response.model_version_status.add(version=status.version, state=status.state)
@@ -138,20 +163,6 @@ def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
         context.abort(_STATUS_CODES[int(error.code)], error.message)
     except UserError as error:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.line())
-
-
-def _spec(spec: model_pb2.ModelSpec) -> ModelSpec:
-    if not spec.name:
-        raise ServeError(Code.INVALID_ARGUMENT, "ModelSpec has no name specified.")
-    version = spec.version.value if spec.HasField("version") else None
-    return ModelSpec(name=spec.name, version=version, label=spec.version_label or None)
-
-
-def _spec_proto(spec: ModelSpec, signature: str) -> model_pb2.ModelSpec:
-    proto = model_pb2.ModelSpec(name=spec.name, signature_name=signature)
-    if spec.version is not None:
-        proto.version.value = spec.version
-    return proto
 
 
 def _check_fields(fields: list[str]) -> None:
