@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.export.repository import checked_name, version_folders
+from stoker.serve.batching.config import BatchingConfig
 
 MAX_PORT = 65535
 
@@ -45,6 +46,12 @@ class ServeConfig:
 
     check_method_names: bool = False
     """Whether a signature must name the method that it is asked by (`--enable_signature_method_name_check`)."""
+
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    """How requests are joined."""
+
+    per_model_batching: bool = False
+    """Whether a version's own `batching_params.pbtxt` is read."""
 
     max_body_bytes: int = 64 << 20
     """Largest REST body; a larger one gets 413 and is not read."""

@@ -6,14 +6,15 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import DEFAULT_SIGNATURE, LoadedModel, Signature
+from stoker.export.callpath import DEFAULT_SIGNATURE, Signature
+from stoker.serve.batching.batcher import Batcher
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.inference import (
     CLASSIFY,
@@ -26,6 +27,7 @@ from stoker.serve.inference import (
 )
 from stoker.serve.metrics import ServeMetrics
 from stoker.serve.models import Models
+from stoker.serve.patience import Patience
 from stoker.serve.servable import State
 from stoker.serve.versions import ModelVersions
 
@@ -70,6 +72,9 @@ class PredictRequest:
     entrypoint: str = ""
     """The protocol that brought it, for the metrics: "REST" or "GRPC"."""
 
+    patience: Patience = field(default_factory=Patience)
+    """How long the client waits."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictResponse:
@@ -103,6 +108,9 @@ class InferRequest:
 
     entrypoint: str = ""
     """The protocol that brought it."""
+
+    patience: Patience = field(default_factory=Patience)
+    """How long the client waits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,7 +240,7 @@ class DataPlane:
             return versions, versions.version_of(spec.label)
         return versions, spec.version
 
-    def _run(self, model: LoadedModel, request: PredictRequest) -> Tensors:
+    def _run(self, model: Batcher, request: PredictRequest) -> Tensors:
         name = request.signature or DEFAULT_SIGNATURE
         signature = model.signatures.get(name)
         if signature is None:
@@ -240,11 +248,11 @@ class DataPlane:
         _check_filter(signature, request.output_filter)
         inputs = request.read_inputs(signature)
         begun_s = time.monotonic()
-        outputs = model.call(name, inputs)
+        outputs = model.call(name, inputs, patience=request.patience)
         self._observe_runtime(begun_s, model_name=request.model.name, api="Predict")
         return outputs
 
-    def _infer(self, model: LoadedModel, request: InferRequest, task: Task, api: str) -> Inferred:
+    def _infer(self, model: Batcher, request: InferRequest, task: Task, api: str) -> Inferred:
         definition = model.signature_defs.get(task.signature)
         if definition is None:
             said = "Requested signature not found in model graph" if api == "MultiInference" else ""
@@ -253,7 +261,7 @@ class DataPlane:
         check_signature(task, definition, by_name=self.check_method_names)
         rows = joined_examples(request.examples, context=request.context)
         begun_s = time.monotonic()
-        outputs = model.call(task.signature, {INPUT: rows})
+        outputs = model.call(task.signature, {INPUT: rows}, patience=request.patience)
         self._observe_runtime(begun_s, model_name=request.model.name, api=api)
         self.metrics.example_counts.observe(len(rows), model=request.model.name)
         self.metrics.example_count_total.add(len(rows), model=request.model.name)

@@ -105,6 +105,20 @@ class ServeMetrics:
         self.example_count_total = Counter(
             ":tensorflow:serving:request_example_count_total", "Examples classified or regressed."
         )
+        batching = ":tensorflow:serving:batching_session:"
+        self.queuing_latency = Histogram(
+            f"{batching}queuing_latency", "Time that a request waits for its batch, microseconds."
+        )
+        self.wrapped_run_count = Counter(f"{batching}wrapped_run_count", "Batches that were run.")
+        self.input_batch_size = Histogram(
+            f"{batching}input_batch_size", "Rows of a request.", bounds=COUNT_BOUNDS
+        )
+        self.processed_batch_size = Histogram(
+            f"{batching}processed_batch_size", "Rows of a batch.", bounds=COUNT_BOUNDS
+        )
+        self.padding_size = Histogram(
+            f"{batching}padding_size", "Rows that fill a batch up.", bounds=COUNT_BOUNDS
+        )
 
     def all(self) -> list[Counter | Histogram]:
         """Every metric."""

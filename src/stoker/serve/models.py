@@ -9,6 +9,7 @@ from pathlib import Path
 
 from stoker.export.repository import Repository
 from stoker.serve.errors import Code, ServeError
+from stoker.serve.servable import LoadOptions
 from stoker.serve.versions import ModelVersions
 
 _log = logging.getLogger(__name__)
@@ -17,8 +18,15 @@ _log = logging.getLogger(__name__)
 class Models:
     """The models by name; a thread per model, so that one that loads long holds up no other."""
 
-    def __init__(self, *, poll_s: float, on_change: Callable[[], None] = lambda: None) -> None:
-        """Args: poll_s: seconds between two looks; on_change: called after each look."""
+    def __init__(
+        self,
+        *,
+        poll_s: float,
+        on_change: Callable[[], None] = lambda: None,
+        options: LoadOptions | None = None,
+    ) -> None:
+        """Args: poll_s: seconds between looks; on_change: called after each; options: for loading."""
+        self._options = options or LoadOptions()
         self._poll_s = poll_s
         self._on_change = on_change
         self._by_name: dict[str, ModelVersions] = {}
@@ -83,7 +91,7 @@ class Models:
 
     def _watch(self, bases: Mapping[str, Path]) -> None:
         """Know all before the first is looked at: with one loaded, the others are waited for."""
-        new = {name: ModelVersions(name, base) for name, base in bases.items()}
+        new = {name: ModelVersions(name, base, self._options) for name, base in bases.items()}
         self._by_name = {**self._by_name, **new}  # replaced whole: readers hold no lock
         for name, model in new.items():
             self._start(model.poll, name=f"stoker-versions-{name}")

@@ -22,6 +22,7 @@ from stoker.serve.metrics import ServeMetrics
 from stoker.serve.models import Models
 from stoker.serve.rest.app import RestApp
 from stoker.serve.rest.http import HttpServer, bound_socket
+from stoker.serve.servable import LoadOptions
 
 _log = logging.getLogger(__name__)
 
@@ -67,10 +68,16 @@ class Server:
         """
         self.config = config
         self._ready = threading.Event()
-        self.models = Models(poll_s=config.poll_s, on_change=self._look_whether_ready)
-        self.plane = DataPlane(
-            self.models, ServeMetrics(), check_method_names=config.check_method_names
+        metrics = ServeMetrics()
+        options = LoadOptions(
+            batching=config.batching,
+            per_model_batching=config.per_model_batching,
+            metrics=metrics,
         )
+        self.models = Models(
+            poll_s=config.poll_s, on_change=self._look_whether_ready, options=options
+        )
+        self.plane = DataPlane(self.models, metrics, check_method_names=config.check_method_names)
         self._socket = _bind(config.host, config.rest_port)
         self.rest_port: int = self._socket.getsockname()[1]
         try:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stoker.core.errors import DataError
-from stoker.export.callpath import LoadedModel
 from stoker.export.repository import MANIFEST, read_aliases, version_folders
+from stoker.serve.batching.batcher import Batcher
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.servable import Servable, State
+from stoker.serve.servable import LoadOptions, Servable, State
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +24,9 @@ FileState = tuple[tuple[str, int, int], ...]
 class ModelVersions:
     """Watches a base path, and serves the newest version in it that loads."""
 
-    def __init__(self, name: str, base: Path) -> None:
-        """Args: name: the model's name; base: the folder of its numbered versions."""
+    def __init__(self, name: str, base: Path, options: LoadOptions | None = None) -> None:
+        """Args: name: the model's name; base: the folder of its versions; options: for loading."""
+        self._options = options or LoadOptions()
         self.name = name
         self.base = base
         self._servables: dict[int, Servable] = {}
@@ -86,7 +87,7 @@ class ModelVersions:
         return version
 
     @contextlib.contextmanager
-    def use(self, version: int | None = None) -> Iterator[tuple[int, LoadedModel]]:
+    def use(self, version: int | None = None) -> Iterator[tuple[int, Batcher]]:
         """Hold the newest version, or the one asked for, while a request is answered.
 
         Raises:
@@ -125,7 +126,7 @@ class ModelVersions:
 
     def _try(self, version: int, path: Path) -> bool:
         before = file_state(path)
-        servable = Servable(version, path)
+        servable = Servable(version, path, self._options)
         with self._lock:
             self._servables[version] = servable
         if not servable.load():

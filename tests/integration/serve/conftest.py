@@ -82,6 +82,21 @@ def everything(path: Path) -> Path:
     return export(path, same, spec)
 
 
+def sums(path: Path) -> Path:
+    spec = [tf.TensorSpec([None, None], tf.float32, name="x")]
+    return export(path, lambda x: {"sum": tf.reduce_sum(x, 1)}, spec)
+
+
+def picky(path: Path) -> Path:
+    """Three times the first of two values, if the second is not zero in any row."""
+
+    def call(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        with tf.control_dependencies([tf.debugging.assert_none_equal(x[:, 1], 0.0)]):
+            return {"y": x[:, 0] * 3.0}
+
+    return export(path, call, [tf.TensorSpec([None, 2], tf.float32, name="x")])
+
+
 def judge(path: Path) -> Path:
     """Classifies and regresses Examples: the default signature classifies."""
     spec = [tf.TensorSpec([None], tf.string, name="inputs")]
@@ -142,6 +157,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "image": image(folder / "image"),
         "everything": everything(folder / "everything"),
         "judge": judge(folder / "judge"),
+        "sums": sums(folder / "sums"),
+        "picky": picky(folder / "picky"),
     }
 
 
