@@ -272,7 +272,7 @@ def test_a_larger_request_runs_alone_in_pieces_or_not_at_all(exported: dict[str,
     x = np.arange(5, dtype=np.float32)[:, None]
     try:
         for larger in ("alone", "split"):
-            model = Batcher(loaded, BatchingConfig(max_batch_size=2, larger=larger))  # type: ignore[arg-type] # a literal
+            model = Batcher(loaded, BatchingConfig(max_batch_size=2, larger=larger))
             answer = model.call("serving_default", {"x": x})
             assert answer["y"][:, 0].tolist() == [2.0, 2.5, 3.0, 3.5, 4.0]
         refusing = Batcher(loaded, BatchingConfig(max_batch_size=2, larger="refuse"))
