@@ -23,6 +23,15 @@ class ServeConfig:
     models: Mapping[str, Path] = field(default_factory=dict)
     """Model name -> base path, the folder that holds its numbered versions."""
 
+    model_config_file: Path | None = None
+    """TensorFlow Serving's file of models, in the place of `models`."""
+
+    model_config_poll_s: float = 0.0
+    """Seconds between two looks whether that file has changed; 0 never looks again."""
+
+    allow_unavailable_labels: bool = False
+    """Whether a reload may give a new label to a version that is not loaded."""
+
     root: Path | None = None
     """A repository: every model in it is served, also those that come later."""
 
@@ -66,7 +75,7 @@ class ServeConfig:
     """Written, with the real ports, when the models can be called."""
 
     def __post_init__(self) -> None:
-        _check_models(self.models, self.root)
+        _check_models(self)
         for name in ("rest_port", "grpc_port"):
             if not 0 <= getattr(self, name) <= MAX_PORT:
                 raise ConfigError(
@@ -108,12 +117,17 @@ def what_to_serve(folder: Path, *, model_name: str | None = None) -> ServeConfig
     return ServeConfig(root=folder)
 
 
-def _check_models(models: Mapping[str, Path], root: Path | None) -> None:
-    if bool(models) == (root is not None):
+def _check_models(config: ServeConfig) -> None:
+    given = [bool(config.models), config.root is not None, config.model_config_file is not None]
+    if sum(given) != 1:
         raise ConfigError(
-            "either models or a repository must be served",
-            got=Plain("both" if models else "neither"),
-            fix="Name a folder, or --model_name with --model_base_path.",
+            "one of models, a repository and a model configuration must be served",
+            got=Plain("several" if sum(given) else "none"),
+            fix="Name a folder, or --model_config_file, or --model_name with --model_base_path.",
         )
-    for name in models:
+    if config.model_config_poll_s < 0:
+        raise ConfigError(
+            "serve.model_config_poll_s must not be below 0", got=config.model_config_poll_s
+        )
+    for name in config.models:
         checked_name(name)

@@ -26,12 +26,15 @@ from stoker.serve.inference import (
     read_outputs,
 )
 from stoker.serve.metrics import ServeMetrics
+from stoker.serve.model_config import ModelConfig
 from stoker.serve.models import Models
 from stoker.serve.patience import Patience
 from stoker.serve.servable import State
-from stoker.serve.versions import ModelVersions
 
 _log = logging.getLogger(__name__)
+
+_RELOAD_S = 600.0
+"""Longest wait for the models of a new configuration; a large one loads for minutes."""
 
 Tensors = Mapping[str, np.ndarray[Any, Any]]
 
@@ -153,13 +156,20 @@ class DataPlane:
     """Answers requests; may be used by many threads."""
 
     def __init__(
-        self, models: Models, metrics: ServeMetrics, *, check_method_names: bool = False
+        self,
+        models: Models,
+        metrics: ServeMetrics,
+        *,
+        check_method_names: bool = False,
+        allow_unavailable_labels: bool = False,
     ) -> None:
-        """Args: models: what is served; metrics: the counts; check_method_names: of signatures."""
+        """Args: models: what is served; metrics: the counts; the rest as in `ServeConfig`."""
+        self.allow_unavailable_labels = allow_unavailable_labels
         self.models = models
         self.metrics = metrics
         self.check_method_names = check_method_names
         self._draining = False
+        self._was_ready = False
 
     def predict(self, request: PredictRequest) -> PredictResponse:
         """Ask a model.
@@ -169,8 +179,7 @@ class DataPlane:
         """
         name = request.model.name
         with self._counted(name, api="Predict", entrypoint=request.entrypoint):
-            versions, version = self._find(request.model)
-            with versions.use(version) as (served, model):
+            with self._use(request.model) as (served, model):
                 outputs = self._run(model, request)
             return PredictResponse(
                 model=ModelSpec(name=name, version=served),
@@ -186,8 +195,7 @@ class DataPlane:
         """
         name, api = request.model.name, _api(request.tasks)
         with self._counted(name, api=api, entrypoint=request.entrypoint):
-            versions, version = self._find(request.model)
-            with versions.use(version) as (served, model):
+            with self._use(request.model) as (served, model):
                 results = [self._infer(model, request, task, api) for task in request.tasks]
             return InferResponse(model=ModelSpec(name=name, version=served), results=results)
 
@@ -200,7 +208,9 @@ class DataPlane:
         found: list[tuple[int, State, str]] = []
         version = spec.version
         if spec.name in self.models.names():
-            versions, version = self._find(spec)
+            versions = self.models.get(spec.name)
+            if spec.label is not None:
+                version = versions.version_of(spec.label)
             found = versions.statuses(version)
         if not found:
             which = "any versions" if version is None else f"version {version}"
@@ -213,17 +223,40 @@ class DataPlane:
         Raises:
             ServeError: no such version is loaded.
         """
-        versions, version = self._find(spec)
-        with versions.use(version) as (served, model):
+        with self._use(spec) as (served, model):
             found = ModelSpec(name=spec.name, version=served)
             return Metadata(model=found, signature_defs=model.signature_defs)
+
+    def reload(self, configs: Sequence[ModelConfig], *, patience: Patience) -> None:
+        """Serve these models and no other, once all of them can be called.
+
+        Raises:
+            ServeError: a repository is served, a model cannot be loaded, or a label moved to a
+                version that is not.
+        """
+        if self.models.root is not None:
+            raise ServeError(
+                Code.FAILED_PRECONDITION,
+                "This server serves every model of a repository, so there is no configuration to "
+                "reload. Start it with --model_config_file, or push to the repository.",
+            )
+        with _as_serve_error():
+            self.models.reload(
+                configs,
+                allow_unavailable=self.allow_unavailable_labels,
+                timeout_s=min(patience.left_s, _RELOAD_S),
+            )
 
     def unready(self) -> str:
         """Why requests should go elsewhere, empty when the server is ready."""
         if self._draining:
             return "the server is ending"
         waits = self.models.waiting_for()
-        return f"waiting for {', '.join(waits)}" if waits else ""
+        if not waits:
+            self._was_ready = True
+        if not waits or (self._was_ready and self.models.can_answer()):
+            return ""  # a model that comes later does not take the others out of service
+        return f"waiting for {', '.join(waits)}"
 
     @property
     def draining(self) -> bool:
@@ -234,11 +267,11 @@ class DataPlane:
         """Be ready no more; requests are still answered."""
         self._draining = True
 
-    def _find(self, spec: ModelSpec) -> tuple[ModelVersions, int | None]:
+    @contextmanager
+    def _use(self, spec: ModelSpec) -> Iterator[tuple[int, Batcher]]:
         versions = self.models.get(spec.name, spec.version)
-        if spec.label is not None:
-            return versions, versions.version_of(spec.label)
-        return versions, spec.version
+        with versions.use(spec.version, label=spec.label) as found:
+            yield found
 
     def _run(self, model: Batcher, request: PredictRequest) -> Tensors:
         name = request.signature or DEFAULT_SIGNATURE

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from stoker.core.errors import ConfigError, Plain
@@ -19,7 +20,8 @@ from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.grpc.service import make_grpc_server
 from stoker.serve.metrics import ServeMetrics
-from stoker.serve.models import Models
+from stoker.serve.model_config import ModelConfig, read_model_config
+from stoker.serve.models import Models, Watch
 from stoker.serve.rest.app import RestApp
 from stoker.serve.rest.http import HttpServer, bound_socket
 from stoker.serve.servable import LoadOptions
@@ -64,9 +66,11 @@ class Server:
         """Bind both ports; nothing is answered before `start`.
 
         Raises:
-            ConfigError: a port is taken.
+            ConfigError: a port is taken, or the file of models is wrong.
         """
         self.config = config
+        self._config_watch: Watch | None = None
+        self._configs = _named_models(config)
         self._ready = threading.Event()
         metrics = ServeMetrics()
         options = LoadOptions(
@@ -99,10 +103,15 @@ class Server:
         """Listen, and look for models; returns at once."""
         self._rest_thread.start()
         self._grpc.start()
-        for name, base in self.config.models.items():
-            self.models.watch(name, base)
         if self.config.root is not None:
             self.models.watch_root(self.config.root)
+        else:
+            self.models.configure(self._configs)
+        path, poll_s = self.config.model_config_file, self.config.model_config_poll_s
+        if path is not None and poll_s:
+            self._config_watch = Watch(
+                ConfigFile(path, self.models).look, name="stoker-model-config", poll_s=poll_s
+            )
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
         """Wait until the models can be called; False if the time ran out before."""
@@ -121,6 +130,9 @@ class Server:
     def stop(self) -> None:
         """Be ready no more, answer what is under way, and give everything back."""
         self.plane.drain()
+        if self._config_watch is not None:
+            self._config_watch.stop()
+            self._config_watch.join()
         time.sleep(self.config.lame_duck_s)
         self._rest.should_exit = True
         self._grpc.stop(self.config.drain_s).wait()
@@ -131,6 +143,41 @@ class Server:
     def _look_whether_ready(self) -> None:
         if not self._ready.is_set() and not self.plane.unready():
             self._ready.set()
+
+
+class ConfigFile:
+    """The file of models, taken up again when it has changed."""
+
+    def __init__(self, path: Path, models: Models) -> None:
+        """Args: path: the file, which has been taken up once; models: what is configured."""
+        self._path, self._models = path, models
+        self._configs = read_model_config(path)
+        self._seen: tuple[int, int] | None = None
+
+    def look(self) -> None:
+        """Take it up if it says something else; what is wrong in it is logged, and changes nothing.
+
+        A file that is being written is left alone until two looks see it the same.
+        """
+        stat = self._path.stat()
+        before, self._seen = self._seen, (stat.st_size, stat.st_mtime_ns)
+        if self._seen != before:
+            return
+        try:
+            configs = read_model_config(self._path)
+        except ConfigError as error:
+            _log.error("the models stay as they are: %s", error.line())
+            return
+        if configs != self._configs:
+            self._configs = configs
+            _log.info("%s has changed", self._path)
+            self._models.configure(configs)
+
+
+def _named_models(config: ServeConfig) -> tuple[ModelConfig, ...]:
+    if config.model_config_file is not None:
+        return read_model_config(config.model_config_file)
+    return tuple(ModelConfig(name=name, base=base) for name, base in config.models.items())
 
 
 def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _: None) -> None:

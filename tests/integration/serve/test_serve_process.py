@@ -20,7 +20,7 @@ from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.server import Server
 
-COMMAND = "import typer; from stoker.app.cli.serve import serve; typer.run(serve)"
+COMMAND = [sys.executable, "-m", "stoker", "serve"]
 
 
 @pytest.fixture
@@ -35,8 +35,9 @@ def process(base: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """`stoker serve` with TensorFlow Serving's flags, in its spelling."""
     flags = ["--model_name", "renamed", "--model_base_path", str(base), "--port", "0"]
     flags += ["--rest_api_port", "0", "--ready-file", str(tmp_path / "ready.json"), "--json"]
+    flags += ["--enable_batching=true", "--enable_signature_method_name_check=false"]
     running = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *flags],
+        [*COMMAND, *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

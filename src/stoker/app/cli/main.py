@@ -24,7 +24,7 @@ app.command("init")(init.init)
 app.command("run")(run.run)
 for _name, _command in stages.COMMANDS.items():
     app.command(_name)(_command)
-app.command("serve")(serve.serve)
+app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("doctor")(doctor.doctor)
 app.add_typer(data_service.app, name="data-service")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -9,16 +10,47 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from stoker.app.quiet import import_tensorflow
 from stoker.core.errors import ConfigError, Plain
 
 if TYPE_CHECKING:
+    from stoker.serve.batching.config import BatchingConfig
     from stoker.serve.config import ServeConfig
     from stoker.serve.server import Ready
+
+_TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
+
+
+class ServeCommand(TyperCommand):
+    """Takes flags also as TensorFlow Serving does: `--enable_batching=true`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Turn `--flag=true` into `--flag`, and leave `--flag=false` out, for flags of that kind."""
+        flags = {
+            name
+            for option in self.params
+            if getattr(option, "is_flag", False)
+            for name in option.opts
+        }
+        return super().parse_args(ctx, [plain for arg in args for plain in _plain(arg, flags)])
+
+
+def _plain(argument: str, flags: set[str]) -> list[str]:
+    name, equals, value = argument.partition("=")
+    truth = _TRUTH.get(value.lower())
+    if not equals or name not in flags or truth is None:
+        return [argument]
+    return [name] if truth else []
+
+
+def _option(*names: str, help_text: str) -> Any:
+    """An option under its own name and under TensorFlow Serving's, which has underscores."""
+    return typer.Option(*names, help=help_text)
 
 
 def serve(
@@ -29,29 +61,85 @@ def serve(
         ),
     ] = None,
     model_name: Annotated[
-        str | None, typer.Option("--model-name", "--model_name", help="What one model is called.")
+        str | None, _option("--model-name", "--model_name", help_text="What one model is called.")
     ] = None,
     model_base_path: Annotated[
         Path | None,
-        typer.Option("--model-base-path", "--model_base_path", help="Its folder of versions."),
+        _option("--model-base-path", "--model_base_path", help_text="Its folder of versions."),
     ] = None,
+    model_config_file: Annotated[
+        Path | None,
+        _option(
+            "--model-config-file",
+            "--model_config_file",
+            help_text="TensorFlow Serving's file of models, versions and labels.",
+        ),
+    ] = None,
+    model_config_poll_s: Annotated[
+        float,
+        _option(
+            "--model-config-poll-s",
+            "--model_config_file_poll_wait_seconds",
+            help_text="Seconds between two looks at that file; 0 reads it once.",
+        ),
+    ] = 0.0,
+    allow_unavailable_labels: Annotated[
+        bool,
+        _option(
+            "--allow-unavailable-labels",
+            "--allow_version_labels_for_unavailable_models",
+            help_text="A reload may give a new label to a version that is not loaded.",
+        ),
+    ] = False,
+    batching: Annotated[
+        bool,
+        typer.Option("--batching/--no-batching", help="Run requests that wait for a model as one."),
+    ] = True,
+    enable_batching: Annotated[
+        bool,
+        typer.Option("--enable_batching", help="TensorFlow Serving's flag; it is so by default."),
+    ] = False,
+    batching_parameters_file: Annotated[
+        Path | None,
+        _option(
+            "--batching-parameters-file",
+            "--batching_parameters_file",
+            help_text="TensorFlow Serving's BatchingParameters.",
+        ),
+    ] = None,
+    per_model_batching: Annotated[
+        bool,
+        _option(
+            "--per-model-batching",
+            "--enable_per_model_batching_parameters",
+            help_text="Read batching_params.pbtxt in a version's folder.",
+        ),
+    ] = False,
+    check_method_names: Annotated[
+        bool,
+        _option(
+            "--check-method-names",
+            "--enable_signature_method_name_check",
+            help_text="Classify and regress only by signatures of that method name.",
+        ),
+    ] = False,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     rest_api_port: Annotated[
-        int, typer.Option("--rest-api-port", "--rest_api_port", help="REST; 0 takes a free port.")
+        int, _option("--rest-api-port", "--rest_api_port", help_text="REST; 0 takes a free port.")
     ] = 8501,
     port: Annotated[int, typer.Option("--port", help="gRPC; 0 takes a free port.")] = 8500,
     poll_s: Annotated[
         float,
-        typer.Option(
+        _option(
             "--poll-s",
             "--file-system-poll-wait-seconds",
             "--file_system_poll_wait_seconds",
-            help="Seconds between two looks for new versions.",
+            help_text="Seconds between two looks for new versions.",
         ),
     ] = 1.0,
     ready_file: Annotated[
         Path | None,
-        typer.Option("--ready-file", "--ready_file", help="Written with the real ports."),
+        _option("--ready-file", "--ready_file", help_text="Written with the real ports."),
     ] = None,
     stop_with_stdin: Annotated[
         bool,
@@ -63,7 +151,13 @@ def serve(
     config = configured(
         folder if model_base_path is None else model_base_path,
         model_name=model_name,
+        model_config_file=model_config_file,
         both=folder is not None and model_base_path is not None,
+        model_config_poll_s=model_config_poll_s,
+        allow_unavailable_labels=allow_unavailable_labels,
+        batching=batching_of(batching_parameters_file, batching=batching, asked=enable_batching),
+        per_model_batching=per_model_batching,
+        check_method_names=check_method_names,
         host=host,
         rest_port=rest_api_port,
         grpc_port=port,
@@ -81,7 +175,12 @@ def serve(
 
 
 def configured(
-    folder: Path | None, *, model_name: str | None, both: bool = False, **options: object
+    folder: Path | None,
+    *,
+    model_name: str | None,
+    model_config_file: Path | None = None,
+    both: bool = False,
+    **options: Any,
 ) -> ServeConfig:
     """The configuration that the flags ask for.
 
@@ -89,20 +188,44 @@ def configured(
         ConfigError: no folder was named, or two.
         UserError: the folder cannot be served.
     """
-    import dataclasses
+    from stoker.serve.config import ServeConfig, what_to_serve
 
-    from stoker.serve.config import what_to_serve
-
+    if model_config_file is not None:
+        if folder is not None or model_name is not None:
+            raise ConfigError(
+                "--model_config_file must stand alone, it names the models",
+                got=Plain("a folder or a model's name beside it"),
+            )
+        return ServeConfig(model_config_file=model_config_file, **options)
     if folder is None or both:
         raise ConfigError(
             "one folder must be served",
             got=Plain("two" if both else "none"),
-            fix="Name a repository, or give --model_name and --model_base_path.",
+            fix="Name a repository, or give --model_name and --model_base_path, "
+            "or --model_config_file.",
         )
     if (folder / EXPERIMENT_FILE).is_file():
         folder, model_name = _of_experiment(folder, model_name)
     config = what_to_serve(folder, model_name=model_name)
-    return dataclasses.replace(config, **options)  # type: ignore[arg-type]
+    return dataclasses.replace(config, **options)
+
+
+def batching_of(parameters: Path | None, *, batching: bool, asked: bool) -> BatchingConfig:
+    """How requests are joined, by the flags.
+
+    Raises:
+        ConfigError: the flags contradict each other, or the file is wrong.
+    """
+    from stoker.serve.batching.config import BatchingConfig, read_batching_parameters
+
+    if not batching and (asked or parameters is not None):
+        raise ConfigError(
+            "--no-batching must not stand beside --enable_batching or --batching_parameters_file",
+            got=Plain("both"),
+        )
+    if parameters is not None:
+        return read_batching_parameters(parameters)
+    return BatchingConfig(enabled=batching)
 
 
 def _stop_with_stdin() -> None:

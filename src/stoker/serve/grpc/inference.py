@@ -16,6 +16,7 @@ from stoker.export.callpath import DEFAULT_SIGNATURE
 from stoker.serve.dataplane import DataPlane, InferRequest, InferResponse, ModelSpec
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.inference import CLASSIFY, REGRESS, Inferred, Task
+from stoker.serve.patience import Patience
 
 
 def read_spec(request: object) -> ModelSpec:
@@ -50,33 +51,33 @@ def spec_proto(spec: ModelSpec, signature: str) -> model_pb2.ModelSpec:
 
 
 def classify(
-    plane: DataPlane, request: classification_pb2.ClassificationRequest
+    plane: DataPlane, request: classification_pb2.ClassificationRequest, patience: Patience
 ) -> classification_pb2.ClassificationResponse:
     """Classify the Examples of a request."""
     task = Task(method=CLASSIFY, signature=_signature(request.model_spec))
-    answer = _ask(plane, read_spec(request), [task], request.input)
+    answer = _ask(plane, read_spec(request), [task], request.input, patience)
     response = classification_pb2.ClassificationResponse(result=_classification(answer.results[0]))
     response.model_spec.CopyFrom(spec_proto(answer.model, task.signature))
     return response
 
 
 def regress(
-    plane: DataPlane, request: regression_pb2.RegressionRequest
+    plane: DataPlane, request: regression_pb2.RegressionRequest, patience: Patience
 ) -> regression_pb2.RegressionResponse:
     """Regress the Examples of a request."""
     task = Task(method=REGRESS, signature=_signature(request.model_spec))
-    answer = _ask(plane, read_spec(request), [task], request.input)
+    answer = _ask(plane, read_spec(request), [task], request.input, patience)
     response = regression_pb2.RegressionResponse(result=_regression(answer.results[0]))
     response.model_spec.CopyFrom(spec_proto(answer.model, task.signature))
     return response
 
 
 def multi_inference(
-    plane: DataPlane, request: inference_pb2.MultiInferenceRequest
+    plane: DataPlane, request: inference_pb2.MultiInferenceRequest, patience: Patience
 ) -> inference_pb2.MultiInferenceResponse:
     """Run several signatures of one model on the same Examples."""
     tasks = _tasks(request)
-    answer = _ask(plane, spec_of(request.tasks[0].model_spec), tasks, request.input)
+    answer = _ask(plane, spec_of(request.tasks[0].model_spec), tasks, request.input, patience)
     response = inference_pb2.MultiInferenceResponse()
     for inferred in answer.results:
         result = response.results.add()
@@ -112,7 +113,11 @@ def _tasks(request: inference_pb2.MultiInferenceRequest) -> list[Task]:
 
 
 def _ask(
-    plane: DataPlane, model: ModelSpec, tasks: Sequence[Task], given: input_pb2.Input
+    plane: DataPlane,
+    model: ModelSpec,
+    tasks: Sequence[Task],
+    given: input_pb2.Input,
+    patience: Patience,
 ) -> InferResponse:
     context = b""
     examples = given.example_list.examples
@@ -125,6 +130,7 @@ def _ask(
         examples=[example.SerializeToString() for example in examples],
         context=context,
         entrypoint="GRPC",
+        patience=patience,
     )
     return plane.infer(request)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from tensorflow_serving.apis import (
     get_model_metadata_pb2,
     get_model_status_pb2,
     inference_pb2,
+    model_management_pb2,
     model_service_pb2_grpc,
     predict_pb2,
     prediction_service_pb2_grpc,
@@ -25,6 +27,8 @@ from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc import inference
 from stoker.serve.grpc.inference import read_spec, spec_proto
 from stoker.serve.grpc.tensors import to_array, to_proto
+from stoker.serve.model_config import models_of
+from stoker.serve.patience import Patience
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
 """TensorFlow Serving's limit, protobuf's own; gRPC in Python would stop at 4 MiB."""
@@ -55,6 +59,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
                     signature=request.model_spec.signature_name,
                     output_filter=tuple(request.output_filter),
                     entrypoint="GRPC",
+                    patience=patience_of(context),
                 )
             )
             response = predict_pb2.PredictResponse()
@@ -68,21 +73,21 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
     ) -> classification_pb2.ClassificationResponse:
         """Classify Examples."""
         with _aborting(context):
-            return inference.classify(self._plane, request)
+            return inference.classify(self._plane, request, patience_of(context))
 
     def Regress(  # noqa: N802 - the protocol's name
         self, request: regression_pb2.RegressionRequest, context: grpc.ServicerContext
     ) -> regression_pb2.RegressionResponse:
         """Regress Examples."""
         with _aborting(context):
-            return inference.regress(self._plane, request)
+            return inference.regress(self._plane, request, patience_of(context))
 
     def MultiInference(  # noqa: N802 - the protocol's name
         self, request: inference_pb2.MultiInferenceRequest, context: grpc.ServicerContext
     ) -> inference_pb2.MultiInferenceResponse:
         """Run several signatures on the same Examples."""
         with _aborting(context):
-            return inference.multi_inference(self._plane, request)
+            return inference.multi_inference(self._plane, request, patience_of(context))
 
     def GetModelMetadata(  # noqa: N802 - the protocol's name
         self,
@@ -103,7 +108,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
 
 
 class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore[misc]
-    """GetModelStatus; what is not here answers UNIMPLEMENTED."""
+    """Every call of TensorFlow Serving's service of that name."""
 
     def __init__(self, plane: DataPlane) -> None:
         """Args: plane: what answers."""
@@ -121,6 +126,20 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
             found.status.error_code = Code.UNKNOWN if status.reason else Code.OK
             found.status.error_message = status.reason
         return response
+
+    def HandleReloadConfigRequest(  # noqa: N802 - the protocol's name
+        self, request: model_management_pb2.ReloadConfigRequest, context: grpc.ServicerContext
+    ) -> model_management_pb2.ReloadConfigResponse:
+        """Serve the models of a request and no other."""
+        with _aborting(context):
+            if request.config.WhichOneof("config") != "model_config_list":
+                raise ServeError(
+                    Code.INVALID_ARGUMENT,
+                    "ServerModelConfig type not supported by HandleReloadConfigRequest. Only "
+                    "ModelConfigList is currently supported",
+                )
+            self._plane.reload(models_of(request.config), patience=patience_of(context))
+        return model_management_pb2.ReloadConfigResponse()
 
 
 def make_grpc_server(
@@ -152,6 +171,15 @@ def make_grpc_server(
             got=address,
             fix="Choose another --port, or 0 for a free one.",
         ) from error
+
+
+def patience_of(context: grpc.ServicerContext) -> Patience:
+    """The call's deadline; over at once when the client cancels or its connection ends."""
+    left_s = context.time_remaining()
+    patience = Patience(math.inf if left_s is None else left_s)
+    if not context.add_callback(patience.cancel):
+        patience.cancel()
+    return patience
 
 
 @contextmanager
