@@ -18,6 +18,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import write_json
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane import DataPlane
+from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.service import make_grpc_server
 from stoker.serve.metrics import ServeMetrics
 from stoker.serve.model_config import ModelConfig, read_model_config
@@ -82,11 +83,16 @@ class Server:
             poll_s=config.poll_s, on_change=self._look_whether_ready, options=options
         )
         self.plane = DataPlane(self.models, metrics, check_method_names=config.check_method_names)
+        self._health = Health(self.plane)
         self._socket = _bind(config.host, config.rest_port)
         self.rest_port: int = self._socket.getsockname()[1]
         try:
             self._grpc, self.grpc_port = make_grpc_server(
-                self.plane, host=config.host, port=config.grpc_port, workers=config.grpc_workers
+                self.plane,
+                self._health,
+                host=config.host,
+                port=config.grpc_port,
+                workers=config.grpc_workers,
             )
         except ConfigError:
             self._socket.close()
@@ -130,6 +136,7 @@ class Server:
     def stop(self) -> None:
         """Be ready no more, answer what is under way, and give everything back."""
         self.plane.drain()
+        self._health.refresh()
         if self._config_watch is not None:
             self._config_watch.stop()
             self._config_watch.join()
@@ -141,6 +148,7 @@ class Server:
         self.models.close()
 
     def _look_whether_ready(self) -> None:
+        self._health.refresh()
         if not self._ready.is_set() and not self.plane.unready():
             self._ready.set()
 

@@ -25,6 +25,7 @@ from stoker.export.callpath import Signature
 from stoker.serve.dataplane import DataPlane, PredictRequest, Tensors
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc import inference
+from stoker.serve.grpc.health import Health, add_reflection
 from stoker.serve.grpc.inference import read_spec, spec_proto
 from stoker.serve.grpc.tensors import to_array, to_proto
 from stoker.serve.model_config import models_of
@@ -143,7 +144,7 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
 
 
 def make_grpc_server(
-    plane: DataPlane, *, host: str, port: int, workers: int
+    plane: DataPlane, health: Health, *, host: str, port: int, workers: int
 ) -> tuple[grpc.Server, int]:
     """A server that is bound but not started, and its real port.
 
@@ -162,6 +163,8 @@ def make_grpc_server(
         PredictionService(plane), server
     )
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(plane), server)
+    health.add_to(server)
+    add_reflection(server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         return server, server.add_insecure_port(address)
