@@ -19,7 +19,9 @@ from stoker.serve.batching.config import (
     BatchingConfig,
     read_batching_parameters,
 )
+from stoker.serve.errors import ServeError
 from stoker.serve.metrics import ServeMetrics
+from stoker.serve.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +77,9 @@ class Servable:
         try:
             verify(self.path)
             self._model = self._loaded()
-        except UserError as error:
-            self._become(State.END, reason=error.line())
+        except (UserError, ServeError) as error:
+            said = error.line() if isinstance(error, UserError) else str(error)
+            self._become(State.END, reason=said)
             return False
         except Exception as error:  # noqa: BLE001 - a foreign file must not end the watching
             _log.exception("version %d in %s cannot be loaded", self.version, self.path)
@@ -93,6 +96,9 @@ class Servable:
         model = Batcher(load_model(self.path), batching, metrics=self._options.metrics)
         try:
             model.warm_up()
+            count = warm_up(model, self.path)
+            if count:
+                _log.info("%s was warmed by %d requests of its own", self.path, count)
         except BaseException:
             model.close()
             raise

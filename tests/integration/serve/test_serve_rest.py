@@ -323,12 +323,6 @@ def test_a_chunked_body_over_the_limit_is_refused(server: Server) -> None:
     assert answer.startswith(b"HTTP/1.1 413")
 
 
-def test_a_compressed_body_is_refused(ask: Ask) -> None:
-    answer = ask(f"{HALF}:predict", zlib.compress(b"{}"), **{"Content-Encoding": "gzip"})
-
-    assert answer.status == 415
-
-
 def test_a_client_that_leaves_in_mid_body_disturbs_nobody(server: Server, ask: Ask) -> None:
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", server.rest_port), timeout=10) as client:

@@ -21,7 +21,7 @@ from stoker.core.errors import ConfigError, Plain
 if TYPE_CHECKING:
     from stoker.serve.batching.config import BatchingConfig
     from stoker.serve.config import ServeConfig
-    from stoker.serve.server import Ready
+    from stoker.serve.ready import Ready
 
 _TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
 
@@ -123,6 +123,60 @@ def serve(
             help_text="Classify and regress only by signatures of that method name.",
         ),
     ] = False,
+    max_in_flight: Annotated[
+        int,
+        typer.Option("--max-in-flight", help="Requests under way; more get 503."),
+    ] = 1024,
+    max_body_mb: Annotated[
+        int, typer.Option("--max-body-mb", help="Largest REST body, MiB; a larger one gets 413.")
+    ] = 64,
+    rest_api_timeout_in_ms: Annotated[
+        int,
+        _option(
+            "--rest-api-timeout-in-ms",
+            "--rest_api_timeout_in_ms",
+            help_text="Longest that a REST request waits for its model.",
+        ),
+    ] = 30_000,
+    rest_api_num_threads: Annotated[
+        int,
+        _option(
+            "--rest-api-num-threads",
+            "--rest_api_num_threads",
+            help_text="REST requests that are worked on at once.",
+        ),
+    ] = 8,
+    grpc_num_threads: Annotated[
+        int, typer.Option("--grpc-num-threads", help="gRPC calls that are worked on at once.")
+    ] = 8,
+    monitoring_config_file: Annotated[
+        Path | None,
+        _option(
+            "--monitoring-config-file",
+            "--monitoring_config_file",
+            help_text="TensorFlow Serving's MonitoringConfig.",
+        ),
+    ] = None,
+    ssl_config_file: Annotated[
+        Path | None,
+        _option(
+            "--ssl-config-file",
+            "--ssl_config_file",
+            help_text="TensorFlow Serving's SSLConfig: TLS on both ports.",
+        ),
+    ] = None,
+    keys_file: Annotated[
+        Path | None,
+        typer.Option("--keys-file", help="YAML of bearer tokens and API keys with their roles."),
+    ] = None,
+    allow_unauthenticated: Annotated[
+        bool,
+        typer.Option("--allow-unauthenticated", help="Let others than this machine in without."),
+    ] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", help="Processes that share the two ports.")
+    ] = 1,
+    shared_ports: Annotated[bool, typer.Option("--shared-ports", hidden=True)] = False,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     rest_api_port: Annotated[
         int, _option("--rest-api-port", "--rest_api_port", help_text="REST; 0 takes a free port.")
@@ -158,6 +212,17 @@ def serve(
         batching=batching_of(batching_parameters_file, batching=batching, asked=enable_batching),
         per_model_batching=per_model_batching,
         check_method_names=check_method_names,
+        max_in_flight=max_in_flight,
+        max_body_bytes=max_body_mb << 20,
+        rest_timeout_s=rest_api_timeout_in_ms / 1000,
+        rest_workers=rest_api_num_threads,
+        grpc_workers=grpc_num_threads,
+        metrics_path=metrics_path_of(monitoring_config_file),
+        ssl_config_file=ssl_config_file,
+        keys_file=keys_file,
+        allow_unauthenticated=allow_unauthenticated,
+        workers=workers,
+        shared_ports=shared_ports,
         host=host,
         rest_port=rest_api_port,
         grpc_port=port,
@@ -166,11 +231,17 @@ def serve(
     )
     if stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    if config.workers > 1:
+        from stoker.serve.workers import run_workers
+
+        command = [sys.executable, "-m", "stoker", *sys.argv[1:]]
+        run_workers(config, command, lambda ready: _say(ready, as_json=as_json))
+        return
     # Only once the flags are known to be right: the import takes seconds.
     import_tensorflow()
     from stoker.serve.server import run_server
 
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     run_server(config, lambda ready: _say(ready, as_json=as_json))
 
 
@@ -226,6 +297,18 @@ def batching_of(parameters: Path | None, *, batching: bool, asked: bool) -> Batc
     if parameters is not None:
         return read_batching_parameters(parameters)
     return BatchingConfig(enabled=batching)
+
+
+def metrics_path_of(monitoring: Path | None) -> str | None:
+    """Where the metrics are, by TensorFlow Serving's file; at its usual place without one.
+
+    Raises:
+        ConfigError: the file is wrong.
+    """
+    from stoker.serve.config import read_metrics_path
+    from stoker.serve.rest.limits import METRICS_PATH
+
+    return METRICS_PATH if monitoring is None else read_metrics_path(monitoring)
 
 
 def _stop_with_stdin() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import grpc
 from tensorflow_serving.apis import (
@@ -22,17 +23,23 @@ from tensorflow_serving.apis import (
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.export.callpath import Signature
+from stoker.serve.auth import Keys
 from stoker.serve.dataplane import DataPlane, PredictRequest, Tensors
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc import inference
+from stoker.serve.grpc.access import KeyInterceptor, credentials
 from stoker.serve.grpc.health import Health, add_reflection
 from stoker.serve.grpc.inference import read_spec, spec_proto
-from stoker.serve.grpc.tensors import to_array, to_proto
 from stoker.serve.model_config import models_of
 from stoker.serve.patience import Patience
+from stoker.serve.tensors import to_array, to_proto
+from stoker.serve.tls import Tls
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
 """TensorFlow Serving's limit, protobuf's own; gRPC in Python would stop at 4 MiB."""
+
+_MAX_METADATA_BYTES = 32 << 10
+"""Largest headers of a call."""
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -143,8 +150,34 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
         return model_management_pb2.ReloadConfigResponse()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrpcOptions:
+    """Where calls come from, and what they may take."""
+
+    host: str
+    """The address."""
+
+    port: int
+    """The port, 0 for a free one."""
+
+    workers: int = 8
+    """Threads that answer."""
+
+    max_in_flight: int = 1024
+    """Most calls under way; another gets RESOURCE_EXHAUSTED."""
+
+    shared: bool = False
+    """Whether other processes may bind the port too."""
+
+    keys: Keys | None = None
+    """Who may call; everybody if None."""
+
+    tls: Tls | None = None
+    """The certificates; none if None."""
+
+
 def make_grpc_server(
-    plane: DataPlane, health: Health, *, host: str, port: int, workers: int
+    plane: DataPlane, health: Health, options: GrpcOptions
 ) -> tuple[grpc.Server, int]:
     """A server that is bound but not started, and its real port.
 
@@ -152,12 +185,18 @@ def make_grpc_server(
         ConfigError: the port is taken, or the address is not this machine's.
     """
     server = grpc.server(
-        ThreadPoolExecutor(workers, thread_name_prefix="stoker-grpc"),
+        ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-grpc"),
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-            ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
+            # A second server on the port must fail, unless it is one of ours.
+            ("grpc.so_reuseport", int(options.shared)),
+            ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            ("grpc.http2.max_ping_strikes", 3),
         ],
+        interceptors=[] if options.keys is None else [KeyInterceptor(options.keys)],
+        maximum_concurrent_rpcs=options.max_in_flight,
     )
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
         PredictionService(plane), server
@@ -165,9 +204,12 @@ def make_grpc_server(
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(plane), server)
     health.add_to(server)
     add_reflection(server)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"{host}:{options.port}"
     try:
-        return server, server.add_insecure_port(address)
+        if options.tls is None:
+            return server, server.add_insecure_port(address)
+        return server, server.add_secure_port(address, credentials(options.tls))
     except RuntimeError as error:
         raise ConfigError(
             "the gRPC port must be free on this machine",

@@ -22,6 +22,7 @@ from stoker.serve.dataplane import (
 )
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.inference import CLASSIFY, REGRESS, Inferred, Task
+from stoker.serve.patience import Patience
 from stoker.serve.rest import decode, encode, examples, refusal
 
 _MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
@@ -32,14 +33,14 @@ _MAX_VERSION_DIGITS = 19
 """Digits of the largest 64-bit number."""
 
 
-def answer(plane: DataPlane, method: str, path: str, body: bytes) -> str:
+def answer(plane: DataPlane, method: str, path: str, body: bytes, *, patience: Patience) -> str:
     """The JSON text for one request.
 
     Raises:
         ServeError: there is no such path, or the dataplane refused.
     """
     if method == "POST" and (found := _ASKED.fullmatch(path)):
-        return _METHODS[found["method"].lower()](plane, _spec(found), body)
+        return _METHODS[found["method"].lower()](plane, _spec(found), body, patience)
     if method == "GET" and (found := _METADATA.fullmatch(path)):
         return _metadata_text(plane.metadata(_spec(found)))
     if method == "GET" and (found := _STATUS.fullmatch(path)):
@@ -57,7 +58,7 @@ def _spec(found: re.Match[str]) -> ModelSpec:
     return ModelSpec(name=found["name"], version=number, label=found["label"])
 
 
-def _predict(plane: DataPlane, spec: ModelSpec, raw: bytes) -> str:
+def _predict(plane: DataPlane, spec: ModelSpec, raw: bytes, patience: Patience) -> str:
     body = decode.parse_body(raw)
 
     def read_inputs(signature: Signature) -> Tensors:
@@ -73,6 +74,7 @@ def _predict(plane: DataPlane, spec: ModelSpec, raw: bytes) -> str:
             read_inputs=read_inputs,
             signature=body.signature,
             entrypoint="REST",
+            patience=patience,
         )
         outputs = plane.predict(request).outputs
         return encode.predictions(outputs) if body.rows else encode.columns(outputs)
@@ -83,15 +85,17 @@ def _predict(plane: DataPlane, spec: ModelSpec, raw: bytes) -> str:
         raise ServeError(Code.INVALID_ARGUMENT, error.line()) from error
 
 
-def _classify(plane: DataPlane, spec: ModelSpec, raw: bytes) -> str:
-    return examples.classifications_text(_inferred(plane, CLASSIFY, spec, raw))
+def _classify(plane: DataPlane, spec: ModelSpec, raw: bytes, patience: Patience) -> str:
+    return examples.classifications_text(_inferred(plane, CLASSIFY, spec, raw, patience))
 
 
-def _regress(plane: DataPlane, spec: ModelSpec, raw: bytes) -> str:
-    return examples.regressions_text(_inferred(plane, REGRESS, spec, raw))
+def _regress(plane: DataPlane, spec: ModelSpec, raw: bytes, patience: Patience) -> str:
+    return examples.regressions_text(_inferred(plane, REGRESS, spec, raw, patience))
 
 
-def _inferred(plane: DataPlane, method: str, spec: ModelSpec, raw: bytes) -> Inferred:
+def _inferred(
+    plane: DataPlane, method: str, spec: ModelSpec, raw: bytes, patience: Patience
+) -> Inferred:
     body = examples.parse_examples(raw)
     request = InferRequest(
         model=spec,
@@ -99,6 +103,7 @@ def _inferred(plane: DataPlane, method: str, spec: ModelSpec, raw: bytes) -> Inf
         examples=body.examples,
         context=body.context,
         entrypoint="REST",
+        patience=patience,
     )
     return plane.infer(request).results[0]
 
