@@ -57,6 +57,9 @@ class ServeConfig:
     grpc_workers: int = 8
     """Most gRPC calls that are worked on at once; others wait."""
 
+    allow_ops: tuple[str, ...] = ()
+    """Operations that a model may have beside those that only compute (`--allow-ops`)."""
+
     check_method_names: bool = False
     """Whether a signature must name the method that it is asked by (`--enable_signature_method_name_check`)."""
 

@@ -21,6 +21,7 @@ from stoker.serve.batching.config import (
 )
 from stoker.serve.errors import ServeError
 from stoker.serve.metrics import ServeMetrics
+from stoker.serve.safety import check_model
 from stoker.serve.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,9 @@ class LoadOptions:
     per_model_batching: bool = False
     """Whether a version's own `batching_params.pbtxt` takes the place of that."""
 
+    allow_ops: frozenset[str] = frozenset()
+    """Operations that a model may have beside those that only compute."""
+
     metrics: ServeMetrics | None = None
     """What batches are counted in."""
 
@@ -76,6 +80,7 @@ class Servable:
         self._become(State.LOADING)
         try:
             verify(self.path)
+            check_model(self.path, allow=self._options.allow_ops)
             self._model = self._loaded()
         except (UserError, ServeError) as error:
             said = error.line() if isinstance(error, UserError) else str(error)

@@ -49,6 +49,7 @@ class Server:
         options = LoadOptions(
             batching=config.batching,
             per_model_batching=config.per_model_batching,
+            allow_ops=frozenset(config.allow_ops),
             metrics=metrics,
         )
         self.models = Models(

@@ -173,6 +173,10 @@ def serve(
         bool,
         typer.Option("--allow-unauthenticated", help="Let others than this machine in without."),
     ] = False,
+    allow_ops: Annotated[
+        list[str] | None,
+        typer.Option("--allow-ops", help="An operation that models may have; may be repeated."),
+    ] = None,
     workers: Annotated[
         int, typer.Option("--workers", help="Processes that share the two ports.")
     ] = 1,
@@ -221,6 +225,7 @@ def serve(
         ssl_config_file=ssl_config_file,
         keys_file=keys_file,
         allow_unauthenticated=allow_unauthenticated,
+        allow_ops=tuple(allow_ops or ()),
         workers=workers,
         shared_ports=shared_ports,
         host=host,
