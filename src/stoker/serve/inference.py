@@ -27,6 +27,9 @@ INPUT = "inputs"
 CLASSES, SCORES = "classes", "scores"
 OUTPUTS = "outputs"
 
+_MAX_CONTEXT_BYTES = 256 << 20
+"""Most bytes that a context takes, copied to every Example: a small body must not fill the memory."""
+
 Classes = list[tuple[bytes, float]]
 """The label and the score of each class, for one row."""
 
@@ -69,6 +72,10 @@ def joined_examples(examples: Sequence[bytes], *, context: bytes = b"") -> np.nd
     """
     if not examples:
         raise _invalid("Input is empty.")
+    if len(context) * len(examples) > _MAX_CONTEXT_BYTES:
+        raise _invalid(
+            f"The context must have at most {_MAX_CONTEXT_BYTES:,} bytes over all examples"
+        )
     array = np.empty(len(examples), dtype=object)
     array[:] = [context + example for example in examples]
     return array

@@ -18,7 +18,7 @@ from stoker.core.errors import ConfigError, UserError
 from stoker.export.callpath import load_model
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import BatchingConfig, read_batching_parameters
-from stoker.serve.batching.joined import Array, Outputs
+from stoker.serve.batching.joined import Array, Outputs, TooLongError, join
 from stoker.serve.batching.queue import HELD_AGAINST_SINGLE, Queue, Request
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.metrics import ServeMetrics
@@ -265,6 +265,13 @@ def test_a_model_pads_what_varies_only_when_asked(
         model.close()
 
     assert [a["sum"].tolist() for a in answers] == [[3.0], [6.0]]
+
+
+def test_one_long_request_does_not_make_all_others_as_long() -> None:
+    short, long = np.zeros((100, 1), np.float32), np.zeros((1, 1 << 20), np.float32)
+
+    with pytest.raises(TooLongError):
+        join([[short], [long]], size=101)
 
 
 def test_a_larger_request_runs_alone_in_pieces_or_not_at_all(exported: dict[str, Path]) -> None:

@@ -225,6 +225,31 @@ def test_grpc_without_examples_or_model_is_refused(stub: Any) -> None:
         assert caught.value.details() == words
 
 
+def test_a_small_body_cannot_fill_the_memory_by_its_context(ask: Ask) -> None:
+    body = {"context": {"x": "a" * 1_000_000}, "examples": [{}] * 1000}
+
+    answer = ask(f"{JUDGE}:classify", body)
+
+    assert answer.status == 400
+    assert "context" in answer.json()["error"]
+
+
+def test_a_long_name_comes_back_cut(ask: Ask, stub: Any) -> None:
+    answer = ask(f"{JUDGE}:classify", {"examples": [{"n" * 1_000_000: None}]})
+    assert answer.status == 400
+    assert len(answer.body) < 3000
+
+    request = filled(classification_pb2.ClassificationRequest(), example(x=1.0))
+    request.model_spec.name = "n" * 1_000_000
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Classify(request)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    many = several(*[("judge", f"s{number}", CLASSIFY) for number in range(20_000)])
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.MultiInference(many, timeout=20)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def definition(text: str) -> meta_graph_pb2.SignatureDef:
     return text_format.Parse(text, meta_graph_pb2.SignatureDef())
 

@@ -147,6 +147,14 @@ def test_a_tensor_that_is_not_whole_is_refused(stub: Any, proto: tensor_pb2.Tens
     assert "'x'" in said
 
 
+def test_one_long_text_does_not_stand_for_many(stub: Any) -> None:
+    proto = tensor(1 << 20, dtype=7, string_val=[b"x" * 1000])
+
+    code, said = refused(lambda: stub.Predict(asking("words", word=proto)))
+
+    assert (code, "'word'" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
 def test_refusals_have_tensorflow_servings_codes(stub: Any) -> None:
     signature = asking("half_plus_two", x=[[1.0]])
     signature.model_spec.signature_name = "nope"

@@ -103,7 +103,7 @@ HEAD = b"POST /v1/models/half:predict HTTP/1.1\r\nHost: x\r\n"
         ([HEAD + b"Content-Length: 200000\r\n\r\n"], b"413"),
         ([HEAD + b"Content-Length: 2\r\nX\0: 1\r\n\r\n{}"], b"400"),
         ([HEAD + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\n{}"], b"415"),
-        ([b"GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"], b"400"),
+        ([b"GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"], b"404"),
     ],
 )
 def test_a_request_that_is_too_large_or_no_http_is_refused(
@@ -113,6 +113,17 @@ def test_a_request_that_is_too_large_or_no_http_is_refused(
 
     assert answer.split(b" ")[1] == status, answer
     assert b"Traceback" not in answer
+
+
+def test_what_is_wrong_behind_a_request_does_not_take_its_answer(strict: Server) -> None:
+    body = json.dumps(ROW).encode()
+    good = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+    answer = raw(strict, good + b"nonsense\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b'{"predictions": [[2.5]]}')
+    assert answer.count(b"HTTP/1.1") == 1
 
 
 def test_slow_clients_are_cut_and_others_notice_nothing(strict: Server, ask_at: AskAt) -> None:

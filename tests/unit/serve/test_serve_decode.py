@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 from stoker.core.errors import UserError
 from stoker.export.callpath import Signature, TensorSpec
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.rest.decode import parse_body, read_inputs, to_array
+from stoker.serve.rest.decode import PredictBody, parse_body, read_inputs, to_array
 from stoker.serve.rest.json_text import parse_json
 from stoker.serve.rest.refusal import refused
 
@@ -249,6 +249,14 @@ def test_a_parse_error_is_in_rapidjsons_words(raw: bytes, words: str) -> None:
         parse_json(raw)
 
     assert caught.value.message.startswith(words)
+
+
+def test_a_body_of_very_many_values_is_refused_without_going_through_it() -> None:
+    body = PredictBody(signature="", rows=False, value=[[1.0] * 1000] * 1000 + [["x"] * 1000])
+
+    with pytest.raises(UserError, match="float32"):
+        read_inputs(body, signature(x="float32"))
+    assert refused(body, signature(x="float32")) is None
 
 
 def test_keys_that_are_no_input_are_passed_over_under_inputs() -> None:

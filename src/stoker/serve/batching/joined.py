@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,14 @@ _TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-
 
 A kernel for another batch size adds up in another order: of 1,000 terms that is 1e-5 in float32.
 """
+
+
+_MAX_PADDED = 1 << 24
+"""Most values of a padded input: one long request must not make all others as long."""
+
+
+class TooLongError(Exception):
+    """Padded, the inputs would take too much memory: each is run alone."""
 
 
 class NotByRowsError(Exception):
@@ -139,6 +148,8 @@ def _same_shapes(parts: Sequence[Array]) -> list[Array]:
     if len(shapes) == 1:
         return list(parts)
     longest = np.max(list(shapes), axis=0).tolist()
+    if math.prod(longest) * sum(map(len, parts)) > _MAX_PADDED:
+        raise TooLongError
     padded = []
     for part in parts:
         fill = part.reshape(-1)[0] if part.size else np.zeros((), part.dtype)[()]

@@ -94,6 +94,7 @@ def _tasks(request: inference_pb2.MultiInferenceRequest) -> list[Task]:
     if not request.tasks:
         raise _invalid("ModelSpec has no name specified.")
     tasks: list[Task] = []
+    known: set[str] = set()
     for task in request.tasks:
         if not task.model_spec.name:
             raise _invalid("Found ModelSpec with an empty model name.")
@@ -102,12 +103,13 @@ def _tasks(request: inference_pb2.MultiInferenceRequest) -> list[Task]:
                 "All ModelSpecs in a MultiInferenceRequest must access the same model name."
             )
         signature = _signature(task.model_spec)
-        if signature in [known.signature for known in tasks]:
+        if signature in known:
             raise _invalid(f"Duplicate evaluation of signature: {signature}")
         if task.method_name not in (CLASSIFY, REGRESS):
             raise ServeError(
                 Code.UNIMPLEMENTED, f"Unsupported signature method_name: {task.method_name[:200]}"
             )
+        known.add(signature)
         tasks.append(Task(method=task.method_name, signature=signature))
     return tasks
 

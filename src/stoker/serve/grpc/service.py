@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,11 @@ _MAX_MESSAGE_BYTES = 2**31 - 1
 
 _MAX_METADATA_BYTES = 32 << 10
 """Largest headers of a call."""
+
+_MAX_DETAILS = 2000
+"""Longest text of a refusal; gRPC has 8 KiB for all that ends a call."""
+
+_log = logging.getLogger(__name__)
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -235,7 +241,10 @@ def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
     except ServeError as error:
         context.abort(_STATUS_CODES[int(error.code)], error.message)
     except UserError as error:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.line())
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.line()[:_MAX_DETAILS])
+    except Exception:  # noqa: BLE001 - the edge: no client sees more of a bug than that it is one
+        _log.exception("a call met a bug")
+        context.abort(grpc.StatusCode.INTERNAL, "the server has a bug; its log says more")
 
 
 def _check_fields(fields: list[str]) -> None:

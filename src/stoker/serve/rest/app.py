@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
 
 _JSON = "application/json"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -177,6 +180,11 @@ class RestApp:
             return Answer(body=routes.answer(self._plane, method, path, raw, patience=patience))
         except ServeError as error:
             return Answer(status=error.code.http_status, body=error_body(error.message))
+        except Refused:
+            raise
+        except Exception:  # noqa: BLE001 - the edge: no client sees more of a bug than that it is one
+            _log.exception("a request met a bug")
+            return Answer(status=500, body=error_body("the server has a bug; its log says more"))
 
 
 def _header(scope: Scope, wanted: bytes) -> str:

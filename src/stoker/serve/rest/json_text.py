@@ -128,13 +128,18 @@ def _finite(text: str) -> float:
     return number
 
 
+_LOOK_BACK_CHARS = 100_000
+"""How far back the list or the object is looked for in which a text ends wrongly."""
+
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _OTHER = re.compile(r"[^\[\]{}]+")
 
 
 def _parse_words(error: json.JSONDecodeError) -> str:
     said = _WORDS.get(error.msg, "Invalid value.")
-    if error.msg == "Expecting ',' delimiter" and _in_array(error.doc[: error.pos]):
+    if error.msg == "Expecting ',' delimiter" and _in_array(
+        error.doc[: error.pos][-_LOOK_BACK_CHARS:]
+    ):
         said = "Missing a comma or ] after an array element."
     if not error.doc.strip():
         said = "The document is empty."

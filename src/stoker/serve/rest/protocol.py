@@ -26,6 +26,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._too_large = False
+        self._refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
@@ -47,7 +48,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse what came, and hold it to its limits."""
         self._unset_keepalive_if_required()
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
         if self._in_head:
             self._head_bytes += len(data)
@@ -112,7 +113,12 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         """Answer, unless an answer is under way, and end the connection."""
         self._stop_timer()
+        self._refused = True
         cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            # What is wrong came behind a request that is being answered: its answer goes out first.
+            cycle.keep_alive = False
+            return
         if cycle is None or cycle.response_complete or not cycle.response_started:
             body = json.dumps({"error": message}).encode()
             retry = b"retry-after: %d\r\n" % RETRY_AFTER_S if status == 503 else b""

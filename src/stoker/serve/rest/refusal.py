@@ -29,6 +29,14 @@ _INTEGERS = {
 }
 """The range of what TensorFlow Serving reads for each dtype; the narrow ones share one field."""
 
+_MAX_VALUES = 200_000
+"""Most values that are gone through for a text: it takes 1 us for each, and the lock of Python's."""
+
+
+class _TooManyError(Exception):
+    """The body is too large to be gone through value by value."""
+
+
 _DIGITS = {"float32": 24, "float64": 53}
 _NAMES = {"float32": "float", "float64": "double", "float16": "half"}
 
@@ -39,6 +47,9 @@ def refused(body: PredictBody, signature: Signature) -> ServeError | None:
     Args:
         body: The body, its outer form already read.
         signature: The signature that it is for.
+
+    Returns:
+        None also of a body that is too large to be gone through.
     """
     try:
         if body.rows:
@@ -47,6 +58,8 @@ def refused(body: PredictBody, signature: Signature) -> ServeError | None:
             _read_columns(body.value, signature)
     except ServeError as error:
         return error
+    except _TooManyError:
+        return None
     except RecursionError:
         return invalid("JSON Parse error: nested too deeply")
     return None
@@ -69,7 +82,7 @@ def _read_rows(rows: list[Any], signature: Signature) -> None:
             _read_named_row(row, number, signature, shapes)
             continue
         try:
-            _read_item(row, min(signature.inputs), signature, shapes)
+            _read_item(row, min(signature.inputs), signature, shapes, number=number)
         except ServeError as error:
             raise invalid(
                 f"Failed to process element: {number} of 'instances' list. Error: {error}"
@@ -81,7 +94,7 @@ def _read_named_row(
 ) -> None:
     for name, item in row.items():
         try:
-            _read_item(item, name, signature, shapes)
+            _read_item(item, name, signature, shapes, number=number)
         except ServeError as error:
             raise invalid(
                 f"Failed to process element: {number} key: {shown(name)[1:-1]} of 'instances' "
@@ -95,11 +108,16 @@ def _read_named_row(
 
 
 def _read_item(
-    item: Any, name: str, signature: Signature, shapes: dict[str, tuple[int, ...]]
+    item: Any,
+    name: str,
+    signature: Signature,
+    shapes: dict[str, tuple[int, ...]],
+    *,
+    number: int,
 ) -> None:
     if name not in signature.inputs:
         raise invalid(f"JSON object: does not have named input: {shown(name)[1:-1]}")
-    shape = _shape(item)
+    shape = _checked_shape(item, times=number + 1)
     _read_values(item, 0, signature.inputs[name], shape)
     before = shapes.setdefault(name, shape)
     if math.prod(before) != math.prod(shape):
@@ -114,7 +132,7 @@ def _read_columns(value: Any, signature: Signature) -> None:
             if name not in value:
                 raise invalid(f"Missing named input: {name} in 'inputs' object.")
             try:
-                _read_values(value[name], 0, spec, _shape(value[name]))
+                _read_values(value[name], 0, spec, _checked_shape(value[name]))
             except ServeError as error:  # TensorFlow Serving does not say which input it means
                 raise invalid(f"{error.message} Input {name!r} must be {spec}.") from error
         return
@@ -123,7 +141,7 @@ def _read_columns(value: Any, signature: Signature) -> None:
             "inputs is a plain value/list, but expecting an object as multiple "
             "input tensors required as per tensorinfo_map"
         )
-    _read_values(value, 0, next(iter(signature.inputs.values())), _shape(value))
+    _read_values(value, 0, next(iter(signature.inputs.values())), _checked_shape(value))
 
 
 def _read_values(value: Any, level: int, spec: TensorSpec, shape: tuple[int, ...]) -> None:
@@ -184,6 +202,18 @@ def _is_lossless(value: float, dtype: str) -> bool:
 
 def _is_named(value: Any) -> bool:
     return isinstance(value, dict) and not is_b64(value)
+
+
+def _checked_shape(value: Any, *, times: int = 1) -> tuple[int, ...]:
+    """The shape; so many values, and so often, are worth to be gone through.
+
+    Raises:
+        _TooManyError: they are too many.
+    """
+    shape = _shape(value)
+    if math.prod(shape) * times > _MAX_VALUES:
+        raise _TooManyError
+    return shape
 
 
 def _shape(value: Any) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from tensorflow_serving.apis import get_model_metadata_pb2
 
 from stoker.core.errors import UserError
 from stoker.export.callpath import DEFAULT_SIGNATURE, Signature
+from stoker.export.repository import MAX_VERSION
 from stoker.serve.dataplane import (
     DataPlane,
     InferRequest,
@@ -49,12 +50,14 @@ def answer(plane: DataPlane, method: str, path: str, body: bytes, *, patience: P
 
 
 def _spec(found: re.Match[str]) -> ModelSpec:
-    version = found["version"]
-    if version is not None and len(version.lstrip("0")) > _MAX_VERSION_DIGITS:
-        raise ServeError(
-            Code.INVALID_ARGUMENT, f"Failed to convert version: {version[:40]} to numeric."
-        )
-    number = None if version is None else int(version)
+    version, number = found["version"], None
+    if version is not None:
+        digits = version.lstrip("0") or "0"
+        number = int(digits) if len(digits) <= _MAX_VERSION_DIGITS else MAX_VERSION + 1
+        if number > MAX_VERSION:
+            raise ServeError(
+                Code.INVALID_ARGUMENT, f"Failed to convert version: {version[:40]} to numeric."
+            )
     return ModelSpec(name=found["name"], version=number, label=found["label"])
 
 
