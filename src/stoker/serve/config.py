@@ -48,6 +48,12 @@ class ServeConfig:
     grpc_port: int = 8500
     """TCP port of the gRPC interface; 0 takes a free one."""
 
+    grpc_socket_path: str = ""
+    """A Unix socket that gRPC is answered on too; none if empty."""
+
+    grpc_channel_arguments: Mapping[str, str | int] = field(default_factory=dict)
+    """More of gRPC's own settings, by their names."""
+
     poll_s: float = 1.0
     """Seconds between two looks for new versions."""
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from stoker.core.errors import UserError
@@ -29,6 +26,16 @@ from stoker.serve.metrics import ServeMetrics
 from stoker.serve.model_config import ModelConfig
 from stoker.serve.models import Models
 from stoker.serve.patience import Patience
+from stoker.serve.requests import (
+    InferRequest,
+    InferResponse,
+    Metadata,
+    ModelSpec,
+    PredictRequest,
+    PredictResponse,
+    Tensors,
+    VersionStatus,
+)
 from stoker.serve.servable import State
 
 _log = logging.getLogger(__name__)
@@ -36,120 +43,9 @@ _log = logging.getLogger(__name__)
 _RELOAD_S = 600.0
 """Longest wait for the models of a new configuration; a large one loads for minutes."""
 
-Tensors = Mapping[str, np.ndarray[Any, Any]]
 
 UNKNOWN_MODEL = "other"
 """The label of every model that is not served: clients must not invent series."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
-    """Which model is meant."""
-
-    name: str
-    """The model's name."""
-
-    version: int | None = None
-    """One version, the newest if None."""
-
-    label: str | None = None
-    """The version that has this label; not together with `version`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictRequest:
-    """One question to a model."""
-
-    model: ModelSpec
-    """Which model is asked."""
-
-    read_inputs: Callable[[Signature], Tensors]
-    """Input name -> array, read against the signature of the very version that will answer."""
-
-    signature: str = ""
-    """The signature's name, `serving_default` if empty."""
-
-    output_filter: tuple[str, ...] = ()
-    """The outputs that are wanted, all if empty."""
-
-    entrypoint: str = ""
-    """The protocol that brought it, for the metrics: "REST" or "GRPC"."""
-
-    patience: Patience = field(default_factory=Patience)
-    """How long the client waits."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictResponse:
-    """The answer, and who gave it."""
-
-    model: ModelSpec
-    """The model with the version that answered."""
-
-    signature: str
-    """The signature that was called."""
-
-    outputs: Tensors
-    """Output name -> array."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InferRequest:
-    """Examples to be classified, regressed, or both."""
-
-    model: ModelSpec
-    """Which model is asked."""
-
-    tasks: Sequence[Task]
-    """What is asked of it, at least one; each signature once."""
-
-    examples: Sequence[bytes]
-    """Serialized `tf.train.Example`s, one a row."""
-
-    context: bytes = b""
-    """A serialized Example whose features every row has too."""
-
-    entrypoint: str = ""
-    """The protocol that brought it."""
-
-    patience: Patience = field(default_factory=Patience)
-    """How long the client waits."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InferResponse:
-    """The answers, one for each task."""
-
-    model: ModelSpec
-    """The model with the version that answered."""
-
-    results: Sequence[Inferred]
-    """In the order of the tasks."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VersionStatus:
-    """The state of one version."""
-
-    version: int
-    """Its number."""
-
-    state: State
-    """Where it is in its life."""
-
-    reason: str
-    """Why it ended, empty if it did as it should."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metadata:
-    """How a version is called."""
-
-    model: ModelSpec
-    """The model with the version that was found."""
-
-    signature_defs: Mapping[str, Any]
-    """Signature name -> TensorFlow's `SignatureDef`."""
 
 
 class DataPlane:

@@ -37,6 +37,7 @@ class Models:
         self._root: Path | None = None
         self._watches: dict[str, Watch] = {}
         self._configuring = threading.Lock()
+        self._reloading = threading.Lock()
 
     @property
     def root(self) -> Path | None:
@@ -85,14 +86,18 @@ class Models:
             ServeError: a model cannot be called in time, or a label names a version that is not
                 loaded; all else is done all the same.
         """
-        labels = {name: dict(model.config.labels) for name, model in self._by_name.items()}
-        self.configure([dataclasses.replace(c, labels=labels.get(c.name, {})) for c in configs])
-        self._wait_until_tried(timeout_s)
-        for config in configs:
-            _check_labels(
-                self.get(config.name), config, labels.get(config.name, {}), new=allow_unavailable
-            )
-        self.configure(configs)
+        with self._reloading:
+            labels = {name: dict(model.config.labels) for name, model in self._by_name.items()}
+            self.configure([dataclasses.replace(c, labels=labels.get(c.name, {})) for c in configs])
+            self._wait_until_tried(timeout_s)
+            for config in configs:
+                _check_labels(
+                    self.get(config.name),
+                    config,
+                    labels.get(config.name, {}),
+                    new=allow_unavailable,
+                )
+            self.configure(configs)
 
     def names(self) -> list[str]:
         """The names of all models, sorted."""
@@ -125,6 +130,10 @@ class Models:
         if not waits and not self.can_answer():
             return sorted(known) or ["a model"]
         return sorted(waits)
+
+    def available(self) -> dict[str, bool]:
+        """Name -> whether it can be called, of every model."""
+        return {name: model.available for name, model in self._by_name.items()}
 
     def can_answer(self) -> bool:
         """Whether any model can be called."""
@@ -224,11 +233,11 @@ class Watch:
             self._wake.clear()
             try:
                 self._look()
+                self._on_look()
             except OSError as error:  # a lost mount: what is loaded serves on
                 _log.error("the models cannot be looked for: %s", error)
             except Exception:  # noqa: BLE001 - one bad look must not end the watching
                 _log.exception("the models cannot be looked for")
-            self._on_look()
             if not self._stopped.is_set():
                 self._wake.wait(self._poll_s)
 

@@ -212,6 +212,8 @@ def _grpc_options(config: ServeConfig, keys: Keys | None, tls: Tls | None) -> Gr
     return GrpcOptions(
         host=config.host,
         port=config.grpc_port,
+        socket_path=config.grpc_socket_path,
+        arguments=config.grpc_channel_arguments,
         workers=config.grpc_workers,
         max_in_flight=config.max_in_flight,
         shared=config.shared_ports,

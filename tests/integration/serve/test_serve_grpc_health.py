@@ -93,7 +93,13 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository.push(path, "slow")
     running = Server(
         ServeConfig(
-            root=repository.root, rest_port=0, grpc_port=0, poll_s=0.1, lame_duck_s=0.0, drain_s=5
+            root=repository.root,
+            rest_port=0,
+            grpc_port=0,
+            poll_s=0.1,
+            lame_duck_s=0.0,
+            drain_s=5,
+            rest_timeout_s=0.2,
         )
     )
     running.start()
@@ -120,6 +126,27 @@ def wait_for(claim: Callable[[], bool]) -> None:
     while not claim():
         assert time.monotonic() < end_s, "it did not come true"
         time.sleep(0.005)
+
+
+def test_a_rest_request_that_waits_too_long_gets_504_and_is_never_run(
+    slow: Server, ask_at: Callable[..., Any]
+) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{slow.grpc_port}") as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        before = runs(slow)
+        work = 200_000
+        late = None
+        while late is None or late.status == 200:  # until the model runs longer than it may wait
+            ahead = runs(slow)
+            long = stub.Predict.future(steps(work))
+            wait_for(lambda ahead=ahead: runs(slow) > ahead)  # type: ignore[misc] # bound now
+            late = ask_at(slow.rest_port, "/v1/models/slow:predict", {"instances": [5]})
+            assert list(long.result().outputs["counted"].int64_val) == [work]
+            work *= 2
+
+    assert late.status == 504
+    assert "Deadline exceeded" in late.json()["error"]
+    assert runs(slow) > before
 
 
 def test_deadlines_and_cancellation_drop_what_waits_and_nothing_else(slow: Server) -> None:

@@ -213,8 +213,8 @@ def test_too_many_requests_under_way_are_told_to_come_again(base: Path, ask_at: 
             assert time.monotonic() < end_s
 
 
-def predict(port: int, *, credentials: Any = None, metadata: Any = ()) -> Any:
-    address = f"localhost:{port}"
+def predict(port: int, *, credentials: Any = None, metadata: Any = (), address: str = "") -> Any:
+    address = address or f"localhost:{port}"
     opened = (
         grpc.insecure_channel(address)
         if credentials is None
@@ -227,6 +227,21 @@ def predict(port: int, *, credentials: Any = None, metadata: Any = ()) -> Any:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         answer = stub.Predict(request, metadata=metadata, timeout=20, wait_for_ready=False)
     return list(answer.outputs["y"].float_val)
+
+
+def test_grpc_is_answered_on_a_unix_socket_too_and_takes_its_own_settings(
+    base: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "grpc.sock"
+    small = {"grpc.max_receive_message_length": 1000}
+    with running(base, grpc_socket_path=str(path), grpc_channel_arguments=small) as server:
+        assert predict(0, address=f"unix:{path}") == [2.5]
+        assert predict(server.grpc_port) == [2.5]
+        request = predict_pb2.PredictRequest()
+        request.model_spec.name = "h" * 2000
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+            assert code_of(lambda: stub.Predict(request, timeout=20)) == "RESOURCE_EXHAUSTED"
 
 
 def code_of(call: Callable[[], Any]) -> str:

@@ -184,6 +184,7 @@ def test_workers_share_the_ports_are_replaced_and_end_without_a_lost_request(
         (["BASE", "--batching_parameters_file=WRONG"], "tensorflow.serving.BatchingParameters"),
         (["BASE", "--ssl_config_file=WRONG"], "tensorflow.serving.SSLConfig"),
         (["BASE", "--workers=0"], "at least 1"),
+        (["BASE", "--grpc_channel_arguments=max=1"], "grpc.NAME=VALUE"),
     ],
 )
 def test_wrong_flags_end_in_one_line(

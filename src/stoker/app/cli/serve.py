@@ -186,6 +186,22 @@ def serve(
         int, _option("--rest-api-port", "--rest_api_port", help_text="REST; 0 takes a free port.")
     ] = 8501,
     port: Annotated[int, typer.Option("--port", help="gRPC; 0 takes a free port.")] = 8500,
+    grpc_socket_path: Annotated[
+        str,
+        _option(
+            "--grpc-socket-path",
+            "--grpc_socket_path",
+            help_text="A Unix socket for gRPC beside it.",
+        ),
+    ] = "",
+    grpc_channel_arguments: Annotated[
+        str,
+        _option(
+            "--grpc-channel-arguments",
+            "--grpc_channel_arguments",
+            help_text="gRPC's own settings: NAME=VALUE,NAME=VALUE.",
+        ),
+    ] = "",
     poll_s: Annotated[
         float,
         _option(
@@ -231,6 +247,8 @@ def serve(
         host=host,
         rest_port=rest_api_port,
         grpc_port=port,
+        grpc_socket_path=grpc_socket_path,
+        grpc_channel_arguments=channel_arguments(grpc_channel_arguments),
         poll_s=poll_s,
         ready_file=ready_file,
     )
@@ -302,6 +320,23 @@ def batching_of(parameters: Path | None, *, batching: bool, asked: bool) -> Batc
     if parameters is not None:
         return read_batching_parameters(parameters)
     return BatchingConfig(enabled=batching)
+
+
+def channel_arguments(text: str) -> dict[str, str | int]:
+    """GRPC's settings as TensorFlow Serving takes them: `NAME=VALUE,NAME=VALUE`.
+
+    Raises:
+        ConfigError: a part is not of that form.
+    """
+    found: dict[str, str | int] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals or not name.startswith("grpc."):
+            raise ConfigError(
+                "--grpc_channel_arguments must be grpc.NAME=VALUE, parted by commas", got=part
+            )
+        found[name] = int(value) if value.lstrip("-").isdecimal() else value
+    return found
 
 
 def metrics_path_of(monitoring: Path | None) -> str | None:

@@ -45,9 +45,10 @@ class Health:
         ready = not self._plane.unready()
         for service in ("", *SERVICES):
             self._set(service, ready)
-        names = set(self._plane.models.names())
-        for name in names:
-            self._set(name, not self._plane.draining and self._plane.models.get(name).available)
+        models = self._plane.models.available()
+        names = set(models)
+        for name, available in models.items():
+            self._set(name, available and not self._plane.draining)
         for gone in self._known - names:
             self._servicer.set(gone, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
         self._known = names

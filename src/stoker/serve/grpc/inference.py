@@ -13,10 +13,11 @@ from tensorflow_serving.apis import (
 )
 
 from stoker.export.callpath import DEFAULT_SIGNATURE
-from stoker.serve.dataplane import DataPlane, InferRequest, InferResponse, ModelSpec
+from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.inference import CLASSIFY, REGRESS, Inferred, Task
 from stoker.serve.patience import Patience
+from stoker.serve.requests import InferRequest, InferResponse, ModelSpec
 
 
 def read_spec(request: object) -> ModelSpec:

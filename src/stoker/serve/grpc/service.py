@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 from tensorflow_serving.apis import (
@@ -25,7 +25,7 @@ from tensorflow_serving.apis import (
 from stoker.core.errors import ConfigError, UserError
 from stoker.export.callpath import Signature
 from stoker.serve.auth import Keys
-from stoker.serve.dataplane import DataPlane, PredictRequest, Tensors
+from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc import inference
 from stoker.serve.grpc.access import KeyInterceptor, credentials
@@ -33,6 +33,7 @@ from stoker.serve.grpc.health import Health, add_reflection
 from stoker.serve.grpc.inference import read_spec, spec_proto
 from stoker.serve.model_config import models_of
 from stoker.serve.patience import Patience
+from stoker.serve.requests import PredictRequest, Tensors
 from stoker.serve.tensors import to_array, to_proto
 from stoker.serve.tls import Tls
 
@@ -41,6 +42,15 @@ _MAX_MESSAGE_BYTES = 2**31 - 1
 
 _MAX_METADATA_BYTES = 32 << 10
 """Largest headers of a call."""
+
+_ARGUMENTS: dict[str, str | int] = {
+    "grpc.max_receive_message_length": _MAX_MESSAGE_BYTES,
+    "grpc.max_send_message_length": _MAX_MESSAGE_BYTES,
+    "grpc.max_metadata_size": _MAX_METADATA_BYTES,
+    "grpc.http2.min_recv_ping_interval_without_data_ms": 10_000,
+    "grpc.http2.max_ping_strikes": 3,
+}
+"""gRPC's settings, unless `grpc_channel_arguments` has others."""
 
 _MAX_DETAILS = 2000
 """Longest text of a refusal; gRPC has 8 KiB for all that ends a call."""
@@ -166,6 +176,12 @@ class GrpcOptions:
     port: int
     """The port, 0 for a free one."""
 
+    socket_path: str = ""
+    """A Unix socket to answer on too; none if empty."""
+
+    arguments: Mapping[str, str | int] = field(default_factory=dict)
+    """More of gRPC's own settings, by their names."""
+
     workers: int = 8
     """Threads that answer."""
 
@@ -190,17 +206,11 @@ def make_grpc_server(
     Raises:
         ConfigError: the port is taken, or the address is not this machine's.
     """
+    # A second server on the port must fail, unless it is one of ours.
+    shared = {"grpc.so_reuseport": int(options.shared)}
     server = grpc.server(
         ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-grpc"),
-        options=[
-            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-            # A second server on the port must fail, unless it is one of ours.
-            ("grpc.so_reuseport", int(options.shared)),
-            ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            ("grpc.http2.max_ping_strikes", 3),
-        ],
+        options=list({**_ARGUMENTS, **shared, **options.arguments}.items()),
         interceptors=[] if options.keys is None else [KeyInterceptor(options.keys)],
         maximum_concurrent_rpcs=options.max_in_flight,
     )
@@ -213,6 +223,8 @@ def make_grpc_server(
     host = f"[{options.host}]" if ":" in options.host else options.host
     address = f"{host}:{options.port}"
     try:
+        if options.socket_path:  # the file's mode says who may; TensorFlow Serving has no TLS there
+            server.add_insecure_port(f"unix:{options.socket_path}")
         if options.tls is None:
             return server, server.add_insecure_port(address)
         return server, server.add_secure_port(address, credentials(options.tls))
@@ -253,6 +265,6 @@ def _check_fields(fields: list[str]) -> None:
             Code.INVALID_ARGUMENT,
             "GetModelMetadataRequest must specify at least one metadata_field",
         )
-    for field in fields:
-        if field != "signature_def":
-            raise ServeError(Code.INVALID_ARGUMENT, f"Metadata field {field} is not supported")
+    for name in fields:
+        if name != "signature_def":
+            raise ServeError(Code.INVALID_ARGUMENT, f"Metadata field {name} is not supported")

@@ -12,8 +12,11 @@ from tensorflow_serving.apis import get_model_metadata_pb2
 from stoker.core.errors import UserError
 from stoker.export.callpath import DEFAULT_SIGNATURE, Signature
 from stoker.export.repository import MAX_VERSION
-from stoker.serve.dataplane import (
-    DataPlane,
+from stoker.serve.dataplane import DataPlane
+from stoker.serve.errors import Code, ServeError, SignatureNotFound
+from stoker.serve.inference import CLASSIFY, REGRESS, Inferred, Task
+from stoker.serve.patience import Patience
+from stoker.serve.requests import (
     InferRequest,
     Metadata,
     ModelSpec,
@@ -21,9 +24,6 @@ from stoker.serve.dataplane import (
     Tensors,
     VersionStatus,
 )
-from stoker.serve.errors import Code, ServeError, SignatureNotFound
-from stoker.serve.inference import CLASSIFY, REGRESS, Inferred, Task
-from stoker.serve.patience import Patience
 from stoker.serve.rest import decode, encode, examples, refusal
 
 _MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
