@@ -62,6 +62,8 @@ _MAX_CHARS = 2000
 
 
 def _cut(message: str) -> str:
+    """The text as one line, whatever names are in it, and not too long."""
+    message = message.replace("\n", "\\n").replace("\r", "\\r")
     return message if len(message) <= _MAX_CHARS else message[:_MAX_CHARS] + "..."
 
 
