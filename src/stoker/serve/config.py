@@ -8,6 +8,11 @@ from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.export.repository import checked_name, version_folders
+from stoker.serve.auth import is_loopback
+from stoker.serve.batching.config import BatchingConfig
+from stoker.serve.rest.limits import METRICS_PATH, HttpLimits
+from stoker.serve.text_files import read_text_file
+from stoker.serve.tls import read_tls
 
 MAX_PORT = 65535
 
@@ -22,6 +27,15 @@ class ServeConfig:
     models: Mapping[str, Path] = field(default_factory=dict)
     """Model name -> base path, the folder that holds its numbered versions."""
 
+    model_config_file: Path | None = None
+    """TensorFlow Serving's file of models, in the place of `models`."""
+
+    model_config_poll_s: float = 0.0
+    """Seconds between two looks whether that file has changed; 0 never looks again."""
+
+    allow_unavailable_labels: bool = False
+    """Whether a reload may give a new label to a version that is not loaded."""
+
     root: Path | None = None
     """A repository: every model in it is served, also those that come later."""
 
@@ -34,6 +48,12 @@ class ServeConfig:
     grpc_port: int = 8500
     """TCP port of the gRPC interface; 0 takes a free one."""
 
+    grpc_socket_path: str = ""
+    """A Unix socket that gRPC is answered on too; none if empty."""
+
+    grpc_channel_arguments: Mapping[str, str | int] = field(default_factory=dict)
+    """More of gRPC's own settings, by their names."""
+
     poll_s: float = 1.0
     """Seconds between two looks for new versions."""
 
@@ -43,8 +63,50 @@ class ServeConfig:
     grpc_workers: int = 8
     """Most gRPC calls that are worked on at once; others wait."""
 
+    allow_ops: tuple[str, ...] = ()
+    """Operations that a model may have beside those that only compute (`--allow-ops`)."""
+
+    check_method_names: bool = False
+    """Whether a signature must name the method that it is asked by (`--enable_signature_method_name_check`)."""
+
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    """How requests are joined."""
+
+    per_model_batching: bool = False
+    """Whether a version's own `batching_params.pbtxt` is read."""
+
     max_body_bytes: int = 64 << 20
     """Largest REST body; a larger one gets 413 and is not read."""
+
+    max_held_bytes: int = 512 << 20
+    """Most bytes of REST bodies held at once; beyond it 503."""
+
+    max_in_flight: int = 1024
+    """Most requests under way, each for REST (503) and gRPC (RESOURCE_EXHAUSTED)."""
+
+    http: HttpLimits = field(default_factory=HttpLimits)
+    """What an HTTP connection may take."""
+
+    rest_timeout_s: float = 30.0
+    """Longest that a REST request waits for its model; TensorFlow Serving's default."""
+
+    keys_file: Path | None = None
+    """Bearer tokens and API keys with their roles; everybody may ask if None."""
+
+    ssl_config_file: Path | None = None
+    """TensorFlow Serving's SSLConfig; for REST as well as gRPC."""
+
+    allow_unauthenticated: bool = False
+    """Whether others than this machine may be let in without a key."""
+
+    metrics_path: str | None = METRICS_PATH
+    """Where the metrics are; nowhere if None."""
+
+    workers: int = 1
+    """Processes that share the ports, each with its own copy of the models."""
+
+    shared_ports: bool = False
+    """Whether this process is one of several on the ports."""
 
     lame_duck_s: float = 1.0
     """Seconds between "not ready" and the last accept, for clients and balancers to turn away."""
@@ -56,7 +118,7 @@ class ServeConfig:
     """Written, with the real ports, when the models can be called."""
 
     def __post_init__(self) -> None:
-        _check_models(self.models, self.root)
+        _check_models(self)
         for name in ("rest_port", "grpc_port"):
             if not 0 <= getattr(self, name) <= MAX_PORT:
                 raise ConfigError(
@@ -64,9 +126,20 @@ class ServeConfig:
                     got=getattr(self, name),
                     fix="Set it to 0 to take a free port.",
                 )
-        for name in ("poll_s", "rest_workers", "grpc_workers", "max_body_bytes", "drain_s"):
+        for name in (
+            "poll_s",
+            "rest_workers",
+            "grpc_workers",
+            "max_body_bytes",
+            "drain_s",
+            "max_in_flight",
+            "rest_timeout_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"serve.{name} must be above 0", got=getattr(self, name))
+        if self.workers < 1:
+            raise ConfigError("serve.workers must be at least 1", got=self.workers)
+        _check_address(self)
         if self.lame_duck_s < 0:
             raise ConfigError("serve.lame_duck_s must not be below 0", got=self.lame_duck_s)
 
@@ -98,12 +171,47 @@ def what_to_serve(folder: Path, *, model_name: str | None = None) -> ServeConfig
     return ServeConfig(root=folder)
 
 
-def _check_models(models: Mapping[str, Path], root: Path | None) -> None:
-    if bool(models) == (root is not None):
+def read_metrics_path(path: Path) -> str | None:
+    """Where TensorFlow Serving's `monitoring_config_file` has the metrics; None where it has none.
+
+    Raises:
+        ConfigError: the file is not there, or not in its form.
+    """
+    found = read_text_file(
+        path, "MonitoringConfig", full_name="tensorflow.serving.MonitoringConfig"
+    ).prometheus_config
+    if not found.enable:
+        return None
+    if found.path and not found.path.startswith("/"):
+        raise ConfigError("the path of prometheus_config must begin with /", got=found.path)
+    return found.path or METRICS_PATH
+
+
+def _check_address(config: ServeConfig) -> None:
+    knows_clients = config.keys_file is not None or (
+        config.ssl_config_file is not None and read_tls(config.ssl_config_file).client_verify
+    )
+    if config.allow_unauthenticated or knows_clients or is_loopback(config.host):
+        return
+    raise ConfigError(
+        "an address that others reach must not be served without authentication",
+        got=config.host,
+        fix="Give --keys-file, or an --ssl_config_file with client_verify, or say "
+        "--allow-unauthenticated.",
+    )
+
+
+def _check_models(config: ServeConfig) -> None:
+    given = [bool(config.models), config.root is not None, config.model_config_file is not None]
+    if sum(given) != 1:
         raise ConfigError(
-            "either models or a repository must be served",
-            got=Plain("both" if models else "neither"),
-            fix="Name a folder, or --model_name with --model_base_path.",
+            "one of models, a repository and a model configuration must be served",
+            got=Plain("several" if sum(given) else "none"),
+            fix="Name a folder, or --model_config_file, or --model_name with --model_base_path.",
         )
-    for name in models:
+    if config.model_config_poll_s < 0:
+        raise ConfigError(
+            "serve.model_config_poll_s must not be below 0", got=config.model_config_poll_s
+        )
+    for name in config.models:
         checked_name(name)

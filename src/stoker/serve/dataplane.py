@@ -4,111 +4,68 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import DEFAULT_SIGNATURE, LoadedModel, Signature
+from stoker.export.callpath import DEFAULT_SIGNATURE, Signature
+from stoker.serve.batching.batcher import Batcher
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
+from stoker.serve.inference import (
+    CLASSIFY,
+    INPUT,
+    Inferred,
+    Task,
+    check_signature,
+    joined_examples,
+    read_outputs,
+)
 from stoker.serve.metrics import ServeMetrics
+from stoker.serve.model_config import ModelConfig
 from stoker.serve.models import Models
+from stoker.serve.patience import Patience
+from stoker.serve.requests import (
+    InferRequest,
+    InferResponse,
+    Metadata,
+    ModelSpec,
+    PredictRequest,
+    PredictResponse,
+    Tensors,
+    VersionStatus,
+)
 from stoker.serve.servable import State
-from stoker.serve.versions import ModelVersions
 
 _log = logging.getLogger(__name__)
 
-Tensors = Mapping[str, np.ndarray[Any, Any]]
+_RELOAD_S = 600.0
+"""Longest wait for the models of a new configuration; a large one loads for minutes."""
+
 
 UNKNOWN_MODEL = "other"
 """The label of every model that is not served: clients must not invent series."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
-    """Which model is meant."""
-
-    name: str
-    """The model's name."""
-
-    version: int | None = None
-    """One version, the newest if None."""
-
-    label: str | None = None
-    """The version that has this label; not together with `version`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictRequest:
-    """One question to a model."""
-
-    model: ModelSpec
-    """Which model is asked."""
-
-    read_inputs: Callable[[Signature], Tensors]
-    """Input name -> array, read against the signature of the very version that will answer."""
-
-    signature: str = ""
-    """The signature's name, `serving_default` if empty."""
-
-    output_filter: tuple[str, ...] = ()
-    """The outputs that are wanted, all if empty."""
-
-    entrypoint: str = ""
-    """The protocol that brought it, for the metrics: "REST" or "GRPC"."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictResponse:
-    """The answer, and who gave it."""
-
-    model: ModelSpec
-    """The model with the version that answered."""
-
-    signature: str
-    """The signature that was called."""
-
-    outputs: Tensors
-    """Output name -> array."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VersionStatus:
-    """The state of one version."""
-
-    version: int
-    """Its number."""
-
-    state: State
-    """Where it is in its life."""
-
-    reason: str
-    """Why it ended, empty if it did as it should."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metadata:
-    """How a version is called."""
-
-    model: ModelSpec
-    """The model with the version that was found."""
-
-    signature_defs: Mapping[str, Any]
-    """Signature name -> TensorFlow's `SignatureDef`."""
-
-
 class DataPlane:
     """Answers requests; may be used by many threads."""
 
-    def __init__(self, models: Models, metrics: ServeMetrics) -> None:
-        """Args: models: what is served; metrics: where requests are counted."""
+    def __init__(
+        self,
+        models: Models,
+        metrics: ServeMetrics,
+        *,
+        check_method_names: bool = False,
+        allow_unavailable_labels: bool = False,
+    ) -> None:
+        """Args: models: what is served; metrics: the counts; the rest as in `ServeConfig`."""
+        self.allow_unavailable_labels = allow_unavailable_labels
         self.models = models
         self.metrics = metrics
+        self.check_method_names = check_method_names
         self._draining = False
+        self._was_ready = False
 
     def predict(self, request: PredictRequest) -> PredictResponse:
         """Ask a model.
@@ -118,8 +75,7 @@ class DataPlane:
         """
         name = request.model.name
         with self._counted(name, api="Predict", entrypoint=request.entrypoint):
-            versions, version = self._find(request.model)
-            with versions.use(version) as (served, model):
+            with self._use(request.model) as (served, model):
                 outputs = self._run(model, request)
             return PredictResponse(
                 model=ModelSpec(name=name, version=served),
@@ -127,14 +83,31 @@ class DataPlane:
                 outputs=_filtered(outputs, request.output_filter),
             )
 
+    def infer(self, request: InferRequest) -> InferResponse:
+        """Classify, regress, or both, by one version of a model.
+
+        Raises:
+            ServeError: the request cannot be answered; the code says whose fault that is.
+        """
+        name, api = request.model.name, _api(request.tasks)
+        with self._counted(name, api=api, entrypoint=request.entrypoint):
+            with self._use(request.model) as (served, model):
+                results = [self._infer(model, request, task, api) for task in request.tasks]
+            return InferResponse(model=ModelSpec(name=name, version=served), results=results)
+
     def status(self, spec: ModelSpec) -> list[VersionStatus]:
         """The states of a model's versions, newest first; of one if the spec names one.
 
         Raises:
             ServeError: the model has no such version.
         """
-        versions, version = self._find(spec)
-        found = versions.statuses(version)
+        found: list[tuple[int, State, str]] = []
+        version = spec.version
+        if spec.name in self.models.names():
+            versions = self.models.get(spec.name)
+            if spec.label is not None:
+                version = versions.version_of(spec.label)
+            found = versions.statuses(version)
         if not found:
             which = "any versions" if version is None else f"version {version}"
             raise ServeError(Code.NOT_FOUND, f"Could not find {which} of model {spec.name}")
@@ -146,17 +119,40 @@ class DataPlane:
         Raises:
             ServeError: no such version is loaded.
         """
-        versions, version = self._find(spec)
-        with versions.use(version) as (served, model):
+        with self._use(spec) as (served, model):
             found = ModelSpec(name=spec.name, version=served)
             return Metadata(model=found, signature_defs=model.signature_defs)
+
+    def reload(self, configs: Sequence[ModelConfig], *, patience: Patience) -> None:
+        """Serve these models and no other, once all of them can be called.
+
+        Raises:
+            ServeError: a repository is served, a model cannot be loaded, or a label moved to a
+                version that is not.
+        """
+        if self.models.root is not None:
+            raise ServeError(
+                Code.FAILED_PRECONDITION,
+                "This server serves every model of a repository, so there is no configuration to "
+                "reload. Start it with --model_config_file, or push to the repository.",
+            )
+        with _as_serve_error():
+            self.models.reload(
+                configs,
+                allow_unavailable=self.allow_unavailable_labels,
+                timeout_s=min(patience.left_s, _RELOAD_S),
+            )
 
     def unready(self) -> str:
         """Why requests should go elsewhere, empty when the server is ready."""
         if self._draining:
             return "the server is ending"
         waits = self.models.waiting_for()
-        return f"waiting for {', '.join(waits)}" if waits else ""
+        if not waits:
+            self._was_ready = True
+        if not waits or (self._was_ready and self.models.can_answer()):
+            return ""  # a model that comes later does not take the others out of service
+        return f"waiting for {', '.join(waits)}"
 
     @property
     def draining(self) -> bool:
@@ -167,13 +163,13 @@ class DataPlane:
         """Be ready no more; requests are still answered."""
         self._draining = True
 
-    def _find(self, spec: ModelSpec) -> tuple[ModelVersions, int | None]:
-        versions = self.models.get(spec.name)
-        if spec.label is not None:
-            return versions, versions.version_of(spec.label)
-        return versions, spec.version
+    @contextmanager
+    def _use(self, spec: ModelSpec) -> Iterator[tuple[int, Batcher]]:
+        versions = self.models.get(spec.name, spec.version)
+        with versions.use(spec.version, label=spec.label) as found:
+            yield found
 
-    def _run(self, model: LoadedModel, request: PredictRequest) -> Tensors:
+    def _run(self, model: Batcher, request: PredictRequest) -> Tensors:
         name = request.signature or DEFAULT_SIGNATURE
         signature = model.signatures.get(name)
         if signature is None:
@@ -181,14 +177,28 @@ class DataPlane:
         _check_filter(signature, request.output_filter)
         inputs = request.read_inputs(signature)
         begun_s = time.monotonic()
-        outputs = model.call(name, inputs)
-        self.metrics.runtime_latency.observe(
-            (time.monotonic() - begun_s) * 1e6,
-            model_name=request.model.name,
-            API="Predict",
-            runtime="TF1",
-        )
+        outputs = model.call(name, inputs, patience=request.patience)
+        self._observe_runtime(begun_s, model_name=request.model.name, api="Predict")
         return outputs
+
+    def _infer(self, model: Batcher, request: InferRequest, task: Task, api: str) -> Inferred:
+        definition = model.signature_defs.get(task.signature)
+        if definition is None:
+            said = "Requested signature not found in model graph" if api == "MultiInference" else ""
+            said = said or "No signature was found with the name"
+            raise ServeError(Code.INVALID_ARGUMENT, f"{said}: {task.signature}")
+        check_signature(task, definition, by_name=self.check_method_names)
+        rows = joined_examples(request.examples, context=request.context)
+        begun_s = time.monotonic()
+        outputs = model.call(task.signature, {INPUT: rows}, patience=request.patience)
+        self._observe_runtime(begun_s, model_name=request.model.name, api=api)
+        self.metrics.example_counts.observe(len(rows), model=request.model.name)
+        self.metrics.example_count_total.add(len(rows), model=request.model.name)
+        return read_outputs(task, outputs, rows=len(rows))
+
+    def _observe_runtime(self, begun_s: float, *, model_name: str, api: str) -> None:
+        took_us = (time.monotonic() - begun_s) * 1e6
+        self.metrics.runtime_latency.observe(took_us, model_name=model_name, API=api, runtime="TF1")
 
     @contextmanager
     def _counted(self, model_name: str, *, api: str, entrypoint: str) -> Iterator[None]:
@@ -207,6 +217,13 @@ class DataPlane:
             self.metrics.request_latency.observe(
                 took_us, model_name=name, API=api, entrypoint=entrypoint
             )
+
+
+def _api(tasks: Sequence[Task]) -> str:
+    """TensorFlow Serving's name of the call, for its metrics."""
+    if len(tasks) > 1:
+        return "MultiInference"
+    return "Classify" if tasks[0].method == CLASSIFY else "Regress"
 
 
 @contextmanager

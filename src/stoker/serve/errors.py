@@ -57,13 +57,23 @@ _HTTP_STATUS = {
 }
 
 
+_MAX_CHARS = 2000
+"""Longest text for a client: what he sent comes back in it, and gRPC has 8 KiB for it."""
+
+
+def _cut(message: str) -> str:
+    """The text as one line, whatever names are in it, and not too long."""
+    message = message.replace("\n", "\\n").replace("\r", "\\r")
+    return message if len(message) <= _MAX_CHARS else message[:_MAX_CHARS] + "..."
+
+
 class ServeError(Exception):
     """A request that cannot be answered; never a fault of the server's code."""
 
     def __init__(self, code: Code, message: str) -> None:
         """Args: code: who is at fault and how; message: one line for the client."""
         self.code = code
-        self.message = message
+        self.message = message = _cut(message)
         super().__init__(f"{code.name}: {message}")
 
 

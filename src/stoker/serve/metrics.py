@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 LATENCY_BOUNDS_US = tuple(10 * 1.8**power for power in range(33))
 """Upper bounds of the latency buckets, microseconds; TensorFlow Serving's own."""
 
+COUNT_BOUNDS = tuple(float(2**power) for power in range(14))
+"""Upper bounds of the buckets for rows and batches; TensorFlow Serving's own, less the last."""
+
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -94,10 +97,37 @@ class ServeMetrics:
             ":tensorflow:serving:runtime_latency", "Time inside the model, microseconds."
         )
 
+        self.example_counts = Histogram(
+            ":tensorflow:serving:request_example_counts",
+            "Examples per request to classify or regress.",
+            bounds=COUNT_BOUNDS,
+        )
+        self.example_count_total = Counter(
+            ":tensorflow:serving:request_example_count_total", "Examples classified or regressed."
+        )
+        batching = ":tensorflow:serving:batching_session:"
+        self.queuing_latency = Histogram(
+            f"{batching}queuing_latency", "Time that a request waits for its batch, microseconds."
+        )
+        self.wrapped_run_count = Counter(f"{batching}wrapped_run_count", "Batches that were run.")
+        self.input_batch_size = Histogram(
+            f"{batching}input_batch_size", "Rows of a request.", bounds=COUNT_BOUNDS
+        )
+        self.processed_batch_size = Histogram(
+            f"{batching}processed_batch_size", "Rows of a batch.", bounds=COUNT_BOUNDS
+        )
+        self.padding_size = Histogram(
+            f"{batching}padding_size", "Rows that fill a batch up.", bounds=COUNT_BOUNDS
+        )
+
+    def all(self) -> list[Counter | Histogram]:
+        """Every metric."""
+        return [found for found in vars(self).values() if isinstance(found, Counter | Histogram)]
+
     def exposition(self) -> str:
         """The text that a Prometheus server scrapes."""
         lines: list[str] = []
-        for metric in (self.request_count, self.request_latency, self.runtime_latency):
+        for metric in self.all():
             lines += [f"# HELP {metric.name} {metric.help_text}"]
             lines += [f"# TYPE {metric.name} {metric.kind}", *metric.lines()]
         return "\n".join(lines) + "\n"

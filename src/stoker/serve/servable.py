@@ -7,11 +7,22 @@ import enum
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import LoadedModel, load_model
+from stoker.export.callpath import load_model
 from stoker.export.repository import verify
+from stoker.serve.batching.batcher import Batcher
+from stoker.serve.batching.config import (
+    PARAMETERS_FILE,
+    BatchingConfig,
+    read_batching_parameters,
+)
+from stoker.serve.errors import ServeError
+from stoker.serve.metrics import ServeMetrics
+from stoker.serve.safety import check_model
+from stoker.serve.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
 
@@ -29,16 +40,34 @@ class State(enum.IntEnum):
     END = 50
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How versions are loaded and called; the same for all of a server."""
+
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    """How requests are joined."""
+
+    per_model_batching: bool = False
+    """Whether a version's own `batching_params.pbtxt` takes the place of that."""
+
+    allow_ops: frozenset[str] = frozenset()
+    """Operations that a model may have beside those that only compute."""
+
+    metrics: ServeMetrics | None = None
+    """What batches are counted in."""
+
+
 class Servable:
     """A version that is loaded once, used by many threads, and unloaded when the last is done."""
 
-    def __init__(self, version: int, path: Path) -> None:
-        """Args: version: its number; path: its folder."""
+    def __init__(self, version: int, path: Path, options: LoadOptions | None = None) -> None:
+        """Args: version: its number; path: its folder; options: how it is loaded and called."""
+        self._options = options or LoadOptions()
         self.version = version
         self.path = path
         self.state = State.START
         self.reason = ""
-        self._model: LoadedModel | None = None
+        self._model: Batcher | None = None
         self._users = 0
         self._changed = threading.Condition()
 
@@ -51,9 +80,11 @@ class Servable:
         self._become(State.LOADING)
         try:
             verify(self.path)
-            self._model = load_model(self.path)
-        except UserError as error:
-            self._become(State.END, reason=error.line())
+            check_model(self.path, allow=self._options.allow_ops)
+            self._model = self._loaded()
+        except (UserError, ServeError) as error:
+            said = error.line() if isinstance(error, UserError) else str(error)
+            self._become(State.END, reason=said)
             return False
         except Exception as error:  # noqa: BLE001 - a foreign file must not end the watching
             _log.exception("version %d in %s cannot be loaded", self.version, self.path)
@@ -62,8 +93,24 @@ class Servable:
         self._become(State.AVAILABLE)
         return True
 
+    def _loaded(self) -> Batcher:
+        batching = self._options.batching
+        parameters = self.path / PARAMETERS_FILE
+        if self._options.per_model_batching and parameters.is_file():
+            batching = read_batching_parameters(parameters)
+        model = Batcher(load_model(self.path), batching, metrics=self._options.metrics)
+        try:
+            model.warm_up()
+            count = warm_up(model, self.path)
+            if count:
+                _log.info("%s was warmed by %d requests of its own", self.path, count)
+        except BaseException:
+            model.close()
+            raise
+        return model
+
     @contextlib.contextmanager
-    def use(self) -> Iterator[LoadedModel | None]:
+    def use(self) -> Iterator[Batcher | None]:
         """Hold the loaded model, so that it is not unloaded meanwhile; None if it is not there."""
         with self._changed:
             model = self._model if self.state is State.AVAILABLE else None

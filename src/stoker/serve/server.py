@@ -4,56 +4,30 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import FrameType
+from collections.abc import Callable
+from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import write_json
+from stoker.serve.auth import Keys, read_keys
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane import DataPlane
-from stoker.serve.grpc.service import make_grpc_server
+from stoker.serve.grpc.health import Health
+from stoker.serve.grpc.service import GrpcOptions, make_grpc_server
 from stoker.serve.metrics import ServeMetrics
-from stoker.serve.models import Models
-from stoker.serve.rest.app import RestApp
+from stoker.serve.model_config import ModelConfig, read_model_config
+from stoker.serve.models import Models, Watch
+from stoker.serve.ready import Ready
+from stoker.serve.rest.app import RestApp, RestOptions
 from stoker.serve.rest.http import HttpServer, bound_socket
+from stoker.serve.servable import LoadOptions
+from stoker.serve.signals import ending_on_signals
+from stoker.serve.tls import Tls, read_tls
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
-    """Where a server that is ready listens."""
-
-    host: str
-    """The address."""
-
-    rest_port: int
-    """The real REST port."""
-
-    grpc_port: int
-    """The real gRPC port."""
-
-    pid: int
-    """The process."""
-
-    models: tuple[str, ...]
-    """The models that are served, by name."""
-
-    def as_json(self) -> dict[str, object]:
-        """What the ready file holds."""
-        return {
-            "host": self.host,
-            "rest_port": self.rest_port,
-            "grpc_port": self.grpc_port,
-            "pid": self.pid,
-            "models": list(self.models),
-        }
 
 
 class Server:
@@ -63,25 +37,42 @@ class Server:
         """Bind both ports; nothing is answered before `start`.
 
         Raises:
-            ConfigError: a port is taken.
+            ConfigError: a port is taken, or the file of models is wrong.
         """
         self.config = config
+        self._config_watch: Watch | None = None
+        self._configs = _named_models(config)
+        keys = None if config.keys_file is None else read_keys(config.keys_file)
+        tls = None if config.ssl_config_file is None else read_tls(config.ssl_config_file)
         self._ready = threading.Event()
-        self.models = Models(poll_s=config.poll_s, on_change=self._look_whether_ready)
-        self.plane = DataPlane(self.models, ServeMetrics())
-        self._socket = _bind(config.host, config.rest_port)
+        metrics = ServeMetrics()
+        options = LoadOptions(
+            batching=config.batching,
+            per_model_batching=config.per_model_batching,
+            allow_ops=frozenset(config.allow_ops),
+            metrics=metrics,
+        )
+        self.models = Models(
+            poll_s=config.poll_s, on_change=self._look_whether_ready, options=options
+        )
+        self.plane = DataPlane(self.models, metrics, check_method_names=config.check_method_names)
+        self._health = Health(self.plane)
+        self._socket = _bind(config.host, config.rest_port, shared=config.shared_ports)
         self.rest_port: int = self._socket.getsockname()[1]
         try:
             self._grpc, self.grpc_port = make_grpc_server(
-                self.plane, host=config.host, port=config.grpc_port, workers=config.grpc_workers
+                self.plane, self._health, _grpc_options(config, keys, tls)
             )
         except ConfigError:
             self._socket.close()
             raise
-        self._app = RestApp(
-            self.plane, workers=config.rest_workers, max_body_bytes=config.max_body_bytes
+        self._app = RestApp(self.plane, _rest_options(config, keys))
+        self._rest = HttpServer(
+            self._app,
+            drain_s=config.drain_s,
+            limits=config.http,
+            tls=None if tls is None else tls.context(),
         )
-        self._rest = HttpServer(self._app, drain_s=config.drain_s)
         self._rest_thread = threading.Thread(
             target=self._rest.run, args=([self._socket],), name="stoker-rest-loop"
         )
@@ -90,10 +81,15 @@ class Server:
         """Listen, and look for models; returns at once."""
         self._rest_thread.start()
         self._grpc.start()
-        for name, base in self.config.models.items():
-            self.models.watch(name, base)
         if self.config.root is not None:
             self.models.watch_root(self.config.root)
+        else:
+            self.models.configure(self._configs)
+        path, poll_s = self.config.model_config_file, self.config.model_config_poll_s
+        if path is not None and poll_s:
+            self._config_watch = Watch(
+                ConfigFile(path, self.models).look, name="stoker-model-config", poll_s=poll_s
+            )
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
         """Wait until the models can be called; False if the time ran out before."""
@@ -112,6 +108,10 @@ class Server:
     def stop(self) -> None:
         """Be ready no more, answer what is under way, and give everything back."""
         self.plane.drain()
+        self._health.refresh()
+        if self._config_watch is not None:
+            self._config_watch.stop()
+            self._config_watch.join()
         time.sleep(self.config.lame_duck_s)
         self._rest.should_exit = True
         self._grpc.stop(self.config.drain_s).wait()
@@ -120,8 +120,44 @@ class Server:
         self.models.close()
 
     def _look_whether_ready(self) -> None:
+        self._health.refresh()
         if not self._ready.is_set() and not self.plane.unready():
             self._ready.set()
+
+
+class ConfigFile:
+    """The file of models, taken up again when it has changed."""
+
+    def __init__(self, path: Path, models: Models) -> None:
+        """Args: path: the file, which has been taken up once; models: what is configured."""
+        self._path, self._models = path, models
+        self._configs = read_model_config(path)
+        self._seen: tuple[int, int] | None = None
+
+    def look(self) -> None:
+        """Take it up if it says something else; what is wrong in it is logged, and changes nothing.
+
+        A file that is being written is left alone until two looks see it the same.
+        """
+        stat = self._path.stat()
+        before, self._seen = self._seen, (stat.st_size, stat.st_mtime_ns)
+        if self._seen != before:
+            return
+        try:
+            configs = read_model_config(self._path)
+        except ConfigError as error:
+            _log.error("the models stay as they are: %s", error.line())
+            return
+        if configs != self._configs:
+            self._configs = configs
+            _log.info("%s has changed", self._path)
+            self._models.configure(configs)
+
+
+def _named_models(config: ServeConfig) -> tuple[ModelConfig, ...]:
+    if config.model_config_file is not None:
+        return read_model_config(config.model_config_file)
+    return tuple(ModelConfig(name=name, base=base) for name, base in config.models.items())
 
 
 def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _: None) -> None:
@@ -135,7 +171,7 @@ def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _
         ConfigError: a port is taken.
     """
     asked_to_end = threading.Event()
-    with _ending_on_signals(asked_to_end):
+    with ending_on_signals(asked_to_end):
         server = Server(config)
         try:
             server.start()
@@ -160,22 +196,35 @@ _LOOK_S = 0.1
 """How soon a server that waits for its first model sees that it is to end."""
 
 
-@contextmanager
-def _ending_on_signals(event: threading.Event) -> Iterator[None]:
-    def end(_number: int, _frame: FrameType | None) -> None:
-        event.set()
+def _rest_options(config: ServeConfig, keys: Keys | None) -> RestOptions:
+    return RestOptions(
+        workers=config.rest_workers,
+        max_body_bytes=config.max_body_bytes,
+        max_held_bytes=max(config.max_held_bytes, config.max_body_bytes),
+        max_in_flight=config.max_in_flight,
+        timeout_s=config.rest_timeout_s,
+        keys=keys,
+        metrics_path=config.metrics_path,
+    )
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+
+def _grpc_options(config: ServeConfig, keys: Keys | None, tls: Tls | None) -> GrpcOptions:
+    return GrpcOptions(
+        host=config.host,
+        port=config.grpc_port,
+        socket_path=config.grpc_socket_path,
+        arguments=config.grpc_channel_arguments,
+        workers=config.grpc_workers,
+        max_in_flight=config.max_in_flight,
+        shared=config.shared_ports,
+        keys=keys,
+        tls=tls,
+    )
+
+
+def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        return bound_socket(host, port)
+        return bound_socket(host, port, shared=shared)
     except OSError as error:
         raise ConfigError(
             "the REST port must be free on this machine",

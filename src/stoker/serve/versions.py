@@ -1,4 +1,4 @@
-"""The versions of one model: which one is served, and the change from one to the next."""
+"""The versions of one model: which are served, and the change from one to the next."""
 
 from __future__ import annotations
 
@@ -6,67 +6,90 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stoker.core.errors import DataError
-from stoker.export.callpath import LoadedModel
 from stoker.export.repository import MANIFEST, read_aliases, version_folders
+from stoker.serve.batching.batcher import Batcher
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.servable import Servable, State
+from stoker.serve.model_config import ModelConfig
+from stoker.serve.servable import LoadOptions, Servable, State
 
 _log = logging.getLogger(__name__)
 
 FileState = tuple[tuple[str, int, int], ...]
 """Name, size in bytes and time of change in ns of every file of a version."""
 
+ENOUGH_LOOKS = 2
+"""Looks after which a version of another writer was loaded, if it can be."""
+
 
 class ModelVersions:
-    """Watches a base path, and serves the newest version in it that loads."""
+    """Watches a base path, and serves those versions in it that its policy wants and that load."""
 
-    def __init__(self, name: str, base: Path) -> None:
-        """Args: name: the model's name; base: the folder of its numbered versions."""
-        self.name = name
-        self.base = base
+    def __init__(self, config: ModelConfig, options: LoadOptions | None = None) -> None:
+        """Args: config: where its versions are and which are wanted; options: for loading."""
+        self.name = config.name
+        self.config = config
+        self._options = options or LoadOptions()
         self._servables: dict[int, Servable] = {}
         self._seen: dict[int, FileState] = {}
         self._failed: dict[int, FileState] = {}
-        self._current: Servable | None = None
+        self._available: dict[int, Servable] = {}
         self._aliases: dict[str, int] = {}
+        self._labels: dict[str, int] = {}
         self._looks = 0
         self._lock = threading.Lock()
+        self._polling = threading.Lock()
 
     @property
     def available(self) -> bool:
         """Whether a request for the newest version can be answered."""
-        return self._current is not None
+        return bool(self._available)
 
     @property
     def tried(self) -> bool:
-        """Whether it had the two looks that a version of another writer needs to be loaded."""
-        return self._looks >= 2
+        """Whether it had the looks that a version of another writer needs to be loaded."""
+        return self._looks >= ENOUGH_LOOKS
+
+    def reconfigure(self, config: ModelConfig) -> None:
+        """Take up another base path, policy or labels at the next look; nothing is unloaded now."""
+        with self._polling:
+            if config.base != self.config.base:
+                self._seen, self._failed, self._aliases = {}, {}, {}
+            self.config = config
+            self._looks = 0
+            self._move_labels()
 
     def poll(self) -> None:
         """Look at the base path once; load what is new and whole, then unload what it replaces.
 
-        The newest version that loads is served. A version that was tried is tried again only
-        when its files have changed. With no version left on the disk the last one serves on.
+        Of what the policy wants, the newest that load are served. A version that was tried is
+        tried again only when its files have changed. With nothing left to serve on the disk, what
+        is loaded serves on.
         """
-        folders = version_folders(self.base)
-        self._read_aliases()
-        seen = {version: file_state(path) for version, path in folders.items()}
-        self._forget(seen)
-        for version in sorted(folders, reverse=True):
-            if self._serves(version):
-                break
-            if self._can_be_tried(version, seen[version]) and self._try(version, folders[version]):
-                break
-        self._seen = seen
-        self._looks += 1
+        with self._polling:
+            folders = version_folders(self.config.base)
+            self._read_aliases()
+            self._move_labels()
+            seen = {version: file_state(path) for version, path in folders.items()}
+            self._forget(seen)
+            kept: set[int] = set()
+            for version in self.config.policy.candidates(folders):
+                if self.config.policy.is_met(len(kept)):
+                    break
+                if self._is_served(version, folders[version], seen[version]):
+                    kept.add(version)
+            if kept:
+                self._unload([version for version in self._available if version not in kept])
+            self._seen = seen
+            self._looks += 1
 
     def close(self) -> None:
         """Unload everything, after the requests under way."""
-        self._make_current(None)
+        with self._polling:
+            self._unload(list(self._available))
 
     def statuses(self, version: int | None = None) -> list[tuple[int, State, str]]:
         """Version, state and the reason of its end, newest first; all, or the one asked for."""
@@ -80,35 +103,51 @@ class ModelVersions:
         Raises:
             ServeError: no version has this label.
         """
-        version = self._aliases.get(label)
+        version = self._labels.get(label)
         if version is None:
             raise ServeError(Code.INVALID_ARGUMENT, f"Unrecognized servable version label: {label}")
         return version
 
     @contextlib.contextmanager
-    def use(self, version: int | None = None) -> Iterator[tuple[int, LoadedModel]]:
+    def use(
+        self, version: int | None = None, *, label: str | None = None
+    ) -> Iterator[tuple[int, Batcher]]:
         """Hold the newest version, or the one asked for, while a request is answered.
 
         Raises:
             ServeError: no such version is loaded.
         """
         with contextlib.ExitStack() as stack:
+            missed: set[int] = set()
             while True:
-                servable = self._current
-                if servable is None or version not in (None, servable.version):
-                    wanted = "Latest" if version is None else "Specific"
-                    number = "" if version is None else f", {version}"
-                    raise ServeError(
-                        Code.NOT_FOUND,
-                        f"Servable not found for request: {wanted}({self.name}{number})",
-                    )
+                available = self._available
+                wanted = version if label is None else self.version_of(label)
+                number = max(available, default=None) if wanted is None else wanted
+                servable = None if number is None else available.get(number)
+                if servable is None:
+                    # A label may just have moved on to another version, the old one being gone.
+                    if label is None or number is None or number in missed:
+                        raise self._not_found(wanted)
+                    missed.add(number)
+                    continue
                 model = stack.enter_context(servable.use())
                 if model is not None:  # else it was replaced between the two lines: look again
                     break
             yield servable.version, model
 
-    def _serves(self, version: int) -> bool:
-        return self._current is not None and self._current.version == version
+    def _not_found(self, version: int | None) -> ServeError:
+        wanted = "Latest" if version is None else "Specific"
+        number = "" if version is None else f", {version}"
+        return ServeError(
+            Code.NOT_FOUND, f"Servable not found for request: {wanted}({self.name}{number})"
+        )
+
+    def _is_served(self, version: int, path: Path, state: FileState) -> bool:
+        """Whether a version serves, loading it if it does not yet and can be tried."""
+        current = self._available.get(version)
+        if current is not None and current.path == path:
+            return True
+        return self._can_be_tried(version, state) and self._try(version, path)
 
     def _can_be_tried(self, version: int, state: FileState) -> bool:
         """Whether the files are at rest, and are not those that failed before.
@@ -125,37 +164,63 @@ class ModelVersions:
 
     def _try(self, version: int, path: Path) -> bool:
         before = file_state(path)
-        servable = Servable(version, path)
-        with self._lock:
-            self._servables[version] = servable
+        servable = Servable(version, path, self._options)
+        replaced = self._available.get(version)
+        if replaced is None:
+            self._show(servable)
         if not servable.load():
             self._failed[version] = before
             _log.error("%s version %d is not served: %s", self.name, version, servable.reason)
             return False
         self._failed.pop(version, None)
         _log.info("%s version %d is served", self.name, version)
-        self._make_current(servable)
+        self._show(servable)
+        self._available = {**self._available, version: servable}  # readers hold no lock
+        self._move_labels()
+        if replaced is not None:
+            replaced.unload()
         return True
 
-    def _make_current(self, servable: Servable | None) -> None:
-        old, self._current = self._current, servable
-        if old is not None:
-            old.unload()
-
-    def _forget(self, seen: dict[int, FileState]) -> None:
-        """Drop the record of versions whose folders are gone, but not of the one that serves."""
+    def _show(self, servable: Servable) -> None:
         with self._lock:
-            gone = [v for v in self._servables if v not in seen and not self._serves(v)]
-            for version in gone:
-                del self._servables[version]
+            self._servables[servable.version] = servable
+
+    def _unload(self, versions: list[int]) -> None:
+        """Take no request for these any more, then unload them after the last under way."""
+        gone = [self._available[version] for version in versions]
+        self._available = {v: s for v, s in self._available.items() if v not in versions}
+        self._move_labels()
+        for servable in gone:
+            servable.unload()
+
+    def _forget(self, seen: Mapping[int, FileState]) -> None:
+        """Drop the record of versions whose folders are gone, but not of those that serve."""
+        with self._lock:
+            for version in [v for v in self._servables if v not in seen]:
+                if version not in self._available:
+                    del self._servables[version]
         for version in self._failed.keys() - seen.keys():
             del self._failed[version]
 
     def _read_aliases(self) -> None:
         try:
-            self._aliases = read_aliases(self.base)
+            self._aliases = read_aliases(self.config.base)
         except DataError as error:
             _log.error("the labels of %s stay as they were: %s", self.name, error)
+
+    def _move_labels(self) -> None:
+        """Let every label name its version; while that one is not loaded, the one before if it is.
+
+        So a label that moves to a version that is loading never names nothing.
+        """
+        wanted = {**self._aliases, **self.config.labels}
+        before, available = self._labels, self._available
+        self._labels = {
+            label: version
+            if version in available or before.get(label) not in available
+            else before[label]
+            for label, version in wanted.items()
+        }
 
 
 def file_state(folder: Path) -> FileState:

@@ -257,8 +257,8 @@ def test_metadata_tells_the_length(served: tuple[str, str]) -> None:
     [
         ("image floats", lambda old: old[:-1], r"shape \[-1,16\].*shape \[1,15\]"),
         ("image floats", lambda old: old[0], r"shape \[-1,16\].*shape \[1\]"),
-        ("counts", lambda old: [*old[:-1], 1.5], "'counts' must hold values of type int64"),
-        ("tags", lambda old: [*old[:-1], None], "'tags' must hold values of type string"),
+        ("counts", lambda old: [*old[:-1], 1.5], "key: counts .*not of expected type: int64"),
+        ("tags", lambda old: [*old[:-1], None], "key: tags .*not of expected type: string"),
     ],
 )
 def test_a_vector_that_does_not_fit_is_refused_by_name(

@@ -82,6 +82,48 @@ def everything(path: Path) -> Path:
     return export(path, same, spec)
 
 
+def sums(path: Path) -> Path:
+    spec = [tf.TensorSpec([None, None], tf.float32, name="x")]
+    return export(path, lambda x: {"sum": tf.reduce_sum(x, 1)}, spec)
+
+
+def picky(path: Path) -> Path:
+    """Three times the first of two values, if the second is not zero in any row."""
+
+    def call(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        with tf.control_dependencies([tf.debugging.assert_none_equal(x[:, 1], 0.0)]):
+            return {"y": x[:, 0] * 3.0}
+
+    return export(path, call, [tf.TensorSpec([None, 2], tf.float32, name="x")])
+
+
+def judge(path: Path) -> Path:
+    """Classifies and regresses Examples: the default signature classifies."""
+    spec = [tf.TensorSpec([None], tf.string, name="inputs")]
+    parsed: Any = {"x": tf.io.FixedLenFeature([], tf.float32, 0.0)}
+
+    def x_of(rows: tf.Tensor) -> Any:
+        return tf.io.parse_example(rows, parsed)["x"]
+
+    def classify(inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        score = tf.sigmoid(x_of(inputs))
+        classes = tf.tile(tf.constant([["low", "high"]]), tf.stack([tf.shape(inputs)[0], 1]))
+        return {"scores": tf.stack([1.0 - score, score], 1), "classes": classes}
+
+    def regress(inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"outputs": x_of(inputs)[:, None] * 0.5 + 2.0}
+
+    def wide(inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"outputs": tf.stack([x_of(inputs)] * 2, 1)}
+
+    archive = ExportArchive()
+    endpoints = {"serving_default": classify, "regress": regress, "wide": wide}
+    for name, call in endpoints.items():
+        archive.add_endpoint(name, tf.function(call), input_signature=spec)
+    archive.write_out(str(path), verbose=False)
+    return path
+
+
 @dataclass(frozen=True)
 class Answer:
     status: int
@@ -114,6 +156,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "two": two(folder / "two"),
         "image": image(folder / "image"),
         "everything": everything(folder / "everything"),
+        "judge": judge(folder / "judge"),
+        "sums": sums(folder / "sums"),
+        "picky": picky(folder / "picky"),
     }
 
 

@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 from tensorflow_serving.apis import (
-    classification_pb2,
     get_model_metadata_pb2,
     get_model_status_pb2,
     model_service_pb2_grpc,
@@ -148,6 +147,14 @@ def test_a_tensor_that_is_not_whole_is_refused(stub: Any, proto: tensor_pb2.Tens
     assert "'x'" in said
 
 
+def test_one_long_text_does_not_stand_for_many(stub: Any) -> None:
+    proto = tensor(1 << 20, dtype=7, string_val=[b"x" * 1000])
+
+    code, said = refused(lambda: stub.Predict(asking("words", word=proto)))
+
+    assert (code, "'word'" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
 def test_refusals_have_tensorflow_servings_codes(stub: Any) -> None:
     signature = asking("half_plus_two", x=[[1.0]])
     signature.model_spec.signature_name = "nope"
@@ -169,12 +176,6 @@ def test_refusals_have_tensorflow_servings_codes(stub: Any) -> None:
         (asking("half_plus_two", z=[[1.0]]), grpc.StatusCode.INVALID_ARGUMENT),
     ):
         assert refused(partial(stub.Predict, request))[0] is code
-
-
-def test_what_is_not_built_says_so(stub: Any) -> None:
-    code, _ = refused(lambda: stub.Classify(classification_pb2.ClassificationRequest()))
-
-    assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_status_and_metadata(channel: grpc.Channel, stub: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.server import Server
 
-COMMAND = "import typer; from stoker.app.cli.serve import serve; typer.run(serve)"
+COMMAND = [sys.executable, "-m", "stoker", "serve"]
 
 
 @pytest.fixture
@@ -35,8 +36,9 @@ def process(base: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """`stoker serve` with TensorFlow Serving's flags, in its spelling."""
     flags = ["--model_name", "renamed", "--model_base_path", str(base), "--port", "0"]
     flags += ["--rest_api_port", "0", "--ready-file", str(tmp_path / "ready.json"), "--json"]
+    flags += ["--enable_batching=true", "--enable_signature_method_name_check=false"]
     running = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *flags],
+        [*COMMAND, *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -102,3 +104,104 @@ def test_a_port_that_is_taken_is_said_in_one_line(base: Path, taken: str) -> Non
 
         with pytest.raises(ConfigError, match="port must be free"):
             Server(ServeConfig(models={"half": base}, **ports))
+
+
+def children_of(pid: int) -> set[int]:
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found |= set(map(int, (task / "children").read_text().split()))
+    return found
+
+
+def test_workers_share_the_ports_are_replaced_and_end_without_a_lost_request(
+    base: Path, tmp_path: Path, ask_at: Callable[..., Any]
+) -> None:
+    """Two processes by flags in TensorFlow Serving's spelling; one is killed, then both are ended."""
+    (tmp_path / "models.config").write_text(
+        f'model_config_list {{ config {{ name: "half" base_path: "{base}" }} }}'
+    )
+    (tmp_path / "batching").write_text("max_batch_size { value: 8 }")
+    (tmp_path / "monitoring").write_text('prometheus_config { enable: true path: "/metrics" }')
+    flags = [f"--model_config_file={tmp_path / 'models.config'}", "--rest_api_port=0", "--port=0"]
+    flags += [f"--batching_parameters_file={tmp_path / 'batching'}", "--enable_batching=true"]
+    flags += [f"--monitoring_config_file={tmp_path / 'monitoring'}", "--workers", "2", "--json"]
+    with subprocess.Popen(
+        [*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            assert running.stdout is not None
+            assert running.stderr is not None
+            said = json.loads(running.stdout.readline())
+            assert (said["pid"], said["models"]) == (running.pid, ["half"])
+            first = children_of(running.pid)
+            assert len(first) == 2
+            port = said["rest_port"]
+            assert ask_at(port, "/metrics").status == 200
+
+            victim = min(first)
+            os.kill(victim, signal.SIGKILL)
+            end_s = time.monotonic() + 60
+            while len(children_of(running.pid) - {victim}) < 2:
+                assert time.monotonic() < end_s
+                time.sleep(0.05)
+            body = {"instances": [[1.0]]}
+            answers = [ask_at(port, "/v1/models/half:predict", body) for _ in range(20)]
+            assert {answer.status for answer in answers} == {200}
+
+            statuses: list[int] = []
+
+            def load() -> None:
+                closing = False
+                while not closing:
+                    answer = ask_at(port, "/v1/models/half:predict", body)
+                    statuses.append(answer.status)
+                    closing = answer.headers.get("connection") == "close"
+
+            client = threading.Thread(target=load)
+            client.start()
+            time.sleep(0.2)
+            running.send_signal(signal.SIGTERM)
+            client.join(timeout=30)
+            assert running.wait(timeout=60) == 0
+            assert set(statuses) == {200}
+            assert "Traceback" not in running.stderr.read()
+        finally:
+            if running.poll() is None:
+                running.terminate()
+                running.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ["--model_config_file=WRONG"],
+            "Error parsing text-format tensorflow.serving.ModelServerConfig",
+        ),
+        (["--model_config_file=WRONG", "--model_name=x"], "must stand alone"),
+        (["BASE", "--host", "0.0.0.0"], "must not be served without authentication"),
+        (["BASE", "--no-batching", "--enable_batching"], "must not stand beside"),
+        (["BASE", "--batching_parameters_file=WRONG"], "tensorflow.serving.BatchingParameters"),
+        (["BASE", "--ssl_config_file=WRONG"], "tensorflow.serving.SSLConfig"),
+        (["BASE", "--workers=0"], "at least 1"),
+        (["BASE", "--grpc_channel_arguments=max=1"], "grpc.NAME=VALUE"),
+    ],
+)
+def test_wrong_flags_end_in_one_line(
+    base: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    said: str,
+) -> None:
+    """In this process, whose TensorFlow is imported: no server comes of it."""
+    from stoker.app.cli.main import invoke
+
+    (tmp_path / "wrong").write_text("nonsense {")
+    wrong = str(tmp_path / "wrong")
+    given = [flag.replace("WRONG", wrong).replace("BASE", str(base)) for flag in flags]
+
+    code = invoke(["serve", *given, "--rest_api_port=0", "--port=0"], debug=False)
+
+    assert code == 2
+    assert said in capsys.readouterr().err

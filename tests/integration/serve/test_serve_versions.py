@@ -15,6 +15,7 @@ import pytest
 from stoker.export.repository import MANIFEST, Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.errors import Code, ServeError
+from stoker.serve.model_config import ModelConfig
 from stoker.serve.servable import State
 from stoker.serve.server import Server
 from stoker.serve.versions import ModelVersions
@@ -46,7 +47,7 @@ def test_the_newest_version_is_served_and_the_old_one_unloaded(
 ) -> None:
     repository = Repository(tmp_path)
     repository.push(exported["half_plus_two"], "half")
-    versions = ModelVersions("half", repository.base("half"))
+    versions = ModelVersions(ModelConfig(name="half", base=repository.base("half")))
     opened.append(versions)
     versions.poll()
     assert answer(versions) == (1, 2.0)
@@ -64,7 +65,7 @@ def test_deleting_the_newest_version_goes_back_to_the_one_before(
     repository = Repository(tmp_path)
     repository.push(exported["half_plus_two"], "half")
     repository.push(exported["half_plus_three"], "half")
-    versions = ModelVersions("half", repository.base("half"))
+    versions = ModelVersions(ModelConfig(name="half", base=repository.base("half")))
     opened.append(versions)
     versions.poll()
     assert answer(versions) == (2, 3.0)
@@ -78,7 +79,7 @@ def test_deleting_the_newest_version_goes_back_to_the_one_before(
 def test_the_last_version_serves_on_when_the_disk_is_lost(
     foreign: Path, opened: list[ModelVersions]
 ) -> None:
-    versions = ModelVersions("half", foreign)
+    versions = ModelVersions(ModelConfig(name="half", base=foreign))
     opened.append(versions)
     versions.poll()
     versions.poll()
@@ -92,7 +93,7 @@ def test_the_last_version_serves_on_when_the_disk_is_lost(
 def test_a_foreign_version_is_loaded_only_when_it_was_at_rest_between_two_looks(
     exported: Exported, foreign: Path, opened: list[ModelVersions]
 ) -> None:
-    versions = ModelVersions("half", foreign)
+    versions = ModelVersions(ModelConfig(name="half", base=foreign))
     opened.append(versions)
     versions.poll()
     assert not versions.available
@@ -111,7 +112,7 @@ def test_a_foreign_version_is_loaded_only_when_it_was_at_rest_between_two_looks(
 def test_a_half_copied_version_is_never_served_and_then_loads(
     exported: Exported, foreign: Path, opened: list[ModelVersions]
 ) -> None:
-    versions = ModelVersions("half", foreign)
+    versions = ModelVersions(ModelConfig(name="half", base=foreign))
     opened.append(versions)
     versions.poll()
     versions.poll()
@@ -141,7 +142,7 @@ def test_a_damaged_version_ends_with_its_reason_while_the_old_one_serves(
 ) -> None:
     repository = Repository(tmp_path)
     repository.push(exported["half_plus_two"], "half")
-    versions = ModelVersions("half", repository.base("half"))
+    versions = ModelVersions(ModelConfig(name="half", base=repository.base("half")))
     opened.append(versions)
     versions.poll()
     path = repository.push(exported["half_plus_three"], "half").path
@@ -181,7 +182,7 @@ def test_a_damaged_version_is_tried_again_only_when_its_files_change(
     path = repository.push(exported["half_plus_two"], "half").path
     raw = (path / "saved_model.pb").read_bytes()
     (path / "saved_model.pb").write_bytes(raw[:-1])
-    versions = ModelVersions("half", repository.base("half"))
+    versions = ModelVersions(ModelConfig(name="half", base=repository.base("half")))
     opened.append(versions)
     versions.poll()
     first = versions._servables[1]
@@ -200,7 +201,7 @@ def test_with_only_a_damaged_newest_at_start_the_one_before_is_served(
     repository = Repository(tmp_path)
     repository.push(exported["half_plus_two"], "half")
     hurt(repository.push(exported["half_plus_three"], "half").path, "cut")
-    versions = ModelVersions("half", repository.base("half"))
+    versions = ModelVersions(ModelConfig(name="half", base=repository.base("half")))
     opened.append(versions)
 
     versions.poll()
@@ -213,7 +214,7 @@ def test_a_call_under_way_ends_on_the_version_that_it_began_on(
 ) -> None:
     repository = Repository(tmp_path)
     repository.push(exported["half_plus_two"], "half")
-    versions = ModelVersions("half", repository.base("half"))
+    versions = ModelVersions(ModelConfig(name="half", base=repository.base("half")))
     opened.append(versions)
     versions.poll()
     with versions.use() as (number, model):
@@ -230,7 +231,7 @@ def test_a_call_under_way_ends_on_the_version_that_it_began_on(
 
 
 def test_no_version_is_not_found_in_tensorflow_servings_words(tmp_path: Path) -> None:
-    versions = ModelVersions("half", tmp_path)
+    versions = ModelVersions(ModelConfig(name="half", base=tmp_path))
     versions.poll()
 
     with pytest.raises(ServeError) as caught, versions.use():

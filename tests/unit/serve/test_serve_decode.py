@@ -14,7 +14,10 @@ from hypothesis.extra import numpy as npst
 
 from stoker.core.errors import UserError
 from stoker.export.callpath import Signature, TensorSpec
-from stoker.serve.rest.decode import parse_body, parse_json, read_inputs, to_array
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.rest.decode import PredictBody, parse_body, read_inputs, to_array
+from stoker.serve.rest.json_text import parse_json
+from stoker.serve.rest.refusal import refused
 
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=1, max_side=4)
 DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
@@ -89,13 +92,15 @@ def outcome(raw: bytes, dtype: str) -> str:
         arrays = read_inputs(parse_body(raw), signature(x=dtype))
     except UserError as error:
         return error.line()
+    except ServeError as error:
+        return error.message if error.code is Code.INVALID_ARGUMENT else f"{error.code}\n"
     assert set(arrays) == {"x"}
     return "read"
 
 
 @pytest.mark.parametrize("text", ["1e309", "-1e400", "1E+999", "9" * 400 + ".5"])
 def test_a_number_beyond_a_double_is_not_read_as_infinity(text: str) -> None:
-    with pytest.raises(UserError, match="Number too big"):
+    with pytest.raises(ServeError, match="Number too big"):
         parse_json(f'{{"inputs": [{text}]}}'.encode())
 
 
@@ -129,5 +134,132 @@ def test_rows_become_columns() -> None:
 def test_a_plain_list_does_not_feed_a_model_of_several_inputs() -> None:
     for key in ("instances", "inputs"):
         body = parse_body(json.dumps({key: [1.0]}).encode())
-        with pytest.raises(UserError, match="several inputs: a, b"):
+        with pytest.raises(UserError, match="several inputs"):
             read_inputs(body, signature(a="float32", b="float32"))
+        said = refused(body, signature(a="float32", b="float32"))
+        assert said is not None
+        assert f"{key} is a plain" in said.message
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            {"instances": [[1.0], "x"]},
+            (
+                "Failed to process element: 1 of 'instances' list. Error: INVALID_ARGUMENT: "
+                'JSON Value: "x" Type: String is not of expected type: float'
+            ),
+        ),
+        (
+            {"instances": [{"x": [1.0]}, {"x": [1.0, 2.0]}]},
+            (
+                "Failed to process element: 1 key: x of 'instances' list. Error: INVALID_ARGUMENT: "
+                "Expecting tensor size: 1 but got: 2"
+            ),
+        ),
+        (
+            {"instances": [{"x": [[1.0]]}, {"x": [1.0]}]},
+            (
+                "Failed to process element: 1 key: x of 'instances' list. Error: INVALID_ARGUMENT: "
+                "Expecting shape [1,1] but got: [1]"
+            ),
+        ),
+        (
+            {"instances": [{"y": 1.0}]},
+            (
+                "Failed to process element: 0 key: y of 'instances' list. Error: INVALID_ARGUMENT: "
+                "JSON object: does not have named input: y"
+            ),
+        ),
+        (
+            {"instances": [{}]},
+            (
+                "Failed to process element: 0 of 'instances' list. JSON object: {} "
+                "keys must be equal to: x"
+            ),
+        ),
+        (
+            {"instances": [{"x": 1.0}, [1.0]]},
+            "Expecting object but got list at item 1 of input list",
+        ),
+        (
+            {"instances": [[1.0], {"x": 1.0}]},
+            "Expecting value/list but got object at item 1 of input list",
+        ),
+        ({"inputs": {"y": [1.0]}}, "Missing named input: x in 'inputs' object."),
+        (
+            {"inputs": [[1.0], [1.0, 2.0]]},
+            "Encountered list at unexpected size: 2 at level: 1 expected size: 1",
+        ),
+        (
+            {"inputs": [[1.0], 1.0]},
+            "JSON Value: 1.0 found at incorrect level: 2 in the JSON DOM. Expected at level: 2",
+        ),
+        ({"inputs": [1.0, [1.0]]}, "Encountered list at unexpected level: 1 expected < 1"),
+        (
+            {"inputs": [16777216]},
+            "Cannot convert JSON value: 16777216 to float without loss of precision.",
+        ),
+        (
+            {"inputs": [1e39]},
+            "Cannot convert JSON value: 1e+39 to float without loss of precision.",
+        ),
+        ({"inputs": [None]}, "JSON Value: null Type: Null is not of expected type: float"),
+    ],
+)
+def test_a_refusal_is_in_tensorflow_servings_words(body: Any, words: str) -> None:
+    read = parse_body(json.dumps(body).encode())
+
+    with pytest.raises((UserError, ServeError)):
+        read_inputs(read, signature(x="float32"))
+    said = refused(read, signature(x="float32"))
+
+    assert said is not None
+    assert said.message == words
+
+
+@given(JSON, st.sampled_from(["float32", "int64", "string", "bool"]))
+def test_what_is_read_is_not_refused_in_words(value: Any, dtype: str) -> None:
+    body = parse_body(json.dumps({"inputs": value}).encode())
+    try:
+        read_inputs(body, signature(x=dtype))
+    except (UserError, ServeError):
+        return
+
+    assert refused(body, signature(x=dtype)) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "JSON Parse error: The document is empty"),
+        (b" ", "JSON Parse error: The document is empty. at offset: 1"),
+        (b"[", "JSON Parse error: Invalid value. at offset: 1"),
+        (b'{"a" 1}', "JSON Parse error: Missing a colon after a name of object member."),
+        (b'{"a": 1', "JSON Parse error: Missing a comma or } after an object member."),
+        (b"[1 2]", "JSON Parse error: Missing a comma or ] after an array element."),
+        (b"{1: 2}", "JSON Parse error: Missing a name for object member. at offset: 1"),
+        (b"{} {}", "JSON Parse error: The document root must not be followed by other values."),
+        (b'"a', "JSON Parse error: Missing a closing quotation mark in string."),
+    ],
+)
+def test_a_parse_error_is_in_rapidjsons_words(raw: bytes, words: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        parse_json(raw)
+
+    assert caught.value.message.startswith(words)
+
+
+def test_a_body_of_very_many_values_is_refused_without_going_through_it() -> None:
+    body = PredictBody(signature="", rows=False, value=[[1.0] * 1000] * 1000 + [["x"] * 1000])
+
+    with pytest.raises(UserError, match="float32"):
+        read_inputs(body, signature(x="float32"))
+    assert refused(body, signature(x="float32")) is None
+
+
+def test_keys_that_are_no_input_are_passed_over_under_inputs() -> None:
+    body = parse_body(b'{"inputs": {"x": [1.0], "other": "y"}}')
+
+    assert read_inputs(body, signature(x="float32"))["x"].tolist() == [1.0]

@@ -37,7 +37,7 @@ app.command("init")(init.init)
 app.command("run")(run.run)
 for _name, _command in stages.COMMANDS.items():
     app.command(_name)(_command)
-app.command("serve")(serve.serve)
+app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("profile", cls=profile.BeforeCommand)(profile.profile)
 app.command("tune")(tune.tune)
 app.command("call")(call.call)

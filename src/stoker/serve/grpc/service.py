@@ -2,34 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import math
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import grpc
 from tensorflow_serving.apis import (
+    classification_pb2,
     get_model_metadata_pb2,
     get_model_status_pb2,
-    model_pb2,
+    inference_pb2,
+    model_management_pb2,
     model_service_pb2_grpc,
     predict_pb2,
     prediction_service_pb2_grpc,
+    regression_pb2,
 )
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.export.callpath import Signature
-from stoker.serve.dataplane import DataPlane, ModelSpec, PredictRequest, Tensors
+from stoker.serve.auth import Keys
+from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.grpc.tensors import to_array, to_proto
+from stoker.serve.grpc import inference
+from stoker.serve.grpc.access import KeyInterceptor, credentials
+from stoker.serve.grpc.health import Health, add_reflection
+from stoker.serve.grpc.inference import read_spec, spec_proto
+from stoker.serve.model_config import models_of
+from stoker.serve.patience import Patience
+from stoker.serve.requests import PredictRequest, Tensors
+from stoker.serve.tensors import to_array, to_proto
+from stoker.serve.tls import Tls
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
 """TensorFlow Serving's limit, protobuf's own; gRPC in Python would stop at 4 MiB."""
+
+_MAX_METADATA_BYTES = 32 << 10
+"""Largest headers of a call."""
+
+_ARGUMENTS: dict[str, str | int] = {
+    "grpc.max_receive_message_length": _MAX_MESSAGE_BYTES,
+    "grpc.max_send_message_length": _MAX_MESSAGE_BYTES,
+    "grpc.max_metadata_size": _MAX_METADATA_BYTES,
+    "grpc.http2.min_recv_ping_interval_without_data_ms": 10_000,
+    "grpc.http2.max_ping_strikes": 3,
+}
+"""gRPC's settings, unless `grpc_channel_arguments` has others."""
+
+_MAX_DETAILS = 2000
+"""Longest text of a refusal; gRPC has 8 KiB for all that ends a call."""
+
+_log = logging.getLogger(__name__)
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):  # type: ignore[misc]
-    """Predict and GetModelMetadata; what is not here answers UNIMPLEMENTED."""
+    """Every call of TensorFlow Serving's service of that name."""
 
     def __init__(self, plane: DataPlane) -> None:
         """Args: plane: what answers."""
@@ -46,18 +78,40 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
         with _aborting(context):
             answer = self._plane.predict(
                 PredictRequest(
-                    model=_spec(request.model_spec),
+                    model=read_spec(request),
                     read_inputs=read_inputs,
                     signature=request.model_spec.signature_name,
                     output_filter=tuple(request.output_filter),
                     entrypoint="GRPC",
+                    patience=patience_of(context),
                 )
             )
             response = predict_pb2.PredictResponse()
-            response.model_spec.CopyFrom(_spec_proto(answer.model, answer.signature))
+            response.model_spec.CopyFrom(spec_proto(answer.model, answer.signature))
             for name, array in answer.outputs.items():
                 response.outputs[name].CopyFrom(to_proto(array))
         return response
+
+    def Classify(  # noqa: N802 - the protocol's name
+        self, request: classification_pb2.ClassificationRequest, context: grpc.ServicerContext
+    ) -> classification_pb2.ClassificationResponse:
+        """Classify Examples."""
+        with _aborting(context):
+            return inference.classify(self._plane, request, patience_of(context))
+
+    def Regress(  # noqa: N802 - the protocol's name
+        self, request: regression_pb2.RegressionRequest, context: grpc.ServicerContext
+    ) -> regression_pb2.RegressionResponse:
+        """Regress Examples."""
+        with _aborting(context):
+            return inference.regress(self._plane, request, patience_of(context))
+
+    def MultiInference(  # noqa: N802 - the protocol's name
+        self, request: inference_pb2.MultiInferenceRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.MultiInferenceResponse:
+        """Run several signatures on the same Examples."""
+        with _aborting(context):
+            return inference.multi_inference(self._plane, request, patience_of(context))
 
     def GetModelMetadata(  # noqa: N802 - the protocol's name
         self,
@@ -67,18 +121,18 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
         """The signatures of a version."""
         with _aborting(context):
             _check_fields(list(request.metadata_field))
-            metadata = self._plane.metadata(_spec(request.model_spec))
+            metadata = self._plane.metadata(read_spec(request))
         definitions = get_model_metadata_pb2.SignatureDefMap()
         for name, definition in metadata.signature_defs.items():
             definitions.signature_def[name].CopyFrom(definition)
         response = get_model_metadata_pb2.GetModelMetadataResponse()
-        response.model_spec.CopyFrom(_spec_proto(metadata.model, ""))
+        response.model_spec.CopyFrom(spec_proto(metadata.model, ""))
         response.metadata["signature_def"].Pack(definitions)
         return response
 
 
 class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore[misc]
-    """GetModelStatus; what is not here answers UNIMPLEMENTED."""
+    """Every call of TensorFlow Serving's service of that name."""
 
     def __init__(self, plane: DataPlane) -> None:
         """Args: plane: what answers."""
@@ -89,7 +143,7 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
     ) -> get_model_status_pb2.GetModelStatusResponse:
         """The states of a model's versions."""
         with _aborting(context):
-            statuses = self._plane.status(_spec(request.model_spec))
+            statuses = self._plane.status(read_spec(request))
         response = get_model_status_pb2.GetModelStatusResponse()
         for status in statuses:
             found = response.model_version_status.add(version=status.version, state=status.state)
@@ -97,36 +151,98 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
             found.status.error_message = status.reason
         return response
 
+    def HandleReloadConfigRequest(  # noqa: N802 - the protocol's name
+        self, request: model_management_pb2.ReloadConfigRequest, context: grpc.ServicerContext
+    ) -> model_management_pb2.ReloadConfigResponse:
+        """Serve the models of a request and no other."""
+        with _aborting(context):
+            if request.config.WhichOneof("config") != "model_config_list":
+                raise ServeError(
+                    Code.INVALID_ARGUMENT,
+                    "ServerModelConfig type not supported by HandleReloadConfigRequest. Only "
+                    "ModelConfigList is currently supported",
+                )
+            self._plane.reload(models_of(request.config), patience=patience_of(context))
+        return model_management_pb2.ReloadConfigResponse()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrpcOptions:
+    """Where calls come from, and what they may take."""
+
+    host: str
+    """The address."""
+
+    port: int
+    """The port, 0 for a free one."""
+
+    socket_path: str = ""
+    """A Unix socket to answer on too; none if empty."""
+
+    arguments: Mapping[str, str | int] = field(default_factory=dict)
+    """More of gRPC's own settings, by their names."""
+
+    workers: int = 8
+    """Threads that answer."""
+
+    max_in_flight: int = 1024
+    """Most calls under way; another gets RESOURCE_EXHAUSTED."""
+
+    shared: bool = False
+    """Whether other processes may bind the port too."""
+
+    keys: Keys | None = None
+    """Who may call; everybody if None."""
+
+    tls: Tls | None = None
+    """The certificates; none if None."""
+
 
 def make_grpc_server(
-    plane: DataPlane, *, host: str, port: int, workers: int
+    plane: DataPlane, health: Health, options: GrpcOptions
 ) -> tuple[grpc.Server, int]:
     """A server that is bound but not started, and its real port.
 
     Raises:
         ConfigError: the port is taken, or the address is not this machine's.
     """
+    # A second server on the port must fail, unless it is one of ours.
+    shared = {"grpc.so_reuseport": int(options.shared)}
     server = grpc.server(
-        ThreadPoolExecutor(workers, thread_name_prefix="stoker-grpc"),
-        options=[
-            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-            ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
-        ],
+        ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-grpc"),
+        options=list({**_ARGUMENTS, **shared, **options.arguments}.items()),
+        interceptors=[] if options.keys is None else [KeyInterceptor(options.keys)],
+        maximum_concurrent_rpcs=options.max_in_flight,
     )
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
         PredictionService(plane), server
     )
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(plane), server)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    health.add_to(server)
+    add_reflection(server)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"{host}:{options.port}"
     try:
-        return server, server.add_insecure_port(address)
+        if options.socket_path:  # the file's mode says who may; TensorFlow Serving has no TLS there
+            server.add_insecure_port(f"unix:{options.socket_path}")
+        if options.tls is None:
+            return server, server.add_insecure_port(address)
+        return server, server.add_secure_port(address, credentials(options.tls))
     except RuntimeError as error:
         raise ConfigError(
             "the gRPC port must be free on this machine",
             got=address,
             fix="Choose another --port, or 0 for a free one.",
         ) from error
+
+
+def patience_of(context: grpc.ServicerContext) -> Patience:
+    """The call's deadline; over at once when the client cancels or its connection ends."""
+    left_s = context.time_remaining()
+    patience = Patience(math.inf if left_s is None else left_s)
+    if not context.add_callback(patience.cancel):
+        patience.cancel()
+    return patience
 
 
 @contextmanager
@@ -137,21 +253,10 @@ def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
     except ServeError as error:
         context.abort(_STATUS_CODES[int(error.code)], error.message)
     except UserError as error:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.line())
-
-
-def _spec(spec: model_pb2.ModelSpec) -> ModelSpec:
-    if not spec.name:
-        raise ServeError(Code.INVALID_ARGUMENT, "ModelSpec has no name specified.")
-    version = spec.version.value if spec.HasField("version") else None
-    return ModelSpec(name=spec.name, version=version, label=spec.version_label or None)
-
-
-def _spec_proto(spec: ModelSpec, signature: str) -> model_pb2.ModelSpec:
-    proto = model_pb2.ModelSpec(name=spec.name, signature_name=signature)
-    if spec.version is not None:
-        proto.version.value = spec.version
-    return proto
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.line()[:_MAX_DETAILS])
+    except Exception:  # noqa: BLE001 - the edge: no client sees more of a bug than that it is one
+        _log.exception("a call met a bug")
+        context.abort(grpc.StatusCode.INTERNAL, "the server has a bug; its log says more")
 
 
 def _check_fields(fields: list[str]) -> None:
@@ -160,6 +265,6 @@ def _check_fields(fields: list[str]) -> None:
             Code.INVALID_ARGUMENT,
             "GetModelMetadataRequest must specify at least one metadata_field",
         )
-    for field in fields:
-        if field != "signature_def":
-            raise ServeError(Code.INVALID_ARGUMENT, f"Metadata field {field} is not supported")
+    for name in fields:
+        if name != "signature_def":
+            raise ServeError(Code.INVALID_ARGUMENT, f"Metadata field {name} is not supported")

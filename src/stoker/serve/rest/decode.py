@@ -1,17 +1,14 @@
 """A JSON body -> arrays of the signature's dtypes; whatever is wrong in it is the client's fault.
 
+What it refuses is said in TensorFlow Serving's words by `refusal`, which goes through the body again.
+
 Source: TensorFlow Serving, RESTful API, "Predict API"; its `json_tensor` for the strictness:
 no number from a string or a boolean, no integer from 2.0, no number without its precision.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +16,17 @@ import numpy as np
 
 from stoker.core.errors import Plain, UserError
 from stoker.export.callpath import Signature, TensorSpec, shape_text
+from stoker.serve.rest.json_text import (
+    base64_bytes,
+    invalid,
+    is_b64,
+    json_type,
+    parse_object,
+    shown,
+)
 
 _MAX_RANK = 32
 """More axes than any tensor has: NumPy takes 64, TensorFlow 254."""
-
-_HUGE = re.compile(rb"[eE]\+?\d{3}|\d{300}")
-"""What a number beyond the range of a double has in it: three digits of exponent, or many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,38 +47,23 @@ def parse_body(raw: bytes) -> PredictBody:
     """Read the outer form of a `:predict` body.
 
     Raises:
-        UserError: it is no JSON, or not of the one or the other form.
+        ServeError: it is no JSON, or not of the one or the other form.
     """
-    body = parse_json(raw)
-    if not isinstance(body, dict):
-        raise UserError("the body must be a JSON object", got=_json_type(body))
-    signature = body.get("signature_name", "")
-    if not isinstance(signature, str):
-        raise UserError("'signature_name' must be a string", got=Plain(_brief(signature)))
-    keys = [key for key in ("instances", "inputs") if key in body]
-    if not keys:
-        raise UserError("Missing 'inputs' or 'instances' key", got=Plain(_brief(sorted(body))))
-    if len(keys) > 1:
-        raise UserError("only one of 'inputs' or 'instances' may be there", got=Plain("both"))
-    if keys[0] == "instances":
-        _check_rows(body["instances"])
-    return PredictBody(signature=signature, rows=keys[0] == "instances", value=body[keys[0]])
-
-
-def parse_json(raw: bytes) -> Any:
-    """Parse JSON as TensorFlow Serving does: UTF-8, with NaN, Infinity and -Infinity.
-
-    Raises:
-        UserError: it is something else, or nested too deeply.
-    """
-    try:
-        # Python reads 1e999 as infinity; the hook that refuses it costs time, and is rarely needed.
-        return json.loads(raw.decode(), parse_float=_finite if _HUGE.search(raw) else None)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError, JSONDecodeError, huge int
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise UserError(
-            "the body must be JSON", got=Plain(f"JSON Parse error: {reason}")
-        ) from error
+    body, signature = parse_object(raw)
+    if "instances" in body and "inputs" in body:
+        raise invalid(
+            f"JSON Value: {shown(body)} Not formatted correctly expecting only "
+            "one of 'inputs' or 'instances' keys to exist "
+        )
+    if "inputs" in body:
+        return PredictBody(signature=signature, rows=False, value=body["inputs"])
+    if "instances" not in body:
+        raise invalid("Missing 'inputs' or 'instances' key")
+    if not isinstance(body["instances"], list):
+        raise invalid(f"JSON Value: {shown(body)} Excepting 'instances' to be an list/array")
+    if not body["instances"]:
+        raise invalid(f"JSON Value: {shown(body)} No values in 'instances' array")
+    return PredictBody(signature=signature, rows=True, value=body["instances"])
 
 
 def read_inputs(body: PredictBody, signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
@@ -109,74 +96,38 @@ def to_array(value: Any, *, name: str, spec: TensorSpec) -> np.ndarray[Any, Any]
     return _typed(flat, name=name, dtype=spec.dtype).reshape(shape)
 
 
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError("Number too big to be stored in double")
-    return number
-
-
-def _check_rows(rows: Any) -> None:
-    if not isinstance(rows, list) or not rows:
-        raise UserError("'instances' must be a list of at least one row", got=Plain(_brief(rows)))
-    named = [_is_named(row) for row in rows]
-    if len(set(named)) > 1:
-        odd = named.index(not named[0])
-        raise UserError(
-            "'instances' must hold objects only or values only",
-            got=Plain(f"{_json_type(rows[odd])} at row {odd}, {_json_type(rows[0])} at row 0"),
-        )
-
-
 def _columns_of_rows(rows: Sequence[Any], signature: Signature) -> dict[str, Any]:
-    names = sorted(signature.inputs)
     if not _is_named(rows[0]):
-        return {_only_input(signature, "each row of 'instances'"): list(rows)}
-    for number, row in enumerate(rows):
-        if row.keys() != signature.inputs.keys():
+        if any(_is_named(row) for row in rows):
+            raise UserError("'instances' must hold objects only or values only")
+        return {_only_input(signature): list(rows)}
+    for row in rows:
+        if not _is_named(row) or row.keys() != signature.inputs.keys():
             raise UserError(
-                f"row {number} of 'instances' must have the keys {', '.join(names)}",
-                got=Plain(_key_difference(row, names)),
+                "each of 'instances' must have the keys " + ", ".join(sorted(signature.inputs))
             )
-    return {name: [row[name] for row in rows] for name in names}
+    return {name: [row[name] for row in rows] for name in signature.inputs}
 
 
 def _columns(body: PredictBody, signature: Signature) -> dict[str, Any]:
+    """What stands under the names of the inputs; other names are passed over."""
     if not _is_named(body.value):
-        return {_only_input(signature, "'inputs'"): body.value}
-    names = sorted(signature.inputs)
-    if body.value.keys() != signature.inputs.keys():
-        raise UserError(
-            f"'inputs' must have the keys {', '.join(names)}",
-            got=Plain(_key_difference(body.value, names)),
-        )
-    return dict(body.value)
+        return {_only_input(signature): body.value}
+    missing = [name for name in signature.inputs if name not in body.value]
+    if missing:
+        raise UserError("'inputs' must have the key " + missing[0])
+    return {name: body.value[name] for name in signature.inputs}
 
 
-def _only_input(signature: Signature, place: str) -> str:
+def _only_input(signature: Signature) -> str:
     if len(signature.inputs) > 1:
-        raise UserError(
-            f"{place} must be an object, as the model has several inputs: "
-            + ", ".join(sorted(signature.inputs)),
-            got=Plain("a plain value or list"),
-        )
+        raise UserError("a model of several inputs must be asked by objects")
     return next(iter(signature.inputs))
-
-
-def _key_difference(found: Mapping[str, Any], names: Sequence[str]) -> str:
-    missing = [name for name in names if name not in found]
-    unknown = sorted(set(found) - set(names))
-    parts = [f"missing: {', '.join(missing)}"] if missing else []
-    return "; ".join(parts + ([f"unknown: {_brief(unknown)}"] if unknown else []))
 
 
 def _is_named(value: Any) -> bool:
     """Whether an object names tensors; `{"b64": "..."}` is a value."""
-    return isinstance(value, dict) and not _is_b64(value)
-
-
-def _is_b64(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str)
+    return isinstance(value, dict) and not is_b64(value)
 
 
 def _dense_shape(value: Any, name: str) -> tuple[int, ...]:
@@ -200,7 +151,7 @@ def _flatten(value: Any, shape: tuple[int, ...], level: int, flat: list[Any], na
         flat.append(value)
         return
     if not isinstance(value, list):
-        raise _ragged(name, shape, f"{_brief(value)} where a list stands elsewhere")
+        raise _ragged(name, shape, f"{shown(value)} where a list stands elsewhere")
     if len(value) != shape[level]:
         raise _ragged(name, shape, f"a list of {len(value)} at level {level}")
     if level == len(shape) - 1 and list not in set(map(type, value)):
@@ -268,12 +219,12 @@ def _whole(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, 
 
 def _floats(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:
     """The numbers in the dtype's precision; one that does not fit its range is refused."""
-    exact = 2 ** {"float64": 53, "float32": 24, "float16": 11}.get(dtype.name, 8)
+    exact = 2 ** {"float64": 53, "float32": 24, "float16": 11}.get(dtype.name, 8) - 1
     for item in flat if int in set(map(type, flat)) else ():
         if type(item) is int and abs(item) > exact:
             raise UserError(
                 f"input {name!r} is {dtype.name}, and a whole number must fit it without loss",
-                got=Plain(_brief(item)),
+                got=Plain(shown(item)),
                 fix="Write it with a decimal point to have it rounded.",
             )
     wide = np.array(flat, dtype=np.float64)
@@ -295,8 +246,8 @@ def _encoded(flat: list[Any], name: str) -> Iterator[bytes]:
     for item in flat:
         if isinstance(item, str):
             yield _utf8(item, name)
-        elif _is_b64(item):
-            yield _base64(item["b64"], name)
+        elif is_b64(item):
+            yield base64_bytes(item["b64"])
         else:
             raise _wrong_type(name, "string", item)
 
@@ -308,36 +259,8 @@ def _utf8(text: str, name: str) -> bytes:
         raise UserError(f"input {name!r} must be Unicode text", got=text) from None
 
 
-def _base64(text: str, name: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise UserError(
-            f"input {name!r} must be base64 under 'b64'", got=Plain(f"{_brief(text)} ({error})")
-        ) from error
-
-
 def _wrong_type(name: str, dtype: str, item: Any) -> UserError:
     return UserError(
         f"input {name!r} must hold values of type {dtype}",
-        got=Plain(f"JSON Value: {_brief(item)} Type: {_json_type(item)}"),
+        got=Plain(f"JSON Value: {shown(item)} Type: {json_type(item)}"),
     )
-
-
-_SHOWN_CHARS = 100
-
-
-def _brief(value: Any) -> str:
-    try:
-        text = json.dumps(value)
-    except (ValueError, RecursionError):  # an integer with more digits than Python prints
-        text = _json_type(value)
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
-
-
-def _json_type(value: Any) -> str:
-    """TensorFlow Serving's names of JSON's types."""
-    if isinstance(value, bool):
-        return str(value)
-    names = {type(None): "Null", dict: "Object", list: "Array", str: "String"}
-    return names.get(type(value), "Number")

@@ -23,13 +23,7 @@ def predictions(outputs: Tensors) -> str:
     Raises:
         UserError: the outputs have no common first axis.
     """
-    sizes = {name: array.shape[:1] for name, array in outputs.items()}
-    if () in sizes.values() or len(set(sizes.values())) > 1:
-        raise UserError(
-            "every output must have one row for each of 'instances'",
-            got=", ".join(f"{name}: {list(array.shape)}" for name, array in outputs.items()),
-            fix="Send 'inputs' instead of 'instances'.",
-        )
+    _check_rows(outputs)
     columns = {name: _nested(name, array, 1) for name, array in outputs.items()}
     if len(columns) == 1:
         rows = next(iter(columns.values()))
@@ -40,6 +34,24 @@ def predictions(outputs: Tensors) -> str:
             for row in zip(*columns.values(), strict=True)
         ]
     return '{"predictions": [' + ", ".join(rows) + "]}"
+
+
+def _check_rows(outputs: Tensors) -> None:
+    """Source: TensorFlow Serving's `json_tensor.cc` for the texts."""
+    rows: int | None = None
+    for name, array in outputs.items():
+        if array.ndim == 0:
+            raise UserError(f"Tensor name: {name} has no shape information", fix=_COLUMNS)
+        if rows not in (None, array.shape[0]):
+            raise UserError(
+                f"Tensor name: {name} has inconsistent batch size: {array.shape[0]} "
+                f"expecting: {rows}",
+                fix=_COLUMNS,
+            )
+        rows = array.shape[0]
+
+
+_COLUMNS = "Send 'inputs' instead of 'instances'."
 
 
 def columns(outputs: Tensors) -> str:
@@ -90,7 +102,9 @@ def _scalars(name: str, array: np.ndarray[Any, Any]) -> list[str]:
     if array.dtype.kind in "iub":
         return [json.dumps(item) for item in array.reshape(-1).tolist()]
     if array.dtype.kind == "c":
-        raise UserError(f"output {name!r} is {array.dtype.name}, for which JSON has no form")
+        raise UserError(
+            f"Failed to write JSON value for tensor type: {array.dtype.name}, output {name!r}"
+        )
     return number_texts(array)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from typing import cast
 
 import uvicorn
 
 from stoker.serve.rest.app import RestApp
+from stoker.serve.rest.limits import HttpLimits
+from stoker.serve.rest.protocol import limited
 
 _BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""
@@ -22,12 +25,14 @@ _SETTLE_S = 0.2
 class HttpServer(uvicorn.Server):
     """Answers everything that reached it before the listener closed."""
 
-    def __init__(self, app: RestApp, *, drain_s: float) -> None:
-        """Args: app: what answers; drain_s: longest wait for requests under way at the end."""
+    def __init__(
+        self, app: RestApp, *, drain_s: float, limits: HttpLimits, tls: ssl.SSLContext | None
+    ) -> None:
+        """Args: app: what answers; drain_s: longest wait at the end; limits: of connections; tls."""
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=limited(limits),
                 loop="uvloop",
                 ws="none",
                 lifespan="off",
@@ -39,6 +44,8 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=max(1, round(drain_s)),
             )
         )
+        self.config.load()
+        self.config.ssl = tls
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept what waits in the kernel's queue, let it speak, then end as uvicorn does.
@@ -57,13 +64,19 @@ class HttpServer(uvicorn.Server):
             app_state=self.lifespan.state,
         )
         for connection in [found for listener in kept for found in _rest_of_queue(listener)]:
-            await loop.connect_accepted_socket(protocol, connection)
+            await loop.connect_accepted_socket(protocol, connection, ssl=self.config.ssl)
         await asyncio.sleep(_SETTLE_S)
         await super().shutdown(sockets)
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A socket that is bound but does not listen yet.
+
+    Args:
+        host: The address.
+        port: The port, 0 for a free one.
+        shared: Whether other processes of this user may bind it too; the kernel spreads the
+            connections over those that listen.
 
     Raises:
         OSError: the port is taken, or the address is not this machine's.
@@ -71,6 +84,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         bound.bind((host, port))
     except OSError:

@@ -10,34 +10,38 @@ from google.protobuf.json_format import MessageToDict
 from tensorflow_serving.apis import get_model_metadata_pb2
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import Signature
-from stoker.serve.dataplane import (
-    DataPlane,
+from stoker.export.callpath import DEFAULT_SIGNATURE, Signature
+from stoker.export.repository import MAX_VERSION
+from stoker.serve.dataplane import DataPlane
+from stoker.serve.errors import Code, ServeError, SignatureNotFound
+from stoker.serve.inference import CLASSIFY, REGRESS, Inferred, Task
+from stoker.serve.patience import Patience
+from stoker.serve.requests import (
+    InferRequest,
     Metadata,
     ModelSpec,
     PredictRequest,
     Tensors,
     VersionStatus,
 )
-from stoker.serve.errors import Code, ServeError, SignatureNotFound
-from stoker.serve.rest import decode, encode
+from stoker.serve.rest import decode, encode, examples, refusal
 
 _MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
-_PREDICT = re.compile(rf"{_MODEL}:predict", re.IGNORECASE | re.ASCII)
+_ASKED = re.compile(rf"{_MODEL}:(?P<method>predict|classify|regress)", re.IGNORECASE | re.ASCII)
 _STATUS = re.compile(_MODEL, re.IGNORECASE | re.ASCII)
 _METADATA = re.compile(rf"{_MODEL}/metadata", re.IGNORECASE | re.ASCII)
 _MAX_VERSION_DIGITS = 19
 """Digits of the largest 64-bit number."""
 
 
-def answer(plane: DataPlane, method: str, path: str, body: bytes) -> str:
+def answer(plane: DataPlane, method: str, path: str, body: bytes, *, patience: Patience) -> str:
     """The JSON text for one request.
 
     Raises:
         ServeError: there is no such path, or the dataplane refused.
     """
-    if method == "POST" and (found := _PREDICT.fullmatch(path)):
-        return _predict(plane, _spec(found), body)
+    if method == "POST" and (found := _ASKED.fullmatch(path)):
+        return _METHODS[found["method"].lower()](plane, _spec(found), body, patience)
     if method == "GET" and (found := _METADATA.fullmatch(path)):
         return _metadata_text(plane.metadata(_spec(found)))
     if method == "GET" and (found := _STATUS.fullmatch(path)):
@@ -46,36 +50,68 @@ def answer(plane: DataPlane, method: str, path: str, body: bytes) -> str:
 
 
 def _spec(found: re.Match[str]) -> ModelSpec:
-    version = found["version"]
-    if version is not None and len(version.lstrip("0")) > _MAX_VERSION_DIGITS:
-        raise ServeError(
-            Code.INVALID_ARGUMENT, f"Failed to convert version: {version[:40]} to numeric."
-        )
-    number = None if version is None else int(version)
+    version, number = found["version"], None
+    if version is not None:
+        digits = version.lstrip("0") or "0"
+        number = int(digits) if len(digits) <= _MAX_VERSION_DIGITS else MAX_VERSION + 1
+        if number > MAX_VERSION:
+            raise ServeError(
+                Code.INVALID_ARGUMENT, f"Failed to convert version: {version[:40]} to numeric."
+            )
     return ModelSpec(name=found["name"], version=number, label=found["label"])
 
 
-def _predict(plane: DataPlane, spec: ModelSpec, raw: bytes) -> str:
-    body: list[decode.PredictBody] = []
+def _predict(plane: DataPlane, spec: ModelSpec, raw: bytes, patience: Patience) -> str:
+    body = decode.parse_body(raw)
 
     def read_inputs(signature: Signature) -> Tensors:
-        return decode.read_inputs(body[0], signature)
+        try:
+            return decode.read_inputs(body, signature)
+        except (UserError, ServeError) as error:
+            said = refusal.refused(body, signature)
+            raise (said or error) from error
 
     try:
-        body.append(decode.parse_body(raw))
         request = PredictRequest(
             model=spec,
             read_inputs=read_inputs,
-            signature=body[0].signature,
+            signature=body.signature,
             entrypoint="REST",
+            patience=patience,
         )
         outputs = plane.predict(request).outputs
-        return encode.predictions(outputs) if body[0].rows else encode.columns(outputs)
+        return encode.predictions(outputs) if body.rows else encode.columns(outputs)
     except SignatureNotFound as error:
         message = f'Serving signature name: "{error.signature}" not found in signature def'
         raise ServeError(Code.INVALID_ARGUMENT, message) from error
     except UserError as error:
         raise ServeError(Code.INVALID_ARGUMENT, error.line()) from error
+
+
+def _classify(plane: DataPlane, spec: ModelSpec, raw: bytes, patience: Patience) -> str:
+    return examples.classifications_text(_inferred(plane, CLASSIFY, spec, raw, patience))
+
+
+def _regress(plane: DataPlane, spec: ModelSpec, raw: bytes, patience: Patience) -> str:
+    return examples.regressions_text(_inferred(plane, REGRESS, spec, raw, patience))
+
+
+def _inferred(
+    plane: DataPlane, method: str, spec: ModelSpec, raw: bytes, patience: Patience
+) -> Inferred:
+    body = examples.parse_examples(raw)
+    request = InferRequest(
+        model=spec,
+        tasks=(Task(method=method, signature=body.signature or DEFAULT_SIGNATURE),),
+        examples=body.examples,
+        context=body.context,
+        entrypoint="REST",
+        patience=patience,
+    )
+    return plane.infer(request).results[0]
+
+
+_METHODS = {"predict": _predict, "classify": _classify, "regress": _regress}
 
 
 def _status_text(statuses: list[VersionStatus]) -> str:

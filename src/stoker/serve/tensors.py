@@ -100,7 +100,9 @@ def _check_filled(
     else:
         found = len(getattr(proto, _FIELDS[dtype.name]))
         found = found // 2 if dtype.name.startswith("complex") else found
-        filled = found == wanted or (0 < found < wanted <= MAX_REPEATED)
+        last = len(proto.string_val[-1]) if dtype.name == "string" and found else 4
+        repeated = 0 < found < wanted and max(last, 4) * wanted <= 4 * MAX_REPEATED
+        filled = found == wanted or repeated
     if not filled:
         raise UserError(
             f"input {name!r} must hold the values of {dtype.name} of shape {shape_text(shape)}",

@@ -1,0 +1,131 @@
+"""A loaded model whose requests are joined where they had to wait for it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from stoker.core.errors import UserError
+from stoker.export.callpath import LoadedModel, Signature, TensorSpec, checked_inputs
+from stoker.serve.batching.config import BatchingConfig
+from stoker.serve.batching.joined import Array, Outputs, can_be_joined, key_of, rejoined, rows_of
+from stoker.serve.batching.queue import Queue, Request
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.metrics import ServeMetrics
+from stoker.serve.patience import Patience
+
+_log = logging.getLogger(__name__)
+
+
+class Batcher:
+    """Calls one model; may be used by many threads."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: BatchingConfig,
+        *,
+        name: str = "",
+        metrics: ServeMetrics | None = None,
+    ) -> None:
+        """Args: model: what is called; config: the limits; name: for the log; metrics: the counts."""
+        self._model = model
+        self._config = config
+        self._queues = {
+            key: Queue(
+                functools.partial(self._run, key, signature),
+                config,
+                name=f"{name or model.path} {key}",
+                metrics=metrics,
+            )
+            for key, signature in model.signatures.items()
+            if config.enabled and can_be_joined(signature)
+        }
+        self.signatures: Mapping[str, Signature] = model.signatures
+        self.signature_defs = model.signature_defs
+
+    def call(
+        self, signature: str, inputs: Mapping[str, Array], *, patience: Patience | None = None
+    ) -> Outputs:
+        """Run one signature once; as `LoadedModel.call`, maybe together with other requests.
+
+        Args:
+            signature: One of `signatures`.
+            inputs: Input name -> array.
+            patience: How long the client waits; for ever if None.
+
+        Raises:
+            UserError: the inputs are not the signature's, or the model refused them.
+            ServeError: too many requests wait, or the client does not any more.
+        """
+        patience = patience or Patience()
+        patience.check()
+        queue = self._queues.get(signature)
+        if queue is None or not queue.joins:
+            return self._model.call(signature, inputs)
+        arrays = checked_inputs(self.signatures[signature], inputs)
+        rows = rows_of(arrays)
+        if rows == 0:
+            return self._model.call(signature, inputs)
+        if rows > self._config.max_batch_size:
+            return self._larger(queue, arrays, rows, patience)
+        return queue.submit(self._request(arrays, rows, patience))
+
+    def warm_up(self) -> None:
+        """Run every signature once with each size that batches are padded to, on zeros.
+
+        A model that refuses zeros (no image decodes from an empty text) is warmed by its first
+        requests instead.
+        """
+        for name in self._queues:
+            spec = self.signatures[name].inputs
+            for size in self._config.allowed_batch_sizes:
+                zeros = {key: _zeros(found, size) for key, found in spec.items()}
+                try:
+                    self._model.call(name, zeros)
+                except (UserError, tf.errors.OpError) as error:
+                    _log.info("%s is not warmed on zeros: %s", name, error)
+                    break
+
+    def close(self) -> None:
+        """Give the memory back; no call may be running, none may follow."""
+        self._queues = {}
+        self._model.close()
+
+    def _run(self, name: str, signature: Signature, arrays: Sequence[Array]) -> Outputs:
+        return self._model.call(name, dict(zip(signature.inputs, arrays, strict=True)))
+
+    def _request(self, arrays: Sequence[Array], rows: int, patience: Patience) -> Request:
+        key = key_of(arrays, variable=self._config.pad_variable_length_inputs)
+        return Request(inputs=arrays, rows=rows, key=key, patience=patience)
+
+    def _larger(
+        self, queue: Queue, arrays: Sequence[Array], rows: int, patience: Patience
+    ) -> Outputs:
+        """A request of more rows than a batch may have."""
+        most = self._config.max_batch_size
+        if self._config.larger == "refuse":
+            raise ServeError(
+                Code.INVALID_ARGUMENT,
+                f"Task size {rows} is larger than maximum input batch size {most}",
+            )
+        if self._config.larger == "alone":
+            return queue.run_alone(arrays)
+        pieces, lengths = [], []
+        for start in range(0, rows, most):
+            part = [array[start : start + most] for array in arrays]
+            lengths.append(rows_of(part))
+            pieces.append(queue.submit(self._request(part, lengths[-1], patience)))
+        return rejoined(pieces, lengths)
+
+
+def _zeros(spec: TensorSpec, size: int) -> np.ndarray[Any, Any]:
+    inner = [length or 1 for length in (spec.shape or (None,))[1:]]
+    if spec.dtype == "string":
+        return np.full((size, *inner), b"", dtype=object)
+    return np.zeros((size, *inner), dtype=tf.dtypes.as_dtype(spec.dtype).as_numpy_dtype)

@@ -1,0 +1,251 @@
+"""The requests to one signature: run at once where it is idle, joined where they had to wait.
+
+There is no thread of its own and no timer. The first request runs the model in its own thread;
+those that come meanwhile wait. When it ends, one of them leads the next batch, of all that waited.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from stoker.serve.batching.config import BatchingConfig
+from stoker.serve.batching.joined import Array, Key, NotByRowsError, Outputs, agree, cut, join
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.metrics import ServeMetrics
+from stoker.serve.patience import Patience
+
+_log = logging.getLogger(__name__)
+
+Run = Callable[[Sequence[Array]], Outputs]
+"""Runs the model once on inputs in the signature's order."""
+
+HELD_AGAINST_SINGLE = 3
+"""Joined batches of each signature that are run singly too, before joining is trusted."""
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Request:
+    """One request in the queue."""
+
+    inputs: Sequence[Array]
+    """The inputs in the signature's order."""
+
+    rows: int
+    """Rows of every input, at least 1."""
+
+    key: Key
+    """What a request that it is joined with must have too."""
+
+    patience: Patience
+    """How long its client waits."""
+
+    came_s: float = field(default_factory=time.monotonic)
+    """When it came, by the monotonic clock."""
+
+    told: threading.Event = field(default_factory=threading.Event)
+    """Set when its outcome is there, or when it is to lead."""
+
+    leads: bool = False
+    """Whether its thread is to run the next batch."""
+
+    outcome: Outputs | Exception | None = None
+    """Its answer, or why it has none."""
+
+    def result(self) -> Outputs:
+        """Its answer.
+
+        Raises:
+            Exception: what kept it from being answered.
+        """
+        if self.outcome is None:
+            raise ServeError(Code.INTERNAL, "the batch ended without an answer")
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+class Queue:
+    """The requests to one signature of one model; may be used by many threads."""
+
+    def __init__(
+        self, run: Run, config: BatchingConfig, *, name: str, metrics: ServeMetrics | None
+    ) -> None:
+        """Args: run: the model; config: the limits; name: for the log; metrics: what is counted."""
+        self._run_model = run
+        self._config = config
+        self._name = name
+        self._metrics = metrics
+        self._waiting: deque[Request] = deque()
+        self._running = 0
+        self._held = 0
+        self._trusted = True
+        self._changed = threading.Condition()
+
+    @property
+    def joins(self) -> bool:
+        """Whether requests are joined still: not since a joined answer differed from the single."""
+        return self._trusted
+
+    def submit(self, request: Request) -> Outputs:
+        """Answer a request, alone or in company.
+
+        Raises:
+            ServeError: too many wait, or the client does not any more.
+            Exception: what the model raised on this request.
+        """
+        with self._changed:
+            if self._running < self._config.num_batch_threads:
+                self._running += 1
+                request.leads = True
+            else:
+                self._check_room(request)
+                self._waiting.append(request)
+                self._changed.notify_all()  # a leader may be waiting for company
+        if not request.leads:
+            request.patience.when_cancelled(lambda: self._drop(request))
+            self._wait(request)
+        if request.leads:
+            self._lead(request)
+        return request.result()
+
+    def run_alone(self, inputs: Sequence[Array]) -> Outputs:
+        """Run the model beside the queue, for a request that goes with no other."""
+        return self._run_model(inputs)
+
+    def _check_room(self, request: Request) -> None:
+        rows = request.rows + sum(other.rows for other in self._waiting)
+        batches = -(-rows // self._config.max_batch_size)
+        if batches > self._config.max_enqueued_batches:
+            raise ServeError(
+                Code.UNAVAILABLE,
+                "The batch scheduling queue to which this task was submitted is full",
+            )
+
+    def _wait(self, request: Request) -> None:
+        """Wait for the outcome, or for the turn to lead, or until the client has no more patience."""
+        left_s = request.patience.left_s
+        if request.told.wait(min(left_s, threading.TIMEOUT_MAX) if left_s > 0 else 0.0):
+            return
+        with self._changed:
+            if request in self._waiting:
+                self._waiting.remove(request)
+            elif request.leads:  # it was chosen just now: it passes the turn on
+                self._pass_on()
+            request.leads = False
+            request.outcome = request.patience.lost() or ServeError(
+                Code.DEADLINE_EXCEEDED, "Deadline exceeded before the model ran"
+            )
+
+    def _drop(self, request: Request) -> None:
+        """Take a request out whose client has gone; one that runs already is left to run."""
+        with self._changed:
+            if request in self._waiting:
+                self._waiting.remove(request)
+                request.outcome = request.patience.lost()
+                request.told.set()
+
+    def _lead(self, request: Request) -> None:
+        batch = [request]
+        try:
+            batch = self._gather(request)
+            self._run(batch)
+        finally:
+            with self._changed:
+                self._pass_on()
+            for mate in batch[1:]:
+                mate.told.set()
+
+    def _pass_on(self) -> None:
+        """Let the one that has waited longest lead, or leave the model idle; the lock is held."""
+        while self._waiting:
+            following = self._waiting.popleft()
+            following.outcome = following.patience.lost()
+            following.leads = following.outcome is None
+            following.told.set()
+            if following.leads:
+                return
+        self._running -= 1
+
+    def _gather(self, leader: Request) -> list[Request]:
+        """The leader and all that can go with it, in the order in which they came."""
+        most = self._config.max_batch_size
+        timeout_s = self._config.batch_timeout_micros / 1e6
+        batch, rows = [leader], leader.rows
+        with self._changed:
+            left_s = min(leader.came_s + timeout_s - time.monotonic(), leader.patience.left_s)
+            if timeout_s and left_s > 0:
+                self._changed.wait_for(lambda: self._rows_like(leader) >= most, left_s)
+            for other in [found for found in self._waiting if found.key == leader.key]:
+                if not self._trusted or rows + other.rows > most:
+                    break
+                self._waiting.remove(other)
+                other.outcome = other.patience.lost()
+                if other.outcome is not None:
+                    other.told.set()
+                    continue
+                batch.append(other)
+                rows += other.rows
+        return batch
+
+    def _rows_like(self, leader: Request) -> int:
+        return leader.rows + sum(other.rows for other in self._waiting if other.key == leader.key)
+
+    def _run(self, batch: Sequence[Request]) -> None:
+        """Fill in the outcome of each; what one of them breaks, it breaks for itself alone."""
+        rows = sum(request.rows for request in batch)
+        size = self._config.padded(rows) if self._trusted else rows
+        self._count(batch, rows, size)
+        if len(batch) == 1 and size == rows:
+            batch[0].outcome = self._single(batch[0])
+            return
+        try:
+            inputs = join([request.inputs for request in batch], size=size)
+            answers = cut(self._run_model(inputs), [request.rows for request in batch], size=size)
+        except Exception as error:  # noqa: BLE001 - whatever it is, each is run alone and meets its own
+            if isinstance(error, NotByRowsError):
+                self._distrust("an output has not one row for each row of the inputs")
+            for request in batch:
+                request.outcome = self._single(request)
+            return
+        for request, answer in zip(batch, answers, strict=True):
+            request.outcome = answer
+        if self._held < HELD_AGAINST_SINGLE and not self._config.pad_variable_length_inputs:
+            self._hold_against_single(batch)
+
+    def _hold_against_single(self, batch: Sequence[Request]) -> None:
+        """Answer each singly too; that is the answer where the two differ, now and from now on."""
+        self._held += 1
+        for request in batch:
+            single, joined = self._single(request), request.outcome
+            request.outcome = single
+            if isinstance(single, Exception) or isinstance(joined, Exception) or joined is None:
+                continue
+            if not agree(joined, single):
+                self._distrust("a joined answer differs from the single one")
+
+    def _distrust(self, reason: str) -> None:
+        if self._trusted:
+            _log.warning("%s: requests are not joined any more, as %s", self._name, reason)
+        self._trusted = False
+
+    def _single(self, request: Request) -> Outputs | Exception:
+        try:
+            return self._run_model(request.inputs)
+        except Exception as error:  # noqa: BLE001 - it is raised in the thread of its owner
+            return error
+
+    def _count(self, batch: Sequence[Request], rows: int, size: int) -> None:
+        if self._metrics is None:
+            return
+        now_s = time.monotonic()
+        for request in batch:
+            self._metrics.queuing_latency.observe((now_s - request.came_s) * 1e6)
+            self._metrics.input_batch_size.observe(request.rows)
+        self._metrics.wrapped_run_count.add()
+        self._metrics.processed_batch_size.observe(size)
+        self._metrics.padding_size.observe(size - rows)

@@ -1,0 +1,86 @@
+"""The standard health service, and reflection: what a balancer and a person with grpcurl ask.
+
+Source: grpc/grpc, `health/v1/health.proto` and `reflection/v1alpha/reflection.proto`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+
+from stoker.serve.dataplane import DataPlane
+
+SERVICES = ("tensorflow.serving.PredictionService", "tensorflow.serving.ModelService")
+"""The services that are as healthy as the server is."""
+
+_STREAMS = 2
+"""Reflection streams at once: each holds one of the threads that answer."""
+
+_STREAM_S = 30.0
+"""Longest reflection stream, seconds; grpcurl needs less than one."""
+
+
+class Health:
+    """The health service, told of every change by `refresh`."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        """Args: plane: what is healthy when it is ready."""
+        self._plane = plane
+        # Non-blocking: a client that watches holds no thread.
+        self._servicer = health.HealthServicer(experimental_non_blocking=True)
+        self._known: set[str] = set()
+        self.refresh()
+
+    def add_to(self, server: grpc.Server) -> None:
+        """Answer on a server."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    def refresh(self) -> None:
+        """Look how the server and each model are, and tell whoever watches."""
+        ready = not self._plane.unready()
+        for service in ("", *SERVICES):
+            self._set(service, ready)
+        models = self._plane.models.available()
+        names = set(models)
+        for name, available in models.items():
+            self._set(name, available and not self._plane.draining)
+        for gone in self._known - names:
+            self._servicer.set(gone, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+        self._known = names
+
+    def _set(self, service: str, healthy: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        self._servicer.set(service, status.SERVING if healthy else status.NOT_SERVING)
+
+
+def add_reflection(server: grpc.Server) -> None:
+    """Say on a server which services it has."""
+    names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_Reflection(names), server)
+
+
+class _Reflection(reflection.ReflectionServicer):  # type: ignore[misc] # the package has no types
+    """Reflection that cannot take all threads: few streams at once, none for long."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(names)
+        self._free = threading.BoundedSemaphore(_STREAMS)
+
+    def ServerReflectionInfo(  # noqa: N802 - the protocol's name
+        self, request_iterator: Iterator[Any], context: grpc.ServicerContext
+    ) -> Iterator[Any]:
+        if not self._free.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many reflection streams")
+        timer = threading.Timer(_STREAM_S, context.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield from super().ServerReflectionInfo(request_iterator, context)
+        finally:
+            timer.cancel()
+            self._free.release()

@@ -1,0 +1,162 @@
+"""Classify, Regress and MultiInference: their messages to and from the dataplane's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensorflow_serving.apis import (
+    classification_pb2,
+    inference_pb2,
+    input_pb2,
+    model_pb2,
+    regression_pb2,
+)
+
+from stoker.export.callpath import DEFAULT_SIGNATURE
+from stoker.serve.dataplane import DataPlane
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.inference import CLASSIFY, REGRESS, Inferred, Task
+from stoker.serve.patience import Patience
+from stoker.serve.requests import InferRequest, InferResponse, ModelSpec
+
+
+def read_spec(request: object) -> ModelSpec:
+    """The model that a request names.
+
+    Raises:
+        ServeError: it names none.
+    """
+    if not request.HasField("model_spec"):  # type: ignore[attr-defined] # a generated message
+        raise ServeError(Code.INVALID_ARGUMENT, "Missing ModelSpec")
+    return spec_of(request.model_spec)  # type: ignore[attr-defined]
+
+
+def spec_of(spec: model_pb2.ModelSpec) -> ModelSpec:
+    """The model that a spec names.
+
+    Raises:
+        ServeError: it names none.
+    """
+    if not spec.name:
+        raise ServeError(Code.INVALID_ARGUMENT, "ModelSpec has no name specified.")
+    version = spec.version.value if spec.HasField("version") else None
+    return ModelSpec(name=spec.name, version=version, label=spec.version_label or None)
+
+
+def spec_proto(spec: ModelSpec, signature: str) -> model_pb2.ModelSpec:
+    """The model, the version and the signature that answered."""
+    proto = model_pb2.ModelSpec(name=spec.name, signature_name=signature)
+    if spec.version is not None:
+        proto.version.value = spec.version
+    return proto
+
+
+def classify(
+    plane: DataPlane, request: classification_pb2.ClassificationRequest, patience: Patience
+) -> classification_pb2.ClassificationResponse:
+    """Classify the Examples of a request."""
+    task = Task(method=CLASSIFY, signature=_signature(request.model_spec))
+    answer = _ask(plane, read_spec(request), [task], request.input, patience)
+    response = classification_pb2.ClassificationResponse(result=_classification(answer.results[0]))
+    response.model_spec.CopyFrom(spec_proto(answer.model, task.signature))
+    return response
+
+
+def regress(
+    plane: DataPlane, request: regression_pb2.RegressionRequest, patience: Patience
+) -> regression_pb2.RegressionResponse:
+    """Regress the Examples of a request."""
+    task = Task(method=REGRESS, signature=_signature(request.model_spec))
+    answer = _ask(plane, read_spec(request), [task], request.input, patience)
+    response = regression_pb2.RegressionResponse(result=_regression(answer.results[0]))
+    response.model_spec.CopyFrom(spec_proto(answer.model, task.signature))
+    return response
+
+
+def multi_inference(
+    plane: DataPlane, request: inference_pb2.MultiInferenceRequest, patience: Patience
+) -> inference_pb2.MultiInferenceResponse:
+    """Run several signatures of one model on the same Examples."""
+    tasks = _tasks(request)
+    answer = _ask(plane, spec_of(request.tasks[0].model_spec), tasks, request.input, patience)
+    response = inference_pb2.MultiInferenceResponse()
+    for inferred in answer.results:
+        result = response.results.add()
+        result.model_spec.CopyFrom(spec_proto(answer.model, inferred.task.signature))
+        if inferred.task.method == CLASSIFY:
+            result.classification_result.CopyFrom(_classification(inferred))
+        else:
+            result.regression_result.CopyFrom(_regression(inferred))
+    return response
+
+
+def _tasks(request: inference_pb2.MultiInferenceRequest) -> list[Task]:
+    """Source: TensorFlow Serving, `multi_inference.cc`, for the checks and their order."""
+    if not request.tasks:
+        raise _invalid("ModelSpec has no name specified.")
+    tasks: list[Task] = []
+    known: set[str] = set()
+    for task in request.tasks:
+        if not task.model_spec.name:
+            raise _invalid("Found ModelSpec with an empty model name.")
+        if task.model_spec.name != request.tasks[0].model_spec.name:
+            raise _invalid(
+                "All ModelSpecs in a MultiInferenceRequest must access the same model name."
+            )
+        signature = _signature(task.model_spec)
+        if signature in known:
+            raise _invalid(f"Duplicate evaluation of signature: {signature}")
+        if task.method_name not in (CLASSIFY, REGRESS):
+            raise ServeError(
+                Code.UNIMPLEMENTED, f"Unsupported signature method_name: {task.method_name[:200]}"
+            )
+        known.add(signature)
+        tasks.append(Task(method=task.method_name, signature=signature))
+    return tasks
+
+
+def _ask(
+    plane: DataPlane,
+    model: ModelSpec,
+    tasks: Sequence[Task],
+    given: input_pb2.Input,
+    patience: Patience,
+) -> InferResponse:
+    context = b""
+    examples = given.example_list.examples
+    if given.WhichOneof("kind") == "example_list_with_context":
+        examples = given.example_list_with_context.examples
+        context = given.example_list_with_context.context.SerializeToString()
+    request = InferRequest(
+        model=model,
+        tasks=tasks,
+        examples=[example.SerializeToString() for example in examples],
+        context=context,
+        entrypoint="GRPC",
+        patience=patience,
+    )
+    return plane.infer(request)
+
+
+def _signature(spec: model_pb2.ModelSpec) -> str:
+    return spec.signature_name or DEFAULT_SIGNATURE
+
+
+def _classification(answer: Inferred) -> classification_pb2.ClassificationResult:
+    result = classification_pb2.ClassificationResult()
+    for row in answer.classes:
+        found = result.classifications.add()
+        for label, score in row:
+            found.classes.add(label=label.decode(errors="replace"), score=score)
+    return result
+
+
+def _regression(answer: Inferred) -> regression_pb2.RegressionResult:
+    result = regression_pb2.RegressionResult()
+    for value in answer.values:
+        result.regressions.add(value=value)
+    return result
+
+
+def _invalid(message: str) -> ServeError:
+    return ServeError(Code.INVALID_ARGUMENT, message)

@@ -1,0 +1,146 @@
+"""Which models are served, and which of their versions: TensorFlow Serving's `ModelServerConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.export.repository import MAX_VERSION, checked_name
+from stoker.serve.text_files import read_text_file
+
+if TYPE_CHECKING:
+    from tensorflow_serving.config import model_server_config_pb2
+
+_FULL_NAME = "tensorflow.serving.ModelServerConfig"
+_TENSORFLOW = 1
+"""`ModelType.TENSORFLOW`, the field that `model_platform` took the place of."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionPolicy:
+    """Which of the versions on the disk are served.
+
+    Source: TensorFlow Serving, `ServableVersionPolicy`.
+    """
+
+    kind: Literal["latest", "all", "specific"] = "latest"
+    """The newest, all, or those that are named."""
+
+    count: int = 1
+    """How many of the newest."""
+
+    versions: tuple[int, ...] = ()
+    """Which ones, where they are named."""
+
+    def candidates(self, found: Iterable[int]) -> list[int]:
+        """Those of the versions that may be served, newest first."""
+        newest_first = sorted(found, reverse=True)
+        if self.kind == "specific":
+            return [version for version in newest_first if version in self.versions]
+        return newest_first
+
+    def is_met(self, served: int) -> bool:
+        """Whether no more versions are to be served than these."""
+        return self.kind == "latest" and served >= self.count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """One model that the user named."""
+
+    name: str
+    """What clients call it."""
+
+    base: Path
+    """The folder of its numbered versions."""
+
+    policy: VersionPolicy = field(default_factory=VersionPolicy)
+    """Which of them are served."""
+
+    labels: Mapping[str, int] = field(default_factory=dict)
+    """Label -> version; beside those of the repository's own file."""
+
+    def __post_init__(self) -> None:
+        checked_name(self.name)
+        for label, version in self.labels.items():
+            checked_name(label)
+            _check_version(version, place=f"label {label!r} of model {self.name!r}")
+        for version in self.policy.versions:
+            _check_version(version, place=f"the versions of model {self.name!r}")
+        if self.policy.kind == "specific" and not self.policy.versions:
+            raise ConfigError(
+                f"model {self.name!r} must name the versions of its policy 'specific'",
+                got=Plain("none"),
+            )
+
+
+def read_model_config(path: Path) -> tuple[ModelConfig, ...]:
+    """TensorFlow Serving's `model_config_file`.
+
+    Raises:
+        ConfigError: the file is not there, not in its form, or names what cannot be served.
+    """
+    from tensorflow_serving.config import model_server_config_pb2
+
+    empty = model_server_config_pb2.ModelServerConfig()
+    return models_of(read_text_file(path, empty, full_name=_FULL_NAME))
+
+
+def models_of(config: model_server_config_pb2.ModelServerConfig) -> tuple[ModelConfig, ...]:
+    """The models of a message.
+
+    Raises:
+        ConfigError: it names what cannot be served.
+    """
+    if config.WhichOneof("config") == "custom_model_config":
+        raise ConfigError(
+            "ServerModelConfig type not supported. Only ModelConfigList is currently supported",
+            got=Plain("custom_model_config"),
+        )
+    models = tuple(_model(found) for found in config.model_config_list.config)
+    if not models:
+        raise ConfigError("a model configuration must name a model", got=Plain("none"))
+    names = [model.name for model in models]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError("Illegal to list model multiple times in config list", got=name)
+    return models
+
+
+def _model(found: model_server_config_pb2.ModelConfig) -> ModelConfig:
+    if not found.name:
+        raise ConfigError("every model must have a name", got=Plain(f"none for {found.base_path}"))
+    if found.model_platform not in ("", "tensorflow") or found.model_type not in (0, _TENSORFLOW):
+        raise ConfigError(
+            f"model {found.name!r} must be of the platform 'tensorflow'", got=found.model_platform
+        )
+    base = Path(found.base_path.removeprefix("file://"))
+    if not base.is_absolute():
+        raise ConfigError(
+            f"Expected model {found.name} to have an absolute path or URI", got=found.base_path
+        )
+    return ModelConfig(
+        name=found.name,
+        base=base,
+        policy=_policy(found.model_version_policy),
+        labels=dict(found.version_labels),
+    )
+
+
+def _policy(found: object) -> VersionPolicy:
+    choice = found.WhichOneof("policy_choice")  # type: ignore[attr-defined] # a generated message
+    if choice == "all":
+        return VersionPolicy(kind="all")
+    if choice == "specific":
+        versions = tuple(found.specific.versions)  # type: ignore[attr-defined] # a generated message
+        return VersionPolicy(kind="specific", versions=versions)
+    count = found.latest.num_versions if choice == "latest" else 1  # type: ignore[attr-defined] # a generated message
+    return VersionPolicy(count=count or 1)
+
+
+def _check_version(version: int, *, place: str) -> None:
+    if not 0 <= version <= MAX_VERSION:
+        raise ConfigError(f"{place} must be a version's number, 0 or more", got=version)

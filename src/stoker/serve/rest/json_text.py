@@ -1,0 +1,161 @@
+"""JSON as TensorFlow Serving reads it, and its words for what is wrong with it.
+
+Source: TensorFlow Serving's `json_tensor.cc`; RapidJSON for the texts of a parse error.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from typing import Any
+
+from stoker.serve.errors import Code, ServeError
+
+_HUGE = re.compile(rb"[eE]\+?\d{3}|\d{300}")
+"""What a number beyond the range of a double has in it: three digits of exponent, or many."""
+
+_TOO_BIG = "Number too big to be stored in double."
+
+_WORDS = {
+    "Expecting value": "Invalid value.",
+    "Expecting property name enclosed in double quotes": "Missing a name for object member.",
+    "Expecting ':' delimiter": "Missing a colon after a name of object member.",
+    "Expecting ',' delimiter": "Missing a comma or } after an object member.",
+    "Extra data": "The document root must not be followed by other values.",
+    "Unterminated string starting at": "Missing a closing quotation mark in string.",
+    "Invalid control character at": "Invalid encoding in string.",
+    "Invalid \\escape": "Invalid escape character in string.",
+    "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
+    "Illegal trailing comma before end of object": "Missing a name for object member.",
+    "Illegal trailing comma before end of array": "Invalid value.",
+}
+"""Python's word for a parse error -> RapidJSON's."""
+
+
+def parse_object(raw: bytes) -> tuple[dict[str, Any], str]:
+    """The object that every body is, and the name of the signature in it, empty if there is none.
+
+    Raises:
+        ServeError: it is no JSON, no object, or its `signature_name` is no text.
+    """
+    body = parse_json(raw)
+    if not isinstance(body, dict):
+        raise invalid(f"JSON Value: {shown(body)} Is not object")
+    signature = body.get("signature_name", "")
+    if not isinstance(signature, str):
+        raise invalid(
+            f"JSON Value: {shown(body)} not formatted correctly. "
+            "'signature_name' key must be a string value."
+        )
+    return body, signature
+
+
+def parse_json(raw: bytes) -> Any:
+    """Parse JSON: UTF-8, with NaN, Infinity and -Infinity.
+
+    Raises:
+        ServeError: it is something else, or nested too deeply.
+    """
+    if not raw:
+        raise _unparsed("The document is empty")
+    try:
+        # Python reads 1e999 as infinity; the hook that refuses it costs time, and is rarely needed.
+        return json.loads(raw.decode(), parse_float=_finite if _HUGE.search(raw) else None)
+    except UnicodeDecodeError as error:
+        raise _unparsed(f"Invalid encoding in string. at offset: {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise _unparsed(_parse_words(error)) from error
+    except RecursionError as error:
+        raise _unparsed("nested too deeply") from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise _unparsed(_TOO_BIG) from error
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: on one line, and cut where it is long."""
+    text = ""
+    try:
+        for part in json.JSONEncoder().iterencode(value):  # as far as it is shown
+            text += part
+            if len(text) > _SHOWN_CHARS:
+                return text[:_SHOWN_CHARS] + "..."
+    except (ValueError, RecursionError):  # an integer with more digits than Python prints
+        return json_type(value)
+    return text
+
+
+_SHOWN_CHARS = 400
+"""Longest value in an error: TensorFlow Serving gives all of it back, however large."""
+
+
+def json_type(value: Any) -> str:
+    """RapidJSON's names of JSON's types."""
+    if isinstance(value, bool):
+        return str(value)
+    names = {type(None): "Null", dict: "Object", list: "Array", str: "String"}
+    return names.get(type(value), "Number")
+
+
+def is_b64(value: Any) -> bool:
+    """Whether it is `{"b64": "..."}`: bytes, and no object that names tensors."""
+    return isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str)
+
+
+def base64_bytes(text: str) -> bytes:
+    """The bytes.
+
+    Raises:
+        ServeError: it is no base64.
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise invalid("Unable to base64 decode") from error
+
+
+def invalid(message: str) -> ServeError:
+    """A refusal that is the client's to mend."""
+    return ServeError(Code.INVALID_ARGUMENT, message)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(_TOO_BIG)
+    return number
+
+
+_LOOK_BACK_CHARS = 100_000
+"""How far back the list or the object is looked for in which a text ends wrongly."""
+
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_OTHER = re.compile(r"[^\[\]{}]+")
+
+
+def _parse_words(error: json.JSONDecodeError) -> str:
+    said = _WORDS.get(error.msg, "Invalid value.")
+    if error.msg == "Expecting ',' delimiter" and _in_array(
+        error.doc[: error.pos][-_LOOK_BACK_CHARS:]
+    ):
+        said = "Missing a comma or ] after an array element."
+    if not error.doc.strip():
+        said = "The document is empty."
+    return f"{said} at offset: {len(error.doc[: error.pos].encode())}"
+
+
+def _in_array(before: str) -> bool:
+    """Whether the innermost bracket that is open at the end of the text is a list's."""
+    opened: list[str] = []
+    for bracket in _OTHER.sub("", _STRINGS.sub("", before)):
+        if bracket in "[{":
+            opened.append(bracket)
+        elif opened:
+            opened.pop()
+    return bool(opened) and opened[-1] == "["
+
+
+def _unparsed(reason: str) -> ServeError:
+    return invalid(f"JSON Parse error: {reason}")

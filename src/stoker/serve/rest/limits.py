@@ -1,0 +1,28 @@
+"""What an HTTP connection may take, and where the metrics are; known before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+METRICS_PATH = "/monitoring/prometheus/metrics"
+"""Where TensorFlow Serving has its metrics, unless told otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpLimits:
+    """What a connection may take."""
+
+    connections: int = 4096
+    """Most connections at once; another gets 503."""
+
+    head_bytes: int = 32 << 10
+    """Largest request line and headers; larger ones get 431."""
+
+    head_s: float = 10.0
+    """Longest time to the end of the headers, seconds; then 408. Also of one that says nothing."""
+
+    body_s: float = 30.0
+    """Longest time from there to the end of the body, seconds; then 408."""
+
+    send_s: float = 25.0
+    """Longest time that a client may leave an answer unread, seconds; then it is cut."""

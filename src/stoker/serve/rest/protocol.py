@@ -1,0 +1,140 @@
+"""HTTP connections with limits: in number, in the size of their headers, and in patience."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from stoker.serve.rest.limits import HttpLimits
+
+RETRY_AFTER_S = 1
+"""When a client that was turned away may come again, seconds."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's connection, which by itself waits for ever and reads headers of any size."""
+
+    limits = HttpLimits()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As uvicorn's."""
+        super().__init__(*args, **kwargs)
+        self._in_head = True
+        self._head_bytes = 0
+        self._too_large = False
+        self._refused = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
+        """Take the connection, or turn it away."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            self._refuse(503, "too many connections")
+            return
+        self._expect_within(self.limits.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget its timers."""
+        self._stop_timer()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, and hold it to its limits."""
+        self._unset_keepalive_if_required()
+        if self._refused or self.transport.is_closing():
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._timer is None:
+                self._expect_within(self.limits.head_s)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "no protocol but HTTP is spoken here")
+        except httptools.HttpParserError:
+            if self._too_large:
+                self._refuse(431, "the headers are too large")
+            else:
+                self._refuse(400, "this is no HTTP request")
+        else:
+            if self._in_head and self._head_bytes > self.limits.head_bytes:
+                self._refuse(431, "the headers are too large")
+
+    def on_headers_complete(self) -> None:
+        """The headers are there: the body has its own time."""
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.limits.head_bytes:
+            self._too_large = True
+            raise ValueError("the headers are too large")  # httptools ends parsing by this
+        self._in_head, self._head_bytes = False, 0
+        self._expect_within(self.limits.body_s)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is there: now it is the server's turn."""
+        self._in_head = True
+        self._stop_timer()
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """The client does not read: its time runs."""
+        self._send_timer = self.loop.call_later(self.limits.send_s, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+        self._send_timer = None
+        super().resume_writing()
+
+    def _expect_within(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _too_slow(self) -> None:
+        if self._in_head and not self._head_bytes:
+            self.transport.close()  # it never spoke: there is nothing to answer
+        else:
+            self._refuse(408, "the request took too long to arrive")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer, unless an answer is under way, and end the connection."""
+        self._stop_timer()
+        self._refused = True
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            # What is wrong came behind a request that is being answered: its answer goes out first.
+            cycle.keep_alive = False
+            return
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            body = json.dumps({"error": message}).encode()
+            retry = b"retry-after: %d\r\n" % RETRY_AFTER_S if status == 503 else b""
+            self.transport.write(
+                STATUS_LINE[status]
+                + b"content-type: application/json\r\nconnection: close\r\n"
+                + retry
+                + b"content-length: %d\r\n\r\n" % len(body)
+                + body
+            )
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+
+def limited(limits: HttpLimits) -> type[LimitedProtocol]:
+    """The protocol with these limits; uvicorn takes a class."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})

@@ -1,0 +1,285 @@
+"""Only graphs that compute are loaded: no operation that reads a file, runs Python or prints.
+
+A SavedModel is a program. TensorFlow marks neither `ReadFile` nor `ImmutableConst` as special, and
+runs whatever its signatures and initialisers reach. So what they reach must be on a list
+(`allowed_ops.txt`). Two operations read files that a model cannot do without, and are held to them:
+a table from a text file must get its name from the model's assets, and a restored variable from the
+model's own checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+
+from stoker.core.errors import DataError, Plain
+
+_FROM_ASSET = {
+    "InitializeTableFromTextFile": 1,
+    "InitializeTableFromTextFileV2": 1,
+}
+"""Operation -> which input must be an asset's name."""
+
+_FROM_CHECKPOINT = {"Restore": 0, "RestoreV2": 0, "RestoreSlice": 0}
+"""Operation -> which input must be the name of the model's own checkpoint."""
+
+_SAME_VALUE = ("Identity", "StopGradient")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_INITIALISERS = ("saved_model_main_op", "legacy_init_op")
+_INIT_SIGNATURE = "__saved_model_init_op"
+
+_ASSET, _CHECKPOINT, _OTHER = "asset", "checkpoint", "other"
+
+Origins = tuple[str, ...]
+"""Where each argument of a function comes from."""
+
+
+@cache
+def allowed_operations() -> frozenset[str]:
+    """The operations that any model may have."""
+    text = resources.files("stoker.serve").joinpath("allowed_ops.txt").read_text()
+    return frozenset(text.split())
+
+
+def check_model(folder: Path, *, allow: frozenset[str] = frozenset()) -> None:
+    """Refuse a SavedModel that could do anything but compute, before any of it is run.
+
+    Args:
+        folder: The version's folder.
+        allow: Names of operations that it may have beside those on the list.
+
+    Raises:
+        DataError: a signature or an initialiser reaches another operation, or a file lies outside of
+            the folder; it is named.
+    """
+    _check_files(folder)
+    for meta_graph in _read(folder).meta_graphs:
+        _check_assets(folder, meta_graph)
+        _Walk(folder, meta_graph, allow).check()
+
+
+def _read(folder: Path) -> saved_model_pb2.SavedModel:
+    binary, text = folder / "saved_model.pb", folder / "saved_model.pbtxt"
+    if (folder / "saved_model.cpb").exists() or (binary.is_file() and text.is_file()):
+        raise _refused(folder, "more than one saved_model file", "Export it again.")
+    try:
+        if binary.is_file():
+            return saved_model_pb2.SavedModel.FromString(binary.read_bytes())
+        return text_format.Parse(text.read_text(), saved_model_pb2.SavedModel())
+    except (OSError, DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
+        raise _refused(
+            folder, f"a saved_model file that is damaged ({type(error).__name__})"
+        ) from error
+
+
+def _check_files(folder: Path) -> None:
+    """No link in a version leads out of it."""
+    inside = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            raise _refused(folder, f"{path.relative_to(folder)}, a link that leads elsewhere")
+
+
+def _check_assets(folder: Path, meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
+    for asset in meta_graph.asset_file_def:
+        name = PurePosixPath(asset.filename)
+        if name.is_absolute() or ".." in name.parts or not name.parts:
+            raise _refused(folder, f"the asset {asset.filename[:100]!r}, which lies elsewhere")
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The nodes of a graph or a function, and where the function's arguments come from."""
+
+    nodes: Mapping[str, node_def_pb2.NodeDef]
+    arguments: Mapping[str, str]
+    outer: bool
+
+
+@dataclass
+class _Walk:
+    """All that the roots of one graph reach."""
+
+    folder: Path
+    meta_graph: meta_graph_pb2.MetaGraphDef
+    allow: frozenset[str]
+    seen: set[tuple[str, Origins]] = field(default_factory=set)
+    pending: list[tuple[str, Origins]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        graph = self.meta_graph.graph_def
+        self.functions = {found.signature.name: found for found in graph.library.function}
+        self.allowed = allowed_operations() | self.allow
+        self.known = {_node(a.tensor_info.name): _ASSET for a in self.meta_graph.asset_file_def}
+        self.known[_node(self.meta_graph.saver_def.filename_tensor_name)] = _CHECKPOINT
+        for signature in self.meta_graph.signature_def.values():  # what clients may feed
+            self.known |= {_node(info.name): _OTHER for info in signature.inputs.values()}
+
+    def check(self) -> None:
+        graph: graph_pb2.GraphDef = self.meta_graph.graph_def
+        outer = _Scope({node.name: node for node in graph.node}, {}, outer=True)
+        for node in _reached(outer.nodes, self._roots()):
+            self._check_node(node, outer, place="its graph")
+        while self.pending:
+            name, origins = self.pending.pop()
+            function = self.functions[name]
+            arguments = [argument.name for argument in function.signature.input_arg]
+            known = {
+                argument: origins[number] if number < len(origins) else _OTHER
+                for number, argument in enumerate(arguments)
+            }
+            inner = _Scope({node.name: node for node in function.node_def}, known, outer=False)
+            for node in function.node_def:
+                self._check_node(node, inner, place=f"its function {name[:80]!r}")
+
+    def _roots(self) -> list[str]:
+        names: list[str] = []
+        for signature in self.meta_graph.signature_def.values():
+            for info in [*signature.outputs.values(), *signature.inputs.values()]:
+                names += [info.name] if info.name else _parts_of(info)
+        for key in (*_INITIALISERS, _INIT_SIGNATURE):
+            names += (
+                list(self.meta_graph.collection_def[key].node_list.value)
+                if (key in self.meta_graph.collection_def)
+                else []
+            )
+        names.append(self.meta_graph.saver_def.restore_op_name)
+        return [_node(name) for name in names if name]
+
+    def _check_node(self, node: node_def_pb2.NodeDef, scope: _Scope, *, place: str) -> None:
+        self._follow(node, scope)
+        if node.op in self.functions or node.op in self.allowed:
+            return
+        for special, wanted in ((_FROM_ASSET, _ASSET), (_FROM_CHECKPOINT, _CHECKPOINT)):
+            if node.op in special:
+                origin = self._origin(_input(node, special[node.op]), scope)
+                if origin == wanted:
+                    return
+                raise _refused(
+                    self.folder,
+                    f"{node.op} in {place}, as {node.name[:80]!r}, on a file that is not its own",
+                )
+        raise _refused(
+            self.folder,
+            f"{node.op[:80]} in {place}, as {node.name[:80]!r}",
+            f"If you trust the model, add --allow-ops {node.op[:80]}.",
+        )
+
+    def _follow(self, node: node_def_pb2.NodeDef, scope: _Scope) -> None:
+        """Put the functions that a node calls on the list of what is to be looked at."""
+        origins: Origins = ()
+        if node.op in _CALLS or node.op in self.functions:
+            data = [name for name in node.input if not name.startswith("^")]
+            origins = tuple(self._origin(name, scope) for name in data)
+        called = [node.op] if node.op in self.functions else []
+        for name in [*called, *_functions_of(node)]:
+            if name in self.functions and (name, origins) not in self.seen:
+                self.seen.add((name, origins))
+                self.pending.append((name, origins))
+
+    def _origin(self, name: str, scope: _Scope) -> str:
+        """Where a tensor comes from, through operations that change nothing."""
+        for _ in range(len(scope.nodes) + 1):
+            node_name = _node(name)
+            if node_name in scope.arguments:
+                return scope.arguments[node_name]
+            if scope.outer and node_name in self.known:
+                return self.known[node_name]
+            node = scope.nodes.get(node_name)
+            if scope.outer and node is not None and node.op == "ReadVariableOp":
+                return self._kept(_node(node.input[0]), scope)
+            if node is None or node.op not in _SAME_VALUE or not node.input:
+                return _OTHER
+            name = node.input[0]
+        return _OTHER
+
+    def _kept(self, handle: str, scope: _Scope) -> str:
+        """Where a variable's value comes from: an asset's name is kept in one between two steps.
+
+        It is the asset's only if the handle goes nowhere but to reads and to assignments of an asset,
+        and no other node is a handle of the same variable.
+        """
+        variable = scope.nodes.get(handle)
+        if variable is None or variable.op != "VarHandleOp" or self._has_twin(variable):
+            return _OTHER
+        found = _OTHER
+        for node in scope.nodes.values():
+            if handle not in map(_node, node.input) or node.op in _READS:
+                continue
+            first = node.op == "AssignVariableOp" and _node(_input(node, 0)) == handle
+            if not first or self._origin(_input(node, 1), scope) != _ASSET:
+                return _OTHER
+            found = _ASSET
+        return found
+
+    def _has_twin(self, variable: node_def_pb2.NodeDef) -> bool:
+        graph = self.meta_graph.graph_def
+        inner = (node for function in graph.library.function for node in function.node_def)
+        others = [n for n in (*graph.node, *inner) if n.op == "VarHandleOp" and n != variable]
+        return any(_shared_name(node) == _shared_name(variable) for node in others)
+
+
+_READS = ("ReadVariableOp", "VarIsInitializedOp")
+
+
+def _shared_name(node: node_def_pb2.NodeDef) -> str:
+    return node.attr["shared_name"].s.decode(errors="replace") or node.name
+
+
+def _reached(
+    nodes: Mapping[str, node_def_pb2.NodeDef], roots: list[str]
+) -> Iterator[node_def_pb2.NodeDef]:
+    seen, pending = set(roots), list(roots)
+    while pending:
+        node = nodes.get(pending.pop())
+        if node is None:
+            continue
+        yield node
+        for name in map(_node, node.input):
+            if name not in seen:
+                seen.add(name)
+                pending.append(name)
+
+
+def _functions_of(node: node_def_pb2.NodeDef) -> Iterator[str]:
+    for value in node.attr.values():
+        kind = value.WhichOneof("value")
+        if kind == "func":
+            yield value.func.name
+        elif kind == "list":
+            for function in value.list.func:
+                yield function.name
+
+
+def _parts_of(info: Any) -> list[str]:
+    """The tensors of a sparse or composite one."""
+    if info.WhichOneof("encoding") == "coo_sparse":
+        sparse = info.coo_sparse
+        return [
+            sparse.values_tensor_name,
+            sparse.indices_tensor_name,
+            sparse.dense_shape_tensor_name,
+        ]
+    return [part.name for part in info.composite_tensor.components]
+
+
+def _input(node: node_def_pb2.NodeDef, number: int) -> str:
+    return node.input[number] if number < len(node.input) else ""
+
+
+def _node(tensor: str) -> str:
+    """The node of a tensor's name: `^a`, `a`, `a:0` and `a:output:0` are all of node `a`."""
+    return tensor.removeprefix("^").split(":")[0]
+
+
+def _refused(folder: Path, got: str, fix: str = "") -> DataError:
+    return DataError(f"{folder}: a model that is served must only compute", got=Plain(got), fix=fix)

@@ -1,0 +1,24 @@
+"""The end of a server that is asked for by a signal."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def ending_on_signals(event: threading.Event) -> Iterator[None]:
+    """Set an event on SIGTERM and SIGINT, inside the block; for a process's main thread."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        event.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
