@@ -66,7 +66,10 @@ def _ask(folder: Path, _: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
     weights = _weights(folder, written["weightsManifest"])
     for node in graph_def.node:
         if node.name in weights:
-            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(weights[node.name]))
+            # TensorFlow.js has 32 bits for whole numbers; the graph still says how many it had.
+            dtype = tf.dtypes.as_dtype(node.attr["dtype"].type).as_numpy_dtype
+            values = weights[node.name].astype(dtype)
+            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(values))
     tensors = _tensors(written)
     fed = by_names_in_file(inputs, read_json(folder / NAMES))
     outputs = {name: info["name"] for name, info in written["signature"]["outputs"].items()}
@@ -95,6 +98,8 @@ def _weights(folder: Path, manifest: list[dict[str, Any]]) -> dict[str, NDArray[
         content = b"".join((folder / path).read_bytes() for path in group["paths"])
         place = 0
         for weight in group["weights"]:
+            if weight["dtype"] == "string":
+                raise CheckFailed("constants that are written for TensorFlow.js must be numbers")
             dtype, shape = np.dtype(weight["dtype"]), tuple(weight["shape"])
             count = int(np.prod(shape, dtype=np.int64))
             values = np.frombuffer(content, dtype, count, place)

@@ -65,10 +65,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     def transform(text: tf.Tensor) -> dict[str, tf.Tensor]:
         length = tf.cast(tf.strings.length(text), tf.float32)
         x = tf.stack([length, length / 2, length**0.5, -length], axis=1)
-        return {"x": x, "offset": length[:, None]}
+        ids = tf.cast(tf.strings.length(text), tf.int64) % 4
+        return {"x": x, "offset": length[:, None], "ids": ids}
 
-    def behind(x: tf.Tensor, offset: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"p": dense(x) - offset}
+    def behind(x: tf.Tensor, offset: tf.Tensor, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        # Constants of 64 bits, which TensorFlow.js writes as 32.
+        place = tf.where(ids < tf.constant(0, tf.int64), ids + tf.constant(4, tf.int64), ids)
+        return {
+            "p": dense(x) - offset + tf.gather(tf.constant([[0.5], [1.0], [2.0], [4.0]]), place)
+        }
 
     table: Any = tf.Module()
     keys = tf.lookup.KeyValueTensorInitializer([1, 2], [3.0, 4.0], tf.int64, tf.float32)
@@ -84,7 +89,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 TRANSFORM_FEATURES: (transform, texts),
                 SERVING_TRANSFORMED: (
                     behind,
-                    [*numbers(4), tf.TensorSpec([None, 1], tf.float32, name="offset")],
+                    [
+                        *numbers(4),
+                        tf.TensorSpec([None, 1], tf.float32, name="offset"),
+                        tf.TensorSpec([None], tf.int64, name="ids"),
+                    ],
                 ),
             },
             dense,
@@ -143,8 +152,12 @@ def test_text_is_left_to_the_transform(models: dict[str, Path], tmp_path: Path, 
 
     assert made.signature == SERVING_TRANSFORMED
     assert "text, which text is" in made.why
-    assert made.inputs == {"x": "float32 of shape [-1,4]", "offset": "float32 of shape [-1,1]"}
-    assert set(json.loads((tmp_path / "out" / "inputs.json").read_text())) == {"x", "offset"}
+    assert made.inputs == {
+        "x": "float32 of shape [-1,4]",
+        "offset": "float32 of shape [-1,1]",
+        "ids": "int64 of shape [-1]",
+    }
+    assert set(json.loads((tmp_path / "out" / "inputs.json").read_text())) == set(made.inputs)
     with pytest.raises(NotCarriedError, match="text, which text is"):
         convert(
             models["text"], form, tmp_path / "no", rows=rows, representative=rows,
