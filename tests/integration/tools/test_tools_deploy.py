@@ -24,6 +24,7 @@ from stoker.app.deploy.plan import Plan
 from stoker.app.deploy.requirements import pinned_requirements
 from stoker.core.errors import ConfigError, DataError
 from stoker.export.repository import Repository
+from stoker.serve.config import ServeConfig
 
 VERSIONS = ("1.29", "1.33", "1.37")
 """Kubernetes releases whose schemas are asked."""
@@ -225,6 +226,12 @@ def test_our_server_takes_the_flags_and_answers_the_probes(
         "--model_base_path=/models/half_plus": f"--model_base_path={out / 'models' / 'half_plus'}",
     }
     assert set(here) <= set(container["args"])
+    # The address itself is not listened on here, so what the server says of it is asked beforehand.
+    ServeConfig(
+        models={"half_plus": out / "models" / "half_plus"},
+        host="0.0.0.0",
+        allow_unauthenticated="--allow-unauthenticated" in container["args"],
+    )
     with running([here.get(a, a) for a in container["args"]], tmp_path / "ready.json") as port:
         paths = {
             container[probe]["httpGet"]["path"]
