@@ -18,6 +18,10 @@ from stoker.tune.attach import profile_script
 
 SCRIPT = Path(__file__).resolve().parent / "steps.py"
 
+LEAST_STEPS = 1_400
+"""In the first half of so many the windows on a resident batch are over, also those of the shortest
+steps."""
+
 MOST_PERCENT = 2.0
 """What the design allows."""
 
@@ -50,9 +54,14 @@ def disturbance(kind: str, *, rounds: int, steps: int, clock: str) -> dict[str, 
         steps: Of one run.
         clock: `wall_s` or `cpu_s`.
 
+    Raises:
+        ValueError: so few steps would not be timed apart from the profile's own windows.
+
     Returns:
         A figure: the median over the pairs of the extra time, percent.
     """
+    if steps < LEAST_STEPS:
+        raise ValueError(f"steps must be at least {LEAST_STEPS}: the first half is not timed")
     extra, step_s = [], []
     for number in range(rounds):
         order = (plain, watched) if number % 2 == 0 else (watched, plain)
@@ -60,12 +69,14 @@ def disturbance(kind: str, *, rounds: int, steps: int, clock: str) -> dict[str, 
         extra.append(100 * (took["watched"] / took["plain"] - 1))
         step_s.append(took["plain"])
     value = statistics.median(extra)
+    noise = statistics.stdev(extra) / len(extra) ** 0.5 if rounds > 1 else float("inf")
     return {
         "name": f"profile: extra time of a step of {kind}, {clock.removesuffix('_s')}",
         "value": float(f"{value:.3g}"),
         "unit": "%",
         "target": MOST_PERCENT,
-        "holds": value <= MOST_PERCENT,
+        # Where the pairs differ by more than is asked for, nothing is known.
+        "holds": value <= MOST_PERCENT if noise <= MOST_PERCENT else None,
         "peer": "",
         "how": f"{rounds} pairs of runs of {steps} steps of {1e3 * statistics.median(step_s):.3g} ms, "
         f"{min(extra):.2g} to {max(extra):.2g} %",
