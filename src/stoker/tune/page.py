@@ -11,8 +11,10 @@ from stoker.tune.profile import PARTS, Split
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; margin: 2rem auto; max-width: 60rem;
   padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2.2rem; }
-p.sub { color: #5b6b7b; margin-top: .2rem; }
+h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2.4rem; }
+h3 { font-size: 1rem; margin-bottom: .3rem; } p.sub { color: #5b6b7b; margin-top: .2rem; }
+section { border-left: 4px solid #c0612b; padding: .1rem 0 .1rem 1rem; margin: 1.2rem 0; }
+pre { background: #f2f5f8; padding: .6rem .8rem; overflow-x: auto; border-radius: .3rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: #5b6b7b; }
 th, td { padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #e4e9ee; vertical-align: top;

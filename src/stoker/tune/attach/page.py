@@ -10,19 +10,7 @@ from stoker.tune.attach.profile import ScriptProfile
 from stoker.tune.attach.seen import Loop
 from stoker.tune.attach.split import StepSplit, split_step, stage_costs
 from stoker.tune.drawing import Bar, Span, horizontal_bars, seconds, timeline
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; margin: 2rem auto; max-width: 56rem;
-  padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2.4rem; }
-h3 { font-size: 1rem; margin-bottom: .3rem; } p.sub { color: #5b6b7b; margin-top: .2rem; }
-section { border-left: 4px solid #c0612b; padding: .1rem 0 .1rem 1rem; margin: 1.2rem 0; }
-pre { background: #f2f5f8; padding: .6rem .8rem; overflow-x: auto; border-radius: .3rem; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; font-weight: 600; color: #5b6b7b; }
-th, td { padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #e4e9ee; overflow-wrap: anywhere; }
-td.n, th.n { text-align: right; white-space: nowrap; }
-"""
+from stoker.tune.page import page
 
 _LANES = ("waiting for input", "tf.function", "reading values", "Python")
 _LANES_OF_FIT = ("step and its input", "Keras, callbacks")
@@ -34,19 +22,11 @@ SHOWN_STEPS = 40
 def page_html(profile: ScriptProfile) -> str:
     """The profile as a page."""
     title = f"Profile of {profile.shown_command()}"
-    parts = [f"<h1>{escape(title)}</h1>", f'<p class="sub">{escape(_summary(profile))}</p>']
+    parts = [f'<p class="sub">{escape(_summary(profile))}</p>']
     if note := profile.note():
         parts.append(f"<p>{escape(note[0].upper() + note[1:])}.</p>")
     parts += [_findings(profile), *(_loop(loop) for loop in profile.loops), _failures(profile)]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta http-equiv="Content-Security-Policy"\n'
-        " content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>\n"
-        + "\n".join(part for part in parts if part)
-        + "\n</body></html>\n"
-    )
+    return page(title, parts)
 
 
 def _summary(profile: ScriptProfile) -> str:
