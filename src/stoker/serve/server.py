@@ -22,7 +22,7 @@ from stoker.serve.model_config import ModelConfig, read_model_config
 from stoker.serve.models import Models, Watch
 from stoker.serve.ready import Ready
 from stoker.serve.rest.app import RestApp, RestOptions
-from stoker.serve.rest.http import HttpServer, bound_socket
+from stoker.serve.rest.http import BACKLOG, HttpServer, bound_socket
 from stoker.serve.servable import LoadOptions
 from stoker.serve.signals import ending_on_signals
 from stoker.serve.tls import Tls, read_tls
@@ -79,6 +79,7 @@ class Server:
 
     def start(self) -> None:
         """Listen, and look for models; returns at once."""
+        self._socket.listen(BACKLOG)  # the kernel takes connections before the loop runs
         self._rest_thread.start()
         self._grpc.start()
         if self.config.root is not None:

@@ -39,6 +39,7 @@ class ModelVersions:
         self._available: dict[int, Servable] = {}
         self._aliases: dict[str, int] = {}
         self._labels: dict[str, int] = {}
+        self._candidates: set[int] = set()
         self._looks = 0
         self._lock = threading.Lock()
         self._polling = threading.Lock()
@@ -59,28 +60,38 @@ class ModelVersions:
             if config.base != self.config.base:
                 self._seen, self._failed, self._aliases = {}, {}, {}
             self.config = config
+            self._candidates = set(config.policy.candidates(version_folders(config.base)))
             self._looks = 0
             self._move_labels()
 
     def poll(self) -> None:
         """Look at the base path once; load what is new and whole, then unload what it replaces.
 
-        Of what the policy wants, the newest that load are served. A version that was tried is
-        tried again only when its files have changed. With nothing left to serve on the disk, what
+        Of what the policy wants, the newest that load are served, and what a label names. A
+        version that was tried is tried again only when its files have changed. With nothing left to serve on the disk, what
         is loaded serves on.
         """
         with self._polling:
+            self._read_aliases()  # before the folders: a push writes the version before its alias
             folders = version_folders(self.config.base)
-            self._read_aliases()
+            candidates = self.config.policy.candidates(folders)
+            self._candidates = set(candidates)
             self._move_labels()
             seen = {version: file_state(path) for version, path in folders.items()}
             self._forget(seen)
+            labelled = set(self._wanted_labels().values())
             kept: set[int] = set()
-            for version in self.config.policy.candidates(folders):
-                if self.config.policy.is_met(len(kept)):
-                    break
+            counted = 0
+            for version in candidates:
+                met = self.config.policy.is_met(counted)
+                if met and version not in labelled:
+                    continue
                 if self._is_served(version, folders[version], seen[version]):
                     kept.add(version)
+                    counted += not met
+            if kept:  # and what a label still names, as the version that it moves to is not there
+                wanted = self._wanted_labels()
+                kept |= {now for label, now in self._labels.items() if now != wanted.get(label)}
             if kept:
                 self._unload([version for version in self._available if version not in kept])
             self._seen = seen
@@ -209,18 +220,20 @@ class ModelVersions:
             _log.error("the labels of %s stay as they were: %s", self.name, error)
 
     def _move_labels(self) -> None:
-        """Let every label name its version; while that one is not loaded, the one before if it is.
+        """Let every label name its version; while that one cannot be called, the one before if it can.
 
-        So a label that moves to a version that is loading never names nothing.
+        So a label that moves to a version that is loading, or that is broken, never names nothing.
         """
-        wanted = {**self._aliases, **self.config.labels}
         before, available = self._labels, self._available
         self._labels = {
-            label: version
-            if version in available or before.get(label) not in available
-            else before[label]
-            for label, version in wanted.items()
+            label: before[label]
+            if version in self._candidates - available.keys() and before.get(label) in available
+            else version
+            for label, version in self._wanted_labels().items()
         }
+
+    def _wanted_labels(self) -> dict[str, int]:
+        return {**self._aliases, **self.config.labels}
 
 
 def file_state(folder: Path) -> FileState:

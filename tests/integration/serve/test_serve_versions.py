@@ -209,6 +209,39 @@ def test_with_only_a_damaged_newest_at_start_the_one_before_is_served(
     assert answer(versions) == (1, 2.0)
 
 
+def by_label(versions: ModelVersions, label: str = "champion") -> int:
+    with versions.use(label=label) as (number, _):
+        return number
+
+
+def test_a_label_is_never_without_its_version(
+    exported: Exported, tmp_path: Path, opened: list[ModelVersions]
+) -> None:
+    """A look between a push's two writes, a broken version, and the way back by the label alone."""
+    repository = Repository(tmp_path)
+    repository.push(exported["half_plus_two"], "half")
+    versions = ModelVersions(ModelConfig(name="half", base=repository.base("half")))
+    opened.append(versions)
+    versions.poll()
+    repository.push(exported["half_plus_three"], "half")
+    repository.set_alias("half", "champion", version=1)  # as it is before the push's last write
+    versions.poll()
+    assert (answer(versions), by_label(versions)) == ((2, 3.0), 1)
+
+    repository.set_alias("half", "champion", version=2)
+    versions.poll()
+    assert by_label(versions) == 2
+    assert states(versions) == {2: State.AVAILABLE, 1: State.END}
+
+    hurt(repository.push(exported["half_plus_two"], "half").path, "cut")
+    versions.poll()
+    assert (answer(versions)[0], by_label(versions)) == (2, 2)
+
+    repository.set_alias("half", "champion", version=1)
+    versions.poll()
+    assert (answer(versions)[0], by_label(versions)) == (2, 1)
+
+
 def test_a_call_under_way_ends_on_the_version_that_it_began_on(
     exported: Exported, tmp_path: Path, opened: list[ModelVersions]
 ) -> None:

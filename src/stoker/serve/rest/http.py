@@ -15,7 +15,7 @@ from stoker.serve.rest.app import RestApp
 from stoker.serve.rest.limits import HttpLimits
 from stoker.serve.rest.protocol import limited
 
-_BACKLOG = 2048
+BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""
 
 _SETTLE_S = 0.2
@@ -40,7 +40,7 @@ class HttpServer(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 server_header=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 timeout_graceful_shutdown=max(1, round(drain_s)),
             )
         )
