@@ -95,6 +95,7 @@ class Session:
         self._say = say
         self._at_end = ExitStack()
         self._probe: Probe | None = None
+        self._as_set: Any = None
         self._prepared: tuple[Context, AnyTransform, ResolvedTraining, Distribution] | None = None
         self._scratch = Path(self._at_end.enter_context(TemporaryDirectory(prefix="stoker-trial-")))
 
@@ -123,7 +124,7 @@ class Session:
             "checkpoint_s": probe.checkpoint_s(),
             "communication_s": probe.communication_s(),
             "transfer_s": probe.transfer_s(),
-            "situation": asdict(self._situation(run.resolved, run.position.per_epoch)),
+            "situation": asdict(self._situation(self._as_set, run.position.per_epoch)),
         }
 
     def window(self, kind: Any, seconds: float) -> dict[str, Any]:
@@ -154,7 +155,7 @@ class Session:
         from stoker.train.probe import open_measured, open_probe
 
         probe = self._measured()
-        other = other_precision(self._situation(probe.run.resolved, 1))
+        other = other_precision(self._situation(self._as_set, 1))
         settings, resolved = self._again(precision=other)
         parts = self._parts(settings, resolved, writer=_Losses())
         with open_measured(**parts) as measured, open_probe(*measured) as second:
@@ -272,8 +273,12 @@ class Session:
             experiment = self._experiment
             data_only = replace(self._base, data=experiment.data)
             listener = _Told(self._say)
-            chain = run_chain(data_only, listener, until="transform")
             import_tensorflow()
+            from stoker.train.strategy import claim_devices
+
+            # Before a stage makes TensorFlow look at its devices by the settings as they are.
+            claim_devices(experiment.train)
+            chain = run_chain(data_only, listener, until="transform")
             from stoker.app.resolution import resolve_here
             from stoker.app.training import begin_process
             from stoker.cluster.devices import find_devices
@@ -298,6 +303,8 @@ class Session:
 
             context, _, resolved, _ = self._open()
             parts = self._parts(context.experiment.train, resolved, writer=_Losses())
+            # The probe may make calls shorter; what can be changed is what is set.
+            self._as_set = parts["resolved"]
             measured = self._at_end.enter_context(open_measured(**parts))
             self._probe = self._at_end.enter_context(open_probe(*measured))
         return self._probe
