@@ -48,7 +48,7 @@ def _wait(value):
 
 
 def build_emulated(features):
-    x = Device()(features["image"])
+    x = Device()(layers.Rescaling(1 / 255)(features["image"]))
     x = layers.GlobalAveragePooling2D()(x)
     return _compiled(features, x)
 
