@@ -61,7 +61,7 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     assert sum(profiled["shares"].values()) == pytest.approx(1.0)
     assert "stage by stage" in Path(profiled["page"]).read_text()
 
-    found = told(capsys, "tune", str(planted), "--parity-steps", "30", "--budget", "5m")
+    found = told(capsys, "tune", str(planted), "--parity-steps", "30", "--budget", "150s")
 
     assert found["diagnosis_before"]["bottleneck"] == "input"
     assert decisions(found)[CACHE] == "kept"
@@ -124,7 +124,7 @@ def test_a_healthy_experiment_is_called_so_and_left_alone(
     before = (planted / "stoker.yaml").read_bytes()
 
     assert told(capsys, "profile", str(planted))["diagnosis"]["bottleneck"] == "none"
-    found = told(capsys, "tune", str(planted), "--parity-steps", "30", "--budget", "4m")
+    found = told(capsys, "tune", str(planted), "--parity-steps", "30", "--budget", "150s")
 
     kept = [name for name, decision in decisions(found).items() if decision == "kept"]
     assert kept == []
