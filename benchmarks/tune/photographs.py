@@ -30,7 +30,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-STEP_S = 0.05
+STEP_S = 0.018
 
 
 class Device(layers.Layer):
