@@ -20,7 +20,8 @@ data:
   images: {{size: [224, 224], fit: crop, store: original}}
 label: label
 model: model:{build}
-train: {{epochs: 2, batch_size: 16, steps_per_call: 4{threads}}}
+# Augmented, so that decoded images are not kept in memory from the first epoch on.
+train: {{epochs: 2, batch_size: 16, steps_per_call: 4, augment: {{flip: 0.5}}{threads}}}
 """
 
 MODEL = '''\
