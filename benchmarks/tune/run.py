@@ -158,7 +158,8 @@ def _waterfall(report: Path) -> str:
     text = report.read_text()
     begin = text.index("<svg")
     picture = text[begin : text.index("</svg>", begin) + len("</svg>")]
-    return picture.replace("<title>", '<rect width="100%" height="100%" fill="white"/><title>', 1)
+    begun = picture.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    return begun.replace(">", '><rect width="100%" height="100%" fill="white"/>', 1)
 
 
 CASES = {

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH_PX = 760
+WIDTH_PX = 900
 """Width of a picture."""
 
-LABEL_PX = 190
+LABEL_PX = 260
 """Room for the names at the left."""
 
-VALUE_PX = 110
+VALUE_PX = 190
 """Room for the values at the right."""
 
 ROW_PX = 26
