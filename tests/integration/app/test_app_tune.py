@@ -122,9 +122,10 @@ def test_a_healthy_experiment_is_called_so_and_left_alone(
     planted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (planted / "stoker.yaml").read_bytes()
+    large = ["--set", "model=model:build_large"]
 
-    assert told(capsys, "profile", str(planted))["diagnosis"]["bottleneck"] == "none"
-    found = told(capsys, "tune", str(planted), "--parity-steps", "30", "--budget", "150s")
+    assert told(capsys, "profile", str(planted), *large)["diagnosis"]["bottleneck"] == "none"
+    found = told(capsys, "tune", str(planted), *large, "--parity-steps", "30", "--budget", "100s")
 
     kept = [name for name, decision in decisions(found).items() if decision == "kept"]
     assert kept == []
