@@ -105,8 +105,15 @@ class ServeConfig:
     workers: int = 1
     """Processes that share the ports, each with its own copy of the models."""
 
-    shared_ports: bool = False
-    """Whether this process is one of several on the ports."""
+    worker_folder: Path | None = None
+    """Where the workers of one server keep what they have in common; None where there is one only.
+    The ports are shared then."""
+
+    worker: int = 0
+    """This one's number; no other that lives has it."""
+
+    listen_when_loaded: bool = False
+    """Whether it listens only when its models were loaded: others answer on the ports meanwhile."""
 
     lame_duck_s: float = 1.0
     """Seconds between "not ready" and the last accept, for clients and balancers to turn away."""

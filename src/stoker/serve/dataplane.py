@@ -206,7 +206,10 @@ class DataPlane:
         name = model_name if model_name in self.models.names() else UNKNOWN_MODEL
         begun_s, code = time.monotonic(), Code.OK
         try:
-            with _as_serve_error():
+            with (
+                self.metrics.requests_under_way.held(entrypoint=entrypoint),
+                _as_serve_error(),
+            ):
                 yield
         except ServeError as error:
             code = error.code

@@ -135,6 +135,11 @@ class Models:
         """Name -> whether it can be called, of every model."""
         return {name: model.available for name, model in self._by_name.items()}
 
+    def all_tried(self) -> bool:
+        """Whether there are models, and each had the looks that it needs to be loaded."""
+        known = list(self._by_name.values())
+        return bool(known) and all(model.tried for model in known)
+
     def can_answer(self) -> bool:
         """Whether any model can be called."""
         return any(model.available for model in self._by_name.values())

@@ -60,8 +60,11 @@ class LoadOptions:
 class Servable:
     """A version that is loaded once, used by many threads, and unloaded when the last is done."""
 
-    def __init__(self, version: int, path: Path, options: LoadOptions | None = None) -> None:
-        """Args: version: its number; path: its folder; options: how it is loaded and called."""
+    def __init__(
+        self, version: int, path: Path, options: LoadOptions | None = None, *, model_name: str = ""
+    ) -> None:
+        """Args: version: its number; path: its folder; options: how it is loaded; model_name."""
+        self._model_name = model_name
         self._options = options or LoadOptions()
         self.version = version
         self.path = path
@@ -98,7 +101,12 @@ class Servable:
         parameters = self.path / PARAMETERS_FILE
         if self._options.per_model_batching and parameters.is_file():
             batching = read_batching_parameters(parameters)
-        model = Batcher(load_model(self.path), batching, metrics=self._options.metrics)
+        model = Batcher(
+            load_model(self.path),
+            batching,
+            name=self._model_name,
+            metrics=self._options.metrics,
+        )
         try:
             model.warm_up()
             count = warm_up(model, self.path)

@@ -45,7 +45,7 @@ class Server:
         keys = None if config.keys_file is None else read_keys(config.keys_file)
         tls = None if config.ssl_config_file is None else read_tls(config.ssl_config_file)
         self._ready = threading.Event()
-        metrics = ServeMetrics()
+        metrics = ServeMetrics(config.worker_folder, worker=config.worker)
         options = LoadOptions(
             batching=config.batching,
             per_model_batching=config.per_model_batching,
@@ -55,9 +55,14 @@ class Server:
         self.models = Models(
             poll_s=config.poll_s, on_change=self._look_whether_ready, options=options
         )
-        self.plane = DataPlane(self.models, metrics, check_method_names=config.check_method_names)
+        self.plane = DataPlane(
+            self.models,
+            metrics,
+            check_method_names=config.check_method_names,
+            allow_unavailable_labels=config.allow_unavailable_labels,
+        )
         self._health = Health(self.plane)
-        self._socket = _bind(config.host, config.rest_port, shared=config.shared_ports)
+        self._socket = _bind(config.host, config.rest_port, shared=config.worker_folder is not None)
         self.rest_port: int = self._socket.getsockname()[1]
         try:
             self._grpc, self.grpc_port = make_grpc_server(
@@ -79,9 +84,17 @@ class Server:
 
     def start(self) -> None:
         """Listen, and look for models; returns at once."""
+        self.listen()
+        self.load()
+
+    def listen(self) -> None:
+        """Answer on both ports; returns at once."""
         self._socket.listen(BACKLOG)  # the kernel takes connections before the loop runs
         self._rest_thread.start()
         self._grpc.start()
+
+    def load(self) -> None:
+        """Look for models; returns at once."""
         if self.config.root is not None:
             self.models.watch_root(self.config.root)
         else:
@@ -95,6 +108,10 @@ class Server:
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
         """Wait until the models can be called; False if the time ran out before."""
         return self._ready.wait(timeout_s)
+
+    def is_loaded(self) -> bool:
+        """Whether it is ready, or has tried all that there is."""
+        return self._ready.is_set() or self.models.all_tried()
 
     def ready(self) -> Ready:
         """Where it listens."""
@@ -116,7 +133,10 @@ class Server:
         time.sleep(self.config.lame_duck_s)
         self._rest.should_exit = True
         self._grpc.stop(self.config.drain_s).wait()
-        self._rest_thread.join()
+        if self._rest_thread.ident is not None:
+            self._rest_thread.join()
+        else:
+            self._socket.close()
         self._app.close()
         self.models.close()
 
@@ -175,7 +195,13 @@ def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _
     with ending_on_signals(asked_to_end):
         server = Server(config)
         try:
-            server.start()
+            if config.listen_when_loaded:
+                server.load()
+                while not asked_to_end.wait(_LOOK_S) and not server.is_loaded():
+                    pass
+                server.listen()
+            else:
+                server.start()
             _announce(server, asked_to_end, on_ready)
             asked_to_end.wait()
         finally:
@@ -217,7 +243,7 @@ def _grpc_options(config: ServeConfig, keys: Keys | None, tls: Tls | None) -> Gr
         arguments=config.grpc_channel_arguments,
         workers=config.grpc_workers,
         max_in_flight=config.max_in_flight,
-        shared=config.shared_ports,
+        shared=config.worker_folder is not None,
         keys=keys,
         tls=tls,
     )

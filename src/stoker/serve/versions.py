@@ -175,7 +175,7 @@ class ModelVersions:
 
     def _try(self, version: int, path: Path) -> bool:
         before = file_state(path)
-        servable = Servable(version, path, self._options)
+        servable = Servable(version, path, self._options, model_name=self.name)
         replaced = self._available.get(version)
         if replaced is None:
             self._show(servable)

@@ -1,16 +1,14 @@
 """Several processes on the same two ports: the kernel spreads the connections over them.
 
 The process here loads no model. It holds the ports, starts the workers, starts one again that has
-died, and ends them all when it is asked to.
+died, puts another in the place of one that is stuck, and ends them all when it is asked to.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
-import subprocess
 import tempfile
 import threading
 import time
@@ -21,8 +19,10 @@ from pathlib import Path
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import read_json, write_json
 from stoker.serve.config import ServeConfig
+from stoker.serve.metrics import ServeMetrics
 from stoker.serve.ready import Ready
 from stoker.serve.signals import ending_on_signals
+from stoker.serve.worker import Worker
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +30,16 @@ _LOOK_S = 0.1
 """How soon the end of a worker, or the wish to end, is seen."""
 
 _MAX_BACKOFF_S = 30.0
-"""Longest wait before a worker that dies again and again is started again."""
+"""Longest wait before the next worker of a place is started where one after the other fails."""
+
+_LASTED_S = 300.0
+"""A worker that held for so long was no failure of its place: the next one waits for nothing."""
 
 _GRACE_S = 5.0
 """What a worker gets beyond its own drain before it is killed."""
+
+PARENT = "parent"
+"""The name under which the process here counts."""
 
 
 def run_workers(
@@ -41,7 +47,7 @@ def run_workers(
     command: Sequence[str],
     on_ready: Callable[[Ready], None] = lambda _: None,
 ) -> None:
-    """Serve by several processes until SIGTERM or SIGINT; for a process's main thread.
+    """Serve by other processes until SIGTERM or SIGINT; for a process's main thread.
 
     Args:
         config: How many workers, and where they listen.
@@ -59,123 +65,172 @@ def run_workers(
         tempfile.TemporaryDirectory(prefix="stoker-serve-") as folder,
     ):
         ports = ["--rest_api_port", str(rest_port), "--port", str(grpc_port)]
-        shared = [*command, *ports, "--workers", "1", "--shared-ports", "--stop-with-stdin"]
-        workers = [
-            Worker([*shared, "--ready-file", str(ready)], ready)
-            for ready in (Path(folder, f"{number}.json") for number in range(config.workers))
-        ]
+        crew = Crew(config, [*command, *ports], Path(folder))
         try:
-            _wait_until_ready(workers, asked_to_end)
+            crew.wait_until_ready(asked_to_end)
             if not asked_to_end.is_set():
-                models = read_json(workers[0].ready_file)["models"]
                 ready = Ready(
                     host=config.host,
                     rest_port=rest_port,
                     grpc_port=grpc_port,
                     pid=os.getpid(),
-                    models=tuple(models),
+                    models=crew.models(),
                 )
                 if config.ready_file is not None:
                     write_json(config.ready_file, ready.as_json())
                 on_ready(ready)
             while not asked_to_end.wait(_LOOK_S):
-                for worker in workers:
-                    worker.start_again_if_dead()
+                crew.look()
         finally:
-            for worker in workers:
-                worker.ask_to_end()
-            for worker in workers:
-                worker.wait(config.lame_duck_s + config.drain_s + _GRACE_S)
+            crew.end()
 
 
-class Worker:
-    """One process, and the next one where it dies."""
+class Crew:
+    """All workers of a server: one at each place, and those that are on their way in or out."""
 
-    def __init__(self, command: Sequence[str], ready_file: Path) -> None:
-        """Start it."""
-        self.ready_file = ready_file
-        self._command = list(command)
-        self._deaths = 0
-        self._start_at_s: float | None = None
-        self._process = self._start()
+    def __init__(self, config: ServeConfig, command: Sequence[str], folder: Path) -> None:
+        """Start a worker at each place."""
+        self._command, self._folder = command, folder
+        self._patience_s = config.lame_duck_s + config.drain_s + _GRACE_S
+        # A Unix socket's name belongs to the last that bound it: the next waits for the end of the one before.
+        self._may_overlap = not config.grpc_socket_path
+        self._metrics = ServeMetrics(folder, worker=PARENT)
+        self._retired: list[Worker] = []
+        self._places: list[_Place] = []
+        for _ in range(config.workers):
+            self._places.append(_Place(self._started()))
 
-    @property
-    def ended(self) -> int | None:
-        """Its exit code, None while it runs."""
-        return self._process.poll()
+    def models(self) -> tuple[str, ...]:
+        """The names of the models that the first worker serves."""
+        return tuple(read_json(self._places[0].worker.ready_file)["models"])
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether its models can be called."""
-        return self.ready_file.is_file()
+    def wait_until_ready(self, asked_to_end: threading.Event) -> None:
+        """Wait for every worker, or for the wish to end.
 
-    def start_again_if_dead(self) -> None:
-        """Start another in its place, later each time that it dies."""
-        code = self.ended
-        if code is None:
-            return
-        if self._start_at_s is None:
-            wait_s = min(2.0**self._deaths - 1.0, _MAX_BACKOFF_S)
-            self._deaths += 1
-            self._start_at_s = time.monotonic() + wait_s
-            _log.error("worker %d ended by %d; another follows", self._process.pid, code)
-        if time.monotonic() >= self._start_at_s:
-            self._start_at_s = None
-            self._close_stdin()
-            self._process = self._start()
+        Raises:
+            ConfigError: one ended before.
+        """
+        while not all(place.worker.is_ready for place in self._places):
+            for place in self._places:
+                if place.worker.ended is not None:
+                    raise ConfigError(
+                        "every worker must start",
+                        got=Plain(f"one ended with exit code {place.worker.ended}"),
+                        fix="The lines above say why.",
+                    )
+            if asked_to_end.wait(_LOOK_S):
+                return
 
-    def ask_to_end(self) -> None:
-        """SIGTERM: it drains and ends."""
-        if self.ended is None:
-            self._process.terminate()
+    def look(self) -> None:
+        """See who is dead or stuck, and go on with putting others in their places."""
+        for worker in [w for w in self._retired if w.ended is not None or w.is_overdue]:
+            worker.wait(0.0)
+            self._retired.remove(worker)
+        for place in self._places:
+            self._look_at(place)
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for its end; kill it when that takes too long."""
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            _log.error("worker %d did not end in %g s and is killed", self._process.pid, timeout_s)
-            self._process.kill()
-            self._process.wait()
-        self._close_stdin()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        # Its standard input ends with this process, however that dies, and the worker with it.
-        return subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-        )
-
-    def _close_stdin(self) -> None:
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-
-
-def _wait_until_ready(workers: Sequence[Worker], asked_to_end: threading.Event) -> None:
-    while not all(worker.is_ready for worker in workers):
+    def end(self) -> None:
+        """Ask all to end, and wait until they have."""
+        workers = [*self._retired, *(w for place in self._places for w in place.workers())]
         for worker in workers:
-            if worker.ended is not None:
-                raise ConfigError(
-                    "every worker must start",
-                    got=Plain(f"one ended with exit code {worker.ended}"),
-                    fix="The lines above say why.",
-                )
-        if asked_to_end.wait(_LOOK_S):
-            return
+            worker.ask_to_end(self._patience_s)
+        for worker in workers:
+            worker.wait(self._patience_s)
+
+    def _look_at(self, place: _Place) -> None:
+        worker, following = place.worker, place.following
+        if following is not None:
+            self._bring_in(place, worker, following)
+        elif place.start_at_s is not None:
+            if time.monotonic() >= place.start_at_s:
+                place.start_at_s = None
+                place.following = self._started("--listen-when-loaded")
+        elif (reason := self._trouble_of(worker)) is not None:
+            _log.error("worker %d %s; another follows", worker.pid, reason)
+            self._metrics.workers_replaced.add(reason=reason)
+            place.start_at_s = time.monotonic() + place.backoff_s()
+
+    def _trouble_of(self, worker: Worker) -> str | None:
+        if worker.ended is not None:
+            worker.wait(0.0)
+            return f"ended by {worker.ended}"
+        if not worker.is_stuck:
+            return None
+        if not self._may_overlap:
+            worker.ask_to_end(self._patience_s)
+            worker.wait(self._patience_s)
+        return "is stuck"
+
+    def _bring_in(self, place: _Place, worker: Worker, following: Worker) -> None:
+        """The next one takes the place when it is ready; until then the stuck one serves what it can."""
+        if following.ended is not None:
+            _log.error("worker %d ended by %d", following.pid, following.ended)
+            following.wait(0.0)
+            place.following, place.start_at_s = None, time.monotonic() + place.backoff_s()
+        elif following.is_ready:
+            place.worker, place.following = following, None
+            if worker.ended is None:
+                worker.ask_to_end(self._patience_s)
+                self._retired.append(worker)
+
+    def _started(self, *more: str) -> Worker:
+        """A new worker, under the lowest number that no living one has."""
+        living = {w.number for place in self._places for w in place.workers() if w.ended is None}
+        living |= {worker.number for worker in self._retired if worker.ended is None}
+        number = next(n for n in range(len(living) + 1) if n not in living)
+        return Worker([*self._command, *more], self._folder, number)
+
+
+class _Place:
+    """One of the places that a server has for workers."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.following: Worker | None = None
+        self.start_at_s: float | None = None
+        self._failures = 0
+        self._last_failed_s = time.monotonic()
+
+    def workers(self) -> list[Worker]:
+        return [self.worker] if self.following is None else [self.worker, self.following]
+
+    def backoff_s(self) -> float:
+        """How long to wait before the next one: not at all, then 1, 3, 7 s and so on."""
+        now_s = time.monotonic()
+        if now_s - self._last_failed_s > _LASTED_S:
+            self._failures = 0
+        wait_s = min(2.0**self._failures - 1.0, _MAX_BACKOFF_S)
+        self._failures += 1
+        self._last_failed_s = now_s
+        return wait_s
 
 
 @contextmanager
 def _reserved(host: str, port: int) -> Iterator[int]:
     """Hold a port that the workers share; a socket that does not listen gets no connection."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            held.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                "a port must be free on this machine",
-                got=Plain(f"{host}:{port} ({error.strerror})"),
-                fix="Choose another --rest_api_port and --port, or 0 for free ones.",
-            ) from error
+    try:
+        with _bound(host, port) as alone:  # another server of this user would share it with us
+            port = alone.getsockname()[1]
+        held = _bound(host, port, shared=True)
+    except OSError as error:
+        raise ConfigError(
+            "a port must be free on this machine",
+            got=Plain(f"{host}:{port} ({error.strerror})"),
+            fix="Choose another --rest_api_port and --port, or 0 for free ones.",
+        ) from error
+    with held:
         yield held.getsockname()[1]
+
+
+def _bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound

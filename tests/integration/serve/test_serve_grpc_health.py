@@ -118,7 +118,7 @@ def steps(*numbers: int) -> predict_pb2.PredictRequest:
 
 
 def runs(server: Server) -> float:
-    return sum(server.plane.metrics.wrapped_run_count._values.values())
+    return server.plane.metrics.wrapped_run_count.total()
 
 
 def wait_for(claim: Callable[[], bool]) -> None:

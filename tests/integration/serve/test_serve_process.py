@@ -113,6 +113,20 @@ def children_of(pid: int) -> set[int]:
     return found
 
 
+COUNT = ":tensorflow:serving:request_count"
+
+
+def counted(exposition: str, name: str) -> float:
+    """The sum of a metric over its labels."""
+    lines = [line for line in exposition.splitlines() if line.startswith(name + "{")]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+def running_workers(exposition: str) -> set[int]:
+    lines = [x for x in exposition.splitlines() if x.startswith('stoker_worker_pid{worker="')]
+    return {int(float(line.split()[-1])) for line in lines if 'worker="parent"' not in line}
+
+
 def test_workers_share_the_ports_are_replaced_and_end_without_a_lost_request(
     base: Path, tmp_path: Path, ask_at: Callable[..., Any]
 ) -> None:
@@ -138,6 +152,9 @@ def test_workers_share_the_ports_are_replaced_and_end_without_a_lost_request(
             port = said["rest_port"]
             assert ask_at(port, "/metrics").status == 200
 
+            for _ in range(10):
+                assert ask_at(port, "/v1/models/half:predict", {"instances": [[1.0]]}).status == 200
+            assert {counted(ask_at(port, "/metrics").body, COUNT) for _ in range(8)} == {10}
             victim = min(first)
             os.kill(victim, signal.SIGKILL)
             end_s = time.monotonic() + 60
@@ -147,6 +164,14 @@ def test_workers_share_the_ports_are_replaced_and_end_without_a_lost_request(
             body = {"instances": [[1.0]]}
             answers = [ask_at(port, "/v1/models/half:predict", body) for _ in range(20)]
             assert {answer.status for answer in answers} == {200}
+            while not counted(ask_at(port, "/metrics").body, "stoker_workers_replaced"):
+                assert time.monotonic() < end_s
+                time.sleep(0.05)
+            while len(running_workers(ask_at(port, "/metrics").body) - {victim}) < 2:
+                assert time.monotonic() < end_s
+                time.sleep(0.05)
+            truths = {counted(ask_at(port, "/metrics").body, COUNT) for _ in range(8)}
+            assert truths == {10 + 20}, "each worker tells of all, also of the one that was killed"
 
             statuses: list[int] = []
 

@@ -33,7 +33,7 @@ class Batcher:
         name: str = "",
         metrics: ServeMetrics | None = None,
     ) -> None:
-        """Args: model: what is called; config: the limits; name: for the log; metrics: the counts."""
+        """Args: model: what is called; config: the limits; name: the model's; metrics: the counts."""
         self._model = model
         self._config = config
         self._queues = {
@@ -42,6 +42,7 @@ class Batcher:
                 config,
                 name=f"{name or model.path} {key}",
                 metrics=metrics,
+                model_name=name,
             )
             for key, signature in model.signatures.items()
             if config.enabled and can_be_joined(signature)

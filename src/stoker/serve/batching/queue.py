@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from stoker.serve.batching.config import BatchingConfig
@@ -73,9 +74,16 @@ class Queue:
     """The requests to one signature of one model; may be used by many threads."""
 
     def __init__(
-        self, run: Run, config: BatchingConfig, *, name: str, metrics: ServeMetrics | None
+        self,
+        run: Run,
+        config: BatchingConfig,
+        *,
+        name: str,
+        metrics: ServeMetrics | None,
+        model_name: str = "",
     ) -> None:
-        """Args: run: the model; config: the limits; name: for the log; metrics: what is counted."""
+        """Args: run: the model; config: the limits; name: for the log; metrics, model_name: the counts."""
+        self._model_name = model_name
         self._run_model = run
         self._config = config
         self._name = name
@@ -108,7 +116,8 @@ class Queue:
                 self._changed.notify_all()  # a leader may be waiting for company
         if not request.leads:
             request.patience.when_cancelled(lambda: self._drop(request))
-            self._wait(request)
+            with self._queued():
+                self._wait(request)
         if request.leads:
             self._lead(request)
         return request.result()
@@ -238,6 +247,11 @@ class Queue:
             return self._run_model(request.inputs)
         except Exception as error:  # noqa: BLE001 - it is raised in the thread of its owner
             return error
+
+    def _queued(self) -> AbstractContextManager[None]:
+        if self._metrics is None:
+            return nullcontext()
+        return self._metrics.queued_requests.held(model_name=self._model_name)
 
     def _count(self, batch: Sequence[Request], rows: int, size: int) -> None:
         if self._metrics is None:

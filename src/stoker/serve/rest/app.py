@@ -120,7 +120,8 @@ class RestApp:
             except ServeError as error:
                 raise Refused(error.code.http_status, error.message) from error
         if path == self._options.metrics_path and method in ("GET", "HEAD"):
-            return Answer(body=self._plane.metrics.exposition(), content_type=_TEXT)
+            text = await self._in_thread(self._plane.metrics.exposition)
+            return Answer(body=text, content_type=_TEXT)
         if not path.lower().startswith("/v1/"):
             return Answer(status=404, body="", content_type="text/plain")
         if self._in_flight > self._options.max_in_flight:

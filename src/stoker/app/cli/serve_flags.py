@@ -1,0 +1,243 @@
+"""The flags of `stoker serve`, each under its own name and under TensorFlow Serving's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+ARGUMENTS = "stoker.serve.arguments"
+"""Where the context has what stood behind `serve`, for the workers."""
+
+_TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
+
+
+class ServeCommand(TyperCommand):
+    """Takes flags also as TensorFlow Serving does: `--enable_batching=true`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Turn `--flag=true` into `--flag`, and leave `--flag=false` out, for flags of that kind."""
+        flags = {
+            name
+            for option in self.params
+            if getattr(option, "is_flag", False)
+            for name in option.opts
+        }
+        ctx.meta[ARGUMENTS] = list(args)
+        return super().parse_args(ctx, [plain for arg in args for plain in _plain(arg, flags)])
+
+
+def _plain(argument: str, flags: set[str]) -> list[str]:
+    name, equals, value = argument.partition("=")
+    truth = _TRUTH.get(value.lower())
+    if not equals or name not in flags or truth is None:
+        return [argument]
+    return [name] if truth else []
+
+
+def option(*names: str, help_text: str) -> Any:
+    """An option under its own name and under TensorFlow Serving's, which has underscores."""
+    return typer.Option(*names, help=help_text)
+
+
+Folder = Annotated[
+    Path | None,
+    typer.Argument(
+        help="An experiment, a repository of models, or one model's folder of versions."
+    ),
+]
+
+ModelName = Annotated[
+    str | None, option("--model-name", "--model_name", help_text="What one model is called.")
+]
+
+ModelBasePath = Annotated[
+    Path | None,
+    option("--model-base-path", "--model_base_path", help_text="Its folder of versions."),
+]
+
+ModelConfigFile = Annotated[
+    Path | None,
+    option(
+        "--model-config-file",
+        "--model_config_file",
+        help_text="TensorFlow Serving's file of models, versions and labels.",
+    ),
+]
+
+ModelConfigPollS = Annotated[
+    float,
+    option(
+        "--model-config-poll-s",
+        "--model_config_file_poll_wait_seconds",
+        help_text="Seconds between two looks at that file; 0 reads it once.",
+    ),
+]
+
+AllowUnavailableLabels = Annotated[
+    bool,
+    option(
+        "--allow-unavailable-labels",
+        "--allow_version_labels_for_unavailable_models",
+        help_text="A reload may give a new label to a version that is not loaded.",
+    ),
+]
+
+Batching = Annotated[
+    bool,
+    typer.Option("--batching/--no-batching", help="Run requests that wait for a model as one."),
+]
+
+EnableBatching = Annotated[
+    bool,
+    typer.Option("--enable_batching", help="TensorFlow Serving's flag; it is so by default."),
+]
+
+BatchingParametersFile = Annotated[
+    Path | None,
+    option(
+        "--batching-parameters-file",
+        "--batching_parameters_file",
+        help_text="TensorFlow Serving's BatchingParameters.",
+    ),
+]
+
+PerModelBatching = Annotated[
+    bool,
+    option(
+        "--per-model-batching",
+        "--enable_per_model_batching_parameters",
+        help_text="Read batching_params.pbtxt in a version's folder.",
+    ),
+]
+
+CheckMethodNames = Annotated[
+    bool,
+    option(
+        "--check-method-names",
+        "--enable_signature_method_name_check",
+        help_text="Classify and regress only by signatures of that method name.",
+    ),
+]
+
+MaxInFlight = Annotated[
+    int,
+    typer.Option("--max-in-flight", help="Requests under way; more get 503."),
+]
+
+MaxBodyMb = Annotated[
+    int, typer.Option("--max-body-mb", help="Largest REST body, MiB; a larger one gets 413.")
+]
+
+RestApiTimeoutInMs = Annotated[
+    int,
+    option(
+        "--rest-api-timeout-in-ms",
+        "--rest_api_timeout_in_ms",
+        help_text="Longest that a REST request waits for its model.",
+    ),
+]
+
+RestApiNumThreads = Annotated[
+    int,
+    option(
+        "--rest-api-num-threads",
+        "--rest_api_num_threads",
+        help_text="REST requests that are worked on at once.",
+    ),
+]
+
+GrpcNumThreads = Annotated[
+    int, typer.Option("--grpc-num-threads", help="gRPC calls that are worked on at once.")
+]
+
+MonitoringConfigFile = Annotated[
+    Path | None,
+    option(
+        "--monitoring-config-file",
+        "--monitoring_config_file",
+        help_text="TensorFlow Serving's MonitoringConfig.",
+    ),
+]
+
+SslConfigFile = Annotated[
+    Path | None,
+    option(
+        "--ssl-config-file",
+        "--ssl_config_file",
+        help_text="TensorFlow Serving's SSLConfig: TLS on both ports.",
+    ),
+]
+
+KeysFile = Annotated[
+    Path | None,
+    typer.Option("--keys-file", help="YAML of bearer tokens and API keys with their roles."),
+]
+
+AllowUnauthenticated = Annotated[
+    bool,
+    typer.Option("--allow-unauthenticated", help="Let others than this machine in without."),
+]
+
+AllowOps = Annotated[
+    list[str] | None,
+    typer.Option("--allow-ops", help="An operation that models may have; may be repeated."),
+]
+
+Workers = Annotated[int, typer.Option("--workers", help="Processes that share the two ports.")]
+
+WorkerFolder = Annotated[Path | None, typer.Option("--worker-folder", hidden=True)]
+
+Worker = Annotated[int, typer.Option("--worker", hidden=True)]
+
+ListenWhenLoaded = Annotated[bool, typer.Option("--listen-when-loaded", hidden=True)]
+
+Host = Annotated[str, typer.Option(help="The address to listen on.")]
+
+RestApiPort = Annotated[
+    int, option("--rest-api-port", "--rest_api_port", help_text="REST; 0 takes a free port.")
+]
+
+Port = Annotated[int, typer.Option("--port", help="gRPC; 0 takes a free port.")]
+
+GrpcSocketPath = Annotated[
+    str,
+    option(
+        "--grpc-socket-path",
+        "--grpc_socket_path",
+        help_text="A Unix socket for gRPC beside it.",
+    ),
+]
+
+GrpcChannelArguments = Annotated[
+    str,
+    option(
+        "--grpc-channel-arguments",
+        "--grpc_channel_arguments",
+        help_text="gRPC's own settings: NAME=VALUE,NAME=VALUE.",
+    ),
+]
+
+PollS = Annotated[
+    float,
+    option(
+        "--poll-s",
+        "--file-system-poll-wait-seconds",
+        "--file_system_poll_wait_seconds",
+        help_text="Seconds between two looks for new versions.",
+    ),
+]
+
+ReadyFile = Annotated[
+    Path | None,
+    option("--ready-file", "--ready_file", help_text="Written with the real ports."),
+]
+
+StopWithStdin = Annotated[
+    bool,
+    typer.Option("--stop-with-stdin", help="Stop, as by SIGTERM, when standard input ends."),
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Say where it listens as JSON.")]

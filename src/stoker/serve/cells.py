@@ -1,0 +1,128 @@
+"""Numbers that outlive their process: rows of floats by key, in a file that others read meanwhile.
+
+A worker that is killed loses nothing that it counted, as the pages of the file are the kernel's. The
+next worker of the same file goes on from there, so no counter goes backwards.
+
+The file is a sequence of chunks; a chunk is a sequence of rows, each a head (bytes of the key, number
+of values), the key padded to 8 bytes, and the values. A row's head is written last: a reader who
+meets a head of zeros is at the end of the chunk, and never sees half a row.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+_CHUNK_BYTES = 1 << 20
+"""The file grows by so much; a row lies within one chunk."""
+
+_HEAD = struct.Struct("<II")
+_ALIGN = 8
+
+
+class Cells:
+    """The rows of one process; the process is the only one that writes them."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Args: path: the file, whose rows are gone on from; in memory only if None."""
+        self._lock = threading.Lock()
+        self._rows: dict[str, memoryview[float]] = {}
+        self._file = None if path is None else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._chunk = memoryview(b"")
+        self._chunks = 0
+        self._used = 0
+        if self._file is not None:
+            for _ in range(os.fstat(self._file).st_size // _CHUNK_BYTES):
+                self._next_chunk()
+                for key, start, size in _rows_in(self._chunk):
+                    self._rows[key] = _values(self._chunk, start, size)
+                    self._used = start + size * _ALIGN
+
+    def row(self, key: str, size: int) -> memoryview[float]:
+        """The row of a key, zeros where it is new; what is written to it is there for all readers.
+
+        Args:
+            key: Its name; not empty.
+            size: [size] how many floats it has; the same each time.
+        """
+        with self._lock:
+            found = self._rows.get(key)
+            if found is None or len(found) != size:
+                found = self._rows[key] = self._added(key, size)
+            return found
+
+    def rows(self) -> dict[str, list[float]]:
+        """Every key with its values."""
+        with self._lock:
+            rows = dict(self._rows)
+        return {key: list(values) for key, values in rows.items()}
+
+    def close(self) -> None:
+        """Close the file; the rows stay readable."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _added(self, key: str, size: int) -> memoryview[float]:
+        if self._file is None:
+            return memoryview(bytearray(size * _ALIGN)).cast("d")
+        raw = key.encode()
+        start = self._used + _HEAD.size + _padded(len(raw))
+        end = start + size * _ALIGN
+        if end > len(self._chunk):
+            self._next_chunk()
+            start = _HEAD.size + _padded(len(raw))
+            end = start + size * _ALIGN
+        head = start - _padded(len(raw)) - _HEAD.size
+        self._chunk[head + _HEAD.size : head + _HEAD.size + len(raw)] = raw
+        self._chunk[head : head + _HEAD.size] = _HEAD.pack(len(raw), size)
+        self._used = end
+        return _values(self._chunk, start, size)
+
+    def _next_chunk(self) -> None:
+        assert self._file is not None
+        begin = self._chunks * _CHUNK_BYTES
+        self._chunks += 1
+        if os.fstat(self._file).st_size < begin + _CHUNK_BYTES:
+            os.ftruncate(self._file, begin + _CHUNK_BYTES)
+        self._chunk = memoryview(mmap.mmap(self._file, _CHUNK_BYTES, offset=begin))
+        self._used = 0
+
+
+def read_cells(path: Path) -> dict[str, list[float]]:
+    """Every key with its values, of a file that another process writes; empty if it is gone."""
+    try:
+        raw = memoryview(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    found = {}
+    for begin in range(0, len(raw) - _CHUNK_BYTES + 1, _CHUNK_BYTES):
+        chunk = raw[begin : begin + _CHUNK_BYTES]
+        for key, start, size in _rows_in(chunk):
+            found[key] = list(_values(chunk, start, size))
+    return found
+
+
+def _rows_in(chunk: memoryview) -> Iterator[tuple[str, int, int]]:
+    """Key, offset of the values and their number, of every row."""
+    place = 0
+    while place + _HEAD.size <= len(chunk):
+        key_bytes, size = _HEAD.unpack_from(chunk, place)
+        if not key_bytes:
+            return
+        key = place + _HEAD.size
+        start = key + _padded(key_bytes)
+        yield bytes(chunk[key : key + key_bytes]).decode(), start, size
+        place = start + size * _ALIGN
+
+
+def _values(chunk: memoryview, start: int, size: int) -> memoryview[float]:
+    return chunk[start : start + size * _ALIGN].cast("d")
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

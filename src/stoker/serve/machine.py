@@ -1,0 +1,42 @@
+"""What processes and GPUs hold of the machine's memory, now."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from stoker.cluster.machine.gpus import read_gpus
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+_no_gpu = threading.Event()
+"""Set once a look has found none: the driver is not asked for ever in vain."""
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that lies in RAM; 0 of one that has ended, or where there is no `/proc`."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def gpu_memory() -> list[tuple[str, str, dict[str, float]]]:
+    """Name, help and value by GPU of each metric; empty without a GPU that tells."""
+    states = () if _no_gpu.is_set() else read_gpus().states
+    if not states:
+        _no_gpu.set()
+        return []
+    return [
+        (
+            "stoker_gpu_memory_used_bytes",
+            "Memory of a GPU in use, by all processes, bytes.",
+            {str(state.index): float(state.used_bytes) for state in states},
+        ),
+        (
+            "stoker_gpu_memory_bytes",
+            "Memory of a GPU, bytes.",
+            {str(state.index): float(state.memory_bytes) for state in states},
+        ),
+    ]
