@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
 STAMP := $(VENV)/.stamp
+TFJS := .tools/tfjs
+TFJS_STAMP := $(TFJS)/.stamp
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.stamp
 
@@ -51,7 +53,15 @@ demo: $(STAMP) ## data to served model on real data: the digits recipe
 	@echo "demo: stoker run recipes/digits"
 	@$(BIN)/stoker run recipes/digits
 
-test: $(STAMP) ## every test
+$(TFJS_STAMP): requirements-tfjs.lock $(STAMP)
+	@echo "setup: TensorFlow.js's converter into $(TFJS), beside the TensorFlow of $(VENV)"
+	@$(UV) venv --quiet --clear --python $(BIN)/python $(TFJS)
+	@$(UV) pip install --quiet --python $(TFJS)/bin/python --no-deps --require-hashes -r requirements-tfjs.lock
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	"$$($(TFJS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tensorflow.pth"
+	@touch $@
+
+test: $(STAMP) $(TFJS_STAMP) ## every test
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
 	-m "not alone" $(ARGS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from stoker.export.callpath import LoadedModel
 
 Arrays = Mapping[str, NDArray[Any]]
 """Input or output -> [rows, ...] values."""
+
+NAMES = "inputs.json"
+"""The file beside each written model: input -> the name that the model has for it."""
 
 
 class NotCarriedError(UserError):
@@ -53,20 +57,44 @@ class Converted:
     pip: str = ""
     """The command where it is not `pip install` and the packages."""
 
+    python: Path | None = None
+    """The interpreter that has the packages; ours if None."""
+
     def require(self) -> None:
         """Refuse where a package is not installed.
 
         Raises:
-            ConfigError: with the command that installs it.
+            ConfigError: with the command that installs it; or the interpreter does not run.
         """
-        missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        if self.python is None:
+            missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        else:
+            missing = _missing_in(self.python, self.packages)
         if missing:
+            where = "" if self.python is None else f" in {self.python}"
             command = self.pip or f"pip install {' '.join(sorted(set(self.packages.values())))}"
             raise ConfigError(
-                f"{self.name} needs packages that are not installed",
+                f"{self.name} needs packages that are not installed{where}",
                 got=Plain(f"no {', '.join(missing)}"),
                 fix=f"Run `{command}`.",
             )
+
+
+_LOOK = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
+"""What another interpreter is asked: which of the packages it does not have."""
+
+
+def _missing_in(python: Path, packages: Iterable[str]) -> list[str]:
+    try:
+        done = subprocess.run(
+            [python, "-c", _LOOK, *packages], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"exit code {error.returncode}"
+        raise ConfigError(
+            f"{python} must be a Python interpreter that runs", got=Plain(why or str(error))
+        ) from None
+    return done.stdout.split()
 
 
 def argument_of(model: LoadedModel, signature: str) -> dict[str, str]:

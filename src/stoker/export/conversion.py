@@ -19,6 +19,7 @@ from stoker.export.litert import FORMATS as LITERT
 from stoker.export.onnx import FORMATS as ONNX
 from stoker.export.signatures import SERVING_DEFAULT, SERVING_TRANSFORMED, TRANSFORM_FEATURES
 from stoker.export.tfjs import FORMATS as TFJS
+from stoker.export.tfjs import form as tfjs_form
 
 Rows = Mapping[str, NDArray[Any]]
 """Input -> [rows, ...] values."""
@@ -74,6 +75,7 @@ def convert(
     representative: Rows,
     signature: str = "",
     tolerance: float | None = None,
+    tfjs_python: Path | None = None,
 ) -> Conversion:
     """Convert, compare, and publish the folder `out`; or leave nothing.
 
@@ -85,6 +87,7 @@ def convert(
         representative: Raw rows by which ranges are measured, where the form needs them.
         signature: Which one; if "", the usual one, else the model behind its transform.
         tolerance: Most that an answer may be off; the form's own if None.
+        tfjs_python: The interpreter that has TensorFlow.js's converter; ours if None.
 
     Raises:
         ConfigError: the folder exists, or there is no such form or signature.
@@ -92,7 +95,7 @@ def convert(
         NotCarriedError: the form has no word for some of the model's operations, which are named.
         CheckFailed: it answers otherwise.
     """
-    form = _form(to)
+    form = _form(to, tfjs_python)
     allowed = form.tolerance if tolerance is None else tolerance
     if out.exists():
         raise ConfigError("--out must be a folder that does not exist yet", got=str(out))
@@ -124,13 +127,14 @@ def convert(
         model.close()
 
 
-def _form(to: str) -> Converted:
+def _form(to: str, tfjs_python: Path | None) -> Converted:
     if to not in FORMATS:
         raise ConfigError(
             f"a model is converted to one of {', '.join(FORMATS)}", got=to, fix=nearest(to, FORMATS)
         )
-    FORMATS[to].require()
-    return FORMATS[to]
+    form = tfjs_form(tfjs_python) if to in TFJS else FORMATS[to]
+    form.require()
+    return form
 
 
 def _write(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from stoker.core.files import read_json, write_json
 from stoker.export.callpath import LoadedModel
 from stoker.export.carried import (
+    NAMES,
     Arrays,
     Converted,
     NotCarriedError,
@@ -31,9 +32,6 @@ from stoker.export.carried import (
 
 FILE = "model.tflite"
 """The model's file."""
-
-NAMES = "inputs.json"
-"""Input -> the name that the file has for it."""
 
 _NOT_CARRIED = re.compile(r"'tf\.(\w+)' op is neither")
 """How the converter says it. Source: TensorFlow 2.21, seen."""
@@ -56,7 +54,10 @@ def _write(
         _ask_for(converter, weights, representative)
         try:
             content = converter.convert()
-        except Exception as error:  # the converter's own error has no public name
+        # Its own ConverterError derives from Exception alone and has no public name, and its
+        # quantiser raises RuntimeError and ValueError: only the words tell. What is not an
+        # operation without a word is raised on as it came.
+        except Exception as error:
             found = _NOT_CARRIED.findall(f"{error}\n{said()}")
             if not found:
                 raise

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,23 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.core.errors import Plain, UserError
 from stoker.core.files import read_json, write_json
 from stoker.export.callpath import SERVE_TAG, LoadedModel
 from stoker.export.carried import (
+    NAMES,
     Arrays,
     Converted,
-    NotCarriedError,
     argument_of,
     by_names_in_file,
     names_in_file,
 )
+from stoker.export.converter import run_converter
 
 FILE = "model.onnx"
 """The model's file."""
-
-NAMES = "inputs.json"
-"""Input -> the name that the file has for it."""
 
 OPSET = 18
 """The newest that tf2onnx 1.17 writes."""
@@ -38,23 +33,18 @@ _NOT_CARRIED = re.compile(r"Tensorflow op \[.*?: (\w+)\] is not supported")
 
 
 def _write(model: LoadedModel, signature: str, folder: Path, _: Arrays) -> None:
-    # In its own process: it takes TensorFlow's logging and warnings for its own.
-    command = [sys.executable, "-m", "tf2onnx.convert", "--saved-model", str(model.path)]
+    # In its own process: it takes TensorFlow's logging and warnings for its own. -P: what lies in
+    # the present folder is not the converter's.
+    command = [sys.executable, "-P", "-m", "tf2onnx.convert", "--saved-model", str(model.path)]
     command += ["--signature_def", signature, "--tag", SERVE_TAG, "--opset", str(OPSET)]
     command += ["--output", str(folder / FILE)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
-    found = _NOT_CARRIED.findall(done.stderr)
-    if "lookup tables" in done.stderr:
-        found.append("lookup tables")
-    if found:
-        raise NotCarriedError("ONNX", found)
-    if done.returncode or not (folder / FILE).is_file():
-        raise UserError(
-            "tf2onnx must be able to convert the model",
-            got=Plain((done.stderr.strip().splitlines() or ["no output"])[-1].rstrip(".")),
-        )
+    run_converter(command, folder / FILE, form="ONNX", refusals=_refusals)
     taken = [one.name for one in _session(folder).get_inputs()]
     write_json(folder / NAMES, names_in_file(argument_of(model, signature), taken))
+
+
+def _refusals(said: str) -> list[str]:
+    return _NOT_CARRIED.findall(said) + (["lookup tables"] if "lookup tables" in said else [])
 
 
 def _ask(folder: Path, _: str, inputs: Arrays) -> dict[str, NDArray[Any]]:

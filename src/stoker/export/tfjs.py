@@ -6,10 +6,9 @@ graph by TensorFlow: what the files hold is what is asked. JavaScript itself is 
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +17,73 @@ import tensorflow as tf
 from google.protobuf import json_format
 from numpy.typing import NDArray
 
-from stoker.core.errors import CheckFailed, Plain, UserError
+from stoker.core.errors import CheckFailed, Plain
 from stoker.core.files import read_json, write_json
+from stoker.export import tfjs_process
 from stoker.export.callpath import LoadedModel, first_line
 from stoker.export.carried import (
+    NAMES,
     Arrays,
     Converted,
-    NotCarriedError,
     argument_of,
     by_names_in_file,
     names_in_file,
 )
-from stoker.export.tfjs_process import UNSUPPORTED
+from stoker.export.converter import run_converter
 
 FILE = "model.json"
 """The graph, and where its weights lie."""
 
-NAMES = "inputs.json"
-"""Input -> the name that the graph has for it."""
+PINNED = ("tensorflowjs==4.22.0", "tf-keras==2.21.0", "six==1.17.0")
+"""The converter, and what it imports beside TensorFlow; as in requirements-tfjs.lock."""
 
-_NOT_CARRIED = re.compile(rf"{UNSUPPORTED} [\w ]+\n(.*)")
+_NOT_CARRIED = re.compile(rf"{tfjs_process.UNSUPPORTED} [\w ]+\n(.*)")
 """How the converter says it. Source: tensorflowjs 4.22, tf_saved_model_conversion_v2.py."""
 
 
-def _write(model: LoadedModel, signature: str, folder: Path, _: Arrays) -> None:
-    command = [sys.executable, "-m", "stoker.export.tfjs_process"]
-    command += [str(model.path), signature, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
-    found = _NOT_CARRIED.search(done.stderr)
-    if found:
-        raise NotCarriedError("TensorFlow.js", re.findall(r"\w+", found.group(1)))
-    if done.returncode or not (folder / FILE).is_file():
-        raise UserError(
-            "the TensorFlow.js converter must be able to convert the model",
-            got=Plain((done.stderr.strip().splitlines() or ["no output"])[-1]),
-        )
+def form(python: Path | None = None) -> Converted:
+    """TensorFlow.js, written by the interpreter that has its converter; by ours if None."""
+    pip = f"{python or sys.executable} -m pip install"
+    return Converted(
+        name="TensorFlow.js",
+        tolerance=1e-4,  # other orders of summing
+        packages={
+            "tensorflow": f"tensorflow=={tf.__version__}",
+            "tensorflowjs": PINNED[0],
+            "tf_keras": PINNED[1],
+            "six": PINNED[2],
+        },
+        # Its own requirements name a TensorFlow of 2024, by way of decision forests.
+        pip=f"{pip} --no-deps {' '.join(PINNED)}"
+        + ("" if python is None else f"`, after `{pip} tensorflow=={tf.__version__}"),
+        write=partial(_write, python=python),
+        ask=_ask,
+        python=python,
+    )
+
+
+def _refusals(said: str) -> list[str]:
+    found = _NOT_CARRIED.search(said)
+    return re.findall(r"\w+", found.group(1)) if found else []
+
+
+def _write(
+    model: LoadedModel, signature: str, folder: Path, _: Arrays, *, python: Path | None
+) -> None:
+    # By its file, not by its name: the other interpreter need not have Stoker. Without the folder
+    # that Python looks in first, the present one: what lies there is not the converter's.
+    command = [str(python or sys.executable), "-c", _START, tfjs_process.__file__]
+    command += [str(model.path.absolute()), signature, str(folder.absolute())]
+    run_converter(command, folder / FILE, form="TensorFlow.js", refusals=_refusals)
     # The process calls an input by its whole name in the graph.
     whole = {n: f"{signature}_{argument}" for n, argument in argument_of(model, signature).items()}
     write_json(folder / NAMES, names_in_file(whole, list(_tensors(read_json(folder / FILE)))))
+
+
+_START = (
+    "import runpy, sys; sys.path = [path for path in sys.path if path]; "
+    "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+)
 
 
 def _ask(folder: Path, _: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
@@ -108,15 +136,5 @@ def _weights(folder: Path, manifest: list[dict[str, Any]]) -> dict[str, NDArray[
     return weights
 
 
-FORMATS = {
-    "tfjs": Converted(
-        name="TensorFlow.js",
-        tolerance=1e-4,
-        packages={"tensorflowjs": "tensorflowjs", "tf_keras": "tf-keras", "six": "six"},
-        # Its own requirements name a TensorFlow of 2024, by way of decision forests.
-        pip="pip install --no-deps tensorflowjs==4.22.0 tf-keras six",
-        write=_write,
-        ask=_ask,
-    )
-}
-"""Form -> how it is written. Tolerance: other orders of summing."""
+FORMATS = {"tfjs": form()}
+"""Form -> how it is written."""

@@ -27,6 +27,7 @@ def main(saved_model: str, signature: str, out: str) -> None:
     for name in ("tensorflow_decision_forests", "tensorflow_hub"):
         sys.modules[name] = types.ModuleType(name)
     jax = types.ModuleType("tensorflowjs.converters.jax_conversion")
+    # A module has no such attribute until it is given one, which mypy cannot know.
     jax.convert_jax = None  # type: ignore[attr-defined]
     sys.modules[jax.__name__] = jax
     from tensorflowjs.converters import tf_saved_model_conversion_v2

@@ -6,7 +6,9 @@ import importlib.util
 import json
 import os
 import shutil
+import venv
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +20,30 @@ from tests.integration.app.conftest import MODEL_PY, STOKER_YAML, write_csv
 
 from stoker.app.cli.main import invoke
 from stoker.core.errors import CheckFailed, ConfigError, UserError
-from stoker.export import conversion
+from stoker.export import conversion, tfjs
 from stoker.export.carried import NotCarriedError
-from stoker.export.conversion import FORMATS, convert
+from stoker.export.conversion import FORMATS
 from stoker.export.signatures import SERVING_DEFAULT, SERVING_TRANSFORMED, TRANSFORM_FEATURES
 
 LITERT = ("litert", "litert-float16", "litert-int8")
 X = {"x": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)}
 
 
+TFJS_PYTHON = Path(__file__).parents[3] / ".tools" / "tfjs" / "bin" / "python"
+"""Made by `make test`: tensorflowjs' own requirements name a TensorFlow of 2024."""
+
+
 def need(form: str) -> None:
-    """Skip where a form's packages are not installed; those of the lock must be there in CI."""
-    missing = [n for n in FORMATS[form].packages if importlib.util.find_spec(n) is None]
-    if missing and form != "tfjs" and os.environ.get("CI") == "true":
-        pytest.fail(f"{missing} must be there in CI: the extra `convert`")
-    if missing:
-        # tensorflowjs' own requirements name a TensorFlow of 2024: it is not in the lock.
-        pytest.skip(f"{', '.join(missing)} not installed")
+    """Skip where what writes a form is not installed; in CI it must be."""
+    try:
+        (tfjs.form(TFJS_PYTHON) if form == "tfjs" else FORMATS[form]).require()
+    except ConfigError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"must be there in CI: {error}")
+        pytest.skip(str(error))
+
+
+convert = partial(conversion.convert, tfjs_python=TFJS_PYTHON)
 
 
 def export(folder: Path, endpoints: Mapping[str, Any], *tracked: Any) -> Path:
@@ -122,7 +131,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 # Each form of another package takes a process that imports TensorFlow: few, and each says much.
 
 
-@pytest.mark.parametrize("form", [*LITERT, "onnx"])
+@pytest.mark.parametrize("form", [*LITERT, "onnx", "tfjs"])
 def test_a_converted_model_answers_as_the_savedmodel(
     models: dict[str, Path], tmp_path: Path, form: str
 ) -> None:
@@ -242,7 +251,40 @@ def test_packages_that_are_missing_are_named_with_the_command(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     for form, said in (("onnx", r"stoker\[convert\]"), ("tfjs", "--no-deps tensorflowjs==4.22.0")):
         with pytest.raises(ConfigError, match=said):
-            convert(models["dense"], form, tmp_path / "out", rows=X, representative=X)
+            conversion.convert(models["dense"], form, tmp_path / "o", rows=X, representative=X)
+
+
+def test_the_python_of_tensorflow_js_is_looked_at_before_anything_is_done(
+    models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    rows = tmp_path / "rows.json"
+    rows.write_text("[[1, 2, 3, 4]]")
+    venv.create(tmp_path / "empty")
+    empty = tmp_path / "empty" / "bin" / "python"
+    said = {
+        empty: "Received: no tensorflow, tensorflowjs, tf_keras, six. Run `"
+        f"{empty} -m pip install --no-deps tensorflowjs==4.22.0 tf-keras==2.21.0 six==1.17.0`, "
+        f"after `{empty} -m pip install tensorflow=={tf.__version__}`.",
+        tmp_path / "none": "must be a Python interpreter that runs. Received: No such file",
+        Path("/bin/false"): "must be a Python interpreter that runs. Received: exit code 1",
+    }
+    command = ["convert", str(models["dense"]), "--to", "tfjs", "--data", str(rows)]
+    command += ["--out", str(tmp_path / "out")]
+    for python, reason in said.items():
+        monkeypatch.setenv("STOKER_TFJS_PYTHON", str(python))
+        assert invoke(command, debug=False) == 2
+        assert reason in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_versions_of_the_command_are_those_that_are_tested() -> None:
+    lock = (TFJS_PYTHON.parents[3] / "requirements-tfjs.lock").read_text()
+
+    assert {line.split()[0] for line in lock.splitlines() if "==" in line} == set(tfjs.PINNED)
+    assert tfjs.PINNED[1].rpartition("=")[2] == tf.__version__
 
 
 def test_an_experiment_is_converted_with_its_own_rows(

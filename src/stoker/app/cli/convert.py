@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from stoker.export.conversion import Conversion
 
 
+TFJS_VARIABLE = "STOKER_TFJS_PYTHON"
+"""Where the Python of TensorFlow.js's converter is looked for when no flag names it."""
+
+
 class Form(StrEnum):
     """What a model can be written as."""
 
@@ -48,6 +52,13 @@ def convert(
         float | None,
         typer.Option(help="Most that an answer may be off, absolute plus relative."),
     ] = None,
+    tfjs_python: Annotated[
+        Path | None,
+        typer.Option(
+            envvar=TFJS_VARIABLE,
+            help="The Python that has TensorFlow.js's converter; Stoker's own if none.",
+        ),
+    ] = None,
     overrides: Overrides = [],  # noqa: B006 - typer copies it
     as_json: AsJson = False,
 ) -> None:
@@ -76,6 +87,7 @@ def convert(
         representative=source.representative,
         signature=signature,
         tolerance=tolerance,
+        tfjs_python=tfjs_python,
     )
     if as_json:
         facts = {"out": str(out), "saved_model": str(source.saved_model)}
