@@ -51,12 +51,15 @@ class Keys:
     keys: tuple[Key, ...]
     """At least one."""
 
-    def check(self, headers: Mapping[str, str], *, role: Role) -> None:
+    def check(self, headers: Mapping[str, str], *, role: Role) -> Key:
         """Let a request pass whose key allows what it asks for.
 
         Args:
             headers: The request's headers or metadata by their names in lower case.
             role: What is needed.
+
+        Returns:
+            The key that it came with.
 
         Raises:
             ServeError: it has no key, one that is unknown, or one of a lower role.
@@ -66,6 +69,12 @@ class Keys:
             raise ServeError(Code.UNAUTHENTICATED, "a known key is needed: Authorization: Bearer")
         if found.role < role:
             raise ServeError(Code.PERMISSION_DENIED, f"the role {role.name.lower()} is needed")
+        return found
+
+    def name_of(self, headers: Mapping[str, str]) -> str:
+        """Whose key a request came with, empty if it is none that is known; for the log."""
+        found = self._find(_key_in(headers))
+        return "" if found is None else found.name
 
     def _find(self, key: str) -> Key | None:
         """Every known key is compared with, in time that tells nothing of where they differ."""

@@ -102,6 +102,9 @@ class ServeConfig:
     metrics_path: str | None = METRICS_PATH
     """Where the metrics are; nowhere if None."""
 
+    access_log: str = ""
+    """The file of a line for each request, "-" for standard error; none if empty."""
+
     workers: int = 1
     """Processes that share the ports, each with its own copy of the models."""
 

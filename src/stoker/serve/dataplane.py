@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 
@@ -27,6 +28,7 @@ from stoker.serve.model_config import ModelConfig
 from stoker.serve.models import Models
 from stoker.serve.patience import Patience
 from stoker.serve.requests import (
+    Answered,
     InferRequest,
     InferResponse,
     Metadata,
@@ -37,6 +39,7 @@ from stoker.serve.requests import (
     VersionStatus,
 )
 from stoker.serve.servable import State
+from stoker.serve.trail import Trail
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +67,7 @@ class DataPlane:
         self.models = models
         self.metrics = metrics
         self.check_method_names = check_method_names
+        self.on_answered: Callable[[Answered], None] | None = None
         self._draining = False
         self._was_ready = False
 
@@ -73,15 +77,20 @@ class DataPlane:
         Raises:
             ServeError: the request cannot be answered; the code says whose fault that is.
         """
-        name = request.model.name
-        with self._counted(name, api="Predict", entrypoint=request.entrypoint):
+        name, trail = request.model.name, request.patience.trail
+        signature = request.signature or DEFAULT_SIGNATURE
+        trail.model, trail.signature = name, signature
+        with self._counted(name, api="Predict", entrypoint=request.entrypoint, trail=trail):
             with self._use(request.model) as (served, model):
-                outputs = self._run(model, request)
-            return PredictResponse(
+                trail.version = served
+                inputs, outputs = self._run(model, request)
+            response = PredictResponse(
                 model=ModelSpec(name=name, version=served),
-                signature=request.signature or DEFAULT_SIGNATURE,
+                signature=signature,
                 outputs=_filtered(outputs, request.output_filter),
             )
+            self._log_request(name, response, inputs=inputs)
+            return response
 
     def infer(self, request: InferRequest) -> InferResponse:
         """Classify, regress, or both, by one version of a model.
@@ -90,10 +99,15 @@ class DataPlane:
             ServeError: the request cannot be answered; the code says whose fault that is.
         """
         name, api = request.model.name, _api(request.tasks)
-        with self._counted(name, api=api, entrypoint=request.entrypoint):
+        trail = request.patience.trail
+        trail.model, trail.signature = name, ",".join(task.signature for task in request.tasks)
+        with self._counted(name, api=api, entrypoint=request.entrypoint, trail=trail):
             with self._use(request.model) as (served, model):
+                trail.version = served
                 results = [self._infer(model, request, task, api) for task in request.tasks]
-            return InferResponse(model=ModelSpec(name=name, version=served), results=results)
+            response = InferResponse(model=ModelSpec(name=name, version=served), results=results)
+            self._log_request(name, response, examples=request.examples, context=request.context)
+            return response
 
     def status(self, spec: ModelSpec) -> list[VersionStatus]:
         """The states of a model's versions, newest first; of one if the spec names one.
@@ -136,11 +150,21 @@ class DataPlane:
                 "This server serves every model of a repository, so there is no configuration to "
                 "reload. Start it with --model_config_file, or push to the repository.",
             )
+        for config in configs:
+            self._check_log(config)
         with _as_serve_error():
             self.models.reload(
                 configs,
                 allow_unavailable=self.allow_unavailable_labels,
                 timeout_s=min(patience.left_s, _RELOAD_S),
+            )
+
+    def _check_log(self, config: ModelConfig) -> None:
+        """Who may call must not choose which files are written."""
+        if config.request_log not in (None, self.models.request_log_of(config.name)):
+            raise ServeError(
+                Code.FAILED_PRECONDITION,
+                f"logging_config of model {config.name} is taken from --model_config_file only",
             )
 
     def unready(self) -> str:
@@ -169,7 +193,7 @@ class DataPlane:
         with versions.use(spec.version, label=spec.label) as found:
             yield found
 
-    def _run(self, model: Batcher, request: PredictRequest) -> Tensors:
+    def _run(self, model: Batcher, request: PredictRequest) -> tuple[Tensors, Tensors]:
         name = request.signature or DEFAULT_SIGNATURE
         signature = model.signatures.get(name)
         if signature is None:
@@ -179,7 +203,16 @@ class DataPlane:
         begun_s = time.monotonic()
         outputs = model.call(name, inputs, patience=request.patience)
         self._observe_runtime(begun_s, model_name=request.model.name, api="Predict")
-        return outputs
+        return inputs, outputs
+
+    def _log_request(
+        self, name: str, response: PredictResponse | InferResponse, **given: Any
+    ) -> None:
+        if self.on_answered is None:
+            return
+        log = self.models.request_log_of(name)
+        if log is not None:
+            self.on_answered(Answered(log=log, response=response, **given))
 
     def _infer(self, model: Batcher, request: InferRequest, task: Task, api: str) -> Inferred:
         definition = model.signature_defs.get(task.signature)
@@ -201,7 +234,9 @@ class DataPlane:
         self.metrics.runtime_latency.observe(took_us, model_name=model_name, API=api, runtime="TF1")
 
     @contextmanager
-    def _counted(self, model_name: str, *, api: str, entrypoint: str) -> Iterator[None]:
+    def _counted(
+        self, model_name: str, *, api: str, entrypoint: str, trail: Trail
+    ) -> Iterator[None]:
         """Turn what a request raises into a `ServeError`, and count how it ended."""
         name = model_name if model_name in self.models.names() else UNKNOWN_MODEL
         begun_s, code = time.monotonic(), Code.OK
@@ -216,6 +251,7 @@ class DataPlane:
             raise
         finally:
             took_us = (time.monotonic() - begun_s) * 1e6
+            trail.code = code.name
             self.metrics.request_count.add(model_name=name, status=code.name)
             self.metrics.request_latency.observe(
                 took_us, model_name=name, API=api, entrypoint=entrypoint

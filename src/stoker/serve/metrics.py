@@ -207,6 +207,9 @@ class ServeMetrics:
         self.workers_replaced = self._counter(
             "stoker_workers_replaced", "Workers in whose place another was put, by reason."
         )
+        self.log_dropped = self._counter(
+            "stoker_log_dropped", "Lines and records that were not logged, so that nothing waits."
+        )
         self._pid = self._gauge("stoker_worker_pid", "The process of each worker.")
         self._begin_life()
 

@@ -48,6 +48,26 @@ class VersionPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RequestLogConfig:
+    """Which requests to a model are logged.
+
+    Source: TensorFlow Serving, `LoggingConfig`.
+    """
+
+    prefix: str
+    """How the paths of its files begin."""
+
+    rate: float
+    """Share of the requests that are logged, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        if not Path(self.prefix).is_absolute():
+            raise ConfigError("filename_prefix must be an absolute path", got=self.prefix)
+        if not 0.0 <= self.rate <= 1.0:
+            raise ConfigError("sampling_rate must lie in 0..1", got=self.rate)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """One model that the user named."""
 
@@ -62,6 +82,9 @@ class ModelConfig:
 
     labels: Mapping[str, int] = field(default_factory=dict)
     """Label -> version; beside those of the repository's own file."""
+
+    request_log: RequestLogConfig | None = None
+    """Which requests to it are logged; none if None."""
 
     def __post_init__(self) -> None:
         checked_name(self.name)
@@ -127,7 +150,31 @@ def _model(found: model_server_config_pb2.ModelConfig) -> ModelConfig:
         base=base,
         policy=_policy(found.model_version_policy),
         labels=dict(found.version_labels),
+        request_log=_request_log(found) if found.HasField("logging_config") else None,
     )
+
+
+def _request_log(found: model_server_config_pb2.ModelConfig) -> RequestLogConfig:
+    config = found.logging_config
+    collector = config.log_collector_config
+    if config.HasField("custom_logging_config") or config.sampling_config.per_task_sampling_configs:
+        raise ConfigError(
+            f"logging_config of model {found.name!r} must have log_collector_config and "
+            "sampling_config.sampling_rate alone",
+            got=Plain("more"),
+        )
+    if collector.type not in _COLLECTORS:
+        raise ConfigError(
+            f"the log collector of model {found.name!r} must be of the type 'file'",
+            got=collector.type,
+        )
+    return RequestLogConfig(
+        prefix=collector.filename_prefix, rate=config.sampling_config.sampling_rate
+    )
+
+
+_COLLECTORS = ("", "file")
+"""Types of log collectors: TensorFlow Serving has none of its own, and leaves them to plugins."""
 
 
 def _policy(found: object) -> VersionPolicy:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stoker.export.repository import Repository
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.model_config import ModelConfig
+from stoker.serve.model_config import ModelConfig, RequestLogConfig
 from stoker.serve.servable import LoadOptions, State
 from stoker.serve.versions import ModelVersions
 
@@ -134,6 +134,11 @@ class Models:
     def available(self) -> dict[str, bool]:
         """Name -> whether it can be called, of every model."""
         return {name: model.available for name, model in self._by_name.items()}
+
+    def request_log_of(self, name: str) -> RequestLogConfig | None:
+        """Which requests to a model are logged."""
+        model = self._by_name.get(name)
+        return None if model is None else model.config.request_log
 
     def all_tried(self) -> bool:
         """Whether there are models, and each had the looks that it needs to be loaded."""

@@ -8,14 +8,19 @@ import time
 from collections.abc import Callable
 
 from stoker.serve.errors import Code, ServeError
+from stoker.serve.trail import Trail
 
 
 class Patience:
-    """A deadline, and the news that the client has gone; may be shared by threads."""
+    """A deadline, and the news that the client has gone; may be shared by threads.
+
+    What becomes known of his request meanwhile is in `trail`.
+    """
 
     def __init__(self, timeout_s: float = math.inf) -> None:
         """Args: timeout_s: seconds from now after which nobody waits for the answer."""
         self._deadline_s = time.monotonic() + timeout_s
+        self.trail = Trail()
         self._cancelled = False
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()

@@ -10,6 +10,7 @@ import numpy as np
 
 from stoker.export.callpath import Signature
 from stoker.serve.inference import Inferred, Task
+from stoker.serve.model_config import RequestLogConfig
 from stoker.serve.patience import Patience
 from stoker.serve.servable import State
 
@@ -100,6 +101,26 @@ class InferResponse:
 
     results: Sequence[Inferred]
     """In the order of the tasks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """A request with its answer, for the log of requests."""
+
+    log: RequestLogConfig
+    """Where it goes, and how often one does."""
+
+    response: PredictResponse | InferResponse
+    """The answer."""
+
+    inputs: Tensors = field(default_factory=dict)
+    """What was predicted on."""
+
+    examples: Sequence[bytes] = ()
+    """What was classified or regressed."""
+
+    context: bytes = b""
+    """The features that all of those have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import write_json
+from stoker.serve.access_log import AccessLog
 from stoker.serve.auth import Keys, read_keys
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane import DataPlane
@@ -21,6 +22,7 @@ from stoker.serve.metrics import ServeMetrics
 from stoker.serve.model_config import ModelConfig, read_model_config
 from stoker.serve.models import Models, Watch
 from stoker.serve.ready import Ready
+from stoker.serve.request_log import RequestLog
 from stoker.serve.rest.app import RestApp, RestOptions
 from stoker.serve.rest.http import BACKLOG, HttpServer, bound_socket
 from stoker.serve.servable import LoadOptions
@@ -61,17 +63,22 @@ class Server:
             check_method_names=config.check_method_names,
             allow_unavailable_labels=config.allow_unavailable_labels,
         )
+        self._request_log = RequestLog(dropped=metrics.log_dropped)
+        self.plane.on_answered = self._request_log.add
+        self._access_log = (
+            AccessLog(config.access_log, dropped=metrics.log_dropped) if config.access_log else None
+        )
         self._health = Health(self.plane)
         self._socket = _bind(config.host, config.rest_port, shared=config.worker_folder is not None)
         self.rest_port: int = self._socket.getsockname()[1]
         try:
             self._grpc, self.grpc_port = make_grpc_server(
-                self.plane, self._health, _grpc_options(config, keys, tls)
+                self.plane, self._health, _grpc_options(config, keys, tls, self._access_log)
             )
         except ConfigError:
             self._socket.close()
             raise
-        self._app = RestApp(self.plane, _rest_options(config, keys))
+        self._app = RestApp(self.plane, _rest_options(config, keys, self._access_log))
         self._rest = HttpServer(
             self._app,
             drain_s=config.drain_s,
@@ -138,6 +145,9 @@ class Server:
         else:
             self._socket.close()
         self._app.close()
+        self._request_log.close()
+        if self._access_log is not None:
+            self._access_log.close()
         self.models.close()
 
     def _look_whether_ready(self) -> None:
@@ -223,7 +233,9 @@ _LOOK_S = 0.1
 """How soon a server that waits for its first model sees that it is to end."""
 
 
-def _rest_options(config: ServeConfig, keys: Keys | None) -> RestOptions:
+def _rest_options(
+    config: ServeConfig, keys: Keys | None, access_log: AccessLog | None
+) -> RestOptions:
     return RestOptions(
         workers=config.rest_workers,
         max_body_bytes=config.max_body_bytes,
@@ -232,10 +244,13 @@ def _rest_options(config: ServeConfig, keys: Keys | None) -> RestOptions:
         timeout_s=config.rest_timeout_s,
         keys=keys,
         metrics_path=config.metrics_path,
+        access_log=access_log,
     )
 
 
-def _grpc_options(config: ServeConfig, keys: Keys | None, tls: Tls | None) -> GrpcOptions:
+def _grpc_options(
+    config: ServeConfig, keys: Keys | None, tls: Tls | None, access_log: AccessLog | None
+) -> GrpcOptions:
     return GrpcOptions(
         host=config.host,
         port=config.grpc_port,
@@ -246,6 +261,7 @@ def _grpc_options(config: ServeConfig, keys: Keys | None, tls: Tls | None) -> Gr
         shared=config.worker_folder is not None,
         keys=keys,
         tls=tls,
+        access_log=access_log,
     )
 
 

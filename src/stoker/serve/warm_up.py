@@ -6,19 +6,15 @@ of `PredictionLog`, at most 1,000.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
-import google_crc32c
 from google.protobuf.message import DecodeError
 from tensorflow_serving.apis import input_pb2, prediction_log_pb2
 
-from stoker.core.errors import DataError, Plain
 from stoker.export.callpath import DEFAULT_SIGNATURE
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.inference import INPUT, joined_examples
+from stoker.serve.records import damaged, read_records
 from stoker.serve.tensors import to_array
 
 WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
@@ -26,10 +22,6 @@ WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
 
 MAX_RECORDS = 1000
 """Most requests in the file; TensorFlow Serving's limit."""
-
-_HEADER = struct.Struct("<QI")
-_MASK_DELTA = 0xA282EAD8
-_BITS32 = 0xFFFFFFFF
 
 
 def warm_up(model: Batcher, folder: Path) -> int:
@@ -47,14 +39,14 @@ def warm_up(model: Batcher, folder: Path) -> int:
     if not path.is_file():
         return 0
     count = 0
-    for record in _records(path):
+    for record in read_records(path):
         count += 1
         if count > MAX_RECORDS:
-            raise _damaged(path, f"Number of warmup records exceeds the maximum ({MAX_RECORDS})")
+            raise damaged(path, f"Number of warmup records exceeds the maximum ({MAX_RECORDS})")
         try:
             log = prediction_log_pb2.PredictionLog.FromString(record)
         except DecodeError as error:
-            raise _damaged(path, f"record {count} is no PredictionLog") from error
+            raise damaged(path, f"record {count} is no PredictionLog") from error
         _run(model, log, path)
     return count
 
@@ -75,7 +67,7 @@ def _run(model: Batcher, log: prediction_log_pb2.PredictionLog, path: Path) -> N
                 model, task.model_spec.signature_name, log.multi_inference_log.request.input
             )
     else:
-        raise _damaged(path, f"Unsupported log_type for warmup: {kind}")
+        raise damaged(path, f"Unsupported log_type for warmup: {kind}")
 
 
 def _run_examples(model: Batcher, signature: str, given: input_pb2.Input) -> None:
@@ -85,34 +77,3 @@ def _run_examples(model: Batcher, signature: str, given: input_pb2.Input) -> Non
         context = given.example_list_with_context.context.SerializeToString()
     rows = joined_examples([one.SerializeToString() for one in examples], context=context)
     model.call(signature or DEFAULT_SIGNATURE, {INPUT: rows})
-
-
-def _records(path: Path) -> Iterator[bytes]:
-    """The records of a TFRecord file, every length and checksum checked before it is believed."""
-    left = path.stat().st_size
-    with path.open("rb") as file:
-        while header := file.read(_HEADER.size):
-            left -= _HEADER.size + 4
-            if len(header) != _HEADER.size:
-                raise _damaged(path, "it ends inside a record")
-            length, crc = _HEADER.unpack(header)
-            if _masked(header[:8]) != crc or length > left:
-                raise _damaged(path, "a record's length is damaged")
-            left -= length
-            yield _checked(path, file, length)
-
-
-def _checked(path: Path, file: IO[bytes], length: int) -> bytes:
-    data, crc = file.read(length), file.read(4)
-    if len(crc) != 4 or _masked(data) != int.from_bytes(crc, "little"):
-        raise _damaged(path, "a record's content is damaged")
-    return data
-
-
-def _masked(data: bytes) -> int:
-    crc = google_crc32c.value(data)
-    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & _BITS32
-
-
-def _damaged(path: Path, got: str) -> DataError:
-    return DataError(f"{path} must be a TFRecord file of PredictionLog", got=Plain(got))

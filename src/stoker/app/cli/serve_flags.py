@@ -186,6 +186,13 @@ AllowOps = Annotated[
     typer.Option("--allow-ops", help="An operation that models may have; may be repeated."),
 ]
 
+AccessLog = Annotated[
+    str,
+    typer.Option(
+        "--access-log", help="A file with a line of JSON a request; - for standard error."
+    ),
+]
+
 Workers = Annotated[int, typer.Option("--workers", help="Processes that share the two ports.")]
 
 WorkerFolder = Annotated[Path | None, typer.Option("--worker-folder", hidden=True)]

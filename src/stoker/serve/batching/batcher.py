@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,12 +68,13 @@ class Batcher:
         patience = patience or Patience()
         patience.check()
         queue = self._queues.get(signature)
+        patience.trail.rows += rows_of(list(inputs.values()))
         if queue is None or not queue.joins:
-            return self._model.call(signature, inputs)
+            return self._alone(signature, inputs, patience)
         arrays = checked_inputs(self.signatures[signature], inputs)
         rows = rows_of(arrays)
         if rows == 0:
-            return self._model.call(signature, inputs)
+            return self._alone(signature, inputs, patience)
         if rows > self._config.max_batch_size:
             return self._larger(queue, arrays, rows, patience)
         return queue.submit(self._request(arrays, rows, patience))
@@ -97,6 +99,13 @@ class Batcher:
         """Give the memory back; no call may be running, none may follow."""
         self._queues = {}
         self._model.close()
+
+    def _alone(self, signature: str, inputs: Mapping[str, Array], patience: Patience) -> Outputs:
+        began_s = time.monotonic()
+        try:
+            return self._model.call(signature, inputs)
+        finally:
+            patience.trail.ran(began_s, time.monotonic(), came_s=began_s)
 
     def _run(self, name: str, signature: Signature, arrays: Sequence[Array]) -> Outputs:
         return self._model.call(name, dict(zip(signature.inputs, arrays, strict=True)))

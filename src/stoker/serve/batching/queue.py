@@ -162,7 +162,11 @@ class Queue:
         batch = [request]
         try:
             batch = self._gather(request)
+            began_s = time.monotonic()
             self._run(batch)
+            ended_s = time.monotonic()
+            for mate in batch:
+                mate.patience.trail.ran(began_s, ended_s, came_s=mate.came_s)
         finally:
             with self._changed:
                 self._pass_on()

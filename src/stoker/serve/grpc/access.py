@@ -7,8 +7,10 @@ from typing import Any
 
 import grpc
 
+from stoker.serve.access_log import AccessLog
 from stoker.serve.auth import Keys, Role
 from stoker.serve.errors import ServeError
+from stoker.serve.grpc.calls import Calls
 from stoker.serve.tls import Tls
 
 _OPEN = "/grpc.health.v1.Health/"
@@ -21,9 +23,10 @@ _ADMIN = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 class KeyInterceptor(grpc.ServerInterceptor):  # type: ignore[misc] # grpcio has no types
     """Lets a call pass whose key allows it; before its message is read."""
 
-    def __init__(self, keys: Keys) -> None:
-        """Args: keys: those that are known."""
+    def __init__(self, keys: Keys, access_log: AccessLog | None = None) -> None:
+        """Args: keys: those that are known; access_log: where a line for each refusal goes."""
         self._keys = keys
+        self._calls = Calls(access_log=access_log, keys=keys)
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """The handler of the call, or one that refuses it."""
@@ -36,8 +39,15 @@ class KeyInterceptor(grpc.ServerInterceptor):  # type: ignore[misc] # grpcio has
         try:
             self._keys.check(metadata, role=role)
         except ServeError as error:
-            return _refusing(error)
+            return self._refusing(error, details.method)
         return continuation(details)
+
+    def _refusing(self, error: ServeError, method: str) -> Any:
+        def refuse(request: bytes, context: grpc.ServicerContext) -> None:
+            with self._calls.call(context, method.rpartition("/")[2], len(request)):
+                raise error
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
 
 
 def credentials(tls: Tls) -> Any:
@@ -47,12 +57,3 @@ def credentials(tls: Tls) -> Any:
         root_certificates=tls.authority.encode() or None,
         require_client_auth=tls.client_verify,
     )
-
-
-def _refusing(error: ServeError) -> Any:
-    codes = {code.value[0]: code for code in grpc.StatusCode}
-
-    def refuse(_request: Any, context: grpc.ServicerContext) -> None:
-        context.abort(codes[int(error.code)], error.message)
-
-    return grpc.unary_unary_rpc_method_handler(refuse)

@@ -57,7 +57,9 @@ def classify(
     """Classify the Examples of a request."""
     task = Task(method=CLASSIFY, signature=_signature(request.model_spec))
     answer = _ask(plane, read_spec(request), [task], request.input, patience)
-    response = classification_pb2.ClassificationResponse(result=_classification(answer.results[0]))
+    response = classification_pb2.ClassificationResponse(
+        result=classification_of(answer.results[0])
+    )
     response.model_spec.CopyFrom(spec_proto(answer.model, task.signature))
     return response
 
@@ -68,7 +70,7 @@ def regress(
     """Regress the Examples of a request."""
     task = Task(method=REGRESS, signature=_signature(request.model_spec))
     answer = _ask(plane, read_spec(request), [task], request.input, patience)
-    response = regression_pb2.RegressionResponse(result=_regression(answer.results[0]))
+    response = regression_pb2.RegressionResponse(result=regression_of(answer.results[0]))
     response.model_spec.CopyFrom(spec_proto(answer.model, task.signature))
     return response
 
@@ -84,9 +86,9 @@ def multi_inference(
         result = response.results.add()
         result.model_spec.CopyFrom(spec_proto(answer.model, inferred.task.signature))
         if inferred.task.method == CLASSIFY:
-            result.classification_result.CopyFrom(_classification(inferred))
+            result.classification_result.CopyFrom(classification_of(inferred))
         else:
-            result.regression_result.CopyFrom(_regression(inferred))
+            result.regression_result.CopyFrom(regression_of(inferred))
     return response
 
 
@@ -142,7 +144,8 @@ def _signature(spec: model_pb2.ModelSpec) -> str:
     return spec.signature_name or DEFAULT_SIGNATURE
 
 
-def _classification(answer: Inferred) -> classification_pb2.ClassificationResult:
+def classification_of(answer: Inferred) -> classification_pb2.ClassificationResult:
+    """The classes of each row as a message."""
     result = classification_pb2.ClassificationResult()
     for row in answer.classes:
         found = result.classifications.add()
@@ -151,7 +154,8 @@ def _classification(answer: Inferred) -> classification_pb2.ClassificationResult
     return result
 
 
-def _regression(answer: Inferred) -> regression_pb2.RegressionResult:
+def regression_of(answer: Inferred) -> regression_pb2.RegressionResult:
+    """The value of each row as a message."""
     result = regression_pb2.RegressionResult()
     for value in answer.values:
         result.regressions.add(value=value)

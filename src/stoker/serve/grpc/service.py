@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import grpc
@@ -22,17 +19,18 @@ from tensorflow_serving.apis import (
     regression_pb2,
 )
 
-from stoker.core.errors import ConfigError, UserError
+from stoker.core.errors import ConfigError
 from stoker.export.callpath import Signature
+from stoker.serve.access_log import AccessLog
 from stoker.serve.auth import Keys
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc import inference
 from stoker.serve.grpc.access import KeyInterceptor, credentials
+from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.health import Health, add_reflection
 from stoker.serve.grpc.inference import read_spec, spec_proto
 from stoker.serve.model_config import models_of
-from stoker.serve.patience import Patience
 from stoker.serve.requests import PredictRequest, Tensors
 from stoker.serve.tensors import to_array, to_proto
 from stoker.serve.tls import Tls
@@ -52,20 +50,14 @@ _ARGUMENTS: dict[str, str | int] = {
 }
 """gRPC's settings, unless `grpc_channel_arguments` has others."""
 
-_MAX_DETAILS = 2000
-"""Longest text of a refusal; gRPC has 8 KiB for all that ends a call."""
-
-_log = logging.getLogger(__name__)
-
-_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
-
 
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):  # type: ignore[misc]
     """Every call of TensorFlow Serving's service of that name."""
 
-    def __init__(self, plane: DataPlane) -> None:
-        """Args: plane: what answers."""
+    def __init__(self, plane: DataPlane, calls: Calls) -> None:
+        """Args: plane: what answers; calls: opens and ends calls."""
         self._plane = plane
+        self._calls = calls
 
     def Predict(  # noqa: N802 - the protocol's name
         self, request: predict_pb2.PredictRequest, context: grpc.ServicerContext
@@ -75,7 +67,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
         def read_inputs(_signature: Signature) -> Tensors:
             return {name: to_array(proto, name=name) for name, proto in request.inputs.items()}
 
-        with _aborting(context):
+        with self._calls.call(context, "Predict", request) as call:
             answer = self._plane.predict(
                 PredictRequest(
                     model=read_spec(request),
@@ -83,35 +75,39 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
                     signature=request.model_spec.signature_name,
                     output_filter=tuple(request.output_filter),
                     entrypoint="GRPC",
-                    patience=patience_of(context),
+                    patience=call.patience,
                 )
             )
             response = predict_pb2.PredictResponse()
             response.model_spec.CopyFrom(spec_proto(answer.model, answer.signature))
             for name, array in answer.outputs.items():
                 response.outputs[name].CopyFrom(to_proto(array))
+            call.response = response
         return response
 
     def Classify(  # noqa: N802 - the protocol's name
         self, request: classification_pb2.ClassificationRequest, context: grpc.ServicerContext
     ) -> classification_pb2.ClassificationResponse:
         """Classify Examples."""
-        with _aborting(context):
-            return inference.classify(self._plane, request, patience_of(context))
+        with self._calls.call(context, "Classify", request) as call:
+            call.response = inference.classify(self._plane, request, call.patience)
+        return call.response
 
     def Regress(  # noqa: N802 - the protocol's name
         self, request: regression_pb2.RegressionRequest, context: grpc.ServicerContext
     ) -> regression_pb2.RegressionResponse:
         """Regress Examples."""
-        with _aborting(context):
-            return inference.regress(self._plane, request, patience_of(context))
+        with self._calls.call(context, "Regress", request) as call:
+            call.response = inference.regress(self._plane, request, call.patience)
+        return call.response
 
     def MultiInference(  # noqa: N802 - the protocol's name
         self, request: inference_pb2.MultiInferenceRequest, context: grpc.ServicerContext
     ) -> inference_pb2.MultiInferenceResponse:
         """Run several signatures on the same Examples."""
-        with _aborting(context):
-            return inference.multi_inference(self._plane, request, patience_of(context))
+        with self._calls.call(context, "MultiInference", request) as call:
+            call.response = inference.multi_inference(self._plane, request, call.patience)
+        return call.response
 
     def GetModelMetadata(  # noqa: N802 - the protocol's name
         self,
@@ -119,7 +115,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
         context: grpc.ServicerContext,
     ) -> get_model_metadata_pb2.GetModelMetadataResponse:
         """The signatures of a version."""
-        with _aborting(context):
+        with self._calls.call(context, "GetModelMetadata", request):
             _check_fields(list(request.metadata_field))
             metadata = self._plane.metadata(read_spec(request))
         definitions = get_model_metadata_pb2.SignatureDefMap()
@@ -134,15 +130,16 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
 class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore[misc]
     """Every call of TensorFlow Serving's service of that name."""
 
-    def __init__(self, plane: DataPlane) -> None:
-        """Args: plane: what answers."""
+    def __init__(self, plane: DataPlane, calls: Calls) -> None:
+        """Args: plane: what answers; calls: opens and ends calls."""
         self._plane = plane
+        self._calls = calls
 
     def GetModelStatus(  # noqa: N802 - the protocol's name
         self, request: get_model_status_pb2.GetModelStatusRequest, context: grpc.ServicerContext
     ) -> get_model_status_pb2.GetModelStatusResponse:
         """The states of a model's versions."""
-        with _aborting(context):
+        with self._calls.call(context, "GetModelStatus", request):
             statuses = self._plane.status(read_spec(request))
         response = get_model_status_pb2.GetModelStatusResponse()
         for status in statuses:
@@ -155,14 +152,14 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
         self, request: model_management_pb2.ReloadConfigRequest, context: grpc.ServicerContext
     ) -> model_management_pb2.ReloadConfigResponse:
         """Serve the models of a request and no other."""
-        with _aborting(context):
+        with self._calls.call(context, "HandleReloadConfigRequest", request) as call:
             if request.config.WhichOneof("config") != "model_config_list":
                 raise ServeError(
                     Code.INVALID_ARGUMENT,
                     "ServerModelConfig type not supported by HandleReloadConfigRequest. Only "
                     "ModelConfigList is currently supported",
                 )
-            self._plane.reload(models_of(request.config), patience=patience_of(context))
+            self._plane.reload(models_of(request.config), patience=call.patience)
         return model_management_pb2.ReloadConfigResponse()
 
 
@@ -197,6 +194,9 @@ class GrpcOptions:
     tls: Tls | None = None
     """The certificates; none if None."""
 
+    access_log: AccessLog | None = None
+    """Where a line for each call goes; nowhere if None."""
+
 
 def make_grpc_server(
     plane: DataPlane, health: Health, options: GrpcOptions
@@ -211,13 +211,16 @@ def make_grpc_server(
     server = grpc.server(
         ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-grpc"),
         options=list({**_ARGUMENTS, **shared, **options.arguments}.items()),
-        interceptors=[] if options.keys is None else [KeyInterceptor(options.keys)],
+        interceptors=[]
+        if options.keys is None
+        else [KeyInterceptor(options.keys, options.access_log)],
         maximum_concurrent_rpcs=options.max_in_flight,
     )
+    calls = Calls(access_log=options.access_log, keys=options.keys)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
-        PredictionService(plane), server
+        PredictionService(plane, calls), server
     )
-    model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(plane), server)
+    model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(plane, calls), server)
     health.add_to(server)
     add_reflection(server)
     host = f"[{options.host}]" if ":" in options.host else options.host
@@ -234,29 +237,6 @@ def make_grpc_server(
             got=address,
             fix="Choose another --port, or 0 for a free one.",
         ) from error
-
-
-def patience_of(context: grpc.ServicerContext) -> Patience:
-    """The call's deadline; over at once when the client cancels or its connection ends."""
-    left_s = context.time_remaining()
-    patience = Patience(math.inf if left_s is None else left_s)
-    if not context.add_callback(patience.cancel):
-        patience.cancel()
-    return patience
-
-
-@contextmanager
-def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
-    """Give a refusal to the client; `abort` raises, which ends the call."""
-    try:
-        yield
-    except ServeError as error:
-        context.abort(_STATUS_CODES[int(error.code)], error.message)
-    except UserError as error:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.line()[:_MAX_DETAILS])
-    except Exception:  # noqa: BLE001 - the edge: no client sees more of a bug than that it is one
-        _log.exception("a call met a bug")
-        context.abort(grpc.StatusCode.INTERNAL, "the server has a bug; its log says more")
 
 
 def _check_fields(fields: list[str]) -> None:

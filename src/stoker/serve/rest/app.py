@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.serve.access_log import AccessLog, Entry, request_id_of
 from stoker.serve.auth import Keys, Role
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError
@@ -21,35 +22,20 @@ from stoker.serve.patience import Patience
 from stoker.serve.rest import routes
 from stoker.serve.rest.compressed import compressed, decompressed, takes_gzip
 from stoker.serve.rest.limits import METRICS_PATH
-from stoker.serve.rest.protocol import RETRY_AFTER_S
+from stoker.serve.rest.messages import TEXT, Answer, Asked, Scope, header, headers
+from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
 from stoker.serve.rest.refused import Refused, error_body
 
-Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
-_JSON = "application/json"
-_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_CLIENT_LEFT = Code.CANCELLED.http_status
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """One HTTP answer."""
-
-    status: int = 200
-    """The HTTP status."""
-
-    body: str
-    """The text."""
-
-    content_type: str = _JSON
-    """Its media type."""
-
-    close: bool = False
-    """Whether the connection must end: a part of the request was not read."""
+_OVERDUE_S = 1.0
+"""What a request gets beyond its patience to end by itself, before it is answered without its thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +63,19 @@ class RestOptions:
     metrics_path: str | None = METRICS_PATH
     """Where the metrics are; nowhere if None."""
 
+    access_log: AccessLog | None = None
+    """Where a line for each request goes; nowhere if None."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Asking:
+    """What one request holds and is known by while it is answered."""
+
+    patience: Patience
+    key: str = ""
+    bytes_in: int = 0
+    held_bytes: int = 0
+
 
 class RestApp:
     """The ASGI application."""
@@ -92,93 +91,113 @@ class RestApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         self._in_flight += 1
+        asking = _Asking(patience=Patience(self._options.timeout_s))
         packed = None
         try:
-            answer = await self._answer(scope, receive)
-            if takes_gzip(_header(scope, b"accept-encoding")):
-                packed = await self._in_thread(compressed, answer.body.encode())
+            answer = await self._answer(scope, receive, asking)
+            if takes_gzip(header(scope, b"accept-encoding")):
+                packed = await self._in_thread(compressed, answer.raw())
         except Refused as refused:
             answer = Answer(status=refused.status, body=refused.body, close=True)
         except ConnectionResetError:  # the client left before its request was whole
+            self._note(scope, asking, Answer(status=_CLIENT_LEFT, body=""))
             return
         finally:
             self._in_flight -= 1
+            self._held_bytes -= asking.held_bytes
+        self._note(scope, asking, answer, packed=packed)
         await _send(answer, send, packed=packed, close=answer.close or self._plane.draining)
 
     def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown()
+        """End the threads; those that a model holds are left to the end of the process."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive, asking: _Asking) -> Answer:
         method, path = scope["method"], scope["path"]
         fixed = _FIXED.get(path)
         if fixed is not None and method in ("GET", "HEAD"):
             return fixed(self._plane)
         if self._options.keys is not None:
             try:
-                self._options.keys.check(_headers(scope), role=Role.PREDICT)
+                asking.key = self._options.keys.check(headers(scope), role=Role.PREDICT).name
             except ServeError as error:
                 raise Refused(error.code.http_status, error.message) from error
         if path == self._options.metrics_path and method in ("GET", "HEAD"):
             text = await self._in_thread(self._plane.metrics.exposition)
-            return Answer(body=text, content_type=_TEXT)
-        if not path.lower().startswith("/v1/"):
+            return Answer(body=text, content_type=TEXT)
+        interface = _interface(path)
+        if interface is None:
             return Answer(status=404, body="", content_type="text/plain")
         if self._in_flight > self._options.max_in_flight:
             raise Refused(503, "too many requests are under way")
-        patience = Patience(self._options.timeout_s)
-        packed = _header(scope, b"content-encoding").lower()
+        packed = header(scope, b"content-encoding").lower()
         if packed not in ("", "identity", "gzip"):
             raise Refused(415, "the body must be plain or gzip")
-        body, size = await self._read_body(scope, receive)
-        try:
-            return await self._in_thread(
-                self._api_answer, method, path, (body, packed == "gzip"), patience
-            )
-        finally:
-            self._held_bytes -= size
+        body = await self._read_body(scope, receive, asking)
+        scope[GONE] = asking.patience.cancel  # the connection calls it when it is lost
+        return await self._in_time(
+            asking.patience, self._api_answer, scope, (body, packed == "gzip"), asking, interface
+        )
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> tuple[bytes, int]:
-        """The whole body, and its size, which the caller counts off when he is done with it.
+    async def _in_time(self, patience: Patience, work: Callable[..., Answer], *args: Any) -> Answer:
+        """The answer, or that it took too long: whatever holds the thread does not hold the client."""
+        loop = asyncio.get_running_loop()
+        waiting = loop.run_in_executor(self._threads, work, *args)
+        expired: list[bool] = []
+
+        def expire() -> None:
+            expired.append(True)
+            waiting.cancel()
+
+        timer = loop.call_later(max(patience.left_s, 0.0) + _OVERDUE_S, expire)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if not expired:
+                raise
+            code = Code.DEADLINE_EXCEEDED
+            return Answer(status=code.http_status, body=error_body("Deadline exceeded"))
+        finally:
+            timer.cancel()
+
+    async def _read_body(self, scope: Scope, receive: Receive, asking: _Asking) -> bytes:
+        """The whole body; what it holds of memory is noted.
 
         Raises:
             Refused: it is larger than the limit, or too much is held already.
             ConnectionResetError: the client left.
         """
         limit = self._options.max_body_bytes
-        if int(_header(scope, b"content-length") or "0") > limit:
+        if int(header(scope, b"content-length") or "0") > limit:
             raise Refused(413, f"the body must have at most {limit:,} bytes")
         parts: list[bytes] = []
-        size, more = 0, True
-        try:
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ConnectionResetError
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                self._held_bytes += len(parts[-1])
-                more = message.get("more_body", False)
-                if size > limit:
-                    raise Refused(413, f"the body must have at most {limit:,} bytes")
-                if self._held_bytes > self._options.max_held_bytes:
-                    raise Refused(503, "too much is held of other requests")
-        except BaseException:
-            self._held_bytes -= size
-            raise
-        return b"".join(parts), size
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionResetError
+            parts.append(message.get("body", b""))
+            asking.bytes_in += len(parts[-1])
+            asking.held_bytes += len(parts[-1])
+            self._held_bytes += len(parts[-1])
+            more = message.get("more_body", False)
+            if asking.bytes_in > limit:
+                raise Refused(413, f"the body must have at most {limit:,} bytes")
+            if self._held_bytes > self._options.max_held_bytes:
+                raise Refused(503, "too much is held of other requests")
+        return b"".join(parts)
 
     def _api_answer(
-        self, method: str, path: str, body: tuple[bytes, bool], patience: Patience
+        self, scope: Scope, body: tuple[bytes, bool], asking: _Asking, interface: Interface
     ) -> Answer:
         raw, packed = body
         try:
             if packed:
                 raw = decompressed(raw, limit=self._options.max_body_bytes)
-            return Answer(body=routes.answer(self._plane, method, path, raw, patience=patience))
+            return interface(self._plane, Asked(scope=scope, body=raw, patience=asking.patience))
         except ServeError as error:
             return Answer(status=error.code.http_status, body=error_body(error.message))
         except Refused:
@@ -187,18 +206,34 @@ class RestApp:
             _log.exception("a request met a bug")
             return Answer(status=500, body=error_body("the server has a bug; its log says more"))
 
+    def _note(
+        self, scope: Scope, asking: _Asking, answer: Answer, *, packed: bytes | None = None
+    ) -> None:
+        log = self._options.access_log
+        if log is None:
+            return
+        client = scope.get("client") or ("", "")
+        log.add(
+            Entry(
+                protocol="REST",
+                method=f"{scope['method']} {scope['path']}",
+                status=answer.status,
+                trail=asking.patience.trail,
+                peer=f"{client[0]}:{client[1]}",
+                bytes_in=asking.bytes_in,
+                bytes_out=len(answer.raw() if packed is None else packed),
+                request_id=request_id_of(header(scope, b"x-request-id")),
+                key=asking.key,
+            )
+        )
 
-def _header(scope: Scope, wanted: bytes) -> str:
-    """The last value of a header, empty if there is none."""
-    found = b""
-    for name, value in scope["headers"]:
-        if name == wanted:
-            found = value
-    return found.decode("latin-1")
+
+Interface = Callable[[DataPlane, Asked], Answer]
 
 
-def _headers(scope: Scope) -> dict[str, str]:
-    return {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
+def _interface(path: str) -> Interface | None:
+    """What answers on a path, None where nothing does."""
+    return routes.answer if path[:4].lower() == "/v1/" else None
 
 
 def _live(_plane: DataPlane) -> Answer:
@@ -219,18 +254,19 @@ _CHALLENGE = Code.UNAUTHENTICATED.http_status
 
 
 async def _send(answer: Answer, send: Send, *, packed: bytes | None, close: bool) -> None:
-    raw = answer.body.encode() if packed is None else packed
-    headers: list[tuple[bytes, bytes]] = [
+    raw = answer.raw() if packed is None else packed
+    said: list[tuple[bytes, bytes]] = [
         (b"content-type", answer.content_type.encode()),
         (b"content-length", str(len(raw)).encode()),
+        *answer.headers,
     ]
     if packed is not None:
-        headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+        said += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
     if answer.status in _TRY_LATER:
-        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+        said.append((b"retry-after", str(RETRY_AFTER_S).encode()))
     if answer.status == _CHALLENGE:
-        headers.append((b"www-authenticate", b"Bearer"))
+        said.append((b"www-authenticate", b"Bearer"))
     if close:
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        said.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": answer.status, "headers": said})
     await send({"type": "http.response.body", "body": raw})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -13,6 +13,14 @@ from stoker.serve.rest.limits import HttpLimits
 
 RETRY_AFTER_S = 1
 """When a client that was turned away may come again, seconds."""
+
+
+GONE = "stoker.gone"
+"""Where the scope of a request has what is called when its client has hung up."""
+
+
+def _nobody() -> None:
+    """Nobody is told: the request did not come to a model."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -43,6 +51,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if self._send_timer is not None:
             self._send_timer.cancel()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cast("dict[str, Any]", cycle.scope).get(GONE, _nobody)()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -15,7 +15,6 @@ from stoker.export.repository import MAX_VERSION
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.inference import CLASSIFY, REGRESS, Inferred, Task
-from stoker.serve.patience import Patience
 from stoker.serve.requests import (
     InferRequest,
     Metadata,
@@ -25,6 +24,7 @@ from stoker.serve.requests import (
     VersionStatus,
 )
 from stoker.serve.rest import decode, encode, examples, refusal
+from stoker.serve.rest.messages import Answer, Asked
 
 _MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
 _ASKED = re.compile(rf"{_MODEL}:(?P<method>predict|classify|regress)", re.IGNORECASE | re.ASCII)
@@ -34,18 +34,19 @@ _MAX_VERSION_DIGITS = 19
 """Digits of the largest 64-bit number."""
 
 
-def answer(plane: DataPlane, method: str, path: str, body: bytes, *, patience: Patience) -> str:
-    """The JSON text for one request.
+def answer(plane: DataPlane, asked: Asked) -> Answer:
+    """The answer to one request.
 
     Raises:
         ServeError: there is no such path, or the dataplane refused.
     """
+    method, path = asked.method, asked.path
     if method == "POST" and (found := _ASKED.fullmatch(path)):
-        return _METHODS[found["method"].lower()](plane, _spec(found), body, patience)
+        return _METHODS[found["method"].lower()](plane, _spec(found), asked)
     if method == "GET" and (found := _METADATA.fullmatch(path)):
-        return _metadata_text(plane.metadata(_spec(found)))
+        return Answer(body=_metadata_text(plane.metadata(_spec(found))))
     if method == "GET" and (found := _STATUS.fullmatch(path)):
-        return _status_text(plane.status(_spec(found)))
+        return Answer(body=_status_text(plane.status(_spec(found))))
     raise ServeError(Code.INVALID_ARGUMENT, f"Malformed request: {method} {path}")
 
 
@@ -61,8 +62,8 @@ def _spec(found: re.Match[str]) -> ModelSpec:
     return ModelSpec(name=found["name"], version=number, label=found["label"])
 
 
-def _predict(plane: DataPlane, spec: ModelSpec, raw: bytes, patience: Patience) -> str:
-    body = decode.parse_body(raw)
+def _predict(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
+    body = decode.parse_body(asked.body)
 
     def read_inputs(signature: Signature) -> Tensors:
         try:
@@ -77,10 +78,11 @@ def _predict(plane: DataPlane, spec: ModelSpec, raw: bytes, patience: Patience) 
             read_inputs=read_inputs,
             signature=body.signature,
             entrypoint="REST",
-            patience=patience,
+            patience=asked.patience,
         )
         outputs = plane.predict(request).outputs
-        return encode.predictions(outputs) if body.rows else encode.columns(outputs)
+        text = encode.predictions(outputs) if body.rows else encode.columns(outputs)
+        return Answer(body=text)
     except SignatureNotFound as error:
         message = f'Serving signature name: "{error.signature}" not found in signature def'
         raise ServeError(Code.INVALID_ARGUMENT, message) from error
@@ -88,25 +90,23 @@ def _predict(plane: DataPlane, spec: ModelSpec, raw: bytes, patience: Patience) 
         raise ServeError(Code.INVALID_ARGUMENT, error.line()) from error
 
 
-def _classify(plane: DataPlane, spec: ModelSpec, raw: bytes, patience: Patience) -> str:
-    return examples.classifications_text(_inferred(plane, CLASSIFY, spec, raw, patience))
+def _classify(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
+    return Answer(body=examples.classifications_text(_inferred(plane, CLASSIFY, spec, asked)))
 
 
-def _regress(plane: DataPlane, spec: ModelSpec, raw: bytes, patience: Patience) -> str:
-    return examples.regressions_text(_inferred(plane, REGRESS, spec, raw, patience))
+def _regress(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
+    return Answer(body=examples.regressions_text(_inferred(plane, REGRESS, spec, asked)))
 
 
-def _inferred(
-    plane: DataPlane, method: str, spec: ModelSpec, raw: bytes, patience: Patience
-) -> Inferred:
-    body = examples.parse_examples(raw)
+def _inferred(plane: DataPlane, method: str, spec: ModelSpec, asked: Asked) -> Inferred:
+    body = examples.parse_examples(asked.body)
     request = InferRequest(
         model=spec,
         tasks=(Task(method=method, signature=body.signature or DEFAULT_SIGNATURE),),
         examples=body.examples,
         context=body.context,
         entrypoint="REST",
-        patience=patience,
+        patience=asked.patience,
     )
     return plane.infer(request).results[0]
 

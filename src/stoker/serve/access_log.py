@@ -1,0 +1,153 @@
+"""One line for each request that was answered: who asked what, how it ended, and where the time went.
+
+No body and no key is ever in it. A request that HTTP itself did not let through (headers too large or
+too slow, too many connections) never came to a handler, and has no line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.serve.background import Background
+from stoker.serve.metrics import Counter
+from stoker.serve.trail import Trail
+
+STANDARD_ERROR = "-"
+"""The name that stands for standard error."""
+
+_MAX_CHARS = 256
+"""Longest text of a client's in a line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One request and its end."""
+
+    protocol: str
+    """ "REST" or "GRPC"."""
+
+    method: str
+    """ "POST /v1/models/M:predict", or the name of the call."""
+
+    status: int | str
+    """The HTTP status, or the canonical code's name."""
+
+    trail: Trail
+    """What became known of it."""
+
+    peer: str = ""
+    """The client's address."""
+
+    bytes_in: int = 0
+    """Of its body as it came over the wire, gRPC: of its message."""
+
+    bytes_out: int = 0
+    """Of the answer's body."""
+
+    request_id: str = ""
+    """What the client called it by `X-Request-Id`, or a random name."""
+
+    key: str = ""
+    """The name of the key that it came with; never the key."""
+
+    at_s: float = field(default_factory=time.time)
+    """When it was over, by the wall clock."""
+
+    def line(self, now_s: float) -> str:
+        """The entry as JSON.
+
+        Args:
+            now_s: When it was over, by the monotonic clock.
+        """
+        trail = self.trail
+        at = dt.datetime.fromtimestamp(self.at_s, dt.UTC)
+        said = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "peer": self.peer,
+            "protocol": self.protocol,
+            "method": self.method[:_MAX_CHARS],
+            "model": trail.model[:_MAX_CHARS],
+            "version": trail.version,
+            "signature": trail.signature[:_MAX_CHARS],
+            "rows": trail.rows,
+            "status": self.status,
+            "ms_total": round((now_s - trail.began_s) * 1e3, 3),
+            "ms_queue": round(trail.queued_s * 1e3, 3),
+            "ms_run": round(trail.run_s * 1e3, 3),
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "request_id": self.request_id[:_MAX_CHARS],
+            "key": self.key,
+        }
+        return json.dumps(said)
+
+
+class AccessLog:
+    """A file that only grows; taken up anew where somebody has moved it away."""
+
+    def __init__(self, path: str, *, dropped: Counter) -> None:
+        """Args: path: the file, "-" for standard error; dropped: counts the lines that are lost.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        self._path = None if path == STANDARD_ERROR else Path(path)
+        self._file = -1
+        try:
+            self._reopen_if_moved()
+        except OSError as error:
+            raise ConfigError(
+                "the access log must be a file that can be written",
+                got=Plain(f"{path} ({error.strerror})"),
+            ) from error
+        self._lines: Background[str] = Background(
+            self._write,
+            name="stoker-access-log",
+            on_drop=lambda count: dropped.add(count, log="access"),
+        )
+
+    def add(self, entry: Entry) -> None:
+        """Have a line written; returns at once."""
+        self._lines.offer(entry.line(time.monotonic()))
+
+    def close(self) -> None:
+        """Write what waits, and close the file."""
+        self._lines.close()
+        if self._file >= 0:
+            os.close(self._file)
+
+    def _write(self, lines: Sequence[str]) -> None:
+        text = "".join(line + "\n" for line in lines)
+        if self._path is None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            return
+        self._reopen_if_moved()
+        raw = text.encode()
+        while raw:  # appended at once, so that the lines of several workers do not mix
+            raw = raw[os.write(self._file, raw) :]
+
+    def _reopen_if_moved(self) -> None:
+        if self._path is None:
+            return
+        if self._file >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._file), self._path.stat()):
+                    return
+            os.close(self._file)
+            self._file = -1
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+
+
+def request_id_of(sent: str) -> str:
+    """What a client calls its request, if that can be printed; a random name otherwise."""
+    return sent if sent and sent.isascii() and sent.isprintable() else os.urandom(8).hex()

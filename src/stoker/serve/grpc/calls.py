@@ -1,0 +1,101 @@
+"""What every call has in common: a deadline, an end with a code, and a line in the access log."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from stoker.core.errors import UserError
+from stoker.serve.access_log import AccessLog, Entry, request_id_of
+from stoker.serve.auth import Keys
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.patience import Patience
+
+_MAX_DETAILS = 2000
+"""Longest text of a refusal; gRPC has 8 KiB for all that ends a call."""
+
+STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+"""gRPC's status by its number."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Call:
+    """One call while it is answered."""
+
+    patience: Patience
+    """How long its client waits."""
+
+    response: Any = None
+    """The answer's message; set before the call ends, for its size."""
+
+    code: Code = Code.OK
+    """How it ended."""
+
+
+class Calls:
+    """Opens and ends calls, each the same way."""
+
+    def __init__(self, *, access_log: AccessLog | None, keys: Keys | None) -> None:
+        """Args: access_log: where a line for each goes; keys: whose names stand in it."""
+        self._access_log = access_log
+        self._keys = keys
+
+    @contextmanager
+    def call(self, context: grpc.ServicerContext, method: str, request: Any) -> Iterator[Call]:
+        """Answer a call; a refusal goes to the client, by `abort`, which raises and ends the call.
+
+        Args:
+            context: gRPC's.
+            method: The call's name.
+            request: Its message, or the number of bytes of one that was not read.
+        """
+        call = Call(patience=_patience_of(context))
+        try:
+            yield call
+        except ServeError as error:
+            call.code = error.code
+            context.abort(STATUS_CODES[int(error.code)], error.message)
+        except UserError as error:
+            call.code = Code.INVALID_ARGUMENT
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.line()[:_MAX_DETAILS])
+        except Exception:  # noqa: BLE001 - the edge: no client sees more of a bug than that it is one
+            _log.exception("a call met a bug")
+            call.code = Code.INTERNAL
+            context.abort(grpc.StatusCode.INTERNAL, "the server has a bug; its log says more")
+        finally:
+            if self._access_log is not None:
+                self._access_log.add(self._entry(context, method, request, call))
+
+    def _entry(self, context: grpc.ServicerContext, method: str, request: Any, call: Call) -> Entry:
+        metadata = {
+            name: value for name, value in context.invocation_metadata() if isinstance(value, str)
+        }
+        response = call.response
+        return Entry(
+            protocol="GRPC",
+            method=method,
+            status=call.code.name,
+            trail=call.patience.trail,
+            peer=context.peer(),
+            bytes_in=request if isinstance(request, int) else request.ByteSize(),
+            bytes_out=0 if response is None else response.ByteSize(),
+            request_id=request_id_of(metadata.get("x-request-id", "")),
+            key="" if self._keys is None else self._keys.name_of(metadata),
+        )
+
+
+def _patience_of(context: grpc.ServicerContext) -> Patience:
+    """The call's deadline; over at once when the client cancels or its connection ends."""
+    left_s = context.time_remaining()
+    patience = Patience(math.inf if left_s is None else left_s)
+    if not context.add_callback(patience.cancel):
+        patience.cancel()
+    return patience
