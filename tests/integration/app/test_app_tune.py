@@ -6,6 +6,7 @@ Each of these measures, so nothing may run beside them: `make test` runs them la
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -123,14 +124,18 @@ def test_a_healthy_experiment_is_called_so_and_left_alone(
 ) -> None:
     before = (planted / "stoker.yaml").read_bytes()
     large = ["--set", "model=model:build_large"]
+    if (cores := len(os.sched_getaffinity(0))) > 2:
+        # Half of the threads may be as fast where two of them share a core.
+        large += ["--set", f"train.intra_op_threads={cores}"]
 
     assert told(capsys, "profile", str(planted), *large)["diagnosis"]["bottleneck"] == "none"
-    found = told(capsys, "tune", str(planted), *large, "--parity-steps", "30", "--budget", "100s")
+    found = told(capsys, "tune", str(planted), *large, "--parity-steps", "30", "--budget", "150s")
 
-    kept = {name for name, decision in decisions(found).items() if decision == "kept"}
-    # A CPU that has bfloat16 gains by it, however healthy the rest is.
-    assert kept <= {"precision mixed_bfloat16"}
+    # A lever that changes nothing at all was measured: noise is not kept.
+    assert decisions(found)["precision mixed_bfloat16"] == "reverted"
+    kept = [name for name, decision in decisions(found).items() if decision == "kept"]
+    assert kept == []
     assert (planted / "stoker.yaml").read_bytes() == before
     lock = read_lock(planted / FILE)
     assert lock is not None
-    assert lock.settings == found["settings"]
+    assert lock.settings == {}
