@@ -89,7 +89,8 @@ class Tuned:
 
     outcomes: tuple[Outcome, ...]
     noise: Gain
-    """How two processes of the same settings differ."""
+    """How two processes of the same settings differ, when it was measured last: at first, and before
+    the next lever once something else is waited for."""
 
     before: Profile
     after: Profile
@@ -164,12 +165,16 @@ def search(
         noise, ended = SAME, "no lever is left"
         try:
             noise = _noise(state, state.now)
+            is_another = False
             while (lever := _next(state, after, diagnosis)) is not None:
+                if is_another:
+                    noise, is_another = _noise_again(state, noise), False
                 if not _try(state, lever, now=state.now):
                     continue
-                after = state.now.profile()
+                after, waited_for = state.now.profile(), diagnosis.bottleneck
                 diagnosis = diagnose(after)
                 ledger.write("after", {"profile": after.to_json(), "diagnosis": asdict(diagnosis)})
+                is_another = lever.part == "input" or diagnosis.bottleneck != waited_for
         except TrialFailed as failed:
             if failed.kind != "budget":
                 raise
@@ -192,7 +197,7 @@ def search(
 def _noise(state: _Search, bench: Bench) -> Gain:
     """How much faster one of two equal processes seems to be."""
     state.say("measuring the noise: two processes with the same settings")
-    other = state.open_bench({}, state.left_s)
+    other = state.open_bench(state.settings, state.left_s)
     try:
         # No threshold decides early: as many pairs as give an interval.
         noise, pairs = compare(bench.speed, other.speed, threshold=0.0)
@@ -201,6 +206,20 @@ def _noise(state: _Search, bench: Bench) -> Gain:
     state.threshold = threshold_of(noise)
     state.ledger.write("noise", {"pairs": pairs, "gain": asdict(noise)})
     return noise
+
+
+def _noise_again(state: _Search, before: Gain) -> Gain:
+    """The noise of what was kept: what is waited for now varies otherwise than what was."""
+    if state.now is None:
+        return before
+    try:
+        return _noise(state, state.now)
+    except TrialFailed as failed:
+        if failed.kind == "budget" or state.left_s <= 0:
+            raise
+        # E.g. two of them do not fit in memory: what was kept stays, and the bar where it was.
+        state.say(f"the noise could not be measured again: {failed}")
+        return before
 
 
 def _next(state: _Search, profile: Profile, diagnosis: Diagnosis) -> Lever | None:

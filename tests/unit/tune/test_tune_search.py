@@ -51,6 +51,9 @@ class World:
     xla: float = 0.5
     bfloat16: float = 2.0
     bfloat16_shift: float = 0.0
+    input_noise: float = 1.0
+    """How much slower every second process is while the input is waited for."""
+
     broken: Mapping[str, TrialFailed] | None = None
     asked: int = 0
     opened: int = 0
@@ -68,6 +71,7 @@ class World:
 class Bench:
     def __init__(self, world: World, settings: dict[str, Any]) -> None:
         self.world, self.settings = world, settings
+        self.is_slower = world.opened % 2 == 0
         self.situation = replace(
             BASE,
             cached=settings.get("data.pipeline.cache") == "memory",
@@ -98,7 +102,9 @@ class Bench:
 
     def speed(self) -> float:
         self.world.asked += 1
-        return 1e3 / self.real_ms
+        waits = self.input_ms > self.step_ms + self.python_ms
+        noise = self.world.input_noise if waits and self.is_slower else 1.0
+        return 1e3 / (self.real_ms * noise)
 
     def input_speed(self) -> float:
         return 1e3 / self.input_ms
@@ -160,6 +166,39 @@ def test_the_input_is_mended_first_and_then_the_step(tmp_path: Path) -> None:
     assert decisions(found)["XLA"] == "reverted"
     assert decisions(found)["50 steps a call"] == "reverted"
     assert found.after.samples_per_s > 5 * found.before.samples_per_s
+    assert world.opened == world.closed
+
+
+def test_the_noise_of_an_input_that_was_waited_for_hides_no_gain_of_the_step(
+    tmp_path: Path,
+) -> None:
+    found = tuned(World(input_noise=1.4, bfloat16=1.2), tmp_path)
+
+    assert decisions(found)[CACHE] == "kept"
+    assert decisions(found)["precision mixed_bfloat16"] == "kept"
+    assert found.noise.ratio == pytest.approx(1.0)
+    noises = [event for event in events(tmp_path / "ledger.jsonl") if event["event"] == "noise"]
+    assert [event["gain"]["ratio"] for event in noises[:1]] == pytest.approx([1 / 1.4])
+    assert len(noises) > 1
+    assert replay(tmp_path / "ledger.jsonl") == []
+
+
+def test_a_noise_that_cannot_be_measured_again_costs_nothing_that_was_kept(tmp_path: Path) -> None:
+    opened: list[Any] = []
+    world = World()
+
+    def open_once(settings: Mapping[str, Any], left_s: float) -> Bench:
+        if settings and settings in opened:
+            raise TrialFailed("memory", "a second one does not fit")
+        opened.append(dict(settings))
+        return world.open(settings, left_s)
+
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    found = search(open_once, ledger=ledger, limits=Limits(), tell=lambda line, left_s: None)
+    ledger.close()
+
+    assert decisions(found)[CACHE] == "kept"
+    assert decisions(found)["precision mixed_bfloat16"] == "kept"
     assert world.opened == world.closed
 
 
