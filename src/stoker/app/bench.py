@@ -76,6 +76,11 @@ class TrialBench:
             self._trial.close()
             raise
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._trial.pid
+
     def speed(self) -> float:
         """Samples in a second of a window of training."""
         window = self._window("real")
@@ -140,7 +145,10 @@ class TrialBench:
         if left_s <= 0:
             raise TrialFailed("budget", "the time is used up")
         try:
-            return self._trial.ask(what, timeout_s=min(most_s, left_s), **arguments)
+            answer = self._trial.ask(what, timeout_s=min(most_s, left_s), **arguments)
+            # Its input would go on beside whoever is measured next.
+            self._trial.pause()
+            return answer
         except TrialFailed as failed:
             if failed.kind == "hang" and left_s < most_s:
                 raise TrialFailed("budget", f"`{what}` was under way") from None

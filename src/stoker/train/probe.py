@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.dataset_stages import dataset_stages
-from stoker.data.feed.pipeline import Feed
+from stoker.data.feed.pipeline import PREFETCHED, Feed
 from stoker.data.feed.stages import StageCost, measure_stages
 from stoker.data.own.features import AnyTransform
 from stoker.data.own.feed import OwnFeed
@@ -37,15 +37,34 @@ EPOCHS = 1_000_000
 """Passes that a probe could take: it ends by time."""
 
 LEAD_SHARE = 0.25
-"""Of a window, how long it runs before it is timed: what earlier windows left in buffers is used
-up, and threads are awake."""
+"""Of a window, how long it runs at least before it is timed: threads are awake."""
+
+LEAD_MOST_S = 2.0
+"""Longest that elements are awaited which were made before a window, until they are used up; those
+that are left then are too few a second to tell."""
+
+LEAD_LEAST = 16
+"""Elements after which it shows whether fewer lie ready than before: a stall of the step by other
+processes makes up for a few."""
+
+WAITED_SHARE = 0.1
+"""Of a call, how long it has waited for input where nothing lies ready any more; where TensorFlow
+keeps a model of the input, that says it."""
+
+FALLEN_SHARE = 0.05
+"""Of what was taken, by how much less may lie ready where the input keeps up with the step."""
 
 LONGEST_CALL_S = 1.0
 """A call that takes longer is cut into shorter ones, so that windows keep their length."""
 
-IDLE_SHARE, IDLE_POLL_S, IDLE_MOST_S = 0.1, 0.02, 1.0
+IDLE_SHARE, IDLE_POLL_S, IDLE_MOST_S = 0.1, 0.02, 3.0
 """A window of the step begins when the rest of the process uses less than this share of a core, as
 input that fills its buffers does, or when this has been waited for, seconds."""
+
+UNSEEN = 3 * PREFETCHED
+"""Elements that are taken of Stoker's own feeds, of which TensorFlow keeps no model: so many use up
+those that lie ready where the input is slower than two thirds of the step, and few are left of a
+faster one."""
 
 EXCHANGES = 10
 """How often an exchange or a copy is made to be timed."""
@@ -111,11 +130,10 @@ class Probe:
         once = {"called": self._called, "real": self._called_real, "input": self._taken}[kind]
         if kind == "called":
             _await_idle()
-        self._fill(once, LEAD_SHARE * seconds)
-        window = self._fill(once, seconds, kind=kind)
-        # Another process may be measured next: what fills its buffers would slow it.
-        _await_idle()
-        return window
+            self._fill(once, LEAD_SHARE * seconds)
+        else:
+            self._use_up(once, LEAD_SHARE * seconds)
+        return self._fill(once, seconds, kind=kind)
 
     def warm_up(self) -> None:
         """Compile, and make a first pass over a dataset of the user's own, as far as time allows."""
@@ -219,6 +237,29 @@ class Probe:
         for copy in copies:
             copy.numpy()
         return (time.monotonic() - begun_s) / EXCHANGES
+
+    def _use_up(self, once: Callable[[], tuple[int, float, float]], least_s: float) -> None:
+        """Take what was made while nothing was measured: a window of it would be too fast.
+
+        It ends when nothing lies ready any more, or no less than some elements before: the input
+        keeps up with what takes them.
+        """
+        begun_s, taken, before = time.monotonic(), 0, elements_ready(self._iterator)
+        while (spent_s := time.monotonic() - begun_s) < LEAD_MOST_S:
+            call_s = time.monotonic()
+            steps, _, wait_s = once()
+            call_s = time.monotonic() - call_s
+            taken += 1 if self._feed.whole_calls else steps
+            if spent_s + call_s < least_s:
+                continue
+            if before is None:
+                if taken >= UNSEEN or wait_s > WAITED_SHARE * call_s:
+                    return
+            elif taken >= LEAD_LEAST:
+                ready = elements_ready(self._iterator) or 0.0
+                if ready < 1.0 or before - ready <= FALLEN_SHARE * taken:
+                    return
+                taken, before = 0, ready
 
     def _fill(
         self, once: Callable[[], tuple[int, float, float]], seconds: float, *, kind: Kind = "real"
@@ -377,6 +418,33 @@ def busy_of(resident: Window, real: Window) -> BusyReport:
         real_rows=real.rows / real.steps,
         input_wait=min(1.0, real.wait_s / real.wall_s),
     )
+
+
+def elements_ready(iterator: Any) -> float | None:
+    """How many elements lie ready in the buffers of a pipeline, counted in those that leave it.
+
+    Args:
+        iterator: Of a dataset; None where TensorFlow keeps no model of it: its autotuner is off, or
+            it is handed out to several replicas.
+
+    Source: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
+    """
+    if not isinstance(iterator, tf.data.Iterator):
+        return None
+    try:
+        model = tf.data.experimental.get_model_proto(iterator)
+    except tf.errors.NotFoundError:
+        return None
+    ready, per_element, number = 0.0, 1.0, model.output
+    while number in model.nodes:
+        node = model.nodes[number]
+        ready += node.buffered_elements / per_element
+        # Behind a stage that gives more or fewer than it takes, e.g. a filter, it is not known.
+        known = node.ratio > 0
+        if not known or not node.inputs or node.name.startswith("Shuffle"):
+            break
+        per_element, number = per_element * node.ratio, node.inputs[0]
+    return ready
 
 
 @tf.function(reduce_retracing=True)

@@ -86,7 +86,7 @@ class Trial:
             os.close(asks_read)
             os.close(answers_write)
         self._asks, self._answers = asks_write, answers_read
-        self._unread = b""
+        self._unread, self._paused = b"", False
 
     def __enter__(self) -> Self:
         """It runs already."""
@@ -125,6 +125,7 @@ class Trial:
         Raises:
             TrialFailed: it has no answer.
         """
+        self._go_on()
         line = json.dumps({"ask": what, **arguments}) + "\n"
         try:
             os.write(self._asks, line.encode())
@@ -139,6 +140,25 @@ class Trial:
             if "failed" in answer:
                 raise TrialFailed(answer["failed"], answer["text"])
             return answer["answer"]
+
+    def pause(self) -> None:
+        """Stop it where it is, with its input, until it is asked again.
+
+        Whoever is measured meanwhile has the machine alone, and nothing is made in stock. What it
+        runs must end with its parent also while it is stopped.
+        """
+        self._signal(signal.SIGSTOP)
+        self._paused = True
+
+    def _go_on(self) -> None:
+        if self._paused:
+            self._signal(signal.SIGCONT)
+            self._paused = False
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Not its children: they would not see that it has ended.
+        if self._process.poll() is None:
+            self._process.send_signal(number)
 
     def _read(self, end_s: float, what: str, timeout_s: float) -> dict[str, Any]:
         with selectors.DefaultSelector() as selector:
@@ -178,6 +198,7 @@ class Trial:
             if descriptor >= 0:
                 os.close(descriptor)
         self._asks = self._answers = -1
+        self._go_on()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE_S)
         with suppress(ProcessLookupError):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.tune.process import Trial, TrialFailed
+from stoker.tune.process import GRACE_S, Trial, TrialFailed
 
 ANSWERS = """\
 import json, os, sys, time
@@ -129,13 +129,16 @@ def test_asked_after_its_end_it_is_said_to_be_gone(start: Start) -> None:
             trial.ask("window", timeout_s=20)
 
 
-def test_a_trial_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["", "trial.pause()"])
+def test_a_trial_ends_when_whoever_started_it_is_killed(tmp_path: Path, then: str) -> None:
     script = f"""\
 import sys, time
 from pathlib import Path
 from stoker.tune.process import Trial
 trial = Trial({{}}, folder=Path({str(tmp_path)!r}), name="t",
               command=(sys.executable, "-c", {WATCHED!r}))
+trial.ask("anything", timeout_s=60)
+{then}
 print(trial.pid, flush=True)
 time.sleep(600)
 """
@@ -154,8 +157,31 @@ time.sleep(600)
 
 
 WATCHED = """\
-import sys, time
+import os, sys, time
 from stoker.app.trial import end_with
 end_with(int(sys.argv[4]))
+os.write(int(sys.argv[3]), b'{"answer": null}\\n')
 time.sleep(600)
 """
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_it_stands_still_while_it_is_paused_and_answers_again(start: Start) -> None:
+    trial = start()
+    trial.ask("window", timeout_s=20)
+
+    trial.pause()
+    deadline_s = time.monotonic() + 20
+    while state_of(trial.pid) != "T":
+        assert time.monotonic() < deadline_s, "it is stopped"
+        time.sleep(0.01)  # a signal on its way
+    assert trial.ask("window", timeout_s=20) == [{"x": 1}, {"ask": "window"}]
+
+    trial.pause()
+    began_s = time.monotonic()
+    trial.close()
+    assert time.monotonic() - began_s < GRACE_S, "it ends when nobody asks, also out of a pause"
+    assert not is_running(trial.pid)

@@ -1,0 +1,111 @@
+"""Windows of a training whose input and step take times that are known, since both sleep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from stoker.app.bench import TrialBench
+from stoker.app.experiment import load_experiment
+from stoker.tune.profile import Profile
+
+INPUT_S, STEP_S = 0.010, 0.004
+"""A batch, and a step: the input is what is waited for, on any machine."""
+
+READY = 32
+"""Batches that may lie ready: 0.32 s of the input's work, which steps alone would take in 0.13 s."""
+
+MODEL = f"""\
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+
+def dataset(split):
+    def batches():
+        for number in range(50):
+            time.sleep({INPUT_S})  # an input of known speed
+            yield {{"x": np.full((4, 2), number, np.float32)}}, np.arange(4, dtype=np.int64) % 2
+
+    signature = ({{"x": tf.TensorSpec((4, 2))}}, tf.TensorSpec((4,), tf.int64))
+    made = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    return made.apply(tf.data.experimental.assert_cardinality(50)).prefetch({READY})
+
+
+class Slow(layers.Layer):
+    def call(self, x):
+        waited = tf.numpy_function(_wait, [tf.zeros([])], tf.float32)
+        with tf.control_dependencies([tf.ensure_shape(waited, [])]):
+            return tf.identity(x)
+
+
+def _wait(value):
+    time.sleep({STEP_S})  # a step of known length
+    return value
+
+
+def build(features):
+    x = layers.Dense(2, activation="softmax")(Slow()(features["x"]))
+    model = keras.Model(features, x)
+    model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy")
+    return model
+"""
+
+YAML = """\
+name: windows
+data: {dataset: "model:dataset"}
+model: model:build
+train: {epochs: 1, steps_per_call: 5}
+"""
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialBench]:
+    folder = tmp_path_factory.mktemp("windows")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "stoker.yaml").write_text(YAML)
+    opened = TrialBench(
+        load_experiment(folder),
+        {},
+        folder=folder / "trials",
+        name="one",
+        left_s=lambda: 200.0,
+        most_s=200.0,
+        window_s=0.3,
+    )
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def profile(bench: TrialBench) -> Profile:
+    return bench.profile()
+
+
+def test_what_lay_ready_is_no_speed_of_the_input(profile: Profile) -> None:
+    # Before each window of training lies one of the step in memory, during which batches are made.
+    seconds = [real["wall_s"] / real["steps"] for _, real in profile.turns]
+
+    assert median(seconds) > 0.95 * INPUT_S
+    assert profile.input_wait > 0.1
+
+
+def test_a_bench_that_is_not_asked_makes_nothing_in_stock(bench: TrialBench) -> None:
+    bench.speed()
+    before = _cpu_ticks(bench.pid)
+    time.sleep(READY * INPUT_S)  # as long as its input would need to fill all buffers
+    assert _cpu_ticks(bench.pid) == before
+
+    assert 4 / bench.speed() > 0.95 * INPUT_S
+
+
+def _cpu_ticks(pid: int) -> list[Any]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
