@@ -6,9 +6,12 @@ the user's code may print what it likes. It ends when ASKS is closed, or whoever
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
+import re
+import signal
 import sys
 import threading
 import time
@@ -42,6 +45,18 @@ if TYPE_CHECKING:
 OF_A_CLUSTER = ("multi_worker", "parameter_server")
 """Strategies that a trial, one process, replaces by what fits this machine."""
 
+
+SIGNS_OF_XLA = ("tf2xla conversion failed", "XLA_CPU_JIT", "XLA_GPU_JIT")
+"""What TensorFlow says of a graph that XLA is to compile, and cannot."""
+
+REASONS_OF_XLA = ("XLA_CPU_JIT", "XLA_GPU_JIT", "compile-time constant", "nsupported")
+"""In the line that says why."""
+
+LONGEST_LINE = 300
+"""Characters of it."""
+
+PR_SET_PDEATHSIG = 1
+"""Source: linux/prctl.h; prctl(2)."""
 
 PARENT_POLL_S = 0.5
 """How often a trial looks whether whoever asks it is still there."""
@@ -385,6 +400,8 @@ def answer_of(asked: Callable[[], Any]) -> dict[str, Any]:
         return {"failed": "memory", "text": "Python ran out of memory"}
     except Exception as error:  # noqa: BLE001 - the edge: a trial that fails is a result
         traceback.print_exc()
+        if (why := _refused_by_xla(str(error))) is not None:
+            return {"failed": "refused", "text": why}
         memory = type(error).__name__ == "ResourceExhaustedError"
         text = str(error).strip().splitlines()[0] if str(error).strip() else ""
         return {
@@ -393,8 +410,25 @@ def answer_of(asked: Callable[[], Any]) -> dict[str, Any]:
         }
 
 
+def _refused_by_xla(text: str) -> str | None:
+    """TensorFlow's line on a graph that XLA does not compile; None where it says nothing of XLA."""
+    if not any(sign in text for sign in SIGNS_OF_XLA):
+        return None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = (line for line in lines if any(why in line for why in REASONS_OF_XLA))
+    # The operation's place in the graph stands behind the reason once more.
+    line = re.sub(r"\)\{\{node [^}]*\}\}", ")", next(said, lines[0]))
+    return re.sub(r"\{\{node ([^}]*)\}\}", r"\1", line)[:LONGEST_LINE]
+
+
 def end_with(parent: int) -> None:
-    """Watch, from a thread, whether the process that asks is still there; end with it."""
+    """Watch, from a thread, whether the process that asks is still there; end with it.
+
+    The kernel kills it too: no thread of it sees anything while it is paused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
     def watch() -> None:
         while os.getppid() == parent:

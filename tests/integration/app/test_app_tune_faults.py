@@ -65,6 +65,17 @@ def test_code_that_fails_under_a_lever_is_refused_with_its_reason(planted: Path)
     assert "one_device has one replica" in failed.text
 
 
+def test_a_graph_that_xla_does_not_compile_is_refused_with_tensorflows_reason(
+    planted: Path,
+) -> None:
+    failed = fail(planted, {"train.xla": True}, "model=model:build_without_xla")
+
+    assert failed.kind == "refused"
+    assert "PyFunc" in failed.text
+    assert "XLA" in failed.text
+    assert len(failed.text.splitlines()) == 1
+
+
 def wait_for(condition: object, what: str) -> None:
     deadline_s = time.monotonic() + LONG_S
     while not condition():  # type: ignore[operator]  # any callable
