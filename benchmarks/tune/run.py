@@ -31,6 +31,7 @@ PARTS = RESULTS / "tune"
 PAIRS = 10
 WINDOW_S = 1.0
 LONG_S = 1800.0
+LONG = ("--budget", "20m")
 
 
 def tuned(folder: Path, *arguments: str) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def against_hand(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
 def naive(scratch: Path) -> list[Figure]:
     """As beginners write it, and what is made of it."""
     folder = recipe(scratch)
-    found = tuned(folder, "--budget", "20m")
+    found = tuned(folder, *LONG)
     shutil.copy(found["report"], PARTS / "naive.html")
     (PARTS / "waterfall.svg").write_text(_waterfall(Path(found["report"])))
     gain, hand = against_hand(folder, found["settings"])
@@ -111,19 +112,21 @@ def naive(scratch: Path) -> list[Figure]:
 
 def emulated(scratch: Path) -> list[Figure]:
     """A device that leaves the CPU to the input."""
-    found = tuned(photographs.write(scratch / "emulated", real=False), "--parity-steps", "40")
+    found = tuned(
+        photographs.write(scratch / "emulated", real=False), "--parity-steps", "40", *LONG
+    )
     return _busy("emulated device", found, first=45.0)
 
 
 def real(scratch: Path) -> list[Figure]:
     """A compiled step on one core, the input on the other."""
-    found = tuned(photographs.write(scratch / "real", real=True), "--parity-steps", "40")
+    found = tuned(photographs.write(scratch / "real", real=True), "--parity-steps", "40", *LONG)
     return _busy("step on one core", found, first=None)
 
 
 def _busy(name: str, found: dict[str, Any], *, first: float | None) -> list[Figure]:
     kept = ", ".join(f"{key}={value}" for key, value in found["settings"].items()) or "nothing"
-    how = f"240 JPEG files of 1600x1200, 224x224 seen; kept: {kept}"
+    how = f"{photographs.COUNT} JPEG files of 1600x1200, 224x224 seen; kept: {kept}"
     before, after = (100 * found[when]["busy_fraction"] for when in ("before", "after"))
     return [
         figure(f"{name}: U before", before, "%", at_most=first, how=how),
@@ -137,7 +140,7 @@ def again(scratch: Path) -> list[Figure]:
     seen = []
     for number in range(5):
         folder = recipe(scratch / f"again-{number}")
-        seen.append(tuned(folder, "--budget", "20m")["settings"])
+        seen.append(tuned(folder, *LONG)["settings"])
     same = max(seen.count(each) for each in seen)
     how = "; ".join(json.dumps(each, sort_keys=True) for each in seen)
     return [figure("naive: tunings of five that keep the same", same, "of 5", at_least=5, how=how)]
