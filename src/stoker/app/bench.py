@@ -71,7 +71,8 @@ class TrialBench:
             # Ingest of what has never been read takes as long as it takes.
             self.prepared = self._ask("prepare", most_s=float("inf"), told=tell)
             self.facts = self._ask("begin", told=tell)
-            self.situation = Situation(**self.facts["situation"])
+            told = self.facts["situation"]
+            self.situation = Situation(**told | {"blocks": tuple(told["blocks"])})
         except BaseException:
             self._trial.close()
             raise

@@ -254,7 +254,18 @@ class Session:
         dataset = context.dataset()
         return isinstance(dataset, OwnDataset) and passes_agree(dataset.datasets["train"])
 
+    def _blocks(self) -> tuple[str, ...]:
+        """Layers right below the model that hold layers themselves."""
+        from stoker.train.layer_paths import walk_layers
+
+        below = [path.split("/")[0] for path, _ in walk_layers(self._model()) if "/" in path]
+        return tuple(dict.fromkeys(below))
+
+    def _model(self) -> Any:
+        return self._measured().run.built.model
+
     def _situation(self, resolved: ResolvedTraining, per_epoch: int) -> Situation:
+        from stoker.app.training import service_of
         from stoker.cluster.devices import find_devices
         from stoker.train.config import BFLOAT16_CAPABILITY
 
@@ -271,6 +282,7 @@ class Session:
             cores=devices.cpu_cores,
             intra_op_threads=train.intra_op_threads,
             replicas=resolved.replicas,
+            strategy=resolved.strategy,
             reduction_dtype=train.reduction_dtype,
             bfloat16=all(gpu.compute_capability >= BFLOAT16_CAPABILITY for gpu in gpus),
             precision=resolved.precision,
@@ -281,6 +293,8 @@ class Session:
             batch_is_set=own is None,
             accumulate=resolved.accumulate,
             cached=own is not None and own.pipeline.cache == "memory",
+            service=service_of(context.experiment, resolved) is not None,
+            blocks=() if train.remat else self._blocks(),
         )
 
     def _open(self) -> tuple[Context, AnyTransform, ResolvedTraining, Distribution]:

@@ -135,11 +135,17 @@ class Probe:
             self._use_up(once, LEAD_SHARE * seconds)
         return self._fill(once, seconds, kind=kind)
 
-    def warm_up(self) -> None:
-        """Compile, and make a first pass over a dataset of the user's own, as far as time allows."""
+    def compile(self) -> float:
+        """Compile the step and its calls; wall time of a call of training, seconds."""
         self.run.ceiling_s()
-        for _ in range(3):
+        for _ in range(2):
             self._called_real()
+        begun_s = time.monotonic()
+        self._called_real()
+        return time.monotonic() - begun_s
+
+    def make_first_pass(self) -> None:
+        """Make a first pass over a dataset of the user's own, as far as time allows."""
         feed, position = self._feed, self.run.position
         if not isinstance(feed, OwnFeed):
             return
@@ -385,13 +391,27 @@ def open_probe(run: Run, opened: Opened) -> Iterator[Probe]:
         UserError: what would have ended training.
     """
     run.call_at_most(LONGEST_CALL_S)
+    with _reading(run, opened) as probe:
+        call_s = probe.compile()
+        if call_s <= 2 * LONGEST_CALL_S:
+            probe.make_first_pass()
+            yield probe
+            return
+    # Of a step that waits for its input, so many fewer.
+    run.call_at_most(LONGEST_CALL_S * run.last_ceiling_s * run.resolved.steps_per_call / call_s)
+    with _reading(run, opened) as probe:
+        probe.compile()
+        probe.make_first_pass()
+        yield probe
+
+
+@contextmanager
+def _reading(run: Run, opened: Opened) -> Iterator[Probe]:
     with ExitStack() as at_end:
         batches = at_end.enter_context(opened.feed.shuffled(run.calls()))
         with opened.feed.shuffled(_first_of(run.calls())) as first:
             element = next(iter(first))
-        probe = Probe(run, opened, iterator=run.iterator(batches), element=element)
-        probe.warm_up()
-        yield probe
+        yield Probe(run, opened, iterator=run.iterator(batches), element=element)
 
 
 def train_for(run: Run, opened: Opened, *, steps: int) -> None:

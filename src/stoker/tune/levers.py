@@ -8,7 +8,7 @@ whether XLA helps. It is applied by settings of `stoker.yaml`, so that it can be
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Part = Literal["input", "python", "step"]
@@ -33,6 +33,9 @@ class Lever:
 
     only_proposed: bool = False
     """It is another training: whoever owns the model decides, with the gain before their eyes."""
+
+    after_memory_of: str | None = None
+    """Name of a lever that did not fit in memory; only then this one is tried."""
 
     why: str
     """What it does."""
@@ -60,6 +63,7 @@ class Situation:
 
     intra_op_threads: int | None
     replicas: int
+    strategy: str
     reduction_dtype: str
     bfloat16: bool
     """The GPUs multiply bfloat16."""
@@ -76,6 +80,15 @@ class Situation:
     cached: bool
     """`data.pipeline.cache` is in use."""
 
+    service: bool
+    """`data.service` is in use: batches are made elsewhere."""
+
+    blocks: tuple[str, ...]
+    """Layers of the model that hold layers; none where some are computed again already."""
+
+
+LARGER = 4
+"""How many times the batch is tried."""
 
 CALL_LENGTHS = (10, 50)
 """Steps of a call that are tried; of a shorter epoch all of its steps."""
@@ -87,6 +100,7 @@ def levers(situation: Situation) -> list[Lever]:
         *_input(situation),
         *_python(situation),
         *_step(situation),
+        *_strategy(situation),
         *_exchange(situation),
         *_threads(situation),
         *_batch(situation),
@@ -157,6 +171,31 @@ def _step(situation: Situation) -> Iterator[Lever]:
         )
 
 
+def _strategy(situation: Situation) -> Iterator[Lever]:
+    """One device instead of several, or the other way round; samples of a step stay as many."""
+    if situation.strategy == "mirrored" and situation.replicas > 1:
+        whole = situation.batch_size * situation.replicas
+        yield Lever(
+            name="one device",
+            settings={"train.strategy": "one_device", "train.replicas": "auto"}
+            | ({"train.batch_size": whole} if situation.batch_is_set else {}),
+            part="step",
+            changes_numbers=True,
+            why="no gradients are exchanged",
+        )
+    shares = situation.batch_size % max(1, situation.gpus) == 0
+    if situation.strategy == "one_device" and situation.gpus > 1 and shares:
+        part = situation.batch_size // situation.gpus
+        yield Lever(
+            name=f"mirrored over {situation.gpus} GPUs",
+            settings={"train.strategy": "mirrored"}
+            | ({"train.batch_size": part} if situation.batch_is_set else {}),
+            part="step",
+            changes_numbers=True,
+            why="each GPU computes a part of a step",
+        )
+
+
 def _exchange(situation: Situation) -> Iterator[Lever]:
     if situation.replicas > 1 and situation.reduction_dtype == "float32":
         yield Lever(
@@ -192,24 +231,74 @@ def other_precision(situation: Situation) -> str:
 
 def _batch(situation: Situation) -> Iterator[Lever]:
     if situation.accumulate > 1:
-        parts = situation.accumulate
-        yield Lever(
-            name="no accumulation: the whole batch in one pass",
-            settings={"train.batch_size": situation.batch_size * parts, "train.accumulate": 1}
-            if situation.batch_is_set
-            else {"train.accumulate": 1},
-            part="step",
-            changes_numbers=True,
-            why="one pass over as many samples",
+        whole = situation.batch_size * situation.accumulate
+        yield from _also_computed_again(
+            Lever(
+                name="no accumulation: the whole batch in one pass",
+                settings={"train.batch_size": whole, "train.accumulate": 1}
+                if situation.batch_is_set
+                else {"train.accumulate": 1},
+                part="step",
+                changes_numbers=True,
+                why="one pass over as many samples",
+            ),
+            situation,
         )
     key = "train.batch_size" if situation.batch_is_set else "data.pipeline.batch_size"
-    for factor in (4,):
-        yield Lever(
-            name=f"{factor} times the batch",
-            settings={key: factor * situation.batch_size},
+    yield from _also_computed_again(
+        Lever(
+            name=f"{LARGER} times the batch",
+            settings={key: LARGER * situation.batch_size},
             part="step",
             changes_numbers=True,
             only_proposed=True,
             why="more samples for each step's fixed cost; fewer updates an epoch, so the learning "
             "rate and the epochs are to be chosen again",
+        ),
+        situation,
+    )
+
+
+def _also_computed_again(lever: Lever, situation: Situation) -> Iterator[Lever]:
+    """A lever that needs memory; where that is too little, with rematerialisation."""
+    yield lever
+    if situation.blocks:
+        yield replace(
+            lever,
+            name=f"{lever.name}, with rematerialisation",
+            settings=dict(lever.settings) | {"train.remat": list(situation.blocks)},
+            why=f"{lever.why}; what is inside of {', '.join(situation.blocks)} is computed again "
+            "for the gradient, for the memory that this takes",
+            changes_numbers=True,
+            after_memory_of=lever.name,
         )
+
+
+EXHAUSTED = 0.8
+"""Of the cores' time: where training uses so much of it, no thread more makes batches faster."""
+
+
+def data_service(situation: Situation, *, cores_used: float, busy_fraction: float) -> Lever | None:
+    """Make batches on other machines; None where that is no remedy for an input that is waited for.
+
+    Args:
+        situation: What is set.
+        cores_used: CPU seconds of training by second, mean.
+        busy_fraction: U.
+
+    Returns:
+        A lever that cannot be tried here: it needs the other machines.
+    """
+    exhausted = cores_used >= EXHAUSTED * situation.cores
+    if situation.own_dataset or situation.service or not exhausted:
+        return None
+    return Lever(
+        name="make batches on other machines",
+        settings={},
+        part="input",
+        only_proposed=True,
+        why=f"not tried, it needs other machines: training uses {cores_used:.1f} of this machine's "
+        f"{situation.cores} cores, and waits for its input nevertheless. `stoker data-service start` "
+        "makes batches elsewhere, data.service.address reads them; at most "
+        f"{1 / busy_fraction:.2g} times as fast, where the step is all that is left",
+    )

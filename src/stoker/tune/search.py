@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from stoker.tune.compare import SAME, Gain, compare, gain_of, threshold_of
 from stoker.tune.diagnosis import GOAL, Diagnosis, diagnose
 from stoker.tune.ledger import Ledger, decide
-from stoker.tune.levers import Lever, Situation, levers
+from stoker.tune.levers import Lever, Situation, data_service, levers
 from stoker.tune.parity import SEEDS, Parity, parity_of, stretches
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile
@@ -175,6 +175,7 @@ def search(
                 diagnosis = diagnose(after)
                 ledger.write("after", {"profile": after.to_json(), "diagnosis": asdict(diagnosis)})
                 is_another = lever.part == "input" or diagnosis.bottleneck != waited_for
+            _propose(state, after, diagnosis)
         except TrialFailed as failed:
             if failed.kind != "budget":
                 raise
@@ -228,8 +229,9 @@ def _next(state: _Search, profile: Profile, diagnosis: Diagnosis) -> Lever | Non
         return None
     done = {outcome.lever for outcome in state.outcomes if outcome.decision != "skipped"}
     waiting = []
+    no_memory = {o.lever for o in state.outcomes if o.why.startswith("memory:")}
     for lever in levers(state.now.situation):
-        if lever.name in done:
+        if lever.name in done or lever.after_memory_of not in {None, *no_memory}:
             continue
         why = _why_not(lever, profile, diagnosis, goal=state.limits.busy_goal)
         if why is None:
@@ -242,6 +244,20 @@ def _next(state: _Search, profile: Profile, diagnosis: Diagnosis) -> Lever | Non
         )
         state.ledger.write("decision", {"lever": lever.name, "decision": "skipped", "why": why})
     return None
+
+
+def _propose(state: _Search, profile: Profile, diagnosis: Diagnosis) -> None:
+    """What cannot be tried here, where it is what is left."""
+    if state.now is None or diagnosis.bottleneck != "input":
+        return
+    cores_used = profile.process_cpu_s_per_sample * profile.samples_per_s
+    lever = data_service(
+        state.now.situation, cores_used=cores_used, busy_fraction=profile.busy_fraction
+    )
+    if lever is not None:
+        outcome = Outcome(lever=lever.name, settings={}, decision="proposed", why=lever.why)
+        state.outcomes.append(outcome)
+        state.ledger.write("decision", _facts(outcome))
 
 
 def _why_not(lever: Lever, profile: Profile, diagnosis: Diagnosis, *, goal: float) -> str | None:

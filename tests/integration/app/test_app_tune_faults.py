@@ -16,6 +16,7 @@ from stoker.app.bench import TrialBench
 from stoker.app.cli.main import invoke
 from stoker.app.experiment import load_experiment
 from stoker.tune.ledger import events
+from stoker.tune.levers import Situation, levers
 from stoker.tune.lock import FILE
 from stoker.tune.process import TrialFailed
 
@@ -74,6 +75,39 @@ def test_a_graph_that_xla_does_not_compile_is_refused_with_tensorflows_reason(
     assert "PyFunc" in failed.text
     assert "XLA" in failed.text
     assert len(failed.text.splitlines()) == 1
+
+
+def test_levers_of_devices_and_memory_are_settings_that_train(planted: Path) -> None:
+    experiment = load_experiment(
+        planted,
+        overrides=["model=model:build_blocks", "train.strategy=mirrored", "train.replicas=2"],
+    )
+
+    def opened(settings: dict[str, object], name: str) -> Situation:
+        bench = TrialBench(
+            experiment,
+            settings,
+            folder=planted / "trials",
+            name=name,
+            left_s=lambda: LONG_S,
+            most_s=LONG_S,
+        )
+        try:
+            assert bench.speed() > 0
+            return bench.situation
+        finally:
+            bench.close()
+
+    several = opened({}, "several")
+    assert (several.strategy, several.replicas, several.blocks) == ("mirrored", 2, ("encoder",))
+    assert not several.service
+    found = {name: value for each in levers(several) for name, value in each.settings.items()}
+    one = {name: found[name] for name in ("train.strategy", "train.replicas", "train.remat")}
+
+    alone = opened(one, "alone")
+
+    assert (alone.strategy, alone.replicas) == ("one_device", 1)
+    assert alone.blocks == (), "they are computed again already"
 
 
 def wait_for(condition: object, what: str) -> None:

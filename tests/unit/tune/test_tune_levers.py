@@ -5,29 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.unit.tune.situations import PLAIN
 
-from stoker.tune.levers import Lever, Situation, levers, other_precision
+from stoker.tune.levers import Lever, Situation, data_service, levers, other_precision
 
-CPU = Situation(
-    own_dataset=False,
-    passes_agree=False,
-    image_store="original",
-    string_features=False,
-    gpus=0,
-    cores=8,
-    intra_op_threads=None,
-    replicas=1,
-    reduction_dtype="float32",
-    bfloat16=True,
-    precision="float32",
-    xla=False,
-    steps_per_call=1,
-    per_epoch=200,
-    batch_size=32,
-    batch_is_set=True,
-    accumulate=1,
-    cached=False,
-)
+CPU = replace(PLAIN, image_store="original", cores=8, per_epoch=200)
 
 
 def settings(situation: Situation) -> list[dict[str, object]]:
@@ -120,3 +102,47 @@ def test_no_two_have_one_name() -> None:
     for situation in (CPU, replace(CPU, accumulate=4, replicas=2)):
         names = [found.name for found in levers(situation)]
         assert len(names) == len(set(names))
+
+
+def test_several_devices_are_tried_as_one_with_as_many_samples_a_step() -> None:
+    several = replace(CPU, strategy="mirrored", replicas=2, gpus=2, batch_size=32)
+
+    assert dict(lever(several, "train.strategy").settings) == {
+        "train.strategy": "one_device",
+        "train.replicas": "auto",
+        "train.batch_size": 64,
+    }
+    one = replace(several, strategy="one_device", replicas=1)
+    assert dict(lever(one, "train.strategy").settings) == {
+        "train.strategy": "mirrored",
+        "train.batch_size": 16,
+    }
+    for kept in (CPU, replace(one, batch_size=33), replace(several, strategy="tpu")):
+        assert not any("train.strategy" in each for each in settings(kept))
+
+
+def test_rematerialisation_stands_behind_what_may_not_fit_and_is_tried_only_then() -> None:
+    deep = replace(CPU, accumulate=2, blocks=("encoder", "decoder"))
+
+    found = {each.name: each for each in levers(deep) if "train.remat" in each.settings}
+
+    assert {each.after_memory_of for each in found.values()} == {
+        "no accumulation: the whole batch in one pass",
+        "4 times the batch",
+    }
+    for each in found.values():
+        assert each.settings["train.remat"] == ["encoder", "decoder"]
+        assert each.changes_numbers
+    assert not any("train.remat" in each for each in settings(replace(deep, blocks=())))
+
+
+def test_a_data_service_is_proposed_only_to_a_machine_that_has_no_core_left() -> None:
+    found = data_service(CPU, cores_used=7.5, busy_fraction=0.25)
+
+    assert found is not None
+    assert found.only_proposed
+    assert "7.5 of this machine's 8 cores" in found.why
+    assert "at most 4 times" in found.why
+    assert data_service(CPU, cores_used=1.2, busy_fraction=0.25) is None
+    for other in (replace(CPU, own_dataset=True), replace(CPU, service=True)):
+        assert data_service(other, cores_used=8.0, busy_fraction=0.25) is None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.tune.situations import PLAIN
 
 from stoker.tune.ledger import Ledger, events, replay
 from stoker.tune.levers import Situation
@@ -17,26 +18,7 @@ from stoker.tune.profile import Profile, profile_of
 from stoker.tune.report import report
 from stoker.tune.search import Limits, Tuned, search
 
-BASE = Situation(
-    own_dataset=True,
-    passes_agree=True,
-    image_store=None,
-    string_features=False,
-    gpus=0,
-    cores=1,
-    intra_op_threads=None,
-    replicas=1,
-    reduction_dtype="float32",
-    bfloat16=True,
-    precision="float32",
-    xla=False,
-    steps_per_call=1,
-    per_epoch=100,
-    batch_size=32,
-    batch_is_set=False,
-    accumulate=1,
-    cached=False,
-)
+BASE = replace(PLAIN, own_dataset=True, passes_agree=True, batch_is_set=False)
 
 CACHE = "keep the dataset's first pass in memory"
 
@@ -54,7 +36,10 @@ class World:
     input_noise: float = 1.0
     """How much slower every second process is while the input is waited for."""
 
+    situation: Situation = BASE
     broken: Mapping[str, TrialFailed] | None = None
+    """Setting -> what becomes of a process that has it, unless it has rematerialisation too."""
+
     asked: int = 0
     opened: int = 0
     closed: int = 0
@@ -62,7 +47,7 @@ class World:
     def open(self, settings: Mapping[str, Any], left_s: float) -> Bench:
         del left_s
         for name, failed in (self.broken or {}).items():
-            if name in settings:
+            if name in settings and "train.remat" not in settings:
                 raise failed
         self.opened += 1
         return Bench(self, dict(settings))
@@ -73,12 +58,13 @@ class Bench:
         self.world, self.settings = world, settings
         self.is_slower = world.opened % 2 == 0
         self.situation = replace(
-            BASE,
+            world.situation,
             cached=settings.get("data.pipeline.cache") == "memory",
             precision=settings.get("train.precision", "float32"),
             xla=settings.get("train.xla", False),
             steps_per_call=settings.get("train.steps_per_call", 1),
             batch_size=settings.get("data.pipeline.batch_size", 32),
+            accumulate=settings.get("train.accumulate", world.situation.accumulate),
         )
 
     @property
@@ -98,6 +84,8 @@ class Bench:
 
     @property
     def real_ms(self) -> float:
+        if self.settings.get("train.accumulate") == 1:
+            return max(self.input_ms, 0.5 * (self.step_ms + self.python_ms))
         return max(self.input_ms, self.step_ms + self.python_ms)
 
     def speed(self) -> float:
@@ -228,6 +216,42 @@ def test_a_lever_that_fails_is_a_result(tmp_path: Path, kind: Any) -> None:
     assert (failed.decision, failed.why) == ("failed", f"{kind}: so it was")
     assert "train.precision" in found.settings
     assert world.opened == world.closed
+
+
+def test_what_does_not_fit_in_memory_is_tried_with_rematerialisation(tmp_path: Path) -> None:
+    whole = "no accumulation: the whole batch in one pass"
+    deep = replace(BASE, accumulate=2, blocks=("encoder",))
+    world = World(
+        input_ms=0.1,
+        situation=deep,
+        broken={"train.accumulate": TrialFailed("memory", "it did not fit")},
+    )
+
+    found = tuned(world, tmp_path)
+
+    assert decisions(found)[whole] == "failed"
+    assert decisions(found)[f"{whole}, with rematerialisation"] == "kept"
+    assert found.settings["train.remat"] == ["encoder"]
+    assert "4 times the batch" in decisions(found)
+    assert "4 times the batch, with rematerialisation" not in decisions(found)
+
+    fits = tuned(replace(world, broken=None, opened=0, closed=0), tmp_path / "fits")
+
+    assert decisions(fits)[whole] == "kept"
+    assert "train.remat" not in fits.settings
+
+
+def test_an_input_that_takes_all_cores_is_proposed_to_be_made_elsewhere(tmp_path: Path) -> None:
+    found = tuned(World(situation=PLAIN), tmp_path)
+
+    (service,) = (o for o in found.outcomes if o.lever == "make batches on other machines")
+    assert service.decision == "proposed"
+    assert "not tried" in service.why
+    assert found.settings == {}
+    assert "make batches on other machines" in report(found, name="x", usd_per_hour=None)
+    assert "make batches on other machines" not in decisions(
+        tuned(World(situation=replace(PLAIN, cores=8)), tmp_path / "cores")
+    )
 
 
 def test_a_lever_whose_loss_goes_elsewhere_is_only_proposed(tmp_path: Path) -> None:

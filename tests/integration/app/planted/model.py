@@ -65,6 +65,13 @@ def build_small(features):
     return _compiled(features, layers.Dense(4, activation="softmax", dtype="float32")(x))
 
 
+def build_blocks(features):
+    """A block that holds layers, which may be computed again."""
+    block = keras.Sequential([layers.Dense(16, activation="relu"), layers.Dense(8)], name="encoder")
+    x = block(layers.Flatten()(features["image"]))
+    return _compiled(features, layers.Dense(4, activation="softmax", dtype="float32")(x))
+
+
 class _Sorted(layers.Layer):
     """Asks NumPy, of which XLA knows nothing."""
 
