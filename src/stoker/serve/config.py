@@ -102,6 +102,13 @@ class ServeConfig:
     metrics_path: str | None = METRICS_PATH
     """Where the metrics are; nowhere if None."""
 
+    max_run_s: float = 120.0
+    """Longest that a model may work on one call; then another worker takes the place of its own.
+    0: for ever, and the server is one process."""
+
+    max_memory_bytes: int = 0
+    """Most memory of a worker for data; what a model wants beyond it, it is refused. 0: no limit."""
+
     access_log: str = ""
     """The file of a line for each request, "-" for standard error; none if empty."""
 
@@ -127,6 +134,11 @@ class ServeConfig:
     ready_file: Path | None = None
     """Written, with the real ports, when the models can be called."""
 
+    @property
+    def is_supervised(self) -> bool:
+        """Whether this process only starts others that serve, and watches over them."""
+        return self.worker_folder is None and (self.workers > 1 or self.max_run_s > 0)
+
     def __post_init__(self) -> None:
         _check_models(self)
         for name in ("rest_port", "grpc_port"):
@@ -147,6 +159,13 @@ class ServeConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"serve.{name} must be above 0", got=getattr(self, name))
+        for name in ("max_run_s", "max_memory_bytes"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"serve.{name} must not be below 0", got=getattr(self, name))
+        if self.grpc_socket_path and self.workers > 1:
+            raise ConfigError(
+                "a Unix socket belongs to one worker", got=Plain(f"{self.workers} workers")
+            )
         if self.workers < 1:
             raise ConfigError("serve.workers must be at least 1", got=self.workers)
         _check_address(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from pathlib import Path
 
@@ -20,6 +21,16 @@ def resident_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
         return 0
+
+
+def limit_memory(most_bytes: int) -> None:
+    """Let this process have no more memory for data than that: the kernel refuses the rest.
+
+    Thread stacks count; a file that is mapped, and address space that is only reserved, do not.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def gpu_memory() -> list[tuple[str, str, dict[str, float]]]:

@@ -62,12 +62,17 @@ def check_model(folder: Path, *, allow: frozenset[str] = frozenset()) -> None:
             the folder; it is named.
     """
     _check_files(folder)
-    for meta_graph in _read(folder).meta_graphs:
+    for meta_graph in read_saved_model(folder).meta_graphs:
         _check_assets(folder, meta_graph)
         _Walk(folder, meta_graph, allow).check()
 
 
-def _read(folder: Path) -> saved_model_pb2.SavedModel:
+def read_saved_model(folder: Path) -> saved_model_pb2.SavedModel:
+    """The file of a SavedModel.
+
+    Raises:
+        DataError: it is damaged, or there are several.
+    """
     binary, text = folder / "saved_model.pb", folder / "saved_model.pbtxt"
     if (folder / "saved_model.cpb").exists() or (binary.is_file() and text.is_file()):
         raise _refused(folder, "more than one saved_model file", "Export it again.")
@@ -181,7 +186,7 @@ class _Walk:
             data = [name for name in node.input if not name.startswith("^")]
             origins = tuple(self._origin(name, scope) for name in data)
         called = [node.op] if node.op in self.functions else []
-        for name in [*called, *_functions_of(node)]:
+        for name in [*called, *functions_of(node)]:
             if name in self.functions and (name, origins) not in self.seen:
                 self.seen.add((name, origins))
                 self.pending.append((name, origins))
@@ -250,7 +255,8 @@ def _reached(
                 pending.append(name)
 
 
-def _functions_of(node: node_def_pb2.NodeDef) -> Iterator[str]:
+def functions_of(node: node_def_pb2.NodeDef) -> Iterator[str]:
+    """The functions that a node names in its attributes."""
     for value in node.attr.values():
         kind = value.WhichOneof("value")
         if kind == "func":

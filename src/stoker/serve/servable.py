@@ -20,7 +20,9 @@ from stoker.serve.batching.config import (
     read_batching_parameters,
 )
 from stoker.serve.errors import ServeError
+from stoker.serve.loops import may_not_end
 from stoker.serve.metrics import ServeMetrics
+from stoker.serve.runs import Runs
 from stoker.serve.safety import check_model
 from stoker.serve.warm_up import warm_up
 
@@ -52,6 +54,9 @@ class LoadOptions:
 
     allow_ops: frozenset[str] = frozenset()
     """Operations that a model may have beside those that only compute."""
+
+    runs: Runs | None = None
+    """What watches over calls; they may take for ever if None."""
 
     metrics: ServeMetrics | None = None
     """What batches are counted in."""
@@ -106,6 +111,8 @@ class Servable:
             batching,
             name=self._model_name,
             metrics=self._options.metrics,
+            runs=self._options.runs,
+            may_not_end=self._options.runs is not None and may_not_end(self.path),
         )
         try:
             model.warm_up()

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
+
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import write_json
 from stoker.serve.access_log import AccessLog
@@ -18,6 +20,7 @@ from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.service import GrpcOptions, make_grpc_server
+from stoker.serve.machine import limit_memory
 from stoker.serve.metrics import ServeMetrics
 from stoker.serve.model_config import ModelConfig, read_model_config
 from stoker.serve.models import Models, Watch
@@ -25,9 +28,11 @@ from stoker.serve.ready import Ready
 from stoker.serve.request_log import RequestLog
 from stoker.serve.rest.app import RestApp, RestOptions
 from stoker.serve.rest.http import BACKLOG, HttpServer, bound_socket
+from stoker.serve.runs import Runs
 from stoker.serve.servable import LoadOptions
 from stoker.serve.signals import ending_on_signals
 from stoker.serve.tls import Tls, read_tls
+from stoker.serve.worker import stuck_file
 
 _log = logging.getLogger(__name__)
 
@@ -47,12 +52,16 @@ class Server:
         keys = None if config.keys_file is None else read_keys(config.keys_file)
         tls = None if config.ssl_config_file is None else read_tls(config.ssl_config_file)
         self._ready = threading.Event()
+        self._runs = (
+            Runs(max_run_s=config.max_run_s, on_stuck=self._say_stuck) if config.max_run_s else None
+        )
         metrics = ServeMetrics(config.worker_folder, worker=config.worker)
         options = LoadOptions(
             batching=config.batching,
             per_model_batching=config.per_model_batching,
             allow_ops=frozenset(config.allow_ops),
             metrics=metrics,
+            runs=self._runs,
         )
         self.models = Models(
             poll_s=config.poll_s, on_change=self._look_whether_ready, options=options
@@ -71,13 +80,11 @@ class Server:
         self._health = Health(self.plane)
         self._socket = _bind(config.host, config.rest_port, shared=config.worker_folder is not None)
         self.rest_port: int = self._socket.getsockname()[1]
-        try:
-            self._grpc, self.grpc_port = make_grpc_server(
-                self.plane, self._health, _grpc_options(config, keys, tls, self._access_log)
-            )
-        except ConfigError:
-            self._socket.close()
-            raise
+        self._grpc_options = _grpc_options(config, keys, tls, self._access_log)
+        self._grpc: grpc.Server | None = None
+        self.grpc_port = config.grpc_port
+        if not config.listen_when_loaded:  # gRPC's port takes connections as soon as it is bound
+            self._bind_grpc()
         self._app = RestApp(self.plane, _rest_options(config, keys, self._access_log))
         self._rest = HttpServer(
             self._app,
@@ -98,7 +105,7 @@ class Server:
         """Answer on both ports; returns at once."""
         self._socket.listen(BACKLOG)  # the kernel takes connections before the loop runs
         self._rest_thread.start()
-        self._grpc.start()
+        self._bind_grpc().start()
 
     def load(self) -> None:
         """Look for models; returns at once."""
@@ -111,6 +118,26 @@ class Server:
             self._config_watch = Watch(
                 ConfigFile(path, self.models).look, name="stoker-model-config", poll_s=poll_s
             )
+
+    def _bind_grpc(self) -> grpc.Server:
+        if self._grpc is None:
+            try:
+                self._grpc, self.grpc_port = make_grpc_server(
+                    self.plane, self._health, self._grpc_options
+                )
+            except ConfigError:
+                self._socket.close()
+                raise
+        return self._grpc
+
+    def _say_stuck(self) -> None:
+        if self.config.worker_folder is not None:
+            stuck_file(self.config.worker_folder, self.config.worker).touch()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a model's run will not end, nor this process by itself."""
+        return self._runs is not None and self._runs.stuck
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
         """Wait until the models can be called; False if the time ran out before."""
@@ -139,7 +166,8 @@ class Server:
             self._config_watch.join()
         time.sleep(self.config.lame_duck_s)
         self._rest.should_exit = True
-        self._grpc.stop(self.config.drain_s).wait()
+        if self._grpc is not None:
+            self._grpc.stop(self.config.drain_s).wait(self.config.drain_s + _CANCELLED_S)
         if self._rest_thread.ident is not None:
             self._rest_thread.join()
         else:
@@ -148,7 +176,10 @@ class Server:
         self._request_log.close()
         if self._access_log is not None:
             self._access_log.close()
-        self.models.close()
+        if self._runs is not None:
+            self._runs.close()
+        if not self.is_stuck:  # a run under way would be waited for
+            self.models.close()
 
     def _look_whether_ready(self) -> None:
         self._health.refresh()
@@ -202,6 +233,8 @@ def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _
         ConfigError: a port is taken.
     """
     asked_to_end = threading.Event()
+    if config.max_memory_bytes:
+        limit_memory(config.max_memory_bytes)
     with ending_on_signals(asked_to_end):
         server = Server(config)
         try:
@@ -216,6 +249,9 @@ def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _
             asked_to_end.wait()
         finally:
             server.stop()
+            if server.is_stuck:
+                logging.shutdown()
+                os._exit(0)  # Python would wait for the thread that a model holds
 
 
 def _announce(
@@ -228,6 +264,9 @@ def _announce(
             on_ready(server.ready())
             return
 
+
+_CANCELLED_S = 1.0
+"""What calls get to end, seconds, once they were cancelled at the end of the drain."""
 
 _LOOK_S = 0.1
 """How soon a server that waits for its first model sees that it is to end."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from stoker.core.errors import ConfigError, Plain
+from stoker.core.errors import EXIT_BUG, ConfigError, Plain
 from stoker.core.files import read_json, write_json
 from stoker.serve.config import ServeConfig
 from stoker.serve.metrics import ServeMetrics
@@ -55,7 +55,8 @@ def run_workers(
         on_ready: Called once, when every worker is ready.
 
     Raises:
-        ConfigError: a port is taken, or a worker ended before it was ready.
+        ConfigError: a port is taken.
+        WorkerEndedError: a worker ended before it was ready; its own lines say why.
     """
     asked_to_end = threading.Event()
     with (
@@ -85,6 +86,15 @@ def run_workers(
             crew.end()
 
 
+class WorkerEndedError(Exception):
+    """A worker ended before it was ready, and has said why."""
+
+    def __init__(self, code: int) -> None:
+        """Args: code: its exit code, below 0 where a signal ended it."""
+        self.code = code if code > 0 else EXIT_BUG
+        super().__init__(f"a worker ended by {code}")
+
+
 class Crew:
     """All workers of a server: one at each place, and those that are on their way in or out."""
 
@@ -108,16 +118,12 @@ class Crew:
         """Wait for every worker, or for the wish to end.
 
         Raises:
-            ConfigError: one ended before.
+            WorkerEndedError: one ended before.
         """
         while not all(place.worker.is_ready for place in self._places):
             for place in self._places:
                 if place.worker.ended is not None:
-                    raise ConfigError(
-                        "every worker must start",
-                        got=Plain(f"one ended with exit code {place.worker.ended}"),
-                        fix="The lines above say why.",
-                    )
+                    raise WorkerEndedError(place.worker.ended)
             if asked_to_end.wait(_LOOK_S):
                 return
 

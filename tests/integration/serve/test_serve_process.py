@@ -226,7 +226,7 @@ def test_wrong_flags_end_in_one_line(
     wrong = str(tmp_path / "wrong")
     given = [flag.replace("WRONG", wrong).replace("BASE", str(base)) for flag in flags]
 
-    code = invoke(["serve", *given, "--rest_api_port=0", "--port=0"], debug=False)
+    code = invoke(["serve", *given, "--rest_api_port=0", "--port=0", "--max-run-s=0"], debug=False)
 
     assert code == 2
     assert said in capsys.readouterr().err

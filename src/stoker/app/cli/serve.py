@@ -51,6 +51,8 @@ def serve(
     keys_file: flags.KeysFile = None,
     allow_unauthenticated: flags.AllowUnauthenticated = False,
     allow_ops: flags.AllowOps = None,
+    max_run_s: flags.MaxRunS = 120.0,
+    max_memory_mb: flags.MaxMemoryMb = 0,
     access_log: flags.AccessLog = "",
     workers: flags.Workers = 1,
     worker_folder: flags.WorkerFolder = None,
@@ -87,6 +89,8 @@ def serve(
         keys_file=keys_file,
         allow_unauthenticated=allow_unauthenticated,
         allow_ops=tuple(allow_ops or ()),
+        max_run_s=max_run_s,
+        max_memory_bytes=max_memory_mb << 20,
         access_log=access_log,
         workers=workers,
         worker_folder=worker_folder,
@@ -103,12 +107,15 @@ def serve(
     if stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    if config.workers > 1:
-        from stoker.serve.workers import run_workers
+    if config.is_supervised:
+        from stoker.serve.workers import WorkerEndedError, run_workers
 
         given = context.meta[flags.ARGUMENTS]
         command = [sys.executable, "-m", "stoker", "serve", *given]
-        run_workers(config, command, lambda ready: _say(ready, as_json=as_json))
+        try:
+            run_workers(config, command, lambda ready: _say(ready, as_json=as_json))
+        except WorkerEndedError as error:  # it has said why
+            raise typer.Exit(error.code) from error
         return
     # Only once the flags are known to be right: the import takes seconds.
     import_tensorflow()
@@ -118,7 +125,9 @@ def serve(
 
 
 def _stop_with_stdin() -> None:
-    while sys.stdin.buffer.read(1):
+    while os.read(
+        sys.stdin.fileno(), 1
+    ):  # unbuffered: Python ends with no lock held by this thread
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

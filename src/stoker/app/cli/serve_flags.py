@@ -186,6 +186,18 @@ AllowOps = Annotated[
     typer.Option("--allow-ops", help="An operation that models may have; may be repeated."),
 ]
 
+MaxRunS = Annotated[
+    float,
+    typer.Option(
+        "--max-run-s",
+        help="Longest run of a model, seconds; then its worker is replaced. 0: no limit, one process.",
+    ),
+]
+
+MaxMemoryMb = Annotated[
+    int, typer.Option("--max-memory-mb", help="Most memory of a worker for data, MiB; 0: no limit.")
+]
+
 AccessLog = Annotated[
     str,
     typer.Option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from stoker.serve.batching.queue import Queue, Request
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.metrics import ServeMetrics
 from stoker.serve.patience import Patience
+from stoker.serve.runs import Runs
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +34,21 @@ class Batcher:
         *,
         name: str = "",
         metrics: ServeMetrics | None = None,
+        runs: Runs | None = None,
+        may_not_end: bool = False,
     ) -> None:
-        """Args: model: what is called; config: the limits; name: the model's; metrics: the counts."""
+        """Call a model for requests.
+
+        Args:
+            model: What is called.
+            config: The limits.
+            name: The model's.
+            metrics: The counts.
+            runs: Watches over runs; nobody does if None.
+            may_not_end: Whether a run could last for ever, and is left to a thread of its own.
+        """
+        self._runs = runs
+        self._apart = may_not_end
         self._model = model
         self._config = config
         self._queues = {
@@ -44,6 +58,8 @@ class Batcher:
                 name=f"{name or model.path} {key}",
                 metrics=metrics,
                 model_name=name,
+                runs=runs,
+                may_not_end=may_not_end,
             )
             for key, signature in model.signatures.items()
             if config.enabled and can_be_joined(signature)
@@ -103,9 +119,18 @@ class Batcher:
     def _alone(self, signature: str, inputs: Mapping[str, Array], patience: Patience) -> Outputs:
         began_s = time.monotonic()
         try:
-            return self._model.call(signature, inputs)
+            return self._watched(lambda: self._model.call(signature, inputs), patience)
         finally:
             patience.trail.ran(began_s, time.monotonic(), came_s=began_s)
+
+    def _watched(self, run: Callable[[], Outputs], patience: Patience) -> Outputs:
+        """A run beside the queues."""
+        if self._runs is None:
+            return run()
+        if self._apart:
+            return self._runs.call(run, patience)
+        with self._runs.watched(lambda: None):
+            return run()
 
     def _run(self, name: str, signature: Signature, arrays: Sequence[Array]) -> Outputs:
         return self._model.call(name, dict(zip(signature.inputs, arrays, strict=True)))
@@ -125,7 +150,7 @@ class Batcher:
                 f"Task size {rows} is larger than maximum input batch size {most}",
             )
         if self._config.larger == "alone":
-            return queue.run_alone(arrays)
+            return self._watched(lambda: queue.run_alone(arrays), patience)
         pieces, lengths = [], []
         for start in range(0, rows, most):
             part = [array[start : start + most] for array in arrays]

@@ -19,6 +19,7 @@ from stoker.serve.batching.joined import Array, Key, NotByRowsError, Outputs, ag
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.metrics import ServeMetrics
 from stoker.serve.patience import Patience
+from stoker.serve.runs import Runs, stuck_error
 
 _log = logging.getLogger(__name__)
 
@@ -81,9 +82,24 @@ class Queue:
         name: str,
         metrics: ServeMetrics | None,
         model_name: str = "",
+        runs: Runs | None = None,
+        may_not_end: bool = False,
     ) -> None:
-        """Args: run: the model; config: the limits; name: for the log; metrics, model_name: the counts."""
+        """Take requests.
+
+        Args:
+            run: The model.
+            config: The limits.
+            name: For the log.
+            metrics: The counts.
+            model_name: For the counts.
+            runs: Watches over every run; nobody does if None.
+            may_not_end: Whether a run is left to a thread of its own; with `runs` only.
+        """
         self._model_name = model_name
+        self._runs = runs
+        self._apart = may_not_end and runs is not None
+        self._stuck = False
         self._run_model = run
         self._config = config
         self._name = name
@@ -107,6 +123,8 @@ class Queue:
             Exception: what the model raised on this request.
         """
         with self._changed:
+            if self._stuck:
+                raise stuck_error()
             if self._running < self._config.num_batch_threads:
                 self._running += 1
                 request.leads = True
@@ -114,6 +132,10 @@ class Queue:
                 self._check_room(request)
                 self._waiting.append(request)
                 self._changed.notify_all()  # a leader may be waiting for company
+        if self._apart and request.leads:
+            assert self._runs is not None
+            request.leads = False  # its thread waits as those of the others do
+            self._runs.start(lambda: self._lead_on(request))
         if not request.leads:
             request.patience.when_cancelled(lambda: self._drop(request))
             with self._queued():
@@ -153,36 +175,68 @@ class Queue:
     def _drop(self, request: Request) -> None:
         """Take a request out whose client has gone; one that runs already is left to run."""
         with self._changed:
-            if request in self._waiting:
+            waits = request in self._waiting
+            if waits:
                 self._waiting.remove(request)
+            if waits or self._apart:  # the run is not his thread's: he need not wait for its end
                 request.outcome = request.patience.lost()
                 request.told.set()
 
-    def _lead(self, request: Request) -> None:
+    def _lead_on(self, request: Request) -> None:
+        """Lead for one after the other, in a thread that is none of theirs."""
+        following: Request | None = request
+        while following is not None:
+            following = self._lead(following)
+
+    def _lead(self, request: Request) -> Request | None:
+        """Run a batch, and say who leads the next; None where nobody does, or somebody was told to."""
         batch = [request]
         try:
             batch = self._gather(request)
             began_s = time.monotonic()
-            self._run(batch)
+            with self._watched(batch):
+                self._run(batch)
             ended_s = time.monotonic()
             for mate in batch:
                 mate.patience.trail.ran(began_s, ended_s, came_s=mate.came_s)
         finally:
             with self._changed:
-                self._pass_on()
-            for mate in batch[1:]:
+                following = self._pass_on()
+            for mate in batch if self._apart else batch[1:]:
                 mate.told.set()
+        return following
 
-    def _pass_on(self) -> None:
-        """Let the one that has waited longest lead, or leave the model idle; the lock is held."""
+    def _watched(self, batch: Sequence[Request]) -> AbstractContextManager[None]:
+        if self._runs is None:
+            return nullcontext()
+        return self._runs.watched(lambda: self._give_up(batch))
+
+    def _give_up(self, batch: Sequence[Request]) -> None:
+        """The run will not end: tell all that wait for it, and take no more."""
+        with self._changed:
+            self._stuck = True
+            for request in [*batch, *self._waiting]:
+                request.outcome = request.outcome or stuck_error()
+                request.told.set()
+            self._waiting.clear()
+
+    def _pass_on(self) -> Request | None:
+        """Let the one that has waited longest lead, or leave the model idle; the lock is held.
+
+        Returns:
+            It, where it is led for by this very thread; else it was told, or there is none.
+        """
         while self._waiting:
             following = self._waiting.popleft()
             following.outcome = following.patience.lost()
+            if self._apart and following.outcome is None:
+                return following
             following.leads = following.outcome is None
             following.told.set()
             if following.leads:
-                return
+                return None
         self._running -= 1
+        return None
 
     def _gather(self, leader: Request) -> list[Request]:
         """The leader and all that can go with it, in the order in which they came."""
