@@ -1,6 +1,9 @@
 """Stoker's loop beside `model.fit` and a loop by hand; writes benchmarks/results/train-loop.json.
 
-python benchmarks/train/loop.py [--rounds N] [--contests mlp:single cnn:many ...]
+python benchmarks/train/loop.py [--processes N] [--rounds N] [--contests mlp:single cnn:many ...]
+
+A process may be some per cent quicker or slower than the next one with the same code (where its
+memory lies, which kernels were chosen), so that each contest is held in several of them.
 """
 
 from __future__ import annotations
@@ -10,10 +13,14 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from figures import RESULTS, Figure, figure, spread, write
+
+Found = dict[str, Any]
+"""What `contest.py` prints."""
 
 HERE = Path(__file__).resolve().parent
 
@@ -42,59 +49,75 @@ BEST_TARGETS = {("mlp", "fit"): 1.4}
 """The same of a model where each takes its best settings."""
 
 
-def contest(name: str, rounds: int) -> dict[str, Any]:
+def contest(name: str, rounds: int) -> Found:
     """One contest in a fresh process."""
     command = [sys.executable, str(HERE / "contest.py"), *name.split(":"), f"--rounds={rounds}"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     sys.stderr.write(f"{name}: {done.stdout}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: Found = json.loads(done.stdout)
     return found
 
 
-def figures(name: str, found: dict[str, Any]) -> list[Figure]:
-    """Ratios of medians against each peer, by wall clock and by CPU time."""
+def figures(name: str, found: Sequence[Found]) -> list[Figure]:
+    """Ratios against each peer, by wall clock and by CPU time.
+
+    Args:
+        name: Model and contest.
+        found: What each process measured.
+    """
     model, kind = name.split(":")
-    runs = found["contestants"]
-    our = runs["stoker"]
     made = []
-    for peer in [peer for peer in PEERS if peer in runs]:
-        their = runs[peer]
+    for peer in [peer for peer in PEERS if peer in found[0]["contestants"]]:
         title = f"{model}, {TITLES[kind]}: against {PEERS[peer]}"
-        how = (
-            f"{len(our['wall_s'])} turns of {found['steps']} steps in alternation; stoker: "
-            f"{our['levers']}, {_ms(our)}, loss {our['loss']:.4f}; peer: {their['levers']}, "
-            f"{_ms(their)}, loss {their['loss']:.4f}"
-        )
         target = TARGETS[peer]
         if kind == "best":
             target = BEST_TARGETS.get((model, peer), target)
-        wall, cpu = (
-            statistics.median(their[key]) / statistics.median(our[key])
-            for key in ("wall_s", "cpu_s")
+        wall, cpu = ([_ratio(each, peer, key) for each in found] for key in ("wall_s", "cpu_s"))
+        how = (
+            f"median of {len(found)} processes ({spread(wall)}), of each the median of "
+            f"{_turns(found[0])} turns in alternation; stoker: {_shown(found, 'stoker')}; "
+            f"peer: {_shown(found, peer)}"
         )
         made += [
-            figure(title, wall, "x", at_least=target, peer=peer, how=how),
-            figure(f"{title}, CPU time", cpu, "x", peer=peer, how=how),
+            figure(title, statistics.median(wall), "x", at_least=target, peer=peer, how=how),
+            figure(f"{title}, CPU time", statistics.median(cpu), "x", peer=peer, how=how),
         ]
     return made
 
 
-def _ms(run: dict[str, Any]) -> str:
-    wall_ms = [1000 * wall_s for wall_s in run["wall_s"]]
-    return f"{statistics.median(wall_ms):.3g} ms a step ({spread(wall_ms)})"
+def _ratio(found: Found, peer: str, key: str) -> float:
+    our, their = (found["contestants"][name][key] for name in ("stoker", peer))
+    return statistics.median(theirs / ours for theirs, ours in zip(their, our, strict=True))
+
+
+def _turns(found: Found) -> str:
+    return f"{len(found['contestants']['stoker']['wall_s'])} pairs of {found['steps']} steps"
+
+
+def _shown(found: Sequence[Found], name: str) -> str:
+    runs = [each["contestants"][name] for each in found]
+    levers = " or ".join(dict.fromkeys(run["levers"] for run in runs))
+    wall_ms = [1000 * wall_s for run in runs for wall_s in run["wall_s"]]
+    loss = statistics.median(run["loss"] for run in runs)
+    return (
+        f"{levers}, {statistics.median(wall_ms):.3g} ms a step ({spread(wall_ms)}), loss {loss:.4f}"
+    )
 
 
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--contests", nargs="+", default=CONTESTS, metavar="MODEL:CONTEST")
     parser.add_argument("--out", type=Path, default=RESULTS / "train-loop.json")
     options = parser.parse_args()
-    found = []
-    for name in options.contests:
-        found += figures(name, contest(name, options.rounds))
-    write(options.out, found)
+    found: dict[str, list[Found]] = {name: [] for name in options.contests}
+    # Not one after the other: what the machine does for minutes hits all contests.
+    for _ in range(options.processes):
+        for name, each in found.items():
+            each.append(contest(name, options.rounds))
+    write(options.out, [shown for name, each in found.items() for shown in figures(name, each)])
 
 
 if __name__ == "__main__":
