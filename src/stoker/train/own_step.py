@@ -19,7 +19,7 @@ from stoker.train.keras_model import (
 )
 from stoker.train.model import BuiltModel
 from stoker.train.outcome import Outcome
-from stoker.train.seeds import keras_seeds, use_keras_seeds
+from stoker.train.seeds import drawn_apart, keras_seeds, use_keras_seeds
 from stoker.train.step import (
     Batch,
     StepSettings,
@@ -104,7 +104,8 @@ def make_own_step(
         last = tf.maximum(first + rows, 1)
         begin = tf.minimum(first, last - 1)
         batch = load(tf.nest.map_structure(lambda tensor: tensor[begin:last], element))
-        logs = run_own_step(model, "train_step", (built.adapt(batch[0]), *batch[1:]))
+        with drawn_apart(distribution.replicas):
+            logs = run_own_step(model, "train_step", (built.adapt(batch[0]), *batch[1:]))
         if settings.average is not None:
             settings.average.update()
         loss, count = tf.cast(tf.reduce_mean(logs["loss"]), tf.float32), tf.cast(rows, tf.float32)

@@ -7,6 +7,7 @@ Keras keeps for the thread, and what a callback draws comes from Python's and Nu
 from __future__ import annotations
 
 import random
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,11 @@ from keras.src.random.seed_generator import (
     SeedGenerator,
     global_seed_generator,
 )
+
+from stoker.train.replaced import Replaced
+
+_APART = 0x9E3779B97F4A7C15 >> 1
+"""Odd and with bits everywhere: replicas' seeds lie far apart."""
 
 
 def keras_seeds(strategy: tf.distribute.Strategy) -> SeedGenerator:
@@ -42,6 +48,35 @@ def use_keras_seeds(generator: SeedGenerator) -> None:
     generator: inside a `tf.function`, which fails.
     """
     global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+
+
+def drawn_apart(replicas: int) -> AbstractContextManager[None]:
+    """What replicas draw in a step differs; the first one draws what one device would.
+
+    Each has its copy of a generator's state, and all the same one, so that Keras's Dropout would
+    drop the same units of every replica's rows: of those that lie equally far from the beginning
+    of their parts. The states stay equal, and are what a checkpoint holds.
+
+    Args:
+        replicas: How many there are.
+    """
+    return nullcontext() if replicas == 1 else _DRAWN_APART
+
+
+_plain_next = SeedGenerator.next
+
+
+def _next_of_replica(generator: SeedGenerator, *args: Any, **kwargs: Any) -> tf.Tensor:
+    seed = _plain_next(generator, *args, **kwargs)
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        return seed
+    number = tf.cast(context.replica_id_in_sync_group, seed.dtype)
+    own = tf.stack([number * tf.constant(_APART, seed.dtype), tf.zeros_like(number)])
+    return tf.bitwise.bitwise_xor(seed, own)
+
+
+_DRAWN_APART = Replaced(SeedGenerator, next=_next_of_replica)
 
 
 def host_seeds() -> dict[str, Any]:

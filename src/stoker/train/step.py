@@ -6,8 +6,8 @@ of each replica counts by its rows. So the loss under any strategy is that of on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ from stoker.train.keras_model import has_kerass_metrics_only, has_kerass_optimiz
 from stoker.train.model import BuiltModel
 from stoker.train.one_program import OneProgram
 from stoker.train.outcome import Outcome
-from stoker.train.seeds import keras_seeds, use_keras_seeds
+from stoker.train.replaced import Replaced
+from stoker.train.seeds import drawn_apart, keras_seeds, use_keras_seeds
 from stoker.train.strategy import Distribution
 
 Batch = tuple[Any, ...]
@@ -202,7 +203,8 @@ def _make_gradients(
     def shared(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
         first, rows = part_of_replica(rows_of(element), distribution, own_rows=settings.own_rows)
-        gradients, loss_sum = passes(element, first, rows)
+        with drawn_apart(distribution.replicas):
+            gradients, loss_sum = passes(element, first, rows)
         asked = tf.unstack(tf.cast(signals, tf.float32))
         facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *asked])
         if distribution.shares_batches:
@@ -295,20 +297,24 @@ def _make_forward_backward(
     return forward_backward
 
 
-@contextmanager
-def losses_are_means() -> Iterator[None]:
+def losses_are_means() -> AbstractContextManager[None]:
     """A replica's loss is the mean over its rows.
 
     Keras divides it by the number of replicas, which is right only where replicas have equally
     many rows, and where the user has not overridden `compute_loss`.
     """
-    kept = keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution
-    keras_loss.scale_loss_for_distribution = lambda value: value
-    keras_loss.unscale_loss_for_distribution = lambda value: value
-    try:
-        yield
-    finally:
-        keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution = kept
+    return _LOSSES_ARE_MEANS
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_LOSSES_ARE_MEANS = Replaced(
+    keras_loss,
+    scale_loss_for_distribution=_as_it_is,
+    unscale_loss_for_distribution=_as_it_is,
+)
 
 
 def _leave_reduction_to_us(optimizer: Any) -> None:

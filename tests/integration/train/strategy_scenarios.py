@@ -30,7 +30,7 @@ from stoker.train.config import ResolvedTraining, StrategyName, TrainConfig
 from stoker.train.ending import Ending
 from stoker.train.heartbeat import process_heartbeat
 from stoker.train.loop import fit
-from stoker.train.model import build_model, prepare_process
+from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.strategy import Distribution, make_distribution
 from stoker.train.surroundings import Progress, Surroundings
 
@@ -68,6 +68,41 @@ def normed(features: dict[str, Any]) -> keras.Model:
     return model
 
 
+def synced(features: dict[str, Any]) -> keras.Model:
+    """BatchNorm over the rows of all replicas: one waits for the other in the forward pass."""
+    x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+    x = layers.BatchNormalization(synchronized=True)(layers.Dense(8, activation="tanh")(x))
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid", dtype="float32")(x))
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+@keras.saving.register_keras_serializable()
+class Seen(layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Keeps which units of its first row were not dropped, on each replica by itself."""
+
+    def build(self, shape: Any) -> None:
+        self.units = self.add_weight(
+            shape=(shape[-1],), dtype="int32", initializer="zeros", trainable=False, name="units"
+        )
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        if training:
+            self.units.assign(keras.ops.cast(x[0] != 0, "int32"))
+        return x
+
+
+def dropped(features: dict[str, Any]) -> keras.Model:
+    """Dropout of units that are never 0 by themselves."""
+    x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+    x = Seen()(layers.Dropout(0.5)(layers.Dense(64, activation="sigmoid")(x)))
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid", dtype="float32")(x))
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
+    return model
+
+
 def own_loss(features: dict[str, Any]) -> keras.Model:
     """`compute_loss` overridden: a mean that Keras does not divide by the number of replicas."""
 
@@ -84,7 +119,7 @@ def own_loss(features: dict[str, Any]) -> keras.Model:
     return model
 
 
-MODELS = {f.__name__: f for f in (plain, embedded, normed, own_loss)}
+MODELS = {f.__name__: f for f in (plain, embedded, normed, synced, dropped, own_loss)}
 
 
 @functools.cache
@@ -112,6 +147,7 @@ def train(scenario: dict[str, Any], data: Any, transform: Any, out: Path) -> dic
         lr_factor=1.0,
         why={},
     )
+    found_apart: set[str] = set()
     # Nobody here has a TPU: its way is walked by the replicas of a mirrored strategy.
     distribution = spread("mirrored" if on_tpu else resolved.strategy, replicas)
     if on_tpu:
@@ -124,8 +160,12 @@ def train(scenario: dict[str, Any], data: Any, transform: Any, out: Path) -> dic
         ending = Ending()
 
         def end(
-            progress: Progress, ending: Ending = ending, after: int | None = ends_after
+            progress: Progress,
+            built: BuiltModel = built,
+            ending: Ending = ending,
+            after: int | None = ends_after,
         ) -> None:
+            found_apart.update(apart(built, distribution))
             if progress.step == after:
                 ending.ask()
 
@@ -147,11 +187,24 @@ def train(scenario: dict[str, Any], data: Any, transform: Any, out: Path) -> dic
                 ),
             )
     local = distribution.strategy.experimental_local_results
-    values = [[np.asarray(part) for part in local(v.value)] for v in built.model.variables]
-    np.savez(out / "weights.npz", *[value[0] for value in values])
-    same = all((part == value[0]).all() for value in values for part in value)
+    values = [np.asarray(local(v.value)[0]) for v in built.model.variables]
+    np.savez(out / "weights.npz", *values)
+    found_apart |= apart(built, distribution)
     keras.mixed_precision.set_dtype_policy("float32")
-    return {"metrics": result.metrics, "replicas_agree": bool(same), "steps": result.steps}
+    return {"metrics": result.metrics, "apart": sorted(found_apart), "steps": result.steps}
+
+
+def apart(built: BuiltModel, distribution: Distribution) -> set[str]:
+    """Paths of the variables of which replicas do not have the same value."""
+    local = distribution.strategy.experimental_local_results
+    of_replicas = {
+        v.path: [np.asarray(part) for part in local(v.value)] for v in built.model.variables
+    }
+    return {
+        path
+        for path, (first, *others) in of_replicas.items()
+        if not all((other == first).all() for other in others)
+    }
 
 
 @contextmanager

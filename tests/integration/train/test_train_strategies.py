@@ -35,6 +35,14 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "replicas": 2,
         "settings": {"accumulate": 2},
     },
+    "synced": {"model": "synced"},
+    "synced on 2": {"model": "synced", "replicas": 2},
+    "dropped on 2": {"model": "dropped", "replicas": 2},
+    "dropped on 2, 2 passes": {
+        "model": "dropped",
+        "replicas": 2,
+        "settings": {"accumulate": 2, "xla": True},
+    },
     "own loss": {"model": "own_loss"},
     "own loss on 2": {"model": "own_loss", "replicas": 2},
     "sent as bfloat16": {
@@ -105,6 +113,7 @@ def run_scenarios(
         ("averaged", "averaged on 2"),
         ("embedded", "embedded on 2"),
         ("embedded", "embedded on 2, 2 passes"),
+        ("synced", "synced on 2"),
         ("own loss", "own loss on 2"),
         ("normed on 2", "normed on 2, more a call"),
     ],
@@ -119,9 +128,15 @@ def test_the_same_global_batch_trains_to_the_same_weights(
         assert trained[other][0]["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if "dropped" not in name])
 def test_all_replicas_end_with_equal_weights(trained: dict[str, Any], name: str) -> None:
-    assert trained[name][0]["replicas_agree"]
+    assert trained[name][0]["apart"] == []
+
+
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if "dropped" in name])
+def test_replicas_drop_units_of_their_own(trained: dict[str, Any], name: str) -> None:
+    """And nothing else of them differs: weights, and the states of what is drawn, are the same."""
+    assert trained[name][0]["apart"] == ["seen/units"]
 
 
 @pytest.mark.parametrize("name", ["bfloat16 on 2", "float16 on 2", "sent as bfloat16"])

@@ -131,7 +131,7 @@ def test_where_no_row_is_left_out_it_is_as_mirrored(trained: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_all_replicas_end_with_equal_weights(trained: dict[str, Any], name: str) -> None:
-    assert trained[name][0]["replicas_agree"]
+    assert trained[name][0]["apart"] == []
 
 
 def test_a_feature_of_no_fixed_shape_is_refused(data: tuple[Dataset, Transform]) -> None:
