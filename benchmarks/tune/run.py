@@ -84,7 +84,6 @@ def naive(scratch: Path) -> list[Figure]:
     """As beginners write it, and what is made of it."""
     folder = recipe(scratch)
     found = tuned(folder, *LONG)
-    shutil.copy(found["report"], PARTS / "naive.html")
     (PARTS / "waterfall.svg").write_text(_waterfall(Path(found["report"])))
     gain, hand = against_hand(folder, found["settings"])
     total = found["after"]["samples_per_s"] / found["before"]["samples_per_s"]

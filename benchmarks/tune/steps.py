@@ -47,7 +47,7 @@ def by_fit(steps: int) -> tuple[tuple[float, float], tuple[float, float]]:
     """Two epochs; the second one is timed from its begin to its end."""
     times = []
 
-    class Clock(keras.callbacks.Callback):  # type: ignore[misc]
+    class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         """Has no hook for batches, as most scripts have none."""
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

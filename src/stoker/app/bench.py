@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,43 @@ TURNS = 6
 
 CALLS = 12
 """Calls of a timeline."""
+
+
+@contextmanager
+def one_bench(
+    experiment: Experiment,
+    *,
+    folder: Path,
+    name: str,
+    within_s: float,
+    tell: Callable[[str], None],
+) -> Iterator[TrialBench]:
+    """An experiment as it is set, alone.
+
+    Args:
+        experiment: What is measured.
+        folder: Takes what the process is told and prints.
+        name: Of its files.
+        within_s: Time for all, seconds.
+        tell: Told what the process does before it can measure.
+
+    Raises:
+        TrialFailed: it cannot be measured.
+    """
+    end_s = time.monotonic() + within_s
+    bench = TrialBench(
+        experiment,
+        {},
+        folder=folder,
+        name=name,
+        left_s=lambda: end_s - time.monotonic(),
+        most_s=within_s,
+        tell=tell,
+    )
+    try:
+        yield bench
+    finally:
+        bench.close()
 
 
 class TrialBench:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.app.bench import TrialBench
+from stoker.app.bench import one_bench
 from stoker.app.experiment import Experiment
 from stoker.app.tuning import alone, cannot
 from stoker.core.files import write_atomic, write_json
@@ -74,27 +73,21 @@ def profile(
         UserError: it cannot be measured.
         BusyError: it is being measured already.
     """
-    end_s = time.monotonic() + budget_s
     with alone(experiment) as folder:
         try:
-            bench = TrialBench(
+            with one_bench(
                 experiment,
-                {},
                 folder=folder / "trials",
                 name="profile",
-                left_s=lambda: end_s - time.monotonic(),
-                most_s=budget_s,
+                within_s=budget_s,
                 tell=progress,
-            )
-            try:
+            ) as bench:
                 tell("measuring")
                 measured = bench.profile()
                 calls, stages = bench.timeline(), bench.stages()
                 tell("the same step in another precision")
                 precision = bench.other_precision()
                 machine = bench.machine()
-            finally:
-                bench.close()
         except TrialFailed as failed:
             raise cannot(failed, "--budget") from None
         found = Profiled(

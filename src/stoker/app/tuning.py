@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from stoker.app.bench import TrialBench
+from stoker.app.bench import TrialBench, one_bench
 from stoker.app.experiment import Experiment
 from stoker.app.identity import code_fingerprints
 from stoker.app.locked import value_at
@@ -129,22 +129,12 @@ def check(experiment: Experiment, *, tell: Callable[[str], None]) -> Check:
         UserError: the experiment cannot be measured.
     """
     lock = _checkable(experiment)
-    end_s = time.monotonic() + CHECK_S
     with alone(experiment) as folder:
         try:
-            bench = TrialBench(
-                experiment,
-                {},
-                folder=folder / "trials",
-                name="check",
-                left_s=lambda: end_s - time.monotonic(),
-                most_s=CHECK_S,
-                tell=tell,
-            )
-            try:
+            with one_bench(
+                experiment, folder=folder / "trials", name="check", within_s=CHECK_S, tell=tell
+            ) as bench:
                 now = summary(bench.profile(), usd_per_hour=experiment.resources.usd_per_hour)
-            finally:
-                bench.close()
         except TrialFailed as failed:
             if failed.kind != "budget":
                 raise cannot(failed, "--budget") from None
