@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -23,7 +24,7 @@ from stoker.serve.requests import (
     Tensors,
     VersionStatus,
 )
-from stoker.serve.rest import decode, encode, examples, refusal
+from stoker.serve.rest import decode, encode, examples, raw, refusal
 from stoker.serve.rest.messages import Answer, Asked
 
 _MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
@@ -63,6 +64,35 @@ def _spec(found: re.Match[str]) -> ModelSpec:
 
 
 def _predict(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
+    try:
+        body, read_inputs = _body_of(asked)
+        answers_raw = raw.wants_raw(asked)
+        request = PredictRequest(
+            model=spec,
+            read_inputs=read_inputs,
+            signature=asked.header("x-signature-name") if body is None else body.signature,
+            output_filter=raw.output_filter(asked) if answers_raw or body is None else (),
+            entrypoint="REST",
+            patience=asked.patience,
+        )
+        outputs = plane.predict(request).outputs
+        if answers_raw:
+            return raw.answer(outputs)
+        rows = body is None or body.rows
+        return Answer(body=encode.predictions(outputs) if rows else encode.columns(outputs))
+    except SignatureNotFound as error:
+        message = f'Serving signature name: "{error.signature}" not found in signature def'
+        raise ServeError(Code.INVALID_ARGUMENT, message) from error
+    except UserError as error:
+        raise ServeError(Code.INVALID_ARGUMENT, error.line()) from error
+
+
+def _body_of(
+    asked: Asked,
+) -> tuple[decode.PredictBody | None, Callable[[Signature], Tensors]]:
+    """The outer form of a JSON body, None of a tensor; and what reads its inputs."""
+    if raw.is_raw(asked):
+        return None, raw.input_reader(asked)
     body = decode.parse_body(asked.body)
 
     def read_inputs(signature: Signature) -> Tensors:
@@ -72,22 +102,7 @@ def _predict(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
             said = refusal.refused(body, signature)
             raise (said or error) from error
 
-    try:
-        request = PredictRequest(
-            model=spec,
-            read_inputs=read_inputs,
-            signature=body.signature,
-            entrypoint="REST",
-            patience=asked.patience,
-        )
-        outputs = plane.predict(request).outputs
-        text = encode.predictions(outputs) if body.rows else encode.columns(outputs)
-        return Answer(body=text)
-    except SignatureNotFound as error:
-        message = f'Serving signature name: "{error.signature}" not found in signature def'
-        raise ServeError(Code.INVALID_ARGUMENT, message) from error
-    except UserError as error:
-        raise ServeError(Code.INVALID_ARGUMENT, error.line()) from error
+    return body, read_inputs
 
 
 def _classify(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
