@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,7 +98,7 @@ def convert(
     """
     form = _form(to, tfjs_python)
     allowed = form.tolerance if tolerance is None else tolerance
-    if out.exists():
+    if os.path.lexists(out):
         raise ConfigError("--out must be a folder that does not exist yet", got=str(out))
     model = load_model(saved_model)
     try:

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 import stoker
 from stoker.app.chain import ChainResult
-from stoker.app.client import ask_grpc, ask_rest, json_instances
+from stoker.app.client.asking import ask_grpc, ask_rest
+from stoker.app.client.rows import json_instances
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.proof import prove_run
 from stoker.app.scaffold import write_experiment

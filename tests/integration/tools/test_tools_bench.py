@@ -223,7 +223,14 @@ def test_bench_against_the_real_server(
         (("--model", "half", "--closed"), "neither --data nor --image"),
         (("--model", "no", "--closed", "--data", "ROWS"), "HTTP 404"),
         (("--model", "taxi", "--closed", "--data", "ROWS"), "HTTP 400"),
-        (("--model", "half", "--closed", "--data", "ROWS", "--batch", "0"), "at least one row"),
+        (
+            ("--model", "half", "--closed", "--data", "ROWS", "--batch", "0"),
+            "from 1 to 100,000 rows",
+        ),
+        # Not made first, and killed for the memory.
+        (("--model", "half", "--closed", "--data", "ROWS", "--batch", "1" + 10 * "0"), "from 1 to"),
+        (("--model", "half", "--closed", "--data", "ROWS", "--plot", "/proc"), "must be a file"),
+        (("--model", "half", "--closed", "--data", "ROWS", "--plot", "/proc/a.svg"), "be written"),
     ],
 )
 def test_what_cannot_be_loaded_is_one_line(

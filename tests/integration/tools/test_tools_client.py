@@ -51,6 +51,15 @@ def plain(array: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("client", [RestClient, GrpcClient])
+def test_rows_may_be_numpys(served: Any, client: Any) -> None:
+    with client(served.rest if client is RestClient else served.grpc) as asking:
+        for rows in (np.array([1.0, 2.0]), [np.float32(1.0), np.float32(2.0)]):
+            assert next(iter(asking.predict("half", rows).outputs.values())).tolist() == [2.5, 3.0]
+        row = {"fare": np.float32(1.5), "place": np.array([1, 2]), "company": "Flash"}
+        assert asking.predict("taxi", [row]).outputs["sum"].tolist() == [3]
+
+
+@pytest.mark.parametrize("client", [RestClient, GrpcClient])
 def test_both_protocols_answer_rows_with_nan_and_text(served: Any, client: Any) -> None:
     url = served.rest if client is RestClient else served.grpc
     with client(url) as asking:
@@ -150,12 +159,17 @@ def test_a_port_where_nobody_listens_is_said_as_such(client: Any, scheme: str) -
 def test_the_wrong_ports_protocol_is_named(served: Any) -> None:
     with (
         RestClient(served.grpc) as rest,
-        pytest.raises(NoAnswerError, match="ask by --grpc"),
+        pytest.raises(NoAnswerError, match="Ask it by gRPC"),
     ):
         rest.predict("half", [1.0])
     with (
         GrpcClient(served.rest.removeprefix("http://")) as grpc,
         pytest.raises(NoAnswerError, match="leave out --grpc"),
+    ):
+        grpc.signatures("half")
+    with (
+        GrpcClient(f"grpcs://{served.grpc}") as grpc,
+        pytest.raises(NoAnswerError, match="Is it TLS there"),
     ):
         grpc.signatures("half")
 
@@ -187,6 +201,10 @@ class _Odd(http.server.BaseHTTPRequestHandler):
             "ragged": (200, b'{"predictions": [[1], [1, 2]]}'),
             "bytes": (200, b'{"predictions": [{"b64": "/w=="}]}'),
             "once": (200, b'{"predictions": [1.5]}'),
+            "deep": (200, b"[" * 100_000),
+            "deep-refusal": (500, b"[" * 100_000),
+            "text": (200, b'{"predictions": "abc"}'),
+            "no-base64": (200, b'{"predictions": [{"b64": "x"}]}'),
         }[kind]
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -219,6 +237,10 @@ def odd() -> Iterator[tuple[str, list[dict[str, str]]]]:
         ("gone", NoAnswerError, "closed connection without response"),
         ("page", DataError, "Is it a model server"),
         ("other", DataError, "must hold 'predictions'"),
+        ("deep", DataError, "must answer with JSON"),
+        ("deep-refusal", RefusedError, "HTTP 500: [[["),
+        ("text", DataError, "'predictions' must be a list"),
+        ("no-base64", DataError, "must be base64"),
     ],
 )
 def test_a_server_that_misbehaves_is_one_line(
@@ -401,6 +423,8 @@ def test_calls_errors_are_one_line(served: Any, stoker: Any, tmp_path: Path) -> 
     row.write_text('{"fare": 1.0,\n "place": oh}')
     who = tmp_path / "who.json"
     who.write_text('{"company": "a"}')
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
     for arguments, reason in (
         ((), "neither --data nor --image"),
         (("--data", row), "Expecting value in line 2, column 11"),
@@ -410,7 +434,15 @@ def test_calls_errors_are_one_line(served: Any, stoker: Any, tmp_path: Path) -> 
         (("--image", picture, "--url", "ftp://x"), "must be scheme://host:port"),
         (("--image", picture, "--url", served.rest, "--signature", "x"), "'x' must be a signature"),
         (("--data", row, "--version", "1", "--label", "a"), "by its number or by a label"),
-        (("--data", row, "--timeout-s", "0"), "above 0 seconds"),
+        (("--data", row, "--timeout-s", "0"), "above 0 and at most"),
+        (("--data", row, "--timeout-s", "inf"), "above 0 and at most"),
+        (("--data", row, "--timeout-s", "1e300"), "above 0 and at most"),
+        (("--data", deep, "--url", served.rest), "JSON of few levels"),
+        (("--data", who, "--url", "http://[::1"), "must be scheme://host:port"),
+        (("--data", who, "--url", "http://a..b"), "must be scheme://host:port"),
+        (("--data", who, "--url", "http://me@127.0.0.1"), "must be scheme://host:port"),
+        (("--data", who, "--url", "http://a b"), "must be scheme://host:port"),
+        (("--data", who, "--url", served.rest + "/größe x"), "HTTP 404"),
     ):
         model = "image" if "No such file" in reason else "taxi"
         code, _, err = stoker("call", model, *arguments)

@@ -15,12 +15,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.app.cli.options import AsJson
+from stoker.app.cli.output import require_writable_file
 from stoker.app.cli.tolerant import print_result, tolerant
 from stoker.core.errors import ConfigError, Plain
 
 if TYPE_CHECKING:
     from stoker.app.client.rows import Request
     from stoker.app.load.result import LoadResult
+
+
+MAX_BATCH = 100_000
+"""Most rows in one request: its body is made, and sent, as a whole."""
 
 
 def bench(
@@ -74,6 +79,8 @@ def bench(
             got=Plain("both" if closed else "neither"),
             fix="Try --rate 100.",
         )
+    if plot is not None:
+        require_writable_file(plot, flag="--plot")
     config = LoadConfig(
         rate_per_s=rate, seconds=seconds, connections=connections, timeout_s=timeout_s
     )
@@ -105,8 +112,8 @@ def _split(request: Request, batch: int) -> list[Request]:
     """One request for each `batch` rows."""
     import dataclasses
 
-    if batch < 1:
-        raise ConfigError("a request must have at least one row", got=batch)
+    if not 1 <= batch <= MAX_BATCH:
+        raise ConfigError(f"a request must have from 1 to {MAX_BATCH:,} rows", got=batch)
     if request.rows is None:
         return [request]
     rows = list(request.rows)

@@ -17,8 +17,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 if TYPE_CHECKING:
     from stoker.app.client.answers import Answers
     from stoker.app.client.connection import Connection
-    from stoker.app.client.grpc_client import GrpcClient
-    from stoker.app.client.rest_client import RestClient
+    from stoker.app.client.model_client import ModelClient
     from stoker.app.client.rows import Request
     from stoker.app.client.signature import ModelAt
 
@@ -57,10 +56,12 @@ def call(
     from stoker.app.client.rest_client import RestClient
     from stoker.app.client.signature import ModelAt
 
+    # gRPC logs what it also says in its error, which becomes one line.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     at = ModelAt(name=model, version=version, label=label)
     how = connection(timeout_s=timeout_s, ca=ca, cert=cert, key=key)
     where = {} if url is None else {"url": url}
-    kind = GrpcClient if use_grpc else RestClient
+    kind: type[GrpcClient | RestClient] = GrpcClient if use_grpc else RestClient
     with kind(**where, connection=how) as client:
         request = asked(client, at, data, image, signature=signature)
         answers = client.ask(at, request)
@@ -81,7 +82,7 @@ def connection(
 
 
 def asked(
-    client: RestClient | GrpcClient,
+    client: ModelClient,
     at: ModelAt,
     data: Path | None,
     images: list[Path],
@@ -114,9 +115,7 @@ def asked(
     return _with_images(client, at, request, images) if images else request
 
 
-def _with_images(
-    client: RestClient | GrpcClient, at: ModelAt, request: Request, images: list[Path]
-) -> Request:
+def _with_images(client: ModelClient, at: ModelAt, request: Request, images: list[Path]) -> Request:
     """The same rows with an image each; one row stands for all images."""
     import dataclasses
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.app.cli.options import AsJson, Overrides
+from stoker.app.cli.output import require_new_folder
 from stoker.app.cli.tolerant import print_result
 from stoker.core.errors import ConfigError, Plain
 
@@ -73,8 +74,7 @@ def convert(
         raise ConfigError("rows must be at least 1", got=rows)
     if tolerance is not None and not tolerance >= 0:
         raise ConfigError("the tolerance must not be below 0", got=tolerance)
-    if out.exists():
-        raise ConfigError("--out must be a folder that does not exist yet", got=str(out))
+    require_new_folder(out)
     source = _source(model, data, rows=rows, signature=signature, overrides=overrides)
     import_tensorflow()
     from stoker.export.conversion import convert as converted

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from stoker.app.cli.options import AsJson
+from stoker.app.cli.output import require_new_folder
 from stoker.app.cli.tolerant import print_result
 
 
@@ -60,6 +61,9 @@ def deploy(
     from stoker.app.deploy.write import read_model, write_deployment
     from stoker.app.scaffold.spelling import dns_name
 
+    require_new_folder(
+        out, fix="Name another: what was written before may have been changed by hand."
+    )
     model, number, folder = read_model(_versions(source), version=version)
     plan = Plan(
         model=model,

@@ -69,5 +69,8 @@ def _unpacked(value: Any) -> Any:
     if isinstance(value, list):
         return [_unpacked(item) for item in value]
     if isinstance(value, dict) and _is_bytes(value):
-        return base64.b64decode(value["b64"])
+        try:
+            return base64.b64decode(value["b64"])
+        except (ValueError, TypeError):
+            raise DataError("bytes of an answer must be base64", got=value["b64"]) from None
     return value

@@ -17,6 +17,9 @@ GRPC_URL = "127.0.0.1:8500"
 TIMEOUT_S = 30.0
 """Longest wait for one answer, seconds."""
 
+MAX_TIMEOUT_S = 7 * 86_400.0
+"""Longest that can be asked for, seconds; far longer ones no system's clock can hold."""
+
 _PORTS = {"http": 80, "https": 443, "grpc": 8500, "grpcs": 8500}
 _SECURE = ("https", "grpcs")
 
@@ -59,8 +62,11 @@ class Connection:
     """For `https://` and `grpcs://`."""
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise ConfigError("the time-out must be above 0 seconds", got=self.timeout_s)
+        if not 0 < self.timeout_s <= MAX_TIMEOUT_S:
+            raise ConfigError(
+                f"the time-out must be above 0 and at most {MAX_TIMEOUT_S:,.0f} seconds",
+                got=self.timeout_s,
+            )
         if not self.token.isprintable() or not self.token.isascii():
             # It would end the header, or could not stand in it. The token itself is not shown.
             raise ConfigError("a token must be one line of printable ASCII")
@@ -97,21 +103,31 @@ def parse_address(url: str, *, scheme: str) -> Address:
     Raises:
         ConfigError: it is no URL of a server.
     """
-    parsed = urllib.parse.urlsplit(url if "://" in url else f"{scheme}://{url}")
-    try:
-        port = parsed.port
-    except ValueError:
-        port = -1
-    known = parsed.scheme in _PORTS
-    if not known or not parsed.hostname or port == -1 or parsed.query or parsed.fragment:
+    found = _parsed(url if "://" in url else f"{scheme}://{url}")
+    if found is None:
         raise ConfigError(
             "a server's URL must be scheme://host:port, or host:port",
             got=url,
             fix=f"For example {scheme}://127.0.0.1:{GRPC_URL[-4:] if scheme == 'grpc' else 8501}.",
         )
+    return found
+
+
+def _parsed(url: str) -> Address | None:
+    """The parts of a URL; None of what is none, or has more than a client could send."""
+    try:
+        parsed = urllib.parse.urlsplit(url)
+        host, port = parsed.hostname or "", parsed.port
+        # As the resolver would have it, which knows no name of an empty or a very long part.
+        host.encode("idna")
+    except ValueError:
+        return None
+    more = parsed.query or parsed.fragment or parsed.username is not None
+    if parsed.scheme not in _PORTS or not host or not host.isprintable() or " " in host or more:
+        return None
     return Address(
-        host=parsed.hostname,
+        host=host,
         port=port or _PORTS[parsed.scheme],
         secure=parsed.scheme in _SECURE,
-        path=parsed.path.rstrip("/"),
+        path=urllib.parse.quote(parsed.path.rstrip("/"), safe="/%:@!$&'()*+,;="),
     )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any
 
 from numpy.typing import NDArray
 
 from stoker.app.client.answers import Answers
-from stoker.app.client.connection import GRPC_URL, Address, Connection, Tls, parse_address
+from stoker.app.client.connection import GRPC_URL, Address, Connection, Tls
 from stoker.app.client.errors import CallError, NoAnswerError, RefusedError, refused_fix
 from stoker.app.client.messages import METADATA, PREDICT, message
+from stoker.app.client.model_client import ModelClient, model_at
 from stoker.app.client.rows import Request, to_arrays
 from stoker.app.client.signature import DTYPES, ModelAt, SignatureSpec, TensorSpec, chosen
 from stoker.app.client.tensors import fill_tensor, to_array
@@ -24,7 +24,7 @@ _SIGNATURES = "signature_def"
 """What of the metadata is asked for."""
 
 
-class GrpcClient:
+class GrpcClient(ModelClient):
     """A client over gRPC; may be used by many threads.
 
     Source: TensorFlow Serving, apis/prediction_service.proto.
@@ -40,50 +40,18 @@ class GrpcClient:
         Raises:
             ConfigError: it is no address.
         """
-        self.address = parse_address(url, scheme="grpc")
-        self._how = connection or Connection()
+        super().__init__(url, scheme="grpc", connection=connection)
         self._channel = _channel(self.address, self._how.tls)
 
-    def predict(
-        self,
-        model: str | ModelAt,
-        rows: Sequence[Any] | Mapping[str, NDArray[Any]],
-        *,
-        signature: str = "",
-    ) -> Answers:
-        """Ask for rows' answers.
-
-        Args:
-            model: Its name, or which version of it.
-            rows: [rows, ...] arrays by input, of the dtypes that the model declares; or, as over
-                REST, one value or one object a row, for which the model is asked for its dtypes.
-            signature: The usual one if "".
-
-        Raises:
-            CallError: the server refused, or did not answer.
-        """
-        if not isinstance(rows, Mapping):
-            return self.ask(model, Request(rows=rows, signature=signature))
-        return self._predict(_at(model), rows, signature)
-
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
-        """Ask for the answers of JSON's rows or tensors.
-
-        Raises:
-            CallError: the server refused, or did not answer.
-            UserError: the rows are not what the model declares.
-        """
+        """Ask, after the model has been asked for its dtypes: what does not fit is not sent."""
         spec = chosen(self.signatures(model), request.signature)
-        return self._predict(_at(model), to_arrays(request, spec), request.signature)
+        return self._predict_arrays(model_at(model), to_arrays(request, spec), request.signature)
 
     def signatures(self, model: str | ModelAt) -> dict[str, SignatureSpec]:
-        """What can be called, by name.
-
-        Raises:
-            CallError: the server refused, or did not answer.
-        """
+        """What can be called, by `GetModelMetadata`."""
         request = message("GetModelMetadataRequest")
-        _fill_model(request.model_spec, _at(model), "")
+        _fill_model(request.model_spec, model_at(model), "")
         request.metadata_field.append(_SIGNATURES)
         response = self._call(METADATA, request, "GetModelMetadataResponse")
         found = message("SignatureDefMap")
@@ -93,21 +61,10 @@ class GrpcClient:
         return {entry.key: _signature(entry.value) for entry in found.signature_def}
 
     def close(self) -> None:
-        """Give the connection back."""
+        """End the channel, for all threads."""
         self._channel.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _predict(
+    def _predict_arrays(
         self, model: ModelAt, inputs: Mapping[str, NDArray[Any]], signature: str
     ) -> Answers:
         request = message("PredictRequest")
@@ -150,6 +107,10 @@ def _unreached(said: str) -> tuple[str, str]:
     """Why no connection came about, and what can be done, from gRPC's own long words."""
     if "http1" in said:
         return "something that speaks HTTP/1", "Is it the REST port? Then leave out --grpc."
+    if "handshake" in said.lower():
+        return said.rpartition("SSL routines:")[
+            2
+        ], "Is it TLS there, and does --ca name who vouches for it?"
     fix = "Start the server (`stoker serve`), or name its gRPC address by --url."
     return ("connection refused" if "refused" in said.lower() else said), fix
 
@@ -169,10 +130,6 @@ def _channel(address: Address, tls: Tls) -> Any:
     return grpc.secure_channel(
         str(address), grpc.ssl_channel_credentials(ca, key, cert), options=options
     )
-
-
-def _at(model: str | ModelAt) -> ModelAt:
-    return ModelAt(name=model) if isinstance(model, str) else model
 
 
 def _fill_model(spec: Any, model: ModelAt, signature: str) -> None:

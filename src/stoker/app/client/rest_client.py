@@ -5,16 +5,17 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from stoker.app.client.answers import Answers, from_columns, from_rows
-from stoker.app.client.connection import REST_URL, Connection, Tls, parse_address
+from stoker.app.client.connection import REST_URL, Connection, Tls
 from stoker.app.client.errors import NoAnswerError, RefusedError, refused_fix
-from stoker.app.client.rows import Request, json_instances
+from stoker.app.client.model_client import ModelClient, model_at
+from stoker.app.client.rows import Request, as_bytes, json_instances
 from stoker.app.client.signature import DTYPES_OF_JSON, ModelAt, SignatureSpec, TensorSpec
 from stoker.core.errors import DataError, Plain
 
@@ -22,7 +23,7 @@ _SAID_CHARS = 2000
 """Longest body of a refusal that is read out."""
 
 
-class RestClient:
+class RestClient(ModelClient):
     """A client over REST; for one thread at a time.
 
     Source: TensorFlow Serving, RESTful API.
@@ -38,50 +39,24 @@ class RestClient:
         Raises:
             ConfigError: it is no URL.
         """
-        self.address = parse_address(url, scheme="http")
-        self._how = connection or Connection()
+        super().__init__(url, scheme="http", connection=connection)
         self._connection: http.client.HTTPConnection | None = None
 
-    def predict(
-        self,
-        model: str | ModelAt,
-        rows: Sequence[Any] | Mapping[str, NDArray[Any]],
-        *,
-        signature: str = "",
-    ) -> Answers:
-        """Ask for rows' answers.
-
-        Args:
-            model: Its name, or which version of it.
-            rows: One value, or one object of inputs, a row; or [rows, ...] arrays by input.
-            signature: The usual one if "".
-
-        Raises:
-            CallError: the server refused, or did not answer.
-        """
-        as_rows = json_instances(rows, binary=()) if isinstance(rows, Mapping) else rows
-        return self.ask(model, Request(rows=as_rows, signature=signature))
-
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
-        """Ask for the answers of rows or of tensors.
-
-        Raises:
-            CallError: the server refused, or did not answer.
-        """
-        found = self._json("POST", f"{_at(model).path}:predict", json.dumps(request.body).encode())
+        """Ask by `:predict`; only the server knows its dtypes."""
+        body = json.dumps(request.body, default=_plain).encode()
+        found = self._json("POST", f"{model_at(model).path}:predict", body)
         key = "predictions" if request.rows is not None else "outputs"
         if not isinstance(found, dict) or key not in found:
             raise DataError(f"the answer must hold {key!r}", got=found)
+        if key == "predictions" and not isinstance(found[key], list):
+            raise DataError("'predictions' must be a list, a row each", got=found[key])
         read = from_rows if key == "predictions" else from_columns
         return Answers(outputs=read(found[key]))
 
     def signatures(self, model: str | ModelAt) -> dict[str, SignatureSpec]:
-        """What can be called, by name.
-
-        Raises:
-            CallError: the server refused, or did not answer.
-        """
-        found = self._json("GET", f"{_at(model).path}/metadata")
+        """What can be called, by `/metadata`."""
+        found = self._json("GET", f"{model_at(model).path}/metadata")
         try:
             definitions = found["metadata"]["signature_def"]["signature_def"]
             return {name: _signature(one) for name, one in definitions.items()}
@@ -94,31 +69,28 @@ class RestClient:
         Raises:
             CallError: the server refused, or did not answer.
         """
-        found = self._json("GET", _at(model).path)
-        return list(found["model_version_status"])
+        found = self._json("GET", model_at(model).path)
+        try:
+            return list(found["model_version_status"])
+        except (KeyError, TypeError):
+            raise DataError("the answer must be a model's status", got=found) from None
 
     def close(self) -> None:
-        """Give the connection back."""
+        """End the kept connection; the next call opens one."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
+    def _predict_arrays(
+        self, model: ModelAt, inputs: Mapping[str, NDArray[Any]], signature: str
+    ) -> Answers:
+        return self.ask(model, Request(rows=json_instances(inputs, binary=()), signature=signature))
 
     def _json(self, method: str, path: str, body: bytes | None = None) -> Any:
         content = self._send(method, self.address.path + path, body)
         try:
             return json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise DataError(
                 f"{self.address} must answer with JSON",
                 got=content[:80],
@@ -184,14 +156,10 @@ def no_answer(error: Exception, rule: str, timeout_s: float) -> NoAnswerError:
     if isinstance(error, http.client.BadStatusLine) and not isinstance(
         error, http.client.RemoteDisconnected
     ):
-        fix = "Is it the gRPC port? Then ask by --grpc."
+        fix = "Is it the gRPC port? Ask it by gRPC (`stoker call --grpc`), or name the REST port."
         return NoAnswerError(rule, got=Plain("something that is not HTTP"), fix=fix)
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return NoAnswerError(rule, got=Plain(text))
-
-
-def _at(model: str | ModelAt) -> ModelAt:
-    return ModelAt(name=model) if isinstance(model, str) else model
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
@@ -206,10 +174,19 @@ def _said(content: bytes) -> str:
     text = content[:_SAID_CHARS].decode(errors="replace").strip()
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     said = found.get("error", text) if isinstance(found, dict) else text
     return said if isinstance(said, str) else json.dumps(said)
+
+
+def _plain(value: Any) -> Any:
+    """What rows hold that JSON has no form for: numpy's numbers and arrays, and bytes."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, bytes):
+        return as_bytes(value)
+    raise DataError("rows must hold numbers, texts and bytes", got=type(value).__name__)
 
 
 def _signature(definition: Mapping[str, Any]) -> SignatureSpec:

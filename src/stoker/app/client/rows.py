@@ -22,7 +22,7 @@ from stoker.core.errors import DataError, Plain, UserError
 class Request:
     """What is asked: rows, or whole tensors by name."""
 
-    rows: Sequence[Any] | None = None
+    rows: Sequence[Any] | NDArray[Any] | None = None
     """One value, or one object of inputs, a row: REST's `instances`."""
 
     columns: Any = None
@@ -66,12 +66,16 @@ def parse_request(text: str, *, where: str) -> Request:
 def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
+    except RecursionError:
+        raise DataError(
+            f"{where} must hold JSON of few levels", got=Plain("lists in lists without end")
+        ) from None
     except json.JSONDecodeError as error:
         lines = [line for line in text.splitlines() if line.strip()]
         try:
             if len(lines) > 1:
                 return [json.loads(line) for line in lines]
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             pass
         raise DataError(
             f"{where} must hold JSON: a row, a list of rows, or a row a line",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 from importlib import resources
 from pathlib import Path
@@ -17,9 +19,10 @@ _OBJECTS = ("deployment", "service", "autoscaler", "disruption", "network")
 
 _LIMITS = {
     "compose": "One server. It listens on this machine alone.",
-    "kubernetes": "Two servers and more, spread over nodes, by CPU; only labelled clients reach "
-    "them, and they reach nobody.",
-    "kserve": "Two servers and more, by CPU. Who may call is KServe's and your mesh's matter.",
+    "kubernetes": "$replicas to $max_replicas servers, spread over nodes, by CPU; only labelled "
+    "clients reach them, and they reach nobody.",
+    "kserve": "$replicas to $max_replicas servers, by CPU. Who may call is KServe's and your mesh's "
+    "matter.",
 }
 
 _UNCHECKED = {
@@ -42,7 +45,7 @@ def write_deployment(plan: Plan, out: Path) -> list[Path]:
     Raises:
         ConfigError: `out` exists.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise ConfigError(
             "--out must be a folder that does not exist yet",
             got=str(out),
@@ -55,11 +58,21 @@ def write_deployment(plan: Plan, out: Path) -> list[Path]:
             path = scratch / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        shutil.copytree(plan.source, scratch / "models" / plan.model / str(plan.version))
+        _copy(plan.source, scratch / "models" / plan.model / str(plan.version))
         if plan.server == "stoker":
             (scratch / "wheels").mkdir()
         publish_folder(scratch, out)
     return [Path(name) for name in texts]
+
+
+def _copy(source: Path, to: Path) -> None:
+    """Copy a folder; unlike `shutil.copytree` it ends at a full disk, and says that it is one."""
+    to.mkdir(parents=True)
+    for path in sorted(source.rglob("*")):
+        if path.is_dir():
+            (to / path.relative_to(source)).mkdir()
+        else:
+            shutil.copyfile(path, to / path.relative_to(source))
 
 
 def _texts(plan: Plan, out: Path) -> dict[str, str]:
@@ -110,9 +123,12 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
         "compose_memory": plan.memory.removesuffix("i").lower(),
         "replicas": str(plan.replicas),
         "max_replicas": str(plan.max_replicas),
-        "limits": _LIMITS[plan.target],
+        "limits": Template(_LIMITS[plan.target]).substitute(
+            replicas=plan.replicas, max_replicas=plan.max_replicas
+        ),
         "unchecked": _UNCHECKED[plan.server],
-        "out": str(out),
+        # In the README's commands.
+        "out": shlex.quote(str(out)),
     }
 
 

@@ -1,0 +1,63 @@
+"""Where a command writes to, looked at before it works for minutes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.files import full_disk_is_named
+
+
+def require_new_folder(out: Path, *, fix: str = "") -> None:
+    """Refuse an `--out` that is there, or that cannot be made.
+
+    Raises:
+        ConfigError: something has its name, a link that leads nowhere too; or it cannot be made.
+        FullDisk: there is no room for even its name.
+    """
+    if os.path.lexists(out):
+        rule = "--out must be a folder that does not exist yet"
+        raise ConfigError(rule, got=str(out), fix=fix)
+    _require_writable(out, flag="--out")
+
+
+def require_writable_file(path: Path, *, flag: str) -> None:
+    """Refuse a file that cannot be written, or whose name is a folder's.
+
+    Raises:
+        ConfigError: it is a folder, or its folder cannot be made or written.
+        FullDisk: there is no room for even its name.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{flag} must be a file", got=Plain(f"the folder {path}"))
+    _require_writable(path, flag=flag)
+
+
+def _require_writable(path: Path, *, flag: str) -> None:
+    """Write beside it what is gone at once; root may write where the bits say no."""
+    with full_disk_is_named(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # By its own name: one that is too long, or of bytes that the disk has no letters for.
+            with tempfile.TemporaryDirectory(
+                prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
+            ):
+                pass
+        except OSError as error:
+            if error.errno not in _OF_THE_USER:
+                raise
+            raise ConfigError(
+                f"{flag} must lie in a folder that can be written",
+                got=Plain(f"{path}: {error.strerror}"),
+            ) from None
+
+
+_OF_THE_USER = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),  # may not be written
+    *(errno.EEXIST, errno.ENOTDIR, errno.ELOOP),  # a file or a circle of links on the way
+    errno.ENOENT,  # /proc and its like: nothing can be made there
+    *(errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ),  # no name on this disk
+)
