@@ -74,7 +74,7 @@ class FullDisk(UserError):
         super().__init__(
             f"the disk that holds {target} must have room for it",
             got=Plain(f"{shutil.disk_usage(folder).free:,} bytes free{needed}"),
-            fix="Free some space, or write elsewhere with --set runs=DIR, and run it again.",
+            fix="Free some space, or write elsewhere (a run: --set runs=DIR), and run it again.",
         )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -318,9 +319,68 @@ def test_what_was_written_before_is_not_overwritten(
     assert "must hold version 7. Received: 1, 2." in capfd.readouterr().err
 
 
-def test_a_damaged_version_is_not_deployed(base: Path, tmp_path: Path) -> None:
-    import shutil
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """64 KiB, which can also be made read-only."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    mounted = subprocess.run(mount, capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    base: Path, small_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refused(command: str, out: Path) -> str:
+        flags = ["--target", "compose"] if command == "deploy" else ["--to", "litert"]
+        flags += [] if command == "deploy" else ["--data", str(tmp_path / "rows.json")]
+        assert invoke([command, str(model), *flags, "--out", str(out)], debug=False) == 2
+        said = capfd.readouterr().err
+        assert said.count("\n") == 1
+        return said
+
+    model = tmp_path / "half_plus"
+    shutil.copytree(base / "2", model / "2")
+    (model / "2" / "assets").mkdir(exist_ok=True)
+    (model / "2" / "assets" / "large").write_bytes(bytes(1 << 20))
+    (model / "2" / "stoker.manifest.json").unlink()
+    (tmp_path / "rows.json").write_text("[1.0, 2.0]")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+
+    assert "must have room for it" in refused("deploy", small_disk / "a")
+    assert list(small_disk.iterdir()) == []
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for command in ("deploy", "convert"):
+        assert "can be written" in refused(command, small_disk / "a")
+        assert "can be written" in refused(command, tmp_path / "rows.json" / "a")
+        assert "can be written" in refused(command, tmp_path / ("a" * 300))
+        assert "does not exist yet" in refused(command, tmp_path / "link")
+
+
+def test_the_readme_says_what_can_be_pasted(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a folder; $HOME"
+    for target, image in (("compose", "a:1"), ("kubernetes", "a:1"), ("kserve", "r.io/a:1")):
+        flags = ["--target", target, "--image", image, "--out", str(out / target)]
+        flags += ["--replicas", "3", "--max-replicas", "5"]
+        assert invoke(["deploy", str(base), *flags], debug=False) == 0
+        readme = (out / target / "README.md").read_text()
+        commands = [line.strip() for line in readme.splitlines() if line.startswith(" " * 7)]
+        named = [word for line in commands for word in shlex.split(line) if str(tmp_path) in word]
+        assert named
+        assert all(word.startswith(str(out / target)) for word in named)
+        # Compose builds the image where it runs it.
+        assert ("docker push" in readme) == (target != "compose")
+        assert ("names no registry" in readme) == (target == "kubernetes")
+        assert ("3 to 5 servers" in readme) == (target != "compose")
+
+
+def test_a_damaged_version_is_not_deployed(base: Path, tmp_path: Path) -> None:
     from stoker.app.deploy.write import read_model
 
     shutil.copytree(base, tmp_path / "half_plus")

@@ -91,7 +91,8 @@ def _texts(plan: Plan, out: Path) -> dict[str, str]:
         pod = _block(_pod(plan, values), 6)
         for name in _OBJECTS:
             texts[f"kubernetes/{name}.yaml"] = _fill(name, **values, pod=pod)
-    values["images"] = _fill(f"readme-images-{plan.server}", **values)
+    values["wheel"] = _fill("readme-wheel", **values) if plan.server == "stoker" else ""
+    values["push"] = "" if plan.target == "compose" else _fill("readme-push", **values)
     values["steps"] = _fill(f"steps-{plan.target}", **values)
     texts["README.md"] = _fill("readme", **values)
     return texts
@@ -127,6 +128,10 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
             replicas=plan.replicas, max_replicas=plan.max_replicas
         ),
         "unchecked": _UNCHECKED[plan.server],
+        "registry": ""
+        if "/" in plan.image
+        else f"\n`{plan.image}` names no registry: give one by `--image`, or load the image into the "
+        "cluster's\nnodes (`kind load docker-image`, `minikube image load`).\n",
         # In the README's commands.
         "out": shlex.quote(str(out)),
     }
