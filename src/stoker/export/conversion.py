@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stoker.core.config import nearest
 from stoker.core.errors import CheckFailed, ConfigError, Plain
 from stoker.core.files import list_files, publish_folder, scratch_folder, write_json
-from stoker.export.callpath import LoadedModel, load_model
+from stoker.export.callpath import LoadedModel, TensorSpec, load_model
 from stoker.export.carried import Converted, NotCarriedError
 from stoker.export.litert import FORMATS as LITERT
 from stoker.export.onnx import FORMATS as ONNX
@@ -114,7 +114,7 @@ def convert(
                 signature=taken,
                 why=why,
                 inputs={n: str(s) for n, s in model.signatures[taken].inputs.items()},
-                rows=len(next(iter(rows.values()))),
+                rows=_count(rows),
                 tolerance=allowed,
                 differences=compared,
                 same_choice=_same_choice(expected, found),
@@ -173,9 +173,23 @@ def _require_words(form: Converted, model: LoadedModel, signature: str) -> None:
 
 def _as_taken(model: LoadedModel, rows: Rows, signature: str) -> Rows:
     """Raw rows as a signature takes them: for the model behind its transform what that makes."""
-    if signature != SERVING_TRANSFORMED:
-        return rows
-    return model.call(TRANSFORM_FEATURES, rows)
+    if signature == SERVING_TRANSFORMED:
+        return model.call(TRANSFORM_FEATURES, rows)
+    specs = model.signatures[signature].inputs
+    return {n: _whole(array, specs[n]) if n in specs else array for n, array in rows.items()}
+
+
+def _whole(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+    """With the trailing axes of length one that a server lets be left out, and no other form does."""
+    if spec.shape is None or not spec.takes(array.shape):
+        return array  # the SavedModel refuses what it does not take, by the input's name
+    return array.reshape(array.shape + (1,) * (len(spec.shape) - array.ndim))
+
+
+def _count(rows: Rows) -> int:
+    """How many rows they are; a single value, of a model without rows, is one."""
+    first = next(iter(rows.values()))
+    return len(first) if first.ndim else 1
 
 
 def _compare(to: str, expected: Rows, found: Rows, allowed: float) -> dict[str, float]:

@@ -78,10 +78,13 @@ def _ask_for(converter: Any, weights: str, representative: Arrays) -> None:
     if weights == "float16":
         converter.target_spec.supported_types = [tf.float16]
         return
-    count = len(next(iter(representative.values())))
+    first = next(iter(representative.values()))
 
     def rows() -> Iterator[dict[str, NDArray[Any]]]:
-        for row in range(count):
+        if not first.ndim:  # a model without rows
+            yield dict(representative)
+            return
+        for row in range(len(first)):
             yield {name: values[row : row + 1] for name, values in representative.items()}
 
     converter.representative_dataset = rows

@@ -196,6 +196,27 @@ def test_what_a_form_has_no_word_for_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("form", "shape", "value"),
+    [
+        *((form, [], np.float32(3.0)) for form in (*LITERT, "onnx")),  # a model without rows
+        # As TensorFlow Serving's own example is asked: the last axis is left out.
+        *((form, [None, 1], np.array([1, 2], np.float32)) for form in ("litert", "onnx")),
+    ],
+)
+def test_what_the_savedmodel_takes_its_form_takes(
+    tmp_path: Path, form: str, shape: list[int | None], value: Any
+) -> None:
+    need(form)
+    specs = [tf.TensorSpec(shape, tf.float32, name="x")]
+    half = export(tmp_path / "half", {SERVING_DEFAULT: (lambda x: {"y": x * 0.5 + 2.0}, specs)})
+    rows = {"x": np.asarray(value)}
+    made = convert(half, form, tmp_path / "out", rows=rows, representative=rows)
+
+    assert made.rows == value.size
+    assert made.differences["y"] <= made.tolerance
+
+
 def test_int8_leaves_nothing_in_floats_silently(models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(NotCarriedError) as error:
         convert(models["sin"], "litert-int8", tmp_path / "out", rows=X, representative=X)
