@@ -174,3 +174,42 @@ def test_a_value_that_a_computed_weight_would_hide_is_refused_unless_it_asks_its
     said = r"column 'weight', which only the sample weight 'much' needs.*\(record \d+ of split 'train'\)"
     with pytest.raises(DataError, match=said):
         require_known_labels(hiding, dataset, "train")
+
+
+def test_one_label_that_asks_itself_excuses_no_column_of_another_one(tmp_path: Path) -> None:
+    """Also where a column goes through a function of its own, a branch, or a cast before."""
+    dataset = table(
+        tmp_path / "bad",
+        weight=lambda row: "" if row % 9 == 4 else 1.5,
+        size=lambda row: "" if row % 7 == 4 else 2.5,
+    )
+
+    @tf.function
+    def known(values: tf.Tensor) -> tf.Tensor:
+        return tf.logical_not(tf.math.is_nan(tf.cast(values, tf.float64)))
+
+    def outputs(inputs: dict[str, Any]) -> dict[str, Any]:
+        size, weight = inputs["size"], inputs["weight"]
+        seen = tf.cond(tf.size(size) > 0, lambda: known(size), lambda: tf.zeros([0], tf.bool))
+        of_rows = {"is_known": known(weight), "has_size": seen, "is_big": size > 2.0}
+        of_rows |= {"is_heavy": weight > 1.0, "is_dear": inputs["price"] > 9.0}
+        return {name: tf.cast(value, tf.int64) for name, value in of_rows.items()}
+
+    def judged(*labels: str) -> None:
+        """No feature needs what the labels do."""
+
+        def function(inputs: dict[str, Any]) -> dict[str, Any]:
+            found = outputs(inputs)
+            return {"x": inputs["x"]} | {name: found[name] for name in labels}
+
+        transform = build_transform(
+            dataset, function, tmp_path / "-".join(labels), label={name: name for name in labels}
+        )
+        require_known_labels(transform, dataset, "train")
+
+    judged("is_known", "is_dear", "has_size")
+    judged("is_known", "is_heavy")
+    with pytest.raises(DataError, match=r"column 'size', which only the label.*needs"):
+        judged("is_known", "is_big")
+    with pytest.raises(DataError, match=r"column 'weight', which only the label.*needs"):
+        judged("has_size", "is_heavy")

@@ -102,13 +102,14 @@ def _judged(transform: Transform) -> dict[str, str]:
     served = {column.name for column in transform.serving_columns}
     judged: dict[str, str] = {}
     weight = transform.spec.weight
-    if weight is not None and not transform.weight_looks_for_missing():
+    if weight is not None:
         # A column that is the weight itself is looked at as such.
-        names = [c.name for c in transform.spec.weight_columns if c.name != weight]
+        left_out = {weight, *transform.weight_columns_asked()}
+        names = [c.name for c in transform.spec.weight_columns if c.name not in left_out]
         judged |= dict.fromkeys(names, f"the sample weight {weight!r}")
-    if not transform.label_looks_for_missing():
-        names = [column.name for column in transform.label_columns]
-        judged |= dict.fromkeys(names, f"the label {_named(transform)}")
+    asked = transform.label_columns_asked()
+    names = [column.name for column in transform.label_columns if column.name not in asked]
+    judged |= dict.fromkeys(names, f"the label {_named(transform)}")
     return {name: who for name, who in judged.items() if name not in served}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from stoker.core.errors import DataError, Plain
 from stoker.core.files import hash_folder, read_json
 from stoker.core.outputs import alone
 from stoker.data.columns import Column
+from stoker.data.features.asked import asked_for_missing
 from stoker.data.features.spec import (
     SPEC,
     FeatureSpec,
@@ -175,13 +176,13 @@ class Transform:
         label = self.apply_label(inputs)
         return (label,) if self.spec.weight is None else (label, self.apply_weight(inputs))
 
-    def label_looks_for_missing(self) -> bool:
-        """Whether the labels' graph asks itself which values are missing (NaN)."""
-        return _looks_for_missing(self._root().labelling)
+    def label_columns_asked(self) -> set[str]:
+        """The columns of which the labels' graph asks itself whether they are missing (NaN)."""
+        return _asked(self._root().labelling, self.label_columns)
 
-    def weight_looks_for_missing(self) -> bool:
-        """Whether the weight's graph does."""
-        return _looks_for_missing(self._root().weighing)
+    def weight_columns_asked(self) -> set[str]:
+        """The columns of which the weight's graph does."""
+        return _asked(self._root().weighing, self.spec.weight_columns)
 
     def _root(self) -> Any:
         if self._loaded is None:
@@ -208,11 +209,10 @@ def load_transform(root: Path) -> Transform:
     return Transform(root, from_json(read_json(root / SPEC)))
 
 
-def _looks_for_missing(part: Any) -> bool:
-    graphs = [made.graph.as_graph_def() for made in part.compute.concrete_functions]
-    nodes = [node for graph in graphs for node in graph.node]
-    nodes += [node for graph in graphs for f in graph.library.function for node in f.node_def]
-    return any(node.op in ("IsNan", "IsFinite") for node in nodes)
+def _asked(part: Any, columns: Sequence[Column]) -> set[str]:
+    keys = {key: name for name, key in identifiers((c.name for c in columns), "c").items()}
+    made = part.compute.concrete_functions
+    return {keys[key] for concrete in made for key in asked_for_missing(concrete)}
 
 
 def _column(inputs: Mapping[str, tf.Tensor], name: str) -> tf.Tensor:
