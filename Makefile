@@ -23,7 +23,7 @@ OTHER := $(shell test ! -x $(BIN)/python || test -z "$(PYTHON)" || \
 .PHONY: help another-python setup demo test soak check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
-	bench-tune
+	bench-tune bench-serve
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,8 +68,9 @@ test: $(STAMP) $(TFJS_STAMP) ## every test
 	@echo "test: those that measure this machine, one after the other with nothing beside them"
 	@$(BIN)/python -m pytest -m alone --durations=15 $(ARGS) || test $$? = 5 -a -n "$(ARGS)"
 
-soak: $(STAMP) ## kill training at 50 random instants (12 minutes)
+soak: $(STAMP) ## kill training at 50 random instants, load and unload a model 50 times (15 minutes)
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
+	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 
 check: lint types imports docs ## everything that needs no run
 
@@ -131,6 +132,11 @@ bench-tune: $(STAMP) ## what tuning reaches, and whether it does so again (about
 	@$(BIN)/python benchmarks/tune/run.py
 	@$(BIN)/python benchmarks/report.py
 
+bench-serve: $(STAMP) ## the server beside its peers; needs wrk and h2load (about 15 minutes)
+	@$(BIN)/python benchmarks/serve/environments.py --uv $(UV)
+	@$(BIN)/python benchmarks/serve/run.py
+	@$(BIN)/python benchmarks/report.py
+
 $(BENCH_STAMP): benchmarks/requirements.txt
 	@echo "setup: the peers that we measure against, in $(BENCH)"
 	@$(PYTHON) -m venv $(BENCH)
@@ -143,4 +149,4 @@ lock: $(UV) ## resolve the newest versions that pyproject.toml allows
 	--no-annotate --format requirements.txt --output-file requirements.lock
 
 clean: ## remove what setup made (runs and models stay)
-	rm -rf $(VENV) $(BENCH) .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(BENCH) .venv-bench-serve .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -28,6 +28,7 @@ TITLES = {
     "train-checkpoints": ("Checkpoints", "make bench-train-checkpoints"),
     "train-ps": ("Parameter servers", "make bench-train-ps"),
     "tune": ("Tuning", "make bench-tune"),
+    "serve": ("Serving", "make bench-serve"),
 }
 """Result -> its heading, and the command that makes it; in the order of the page."""
 

@@ -107,7 +107,7 @@ def _figures(found: dict[str, list[Window]], connections: int) -> list[Figure]:
     begin = f"gRPC, MLP, {connections} connection" + ("s" if connections > 1 else "")
     ours, floor = found["stoker"], found[_FLOOR]
     how = (
-        f"{len(ours)} windows in turn by h2load, one call under way a connection, p50 is the mean; "
+        f"{len(ours)} windows in turn by h2load, one call under way a connection; "
         f"ours: {shown(ours)}; floor: {shown(floor)}"
     )
     share = 100 * ratio(ours, floor)

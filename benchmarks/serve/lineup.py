@@ -194,9 +194,11 @@ def best(found: Contest, leave_out: Sequence[str]) -> str:
 def shown(windows: Sequence[Window]) -> str:
     """Windows in words."""
     per_s = [window.per_s for window in windows]
+    mean = f"mean {middle(windows, 'mean_ms'):.3g} ms"
+    if windows[0].p99_ms is not None:
+        mean = f"p50 {middle(windows, 'p50_ms'):.3g} ms, p99 {middle(windows, 'p99_ms'):.3g} ms"
     return (
         f"{middle(windows):,.4g} a second ({min(per_s):,.4g} to {max(per_s):,.4g}), "
-        f"p50 {middle(windows, 'p50_ms'):.3g} ms, p99 {middle(windows, 'p99_ms'):.3g} ms, "
-        f"server {middle(windows, 'server_share'):.0%} and client "
+        f"{mean}, server {middle(windows, 'server_share'):.0%} and client "
         f"{middle(windows, 'client_share'):.0%} of a core"
     )

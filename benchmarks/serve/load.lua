@@ -23,7 +23,7 @@ end
 function done(summary, latency, requests)
   local e = summary.errors
   io.write(string.format(
-    'JSON {"requests": %d, "took_us": %d, "failed": %d, "p50_us": %d, "p99_us": %d}\n',
+    'JSON {"requests": %d, "took_us": %d, "failed": %d, "mean_us": %.1f, "p50_us": %d, "p99_us": %d}\n',
     summary.requests, summary.duration, e.connect + e.read + e.write + e.status + e.timeout,
-    latency:percentile(50), latency:percentile(99)))
+    latency.mean, latency:percentile(50), latency:percentile(99)))
 end

@@ -24,8 +24,13 @@ class Window:
     per_s: float
     """Answers a second."""
 
-    p50_ms: float
-    p99_ms: float
+    mean_ms: float
+    """From a request to its answer."""
+
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    """None by h2load, which has the mean only."""
+
     client_share: float
     """CPU of the client, as a share of its core."""
 
@@ -81,6 +86,7 @@ def by_wrk(
         raise RuntimeError(f"{server.name}{request.path}: not every answer was 2xx: {found}")
     return Window(
         per_s=found["requests"] / took_s,
+        mean_ms=found["mean_us"] / 1e3,
         p50_ms=found["p50_us"] / 1e3,
         p99_ms=found["p99_us"] / 1e3,
         client_share=client_s / took_s,
@@ -128,8 +134,7 @@ def by_h2load(
     mean_ms = float(mean[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[mean[2]]
     return Window(
         per_s=counted[1] / seconds,
-        p50_ms=mean_ms,  # h2load has the mean only
-        p99_ms=float("nan"),
+        mean_ms=mean_ms,
         client_share=client_s / took_s,
         server_share=server_s / took_s,
     )

@@ -26,6 +26,9 @@ from load import Request
 
 ENGINE = "our HTTP engine, no model"
 
+_RAW = "stoker, raw body"
+_OURS = ("stoker", _RAW, ENGINE)
+
 _MLP_TARGETS = {1: 5.0, 16: 15.0, 64: 20.0}
 """Connections -> times the best peer."""
 
@@ -118,8 +121,14 @@ def _mlp_figures(found: Contest, connections: int, target: float) -> list[Figure
 
 
 def _rates(begin: str, found: Contest) -> list[Figure]:
+    """Every peer's ratio, and what ours did in absolute figures."""
+    ours = found["stoker"]
     return [
         figure(f"{begin}: {name}", middle(windows), "requests/s", how=shown(windows))
+        if name in _OURS
+        else figure(
+            f"{begin}: against {name}", ratio(ours, windows), "x", peer=name, how=shown(windows)
+        )
         for name, windows in found.items()
     ]
 
@@ -177,8 +186,6 @@ def cnn(lineup: Lineup, *, seconds: int, rounds: int) -> list[Figure]:
     figures.append(figure("CNN: in process", float(np.median(limits)), "rows/s", how=how))
     return figures + _rates(begin, found)
 
-
-_RAW = "stoker, raw body"
 
 RAW_HEADERS = {
     "Content-Type": "application/octet-stream",

@@ -69,7 +69,7 @@ def _run(asked: argparse.Namespace) -> None:
             figures = by_name[name](lineup, seconds=asked.seconds, rounds=asked.rounds)
             write(parts / f"{name}.json", figures)
             sys.stderr.write(f"bench-serve: {name} took {time.monotonic() - begun_s:.0f} s\n")
-    found = [parts / f"{name}.json" for name in by_name]
+    found = [parts / f"{name}.json" for name in (*by_name, "soak")]  # `make soak` writes the last
     whole = [json.loads(path.read_text()) for path in found if path.is_file()]
     write(asked.results / "serve.json", [each for part in whole for each in part])
 

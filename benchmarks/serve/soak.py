@@ -1,0 +1,100 @@
+"""Memory of the server after a model was loaded and unloaded many times: `make soak` runs it.
+
+python benchmarks/serve/soak.py [--cycles 50]; exit code 1 if more than 5 % were kept
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks" / "train"))  # `figures`; it has a `models` too, behind ours
+
+import models  # noqa: E402 - beside this file, which no package holds
+import servers  # noqa: E402 - as above
+from figures import Figure, figure, write  # noqa: E402 - as above
+from swap_case import states  # noqa: E402 - as above
+
+_CYCLE_S = 60.0
+"""Longest that a load or an unload may take."""
+
+_POLL_S = "0.1"
+_MOST_PERCENT = 5.0
+"""More than the first cycle had, at most."""
+
+
+def memory(cycles: int, scratch: Path) -> list[int]:
+    """Bytes of the server after each cycle."""
+    root = scratch / "models"
+    models.write_mlp(root / "mlp" / "1")
+    models.write_cnn(scratch / "cnn" / "1")
+    asked = models.asked("cnn")
+    found = []
+    with ExitStack() as stack:
+        server, _ = servers.ours(root, scratch / "soak.log", "--poll-s", _POLL_S)
+        stack.callback(server.stop)
+        server.wait_until(lambda: servers.post(server.port, "/readyz", b"")[0] == 200)
+        for cycle in range(1, cycles + 1):
+            shutil.copytree(scratch / "cnn" / "1", scratch / "next")
+            (root / "cnn").mkdir(exist_ok=True)
+            (scratch / "next").rename(root / "cnn" / "1")
+            _wait(server.port, loaded=True)
+            status, body = servers.post(server.port, "/v1/models/cnn:predict", asked.instances)
+            if status != 200:
+                raise RuntimeError(f"cycle {cycle}: {status}: {body[:300]!r}")
+            shutil.rmtree(root / "cnn")
+            _wait(server.port, loaded=False)
+            found.append(server.rss_bytes())
+            sys.stderr.write(f"soak: cycle {cycle}: {found[-1] / 1e6:.1f} MB\n")
+    return found
+
+
+def _wait(port: int, *, loaded: bool) -> None:
+    until_s = time.monotonic() + _CYCLE_S
+    while time.monotonic() < until_s:
+        found = set(states(port, "cnn").values())
+        if found == {"AVAILABLE"} if loaded else found <= {"END"}:
+            return
+        time.sleep(0.02)  # a state of another process: it is looked at
+    raise RuntimeError(f"the model is not {'loaded' if loaded else 'unloaded'}: {found}")
+
+
+def kept(found: list[int]) -> Figure:
+    """What the last cycle has beside the first."""
+    percent = 100 * (found[-1] / found[0] - 1)
+    how = (
+        f"resident memory of the server, first {found[0] / 1e6:.4g} MB, last {found[-1] / 1e6:.4g}, "
+        f"most {max(found) / 1e6:.4g}; a CNN put into the repository, asked, and taken out again"
+    )
+    return figure(
+        f"memory after {len(found)} load and unload cycles, beside the first",
+        percent,
+        "%",
+        at_most=_MOST_PERCENT,
+        how=how,
+    )
+
+
+def main() -> None:
+    """Load and unload, and say what was kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cycles", type=int, default=50)
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    asked = parser.parse_args()
+    if asked.cycles < 2:
+        raise SystemExit("soak: at least 2 cycles: the last is held to the first")
+    with tempfile.TemporaryDirectory(prefix="stoker-soak-") as scratch:
+        result = kept(memory(asked.cycles, Path(scratch)))
+    write(asked.results / "serve" / "soak.json", [result])
+    if not result["holds"]:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
