@@ -65,14 +65,16 @@ class Lineup:
         return self.scratch / "models"
 
     def start(self, names: Sequence[str]) -> None:
-        """Start what does not run yet, all at once, and stop each when it answers about both models."""
-        new = [name for name in names if name not in self._found]
-        for name in new:
-            self._found[name] = self._started(name)
-            self.stack.callback(self._found[name].stop)
-        for name in new:
-            server = self._found[name]
-            sys.stderr.write(f"bench-serve: waiting for {server.name}\n")
+        """Start what does not run yet; each is stopped when it answers about both models.
+
+        One after the other: they share a core, and Ray gives up where its start takes long.
+        """
+        for name in names:
+            if name in self._found:
+                continue
+            server = self._found[name] = self._started(name)
+            self.stack.callback(server.stop)
+            sys.stderr.write(f"bench-serve: starting {server.name}\n")
             for model in ("mlp", "cnn"):
                 for contestant in self.contestants(model, [name]):
                     server.wait_until(lambda contestant=contestant: bool(answer(contestant)))

@@ -20,10 +20,10 @@ ENVIRONMENTS = ROOT / ".venv-bench-serve"
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 
-_START_S = 400.0
-"""Longest until a server answers: seven start at once on one core, and import TensorFlow."""
+_START_S = 180.0
+"""Longest until a server answers."""
 
-_END_S = 15.0
+_END_S = 5.0
 """What a server gets to end by itself."""
 
 PEERS = {

@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-# Ray spells it so; one core, on which others start too.
-os.environ["RAY_raylet_start_wait_time_s"] = "180"  # noqa: SIM112 - as above
 
 import ray
 from ray import serve
