@@ -114,12 +114,15 @@ def _ways(name: str, server: Server, asked: models.Asked) -> list[Contestant]:
         request = Request(path=path, body=body, headers=_JSON)
         return Contestant(name=server.name + shown, server=server, request=request, **more)
 
-    if name in ("stoker", "kserve"):
+    if name == "stoker":
         return [way(f"/v1/models/{model}:predict")]
+    if name == "kserve":
+        flat = way(f"/v2/models/{model}/infer", shown=", v2", infer=True, read=inferred)
+        return [way(f"/v1/models/{model}:predict"), flat]
     if name == "mlserver":
         paths = {"": model, ", batching": f"{model}-batched"}
         return [
-            way(f"/v2/models/{path}/infer", shown=shown, infer=True, read=_inferred)
+            way(f"/v2/models/{path}/infer", shown=shown, infer=True, read=inferred)
             for shown, path in paths.items()
         ]
     if name == "bentoml":
@@ -128,7 +131,8 @@ def _ways(name: str, server: Server, asked: models.Asked) -> list[Contestant]:
     return [way(f"/{model}")]
 
 
-def _inferred(body: bytes) -> Any:
+def inferred(body: bytes) -> Any:
+    """The rows in an answer of the Open Inference Protocol."""
     output = json.loads(body)["outputs"][0]
     return np.reshape(output["data"], output["shape"])
 

@@ -18,6 +18,7 @@ from lineup import (
     best,
     check_equal,
     contest,
+    inferred,
     middle,
     ratio,
     shown,
@@ -27,7 +28,8 @@ from load import Request
 ENGINE = "our HTTP engine, no model"
 
 _RAW = "stoker, raw body"
-_OURS = ("stoker", _RAW, ENGINE)
+_FLAT = "stoker, v2"
+_OURS = ("stoker", _FLAT, _RAW, ENGINE)
 
 _MLP_TARGETS = {1: 5.0, 16: 15.0, 64: 20.0}
 """Connections -> times the best peer."""
@@ -143,24 +145,26 @@ def cnn(lineup: Lineup, *, seconds: int, rounds: int) -> list[Figure]:
     lineup.start(names)
     contestants = lineup.contestants("cnn", names)
     check_equal(contestants)
-    raw, refused = _raw(contestants[0])
+    ours = contestants[0]
+    raw, refused = _if_taken(ours, replace(ours, name=_RAW, request=raw_request(ours.request.path)))
+    flat = replace(ours, name=_FLAT, request=_flat_request(), read=inferred)
     found = contest(
-        [*contestants, *raw],
+        [*contestants, *_if_taken(ours, flat)[0], *raw],
         connections=_IMAGE_CONNECTIONS,
-        seconds=2 * seconds,  # the slowest peer answers some ten times a second
+        seconds=2 * seconds,  # the slowest peer answers a few times a second
         rounds=rounds,
         scratch=lineup.scratch,
     )
     begin = f"CNN, {_plural(_IMAGE_CONNECTIONS)}"
     figures = []
-    json_alone = {name: windows for name, windows in found.items() if name != _RAW}
-    if len(json_alone) > 1:
-        peer = best(json_alone, ["stoker"])
-        how = f"JSON image; ours: {shown(found['stoker'])}; {peer}: {shown(found[peer])}"
+    if len(set(found) - set(_OURS)):
+        peer = best(found, _OURS)
+        mine = best(found, [name for name in found if name not in ("stoker", _FLAT)])
+        how = f"JSON image; {mine}: {shown(found[mine])}; {peer}: {shown(found[peer])}"
         figures.append(
             figure(
                 f"{begin}: JSON image against the best peer, {peer}",
-                ratio(found["stoker"], found[peer]),
+                ratio(found[mine], found[peer]),
                 "x",
                 at_least=2.5,
                 peer=peer,
@@ -201,15 +205,22 @@ def raw_request(path: str) -> Request:
     return Request(path=path, body=row.tobytes(), headers=RAW_HEADERS)
 
 
-def _raw(ours: Contestant) -> tuple[list[Contestant], str]:
-    """The same question as raw bytes; none, and why, where the server refuses it."""
-    contestant = replace(ours, name=_RAW, request=raw_request(ours.request.path))
+def _flat_request() -> Request:
+    """The image by the Open Inference Protocol."""
+    body = models.asked("cnn").infer
+    return Request(
+        path="/v2/models/cnn/infer", body=body, headers={"Content-Type": "application/json"}
+    )
+
+
+def _if_taken(ours: Contestant, other: Contestant) -> tuple[list[Contestant], str]:
+    """Another way to ask ours; none, and why, where the server refuses it."""
     try:
-        check_equal([ours, contestant])
+        check_equal([ours, other])
     except ConnectionError as error:
-        sys.stderr.write(f"bench-serve: raw body NOT RUN: {error}\n")
+        sys.stderr.write(f"bench-serve: {other.name} NOT RUN: {error}\n")
         return [], str(error)
-    return [contestant], ""
+    return [other], ""
 
 
 def _in_process(lineup: Lineup, *, seconds: int, rounds: int) -> tuple[list[float], str]:

@@ -184,9 +184,21 @@ def ours(
     name: str = "stoker",
 ) -> tuple[Server, int]:
     """`stoker serve` on a repository, and its gRPC port."""
+    options = (*options, "--workers", str(workers))
+    return start_ours([str(root)], log, *options, cores=cores, name=name)
+
+
+def start_ours(
+    served: Sequence[str],
+    log: Path,
+    *options: str,
+    cores: Sequence[int] = (SERVER_CORE,),
+    name: str = "stoker",
+) -> tuple[Server, int]:
+    """`stoker serve` on what these arguments name, and its gRPC port."""
     port, grpc_port = free_port(), free_port()
-    command = [sys.executable, "-m", "stoker", "serve", str(root), "--workers", str(workers)]
-    command += ["--rest_api_port", str(port), "--port", str(grpc_port), *options]
+    command = [sys.executable, "-m", "stoker", "serve", *served, *options]
+    command += ["--rest_api_port", str(port), "--port", str(grpc_port)]
     return Server(name, command, port=port, log=log, cores=cores), grpc_port
 
 

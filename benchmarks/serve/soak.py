@@ -6,7 +6,6 @@ python benchmarks/serve/soak.py [--cycles 50]; exit code 1 if more than 5 % were
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import tempfile
 import time
@@ -25,34 +24,50 @@ _CYCLE_S = 60.0
 """Longest that a load or an unload may take."""
 
 _POLL_S = "0.1"
+"""Between two looks at the repository and at the file of models."""
+
 _MOST_PERCENT = 5.0
 """More than the first cycle had, at most."""
 
 
 def memory(cycles: int, scratch: Path) -> list[int]:
     """Bytes of the server after each cycle."""
-    root = scratch / "models"
-    models.write_mlp(root / "mlp" / "1")
-    models.write_cnn(scratch / "cnn" / "1")
+    root, file = scratch / "models", scratch / "models.config"
+    models.write_models(root)
     asked = models.asked("cnn")
     found = []
     with ExitStack() as stack:
-        server, _ = servers.ours(root, scratch / "soak.log", "--poll-s", _POLL_S)
+        _write_config(file, root, ["mlp"])
+        server, _ = servers.start_ours(
+            ["--model_config_file", str(file), "--model_config_file_poll_wait_seconds", _POLL_S],
+            scratch / "soak.log",
+            "--poll-s",
+            _POLL_S,
+        )
         stack.callback(server.stop)
         server.wait_until(lambda: servers.post(server.port, "/readyz", b"")[0] == 200)
         for cycle in range(1, cycles + 1):
-            shutil.copytree(scratch / "cnn" / "1", scratch / "next")
-            (root / "cnn").mkdir(exist_ok=True)
-            (scratch / "next").rename(root / "cnn" / "1")
+            _write_config(file, root, ["mlp", "cnn"])
             _wait(server.port, loaded=True)
             status, body = servers.post(server.port, "/v1/models/cnn:predict", asked.instances)
             if status != 200:
                 raise RuntimeError(f"cycle {cycle}: {status}: {body[:300]!r}")
-            shutil.rmtree(root / "cnn")
+            _write_config(file, root, ["mlp"])
             _wait(server.port, loaded=False)
             found.append(server.rss_bytes())
             sys.stderr.write(f"soak: cycle {cycle}: {found[-1] / 1e6:.1f} MB\n")
     return found
+
+
+def _write_config(file: Path, root: Path, names: list[str]) -> None:
+    """What is served, in one step."""
+    configs = "".join(
+        f'config {{ name: "{name}" base_path: "{root / name}" model_platform: "tensorflow" }}\n'
+        for name in names
+    )
+    new = file.with_suffix(".new")
+    new.write_text(f"model_config_list {{\n{configs}}}\n")
+    new.rename(file)
 
 
 def _wait(port: int, *, loaded: bool) -> None:
@@ -70,7 +85,7 @@ def kept(found: list[int]) -> Figure:
     percent = 100 * (found[-1] / found[0] - 1)
     how = (
         f"resident memory of the server, first {found[0] / 1e6:.4g} MB, last {found[-1] / 1e6:.4g}, "
-        f"most {max(found) / 1e6:.4g}; a CNN put into the repository, asked, and taken out again"
+        f"most {max(found) / 1e6:.4g}; a CNN named in the model_config_file, asked, and no more named"
     )
     return figure(
         f"memory after {len(found)} load and unload cycles, beside the first",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 import uvicorn
-from kserve import Model, ModelServer
+from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
 
 PORT, MODELS = int(sys.argv[1]), Path(sys.argv[2])
 
@@ -32,10 +32,22 @@ class SavedModel(Model):
         self.ready = True
         return self.ready
 
-    def predict(self, payload: dict, headers: dict | None = None) -> dict:  # noqa: ARG002 - the base's
-        """Ask it."""
-        rows = np.asarray(payload["instances"], np.float32)
-        return {"predictions": self.signature(tf.constant(rows))["output"].numpy().tolist()}
+    def predict(
+        self,
+        payload: dict | InferRequest,
+        headers: dict | None = None,  # noqa: ARG002 - the base's
+    ) -> dict | InferResponse:
+        """Ask it, by either protocol."""
+        if isinstance(payload, InferRequest):
+            answer = self._answer(payload.inputs[0].as_numpy())
+            output = InferOutput("output", list(answer.shape), "FP32")
+            output.set_data_from_numpy(answer, binary_data=False)
+            return InferResponse(payload.id, self.name, [output])
+        answer = self._answer(np.asarray(payload["instances"], np.float32))
+        return {"predictions": answer.tolist()}
+
+    def _answer(self, rows: np.ndarray) -> np.ndarray:
+        return self.signature(tf.constant(rows))["output"].numpy()
 
 
 if __name__ == "__main__":
