@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -60,6 +61,7 @@ def _run(asked: argparse.Namespace) -> None:
         "workers": workers_case.workers,
         "swap": swap_case.swap,
     }
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with it
     parts = asked.results / "serve"
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder, ExitStack() as stack:
         lineup = Lineup(scratch=Path(folder), peers=asked.peers, stack=stack)

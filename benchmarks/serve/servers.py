@@ -67,14 +67,16 @@ class Server:
         Raises:
             RuntimeError: it ended, or it took too long; the end of its log is in the message.
         """
-        until_s = time.monotonic() + _START_S
+        until_s, said = time.monotonic() + _START_S, "nothing"
         while time.monotonic() < until_s and self._process.poll() is None:
-            with contextlib.suppress(OSError, http.client.HTTPException):
+            try:
                 if answers():
                     return
+            except (OSError, http.client.HTTPException) as error:
+                said = str(error)
             time.sleep(0.2)  # what takes seconds is looked at now and then
         tail = self._log.read_text(errors="replace")[-3000:]
-        raise RuntimeError(f"{self.name} does not answer; its log ends so:\n{tail}")
+        raise RuntimeError(f"{self.name} says {said}, and its log ends so:\n{tail}")
 
     @contextmanager
     def running(self) -> Iterator[None]:

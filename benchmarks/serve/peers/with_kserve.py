@@ -4,6 +4,7 @@ python with_kserve.py PORT MODELS
 """
 
 import sys
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ class SavedModel(Model):
             answer = self._answer(payload.inputs[0].as_numpy())
             output = InferOutput("output", list(answer.shape), "FP32")
             output.set_data_from_numpy(answer, binary_data=False)
-            return InferResponse(payload.id, self.name, [output])
+            return InferResponse(str(uuid.uuid4()), self.name, [output])
         answer = self._answer(np.asarray(payload["instances"], np.float32))
         return {"predictions": answer.tolist()}
 
