@@ -38,6 +38,7 @@ def test_a_program_without_tensorflow_is_told_as_that(tmp_path: Path) -> None:
     assert (told.exit_code, printed, told.ended_by) == (7, "hello\n", "itself")
     assert told.note().startswith("no TensorFlow was imported")
     assert (told.loops, told.findings, told.failures) == ((), (), ())
+    assert told.peak_memory_bytes == 0
 
 
 def test_a_program_that_is_no_python_too(tmp_path: Path) -> None:
@@ -200,3 +201,66 @@ def test_the_table_is_printed_after_what_the_script_prints(
 def test_negative_seconds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--seconds"):
         profile_script_command(["true"], out=tmp_path, seconds=-1.0)
+
+
+LOOP = """\
+import keras, tensorflow as tf
+keras.utils.set_random_seed(1)
+net = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, activation="relu"),
+                        keras.layers.BatchNormalization(), keras.layers.Dropout(0.5),
+                        keras.layers.Dense(1)])
+optimizer, calls = keras.optimizers.Adam(), tf.Variable(0)
+mean = keras.metrics.Mean()
+batches = tf.data.Dataset.range(900).map(lambda n: tf.random.stateless_normal((16, 8), (n, 1)))
+
+@tf.function
+def train_step(x):
+    calls.assign_add(1)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((net(x, training=True) - tf.reduce_sum(x, 1, keepdims=True)) ** 2)
+    gradients = tape.gradient(loss, net.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, net.trainable_variables))
+    mean.update_state(loss)
+    {extra}
+    return loss
+
+for x in batches:
+    train_step(x)
+print(calls.numpy(), optimizer.iterations.numpy(), mean.result().numpy().tobytes().hex())
+print(*[tf.reduce_sum(tf.abs(v)).numpy().tobytes().hex() for v in net.variables
+        if v.dtype == "float32"])
+"""
+
+
+def test_a_loops_step_is_run_again_on_one_batch_and_nothing_is_changed_by_it(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP.replace("{extra}", "pass"))
+    plain = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True
+    ).stdout
+
+    told, printed = profile(tmp_path, sys.executable, str(script))
+
+    assert plain.startswith("900 900 ")
+    assert printed == plain
+    [loop] = told.loops
+    assert len(loop.rounds) == 3
+    assert told.failures == ()
+    [step] = [each["step"] for each in told.to_json()["loops"]]
+    assert step["busy_fraction"] > 0
+    assert step["busy_not_measured"] == ""
+
+
+def test_a_loops_step_that_does_more_is_not_run_again(tmp_path: Path) -> None:
+    script = tmp_path / "prints.py"
+    script.write_text(LOOP.replace("{extra}", "tf.print('step', output_stream='file://steps')"))
+
+    told, printed = profile(tmp_path, "sh", "-c", f"cd {tmp_path} && {sys.executable} {script}")
+
+    assert printed.startswith("900 900 ")
+    assert (tmp_path / "steps").read_text().count("step") == 900
+    [step] = [each["step"] for each in told.to_json()["loops"]]
+    assert step["busy_fraction"] is None
+    assert "PrintV2" in step["busy_not_measured"]

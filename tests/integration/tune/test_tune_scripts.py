@@ -73,6 +73,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
 @pytest.mark.parametrize("name", NAMES)
 def test_it_ends_well_and_the_watcher_too(ran: Mapping[str, Ran], name: str) -> None:
     profile = ran[name].profile
+    # TensorFlow alone takes some 100 MiB, and no script of these a GiB and more.
+    assert 2**27 < profile.peak_memory_bytes < 2**33
 
     assert profile.exit_code == 0
     assert profile.failures == ()

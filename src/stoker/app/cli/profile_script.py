@@ -71,6 +71,8 @@ def print_profile(console: Console, profile: ScriptProfile) -> None:
     console.print(f"exit code {profile.exit_code}{how and ', ' + how}; {profile.wall_s:.1f} s")
     if note := profile.note():
         console.print(f"{note}.", markup=False)
+    for name, figure in profile.machine():
+        console.print(f"{name}: {figure}", markup=False)
     for loop in profile.loops:
         _print_loop(console, loop)
     for number, finding in enumerate(profile.findings, start=1):

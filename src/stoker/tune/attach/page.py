@@ -10,7 +10,7 @@ from stoker.tune.attach.profile import ScriptProfile
 from stoker.tune.attach.seen import Loop
 from stoker.tune.attach.split import StepSplit, split_step, stage_costs
 from stoker.tune.drawing import Bar, Span, horizontal_bars, seconds, timeline
-from stoker.tune.page import page
+from stoker.tune.page import page, table
 
 _LANES = ("waiting for input", "tf.function", "reading values", "Python")
 _LANES_OF_FIT = ("step and its input", "Keras, callbacks")
@@ -25,6 +25,7 @@ def page_html(profile: ScriptProfile) -> str:
     parts = [f'<p class="sub">{escape(_summary(profile))}</p>']
     if note := profile.note():
         parts.append(f"<p>{escape(note[0].upper() + note[1:])}.</p>")
+    parts += [table(["", ""], map(list, profile.machine()))] if profile.machine() else []
     parts += [_findings(profile), *(_loop(loop) for loop in profile.loops), _failures(profile)]
     return page(title, parts)
 

@@ -11,6 +11,9 @@ from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.seen import Loop
 from stoker.tune.attach.split import StageCost, StepSplit, split_step, stage_costs
 
+GIB = 2**30
+"""Bytes."""
+
 Ending = Literal["itself", "time", "signal"]
 """The script ended by itself; its time was up; somebody asked Stoker to end."""
 
@@ -40,6 +43,16 @@ class ScriptProfile:
     gpus: int
     """GPUs that TensorFlow saw."""
 
+    peak_memory_bytes: int
+    """Most of the host's memory that one watched process held at once; 0 where none was watched."""
+
+    gpu_peak_bytes: tuple[int, ...]
+    """Most that TensorFlow had in use at once, GPU by GPU, of the process with the most."""
+
+    gpu_states: tuple[Mapping[str, Any], ...]
+    """What NVML said of each GPU of this machine, from the command's start to its end: `index`,
+    `name`, means of `utilization`, `power_w` and `clock_mhz`, the most of `used_bytes`."""
+
     loops: tuple[Loop, ...]
     """Every line that trained, of every process."""
 
@@ -60,6 +73,21 @@ class ScriptProfile:
             return "no training was seen: no model.fit, and no loop that computes gradients"
         return ""
 
+    def machine(self) -> list[tuple[str, str]]:
+        """What a person is told of memory and GPUs: name and figure."""
+        told = []
+        if self.peak_memory_bytes:
+            told.append(("memory", f"{self.peak_memory_bytes / GIB:.2f} GiB, a process's peak"))
+        for index, peak in enumerate(self.gpu_peak_bytes):
+            told.append((f"TensorFlow on GPU {index}", f"{peak / GIB:.2f} GiB, peak"))
+        for gpu in self.gpu_states:
+            figures = (
+                f"{gpu['utilization']:.0%} busy, {gpu['used_bytes'] / GIB:.1f} GiB",
+                f"{gpu['power_w']:.0f} W, {gpu['clock_mhz']:.0f} MHz, over the whole run",
+            )
+            told.append((f"GPU {gpu['index']} ({gpu['name']})", ", ".join(figures)))
+        return told
+
     def to_json(self) -> dict[str, Any]:
         """For `--json` and profile.json; figures are in seconds, shares in [0, 1]."""
         return {
@@ -69,6 +97,11 @@ class ScriptProfile:
             "wall_s": self.wall_s,
             "versions": {"tensorflow": self.tensorflow, "keras": self.keras},
             "gpus": self.gpus,
+            "memory": {
+                "process_peak_bytes": self.peak_memory_bytes or None,
+                "gpu_peak_bytes": list(self.gpu_peak_bytes),
+            },
+            "gpu_states": [dict(state) for state in self.gpu_states],
             "note": self.note(),
             "loops": [_loop(loop) for loop in self.loops],
             "findings": [finding.to_json() for finding in self.findings],

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from stoker.cluster.machine.gpu_watch import watched_gpus
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import remove
 from stoker.core.signals import heard
@@ -62,7 +63,8 @@ def profile_script(
     remove(facts)
     facts.mkdir(parents=True)
     begun_s = time.monotonic()
-    code, ended_by = _run(command, facts, seconds=seconds, stdout=stdout, grace_s=grace_s)
+    with watched_gpus() as gpu_states:
+        code, ended_by = _run(command, facts, seconds=seconds, stdout=stdout, grace_s=grace_s)
     wall_s = time.monotonic() - begun_s
     processes = read_all(facts)
     return ScriptProfile(
@@ -73,6 +75,9 @@ def profile_script(
         tensorflow=next((seen.tensorflow for seen in processes if seen.tensorflow), ""),
         keras=next((seen.keras["version"] for seen in processes if seen.keras), ""),
         gpus=max((seen.gpus for seen in processes), default=0),
+        peak_memory_bytes=max((seen.peak_memory_bytes for seen in processes), default=0),
+        gpu_peak_bytes=max((seen.gpu_peak_bytes for seen in processes), default=()),
+        gpu_states=tuple(gpu_states()),
         loops=tuple(loop for seen in processes for loop in seen.loops),
         findings=diagnose(processes, this_machine()),
         failures=tuple(_failures(processes, facts)),

@@ -133,7 +133,7 @@ class Loop:
     eager_gradients: tuple[tuple[Place, int], ...] = ()
     elements: tuple[str, ...] = ()
     rounds: tuple[Mapping[str, float], ...] = ()
-    """Of a fit: pairs of windows with real data and on a resident batch."""
+    """Pairs of windows with real data and on a resident batch."""
     gaps: tuple[tuple[float, float], ...] = ()
     """Of a fit, for some steps in a row: time between two elements of the input, whole time."""
     no_ceiling: str = ""
@@ -158,6 +158,10 @@ class Seen:
     tensorflow: str
     keras: Mapping[str, Any]
     gpus: int
+    gpu_peak_bytes: tuple[int, ...]
+    """Most that TensorFlow had in use at once, GPU by GPU."""
+    peak_memory_bytes: int
+    """Most of the host's memory that the process held at once."""
     functions_run_eagerly: bool
     wall_s: float
     cpu_s: float
@@ -195,6 +199,8 @@ def _seen(told: Mapping[str, Any]) -> Seen:
         tensorflow=told.get("versions", {}).get("tensorflow", ""),
         keras=told.get("keras", {}),
         gpus=machine.get("gpus", 0),
+        gpu_peak_bytes=tuple(machine.get("gpu_peak_bytes", ())),
+        peak_memory_bytes=told.get("peak_memory_bytes", 0),
         functions_run_eagerly=machine.get("functions_run_eagerly", False),
         wall_s=told.get("wall_s", 0.0),
         cpu_s=told.get("cpu_s", 0.0),
@@ -270,6 +276,9 @@ def _loop(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         syncs=tuple((_place(each), each[2]) for each in told["syncs"]),
         eager_gradients=tuple((_place(each), each[2]) for each in told["eager_gradients"]),
         elements=tuple(told["elements"]),
+        rounds=tuple(told["rounds"]),
+        no_ceiling=told["no_ceiling"],
+        ours_s=told["ours_s"],
     )
 
 

@@ -74,9 +74,23 @@ def _split_loop(loop: Loop) -> StepSplit:
         parts={name: value for name, value in parts.items() if value > 0} | {rest: python_s},
         input_wait=min(1.0, wait_s / step_s) if seen else None,
         python=python_s / step_s if loop.kind != "inside" else None,
-        busy=None,
-        no_busy="a loop of one's own cannot be run again on one batch: only model.fit's step can",
+        busy=_busy(loop),
+        no_busy="" if loop.rounds else loop.no_ceiling or _NO_BUSY.get(loop.kind, ""),
     )
+
+
+_NO_BUSY = {
+    "dataset": "the training was too short, or Python runs its operations one by one",
+    "calls": "a loop over arrays has no batch that could be given again",
+    "inside": "the loop lies inside of a tf.function: nobody sees its steps",
+}
+"""Kind of a loop -> why its step was not run on one batch."""
+
+
+def _busy(loop: Loop) -> float | None:
+    if not loop.rounds:
+        return None
+    return statistics.median(each["ceiling_s"] / each["real_s"] for each in loop.rounds)
 
 
 def _split_fit(loop: Loop) -> StepSplit:
@@ -93,7 +107,6 @@ def _split_fit(loop: Loop) -> StepSplit:
         )
     real_s = statistics.median(each["real_s"] / each["calls"] for each in loop.rounds)
     ceiling_s = statistics.median(each["ceiling_s"] / each["calls"] for each in loop.rounds)
-    busy = statistics.median(each["ceiling_s"] / each["real_s"] for each in loop.rounds)
     wait_s = min(real_s, (wait or 0.0) * real_s)
     compute_s = min(ceiling_s, real_s - wait_s)
     rest_s = max(0.0, real_s - wait_s - compute_s)
@@ -105,7 +118,7 @@ def _split_fit(loop: Loop) -> StepSplit:
         parts={"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s},
         input_wait=wait,
         python=python,
-        busy=busy,
+        busy=_busy(loop),
         no_busy="",
     )
 

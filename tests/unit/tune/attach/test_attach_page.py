@@ -11,6 +11,16 @@ from stoker.tune.attach.seen import Loop, Node, Place
 BAD = '<script>alert(1)</script>"&'
 
 
+GPU = {
+    "index": 0,
+    "name": BAD,
+    "utilization": 0.42,
+    "used_bytes": 2**32,
+    "power_w": 250.0,
+    "clock_mhz": 1410.0,
+}
+
+
 class Parsed(HTMLParser):
     """The tags in their order, and the text; every tag that is opened is closed."""
 
@@ -48,6 +58,9 @@ def profile(
         tensorflow="2.21.0" if loops else "",
         keras="",
         gpus=0,
+        peak_memory_bytes=3 * 2**29,
+        gpu_peak_bytes=(2**30,),
+        gpu_states=(GPU,),
         loops=loops,
         findings=findings,
         failures=(BAD,),
@@ -129,3 +142,15 @@ def test_the_profile_is_json() -> None:
     assert told["loops"][0]["step"]["busy_fraction"] is None
     assert told["findings"][0]["gain"] == [1.0, 2.0]
     assert told["watcher_failures"] == [BAD]
+
+
+def test_memory_and_what_nvml_says_of_the_gpus_are_told() -> None:
+    told = profile()
+    text = Parsed(page_html(told)).text
+
+    assert "1.50 GiB, a process's peak" in text
+    assert "1.00 GiB, peak" in text
+    assert "42% busy, 4.0 GiB, 250 W, 1410 MHz" in text
+    found = json.loads(json.dumps(told.to_json()))
+    assert found["memory"] == {"process_peak_bytes": 3 * 2**29, "gpu_peak_bytes": [2**30]}
+    assert found["gpu_states"] == [GPU]

@@ -101,6 +101,8 @@ def seen(*loops: Loop, **changes: Any) -> Seen:
         tensorflow="2.21.0",
         keras={},
         gpus=0,
+        gpu_peak_bytes=(),
+        peak_memory_bytes=0,
         functions_run_eagerly=False,
         wall_s=10.0,
         cpu_s=10.0,

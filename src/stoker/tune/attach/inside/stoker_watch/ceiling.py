@@ -128,7 +128,7 @@ def prepare(
     concrete = compiled.get_concrete_function(iterator)
     if compiled.experimental_get_tracing_count() != traced:
         return None, "the step is traced anew for each batch"
-    if found := _does_more(concrete):
+    if found := does_more(concrete):
         return None, f"the step does what cannot be undone ({', '.join(sorted(found)[:3])})"
     variables = _variables(concrete, model)
     size = sum(each.shape.num_elements() * each.dtype.size for each in variables)
@@ -149,7 +149,8 @@ def _compiled(function: Any) -> Any:
     return None
 
 
-def _does_more(concrete: Any) -> set[str]:
+def does_more(concrete: Any) -> set[str]:
+    """Operations of a step that do more than change variables."""
     graph = concrete.graph.as_graph_def()
     kinds = {node.op for node in graph.node}
     for inner in graph.library.function:

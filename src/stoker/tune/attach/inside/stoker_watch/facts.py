@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import sys
 import threading
 import time
@@ -83,6 +84,8 @@ class Facts:
                 "python": sys.version.split()[0],
                 "wall_s": time.monotonic() - self._begun_s,
                 "cpu_s": time.process_time(),
+                # Linux counts it in KiB.
+                "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
                 "written_s": time.time(),
             }
             for name, part in list(self.parts.items()):

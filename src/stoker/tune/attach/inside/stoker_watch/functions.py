@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .facts import FACTS
+from .loop_ceiling import after_call
 from .loops import STATE, clock, current, loop_at
 from .places import NOWHERE, Place, of_code, place
 
@@ -201,6 +202,8 @@ def _called(
         STATE.current = loop
         loop.begin_step(begun_s)
     loop.called(now_s - begun_s, function=record.name, trains=record.trains, traced=traced)
+    if loop.kind == "dataset" and record.trains and not traced:
+        after_call(loop, function, *given)
 
 
 def _inner_loop(record: Record, begun_s: float, now_s: float, *, traced: bool) -> None:

@@ -43,6 +43,15 @@ class Loop:
         self.eager_gradients: dict[Place, int] = {}
         self.functions: dict[str, int] = {}
         self.timeline: list[list[float]] = []
+        self.rounds: list[dict[str, float]] = []
+        """Windows of real steps, and of as many calls on what was there."""
+        self.no_ceiling = ""
+        """Why there are none."""
+        self.ours_s = 0.0
+        self.mark = (0, 0.0)
+        """Measured steps and their time when the latest window began."""
+        self.left_out = 0
+        """Steps that are not measured: of what the input made while we measured."""
         self.begun_s = 0.0
         self._start_s = self._wait_s = self._call_s = self._sync_s = 0.0
         self._trains = self._traced = self._open = False
@@ -76,6 +85,11 @@ class Loop:
         self._trains = True
         self.eager_gradients[at] = self.eager_gradients.get(at, 0) + 1
 
+    def not_its_own(self, seconds: float) -> None:
+        """Of the open step, what the measurement itself took."""
+        self.ours_s += seconds
+        self._start_s += seconds
+
     def end_step(self, now_s: float) -> None:
         """Book the step that is open."""
         if not self._open:
@@ -101,6 +115,9 @@ class Loop:
             self.timeline.append([begun, self._wait_s, self._call_s, self._sync_s, period_s])
         if self._traced or self.steps <= WARM_STEPS:
             self.first_s += period_s
+            return
+        if self.left_out > 0:
+            self.left_out -= 1
             return
         self.measured_steps += 1
         self.wait_s += self._wait_s
@@ -131,6 +148,9 @@ class Loop:
             "eager_gradients": [[*at, count] for at, count in list(self.eager_gradients.items())],
             "functions": dict(self.functions),
             "timeline": self.timeline,
+            "rounds": self.rounds,
+            "no_ceiling": self.no_ceiling,
+            "ours_s": self.ours_s,
         }
 
 

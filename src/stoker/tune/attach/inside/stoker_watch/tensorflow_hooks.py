@@ -80,7 +80,11 @@ def _machine(tf: Any) -> dict[str, Any]:
     # Once a step has run, asking for devices starts nothing that the script has not started.
     if not (loops.any_step() or FACTS.parts.get("fits", list)()):
         return {}
+    gpus = len(tf.config.list_logical_devices("GPU"))
     return {
-        "gpus": len(tf.config.list_logical_devices("GPU")),
+        "gpus": gpus,
+        "gpu_peak_bytes": [
+            tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"] for index in range(gpus)
+        ],
         "functions_run_eagerly": bool(tf.config.functions_run_eagerly()),
     }
