@@ -13,8 +13,8 @@ from stoker.train.fed import make_run_fed
 from stoker.train.keras_model import run_own_step
 from stoker.train.model import BuiltModel
 from stoker.train.own_step import make_step
-from stoker.train.step import StepSettings
-from stoker.train.strategy import Distribution
+from stoker.train.step import StepSettings, make_train_step
+from stoker.train.strategy import Distribution, one_device
 
 ROWS, STEPS = 8, 3
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
@@ -69,6 +69,58 @@ def own_step(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     }
 
 
+def two_outputs() -> keras.Model:
+    """Labels by name, losses of several kinds, weights of theirs and of samples."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((3,))
+    x = keras.layers.Dense(4, activation="tanh")(inputs)
+    heads = {
+        "kind": keras.layers.Dense(3, activation="softmax")(x),
+        "size": keras.layers.Dense(1)(x),
+    }
+    model = keras.Model(inputs, heads)
+    model.compile(
+        keras.optimizers.Adam(0.1),
+        loss={"kind": "sparse_categorical_crossentropy", "size": "mse"},
+        loss_weights={"kind": 2.0, "size": 0.5},
+        metrics={"kind": ["accuracy"]},
+        weighted_metrics={"size": ["mae"]},
+    )
+    labels = {"kind": np.arange(ROWS) % 3, "size": Y}
+    model._symbolic_build(data_batch=(X, labels, np.ones(ROWS, "float32")))
+    return model
+
+
+def several_outputs(strategy: tf.distribute.Strategy) -> dict[str, Any]:
+    """Steps over one device and over two, whose shares of a batch are not alike."""
+    labels = {"kind": np.arange(ROWS) % 3, "size": Y}
+    weights = np.linspace(0.0, 2.0, ROWS).astype("float32")
+    # Rows of a batch: 5, then 3.
+    batches = tf.data.Dataset.from_tensor_slices((X, labels, weights)).batch(5).repeat()
+    found = {}
+    for name, distribution in (
+        ("alone", one_device()),
+        ("mirrored", Distribution(name="mirrored", strategy=strategy, replicas=2)),
+    ):
+        with distribution.strategy.scope():
+            model = two_outputs()
+        step = make_train_step(
+            BuiltModel(model=model, adapt=lambda features: features),
+            as_it_is,
+            distribution=distribution,
+            settings=StepSettings(batch_size=5),
+        )
+        sums = make_run_fed(step, rows_a_step=None)(iter(batches), tf.constant(4, tf.int64))
+        metrics = {name: float(value) for name, value in model.get_metrics_result().items()}
+        local = distribution.strategy.experimental_local_results
+        found[name] = {
+            "loss": float(sums.loss_sum) / float(sums.rows),
+            "metrics": {name: value for name, value in metrics.items() if "loss" not in name},
+            "weights": [[p.numpy().tolist() for p in local(w.value)] for w in model.weights],
+        }
+    return found
+
+
 def callbacks(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     """What callbacks read and write of mirrored variables."""
     with strategy.scope():
@@ -106,7 +158,8 @@ def main() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    print(json.dumps({"own_step": own_step(strategy), "callbacks": callbacks(strategy)}))
+    scenarios = (own_step, several_outputs, callbacks)
+    print(json.dumps({scenario.__name__: scenario(strategy) for scenario in scenarios}))
 
 
 if __name__ == "__main__":
