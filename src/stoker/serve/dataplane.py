@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -126,6 +126,15 @@ class DataPlane:
             which = "any versions" if version is None else f"version {version}"
             raise ServeError(Code.NOT_FOUND, f"Could not find {which} of model {spec.name}")
         return [VersionStatus(version=v, state=s, reason=r) for v, s, r in found]
+
+    def signatures(self, spec: ModelSpec) -> Mapping[str, Signature]:
+        """How a version can be called, by the signature's name; at least one.
+
+        Raises:
+            ServeError: no such version is loaded.
+        """
+        with self._use(spec) as (_, model):
+            return model.signatures
 
     def metadata(self, spec: ModelSpec) -> Metadata:
         """The signatures of a version.

@@ -19,7 +19,7 @@ from stoker.serve.auth import Keys, Role
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.patience import Patience
-from stoker.serve.rest import routes
+from stoker.serve.rest import routes, v2
 from stoker.serve.rest.compressed import compressed, decompressed, takes_gzip
 from stoker.serve.rest.limits import METRICS_PATH
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Scope, header, headers
@@ -233,7 +233,9 @@ Interface = Callable[[DataPlane, Asked], Answer]
 
 def _interface(path: str) -> Interface | None:
     """What answers on a path, None where nothing does."""
-    return routes.answer if path[:4].lower() == "/v1/" else None
+    if path[:4].lower() == "/v1/":
+        return routes.answer
+    return v2.answer if path == "/v2" or path.startswith("/v2/") else None
 
 
 def _live(_plane: DataPlane) -> Answer:
@@ -247,7 +249,12 @@ def _ready(plane: DataPlane) -> Answer:
     return Answer(body='{"ready": true}')
 
 
-_FIXED: dict[str, Callable[[DataPlane], Answer]] = {"/livez": _live, "/readyz": _ready}
+_FIXED: dict[str, Callable[[DataPlane], Answer]] = {
+    "/livez": _live,
+    "/readyz": _ready,
+    "/v2/health/live": _live,
+    "/v2/health/ready": _ready,
+}
 
 _TRY_LATER = (429, 503)
 _CHALLENGE = Code.UNAUTHENTICATED.http_status

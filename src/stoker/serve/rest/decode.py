@@ -93,7 +93,7 @@ def to_array(value: Any, *, name: str, spec: TensorSpec) -> np.ndarray[Any, Any]
     shape = _dense_shape(value, name)
     flat: list[Any] = []
     _flatten(value, shape, 0, flat, name)
-    return _typed(flat, name=name, dtype=spec.dtype).reshape(shape)
+    return typed(flat, name=name, dtype=spec.dtype).reshape(shape)
 
 
 def _columns_of_rows(rows: Sequence[Any], signature: Signature) -> dict[str, Any]:
@@ -168,7 +168,12 @@ def _ragged(name: str, shape: tuple[int, ...], got: str) -> UserError:
     )
 
 
-def _typed(flat: list[Any], *, name: str, dtype: str) -> np.ndarray[Any, Any]:
+def typed(flat: list[Any], *, name: str, dtype: str) -> np.ndarray[Any, Any]:
+    """JSON scalars as an array of one axis.
+
+    Raises:
+        UserError: one is not of the dtype.
+    """
     if dtype == "string":
         return _strings(flat, name)
     numpy_dtype = _numpy_dtype(dtype, name)

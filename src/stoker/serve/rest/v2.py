@@ -1,0 +1,271 @@
+"""The paths below /v2: the Open Inference Protocol by HTTP, with its extension for binary tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stoker.core.errors import Plain, UserError
+from stoker.export.callpath import Signature, shape_text
+from stoker.serve import oip
+from stoker.serve.dataplane import DataPlane
+from stoker.serve.errors import Code, ServeError, SignatureNotFound
+from stoker.serve.oip import invalid
+from stoker.serve.requests import PredictResponse, Tensors
+from stoker.serve.rest import decode
+from stoker.serve.rest.encode import number_texts
+from stoker.serve.rest.json_text import parse_json, shown
+from stoker.serve.rest.messages import RAW, Answer, Asked
+from stoker.serve.wire import MAX_RANK, checked_shape, from_bytes, to_bytes
+
+HEADER_LENGTH = "inference-header-content-length"
+"""The header that says where the JSON ends and the tensors begin."""
+
+_MODEL = re.compile(
+    r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/(?P<verb>ready|infer))?"
+)
+_MAX_OUTPUTS = 1024
+
+
+def answer(plane: DataPlane, asked: Asked) -> Answer:
+    """The answer to one request.
+
+    Raises:
+        ServeError: there is no such path, or the dataplane refused.
+    """
+    method, path = asked.method, asked.path.rstrip("/")
+    if path == "/v2" and method == "GET":
+        said = {"name": oip.SERVER_NAME, "version": oip.SERVER_VERSION}
+        return _json({**said, "extensions": list(oip.EXTENSIONS)})
+    found = _MODEL.fullmatch(path)
+    if found is None:
+        raise ServeError(Code.NOT_FOUND, f"there is no {method} {path}")
+    spec = oip.spec_of(found["name"], found["version"] or "")
+    if found["verb"] == "infer" and method == "POST":
+        return _infer(plane, spec, asked)
+    if found["verb"] == "ready" and method == "GET":
+        ready = oip.is_ready(plane, spec)
+        status = 200 if ready else Code.UNAVAILABLE.http_status
+        return dataclasses.replace(_json({"name": spec.name, "ready": ready}), status=status)
+    if found["verb"] is None and method == "GET":
+        metadata = dataclasses.asdict(oip.model_metadata(plane, spec))
+        return _json({**metadata, "platform": oip.PLATFORM})
+    raise ServeError(Code.INVALID_ARGUMENT, f"Malformed request: {method} {path}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Input:
+    """One input as the client sent it; either of the last two is there."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    raw: memoryview | None = None
+    data: Any = None
+
+    def array(self) -> np.ndarray[Any, Any]:
+        if self.raw is not None:
+            return from_bytes(self.raw, dtype=self.dtype, shape=self.shape, name=self.name)
+        flat: list[Any] = []
+        _flatten(self.data, flat, 0, self.name)
+        if len(flat) != math.prod(self.shape):
+            raise UserError(
+                f"input {self.name!r} must have the values of shape {shape_text(self.shape)}",
+                got=Plain(f"{len(flat):,} values"),
+            )
+        return decode.typed(flat, name=self.name, dtype=self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wanted:
+    """The outputs that a client asks for, and how they are to come."""
+
+    names: tuple[str, ...]
+    binary: frozenset[str]
+    all_binary: bool
+
+    def is_binary(self, name: str) -> bool:
+        return name in self.binary or (self.all_binary and name not in self.names)
+
+
+def _infer(plane: DataPlane, spec: Any, asked: Asked) -> Answer:
+    try:
+        head, tail = _parts(asked)
+        body = _object(parse_json(bytes(head)), "the body")
+        name = body.get("id", "")
+        if not isinstance(name, str):
+            raise invalid("'id' must be a text")
+        parameters = _object(body.get("parameters", {}), "'parameters'")
+        wanted = _wanted(body.get("outputs", []), parameters)
+        inputs = _inputs(body.get("inputs"), tail)
+
+        def read_inputs(_signature: Signature) -> Tensors:
+            return {one.name: one.array() for one in inputs}
+
+        response = oip.ask(
+            plane,
+            spec,
+            read_inputs,
+            parameters=parameters,
+            wanted=wanted.names,
+            entrypoint="REST",
+            patience=asked.patience,
+        )
+        return _answered(response, wanted, request_id=name)
+    except UserError as error:
+        raise invalid(error.line()) from error
+    except SignatureNotFound as error:
+        raise invalid(error.message) from error
+
+
+def _parts(asked: Asked) -> tuple[memoryview, memoryview]:
+    """The JSON, and what stands behind it."""
+    body, said = memoryview(asked.body), asked.header(HEADER_LENGTH)
+    if not said:
+        return body, memoryview(b"")
+    if not (said.isascii() and said.isdecimal()) or len(said) > 12 or int(said) > len(body):
+        raise invalid(f"Inference-Header-Content-Length must be 0..{len(body)}: {said[:40]}")
+    return body[: int(said)], body[int(said) :]
+
+
+def _inputs(sent: Any, tail: memoryview) -> list[_Input]:
+    if not isinstance(sent, list) or not sent:
+        raise invalid("'inputs' must be a list of tensors")
+    found: list[_Input] = []
+    for one in sent:
+        tensor = _object(one, "each of 'inputs'")
+        size = _object(tensor.get("parameters", {}), "'parameters'").get("binary_data_size")
+        name = _text(tensor.get("name"), "the name of an input")
+        if name in {other.name for other in found}:
+            raise invalid(f"input {name!r} must be given once")
+        if (size is None) == ("data" not in tensor):
+            raise invalid(f"input {name!r} must have either data or binary_data_size")
+        raw = None
+        if size is not None:
+            if type(size) is not int or not 0 <= size <= len(tail):
+                raise invalid(f"binary_data_size of {name!r} must be 0..{len(tail)}: {shown(size)}")
+            raw, tail = tail[:size], tail[size:]
+        found.append(
+            _Input(
+                name=name,
+                dtype=oip.dtype_of(tensor.get("datatype"), name=name),
+                shape=_shape(tensor.get("shape"), name),
+                raw=raw,
+                data=tensor.get("data"),
+            )
+        )
+    if len(tail):
+        raise invalid(f"{len(tail):,} bytes stand behind the last tensor")
+    return found
+
+
+def _wanted(sent: Any, parameters: Mapping[str, Any]) -> _Wanted:
+    if not isinstance(sent, list) or len(sent) > _MAX_OUTPUTS:
+        raise invalid("'outputs' must be a list")
+    all_binary = _truth(parameters.get("binary_data_output", False), "binary_data_output")
+    names: list[str] = []
+    binary: set[str] = set()
+    for one in sent:
+        output = _object(one, "each of 'outputs'")
+        name = _text(output.get("name"), "the name of an output")
+        own = _object(output.get("parameters", {}), "'parameters'")
+        if "classification" in own:
+            raise invalid("the parameter classification is not known here")
+        if name in names:
+            raise invalid(f"output {name!r} must be asked for once")
+        names.append(name)
+        if _truth(own.get("binary_data", all_binary), "binary_data"):
+            binary.add(name)
+    return _Wanted(names=tuple(names), binary=frozenset(binary), all_binary=all_binary)
+
+
+def _answered(response: PredictResponse, wanted: _Wanted, *, request_id: str) -> Answer:
+    described: list[str] = []
+    tensors: list[bytes] = []
+    for name, array in response.outputs.items():
+        said: dict[str, Any] = {
+            "name": name,
+            "datatype": oip.datatype_of(array, name=name),
+            "shape": list(array.shape),
+        }
+        data = ""
+        if wanted.is_binary(name):
+            tensors.append(to_bytes(array))
+            said["parameters"] = {"binary_data_size": len(tensors[-1])}
+        else:
+            data = f', "data": [{", ".join(_texts(array, name))}]'
+        described.append(json.dumps(said)[:-1] + data + "}")
+    head = {"model_name": response.model.name, "model_version": str(response.model.version)}
+    if request_id:
+        head["id"] = request_id
+    text = json.dumps(head)[:-1] + f', "outputs": [{", ".join(described)}]}}'
+    if not tensors:
+        return Answer(body=text)
+    raw = text.encode()
+    return Answer(
+        body=b"".join([raw, *tensors]),
+        content_type=RAW,
+        headers=((HEADER_LENGTH.encode(), str(len(raw)).encode()),),
+    )
+
+
+def _texts(array: np.ndarray[Any, Any], name: str) -> list[str]:
+    """Each value as JSON; a text that is none must come as a binary tensor."""
+    if array.dtype != object:
+        if array.dtype.kind in "iub":
+            return [json.dumps(item) for item in array.reshape(-1).tolist()]
+        return number_texts(array)
+    try:
+        return [json.dumps(item.decode()) for item in array.reshape(-1).tolist()]
+    except UnicodeDecodeError:
+        raise UserError(
+            f"output {name!r} holds bytes that are no text",
+            fix="Ask for it as a binary tensor: binary_data.",
+        ) from None
+
+
+def _flatten(value: Any, flat: list[Any], level: int, name: str) -> None:
+    if level > MAX_RANK:
+        raise UserError(f"input {name!r} must have at most {MAX_RANK} axes")
+    if not isinstance(value, list):
+        raise UserError(f"the data of input {name!r} must be a list", got=Plain(shown(value)))
+    if list not in set(map(type, value)):
+        flat.extend(value)
+        return
+    for item in value:
+        _flatten(item, flat, level + 1, name)
+
+
+def _shape(sent: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(sent, list) or not all(type(size) is int for size in sent):
+        raise invalid(f"the shape of {name!r} must be a list of whole numbers")
+    return checked_shape(sent, name=name)
+
+
+def _object(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise invalid(f"{what} must be an object")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise invalid(f"{what} must be a text")
+    return value
+
+
+def _truth(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise invalid(f"{what} must be true or false")
+    return value
+
+
+def _json(value: Mapping[str, Any] | Sequence[Any]) -> Answer:
+    return Answer(body=json.dumps(value))
