@@ -96,7 +96,8 @@ def several_outputs(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     labels = {"kind": np.arange(ROWS) % 3, "size": Y}
     weights = np.linspace(0.0, 2.0, ROWS).astype("float32")
     # Rows of a batch: 5, then 3.
-    batches = tf.data.Dataset.from_tensor_slices((X, labels, weights)).batch(5).repeat()
+    rows: Any = (X, labels, weights)
+    batches = tf.data.Dataset.from_tensor_slices(rows).batch(5).repeat()
     found = {}
     for name, distribution in (
         ("alone", one_device()),
