@@ -13,7 +13,11 @@ from stoker.serve.errors import ServeError
 from stoker.serve.grpc.calls import Calls
 from stoker.serve.tls import Tls
 
-_OPEN = "/grpc.health.v1.Health/"
+_OPEN = (
+    "/grpc.health.v1.Health/",
+    "/inference.GRPCInferenceService/ServerLive",
+    "/inference.GRPCInferenceService/ServerReady",
+)
 """What needs no key: a balancer asks it."""
 
 _ADMIN = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"

@@ -25,7 +25,7 @@ from stoker.serve.access_log import AccessLog
 from stoker.serve.auth import Keys
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.grpc import inference
+from stoker.serve.grpc import inference, v2
 from stoker.serve.grpc.access import KeyInterceptor, credentials
 from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.health import Health, add_reflection
@@ -221,6 +221,7 @@ def make_grpc_server(
         PredictionService(plane, calls), server
     )
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(plane, calls), server)
+    v2.add_service(plane, calls, server)
     health.add_to(server)
     add_reflection(server)
     host = f"[{options.host}]" if ":" in options.host else options.host
