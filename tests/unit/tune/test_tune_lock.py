@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from stoker.app.locked import load_tuned
+from stoker.app.tuning import broken
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import ConfigError
 from stoker.tune.lock import FILE, Lock, differing, read_lock, write_lock
@@ -140,3 +141,16 @@ def test_the_file_is_plain_yaml(tmp_path: Path) -> None:
 def test_what_differs_is_named() -> None:
     assert differing({"cores": 2, "gpus": []}, {"cores": 4, "gpus": []}) == ["cores 4, not 2"]
     assert differing(HERE, HERE) == []
+
+
+@pytest.mark.parametrize(
+    ("promised", "now", "breaks"), [(1.04, 0.96, False), (1.04, 0.94, True), (0.9, 0.84, True)]
+)
+def test_a_promise_of_more_than_a_whole_device_is_one_of_a_whole_device(
+    promised: float, now: float, breaks: bool
+) -> None:
+    speed = {"samples_per_s": 100.0}
+
+    found = broken({"busy_fraction": promised} | speed, {"busy_fraction": now} | speed)
+
+    assert [line.startswith("U is") for line in found] == [True] * breaks
