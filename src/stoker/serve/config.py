@@ -90,6 +90,9 @@ class ServeConfig:
     rest_timeout_s: float = 30.0
     """Longest that a REST request waits for its model; TensorFlow Serving's default."""
 
+    warm_up: bool = True
+    """Whether a version's own warm-up requests are run (`--enable_model_warmup`)."""
+
     keys_file: Path | None = None
     """Bearer tokens and API keys with their roles; everybody may ask if None."""
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from stoker.core.errors import UserError
 from stoker.export.callpath import load_model
@@ -58,6 +61,9 @@ class LoadOptions:
     runs: Runs | None = None
     """What watches over calls; they may take for ever if None."""
 
+    warm_up: bool = True
+    """Whether a version's own warm-up requests are run."""
+
     metrics: ServeMetrics | None = None
     """What batches are counted in."""
 
@@ -87,9 +93,7 @@ class Servable:
         """
         self._become(State.LOADING)
         try:
-            verify(self.path)
-            check_model(self.path, allow=self._options.allow_ops)
-            self._model = self._loaded()
+            self._model = _beside(self._loaded) if _first_is_loaded.is_set() else self._loaded()
         except (UserError, ServeError) as error:
             said = error.line() if isinstance(error, UserError) else str(error)
             self._become(State.END, reason=said)
@@ -99,9 +103,12 @@ class Servable:
             self._become(State.END, reason=f"{type(error).__name__}: {error}")
             return False
         self._become(State.AVAILABLE)
+        _first_is_loaded.set()
         return True
 
     def _loaded(self) -> Batcher:
+        verify(self.path)
+        check_model(self.path, allow=self._options.allow_ops)
         batching = self._options.batching
         parameters = self.path / PARAMETERS_FILE
         if self._options.per_model_batching and parameters.is_file():
@@ -116,7 +123,7 @@ class Servable:
         )
         try:
             model.warm_up()
-            count = warm_up(model, self.path)
+            count = warm_up(model, self.path) if self._options.warm_up else 0
             if count:
                 _log.info("%s was warmed by %d requests of its own", self.path, count)
         except BaseException:
@@ -153,3 +160,28 @@ class Servable:
     def _become(self, state: State, *, reason: str = "") -> None:
         with self._changed:
             self.state, self.reason = state, reason
+
+
+_NICE = 10
+"""How far a load stands back behind requests, in the scheduler's steps; 19 is the furthest."""
+
+_first_is_loaded = threading.Event()
+"""Set when a version was loaded: TensorFlow has made its threads by then, which inherit the priority."""
+
+_T = TypeVar("_T")
+
+
+def _beside(work: Callable[[], _T]) -> _T:
+    """Do something in a thread of low priority; what it raises is raised here."""
+    done: Future[_T] = Future()
+
+    def run() -> None:
+        with contextlib.suppress(OSError, AttributeError):  # elsewhere a thread has none of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="stoker-load", daemon=True).start()
+    return done.result()

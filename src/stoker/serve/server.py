@@ -62,6 +62,7 @@ class Server:
             allow_ops=frozenset(config.allow_ops),
             metrics=metrics,
             runs=self._runs,
+            warm_up=config.warm_up,
         )
         self.models = Models(
             poll_s=config.poll_s, on_change=self._look_whether_ready, options=options
