@@ -8,6 +8,7 @@ no number from a string or a boolean, no integer from 2.0, no number without its
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,8 +92,10 @@ def to_array(value: Any, *, name: str, spec: TensorSpec) -> np.ndarray[Any, Any]
         UserError: the lists are ragged, or a value is not of the dtype.
     """
     shape = _dense_shape(value, name)
-    flat: list[Any] = []
-    _flatten(value, shape, 0, flat, name)
+    flat = _flattened(value, shape)
+    if flat is None:
+        flat = []
+        _flatten(value, shape, 0, flat, name)  # finds what is wrong, and says it
     return typed(flat, name=name, dtype=spec.dtype).reshape(shape)
 
 
@@ -141,6 +144,16 @@ def _dense_shape(value: Any, name: str) -> tuple[int, ...]:
             break
         value = value[0]
     return tuple(shape)
+
+
+def _flattened(value: Any, shape: tuple[int, ...]) -> list[Any] | None:
+    """The scalars in order, level by level; None where a list is not as long as its level has them."""
+    flat = [value]
+    for size in shape:
+        if set(map(type, flat)) - {list} or set(map(len, flat)) - {size}:
+            return None
+        flat = list(itertools.chain.from_iterable(flat))
+    return None if list in set(map(type, flat)) else flat
 
 
 def _flatten(value: Any, shape: tuple[int, ...], level: int, flat: list[Any], name: str) -> None:

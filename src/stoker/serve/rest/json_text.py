@@ -14,7 +14,9 @@ from typing import Any
 
 from stoker.serve.errors import Code, ServeError
 
-_HUGE = re.compile(rb"[eE]\+?\d{3}|\d{300}")
+_LARGE_EXPONENT = re.compile(rb"[eE]\+?\d{3}")
+_DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
+_MANY_DIGITS = b"0" * 300
 """What a number beyond the range of a double has in it: three digits of exponent, or many."""
 
 _TOO_BIG = "Number too big to be stored in double."
@@ -63,7 +65,7 @@ def parse_json(raw: bytes) -> Any:
         raise _unparsed("The document is empty")
     try:
         # Python reads 1e999 as infinity; the hook that refuses it costs time, and is rarely needed.
-        return json.loads(raw.decode(), parse_float=_finite if _HUGE.search(raw) else None)
+        return json.loads(raw.decode(), parse_float=_finite if _may_be_huge(raw) else None)
     except UnicodeDecodeError as error:
         raise _unparsed(f"Invalid encoding in string. at offset: {error.start}") from error
     except json.JSONDecodeError as error:
@@ -72,6 +74,14 @@ def parse_json(raw: bytes) -> Any:
         raise _unparsed("nested too deeply") from error
     except ValueError as error:  # an integer of more digits than Python reads
         raise _unparsed(_TOO_BIG) from error
+
+
+def _may_be_huge(raw: bytes) -> bool:
+    """Whether a number in it may be beyond a double.
+
+    By one expression for both, an image of 1.3 MB took 20 ms; this way 3 ms.
+    """
+    return _MANY_DIGITS in raw.translate(_DIGITS_AS_ZERO) or _LARGE_EXPONENT.search(raw) is not None
 
 
 def shown(value: Any) -> str:
