@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -104,6 +105,10 @@ class Server:
 
     def listen(self) -> None:
         """Answer on both ports; returns at once."""
+        # What TensorFlow's import left is for ever, and a full collection goes through all of it:
+        # of a JSON image, whose lists set one off, that was three quarters of the time.
+        gc.collect()
+        gc.freeze()
         self._socket.listen(BACKLOG)  # the kernel takes connections before the loop runs
         self._rest_thread.start()
         self._bind_grpc().start()
