@@ -79,7 +79,7 @@ def parse_json(raw: bytes) -> Any:
 def _may_be_huge(raw: bytes) -> bool:
     """Whether a number in it may be beyond a double.
 
-    By one expression for both, an image of 1.3 MB took 20 ms; this way 3 ms.
+    One expression for both takes several times as long over an image of 1.3 MB.
     """
     return _MANY_DIGITS in raw.translate(_DIGITS_AS_ZERO) or _LARGE_EXPONENT.search(raw) is not None
 
