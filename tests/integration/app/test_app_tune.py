@@ -95,7 +95,7 @@ def test_python_between_steps_is_named_and_mended(
     small = ["--set", "model=model:build_small", "--set", "train.steps_per_call=1"]
 
     assert told(capsys, "profile", str(planted), *small)["diagnosis"]["bottleneck"] == "python"
-    found = told(capsys, "tune", str(planted), *small, "--parity-steps", "30", "--budget", "90s")
+    found = told(capsys, "tune", str(planted), *small, "--parity-steps", "30", "--budget", "150s")
 
     assert found["diagnosis_before"]["bottleneck"] == "python"
     assert found["settings"]["train.steps_per_call"] > 1
