@@ -90,7 +90,7 @@ def logging(
 def lines_of(folder: Path, count: int) -> list[dict[str, Any]]:
     """The first lines of the log, once they are there."""
     path = folder / "access.log"
-    wait_for(lambda: path.read_text().count("\n") >= count)
+    wait_for(lambda: path.exists() and path.read_text().count("\n") >= count)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
