@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -51,6 +52,26 @@ UNKNOWN_MODEL = "other"
 """The label of every model that is not served: clients must not invent series."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunAtOnce:
+    """What one run gave for the rows of several requests."""
+
+    model: ModelSpec
+    """With the version that answered."""
+
+    signature: str
+    """The signature's name."""
+
+    outputs: Tensors
+    """All rows, in the order of the requests."""
+
+    began_s: float
+    """When the run began, by the monotonic clock."""
+
+    ended_s: float
+    """When it ended."""
+
+
 class DataPlane:
     """Answers requests; may be used by many threads."""
 
@@ -91,6 +112,70 @@ class DataPlane:
             )
             self._log_request(name, response, inputs=inputs)
             return response
+
+    def predict_at_once(
+        self,
+        model: ModelSpec,
+        signature: str,
+        read_inputs: Callable[[Signature], Tensors],
+        *,
+        came_s: Sequence[float],
+        sizes: Sequence[int],
+    ) -> RunAtOnce | None:
+        """Ask a model for several requests by one run, if it is quick and free, in this thread.
+
+        Args:
+            model: What is asked.
+            signature: Its name; empty for the default.
+            read_inputs: Gives the rows of all, one after the other.
+            came_s: When each came, by the monotonic clock.
+            sizes: How many rows each has.
+
+        Returns:
+            None where each has to be asked by itself, with `predict`: it would take long, the
+            model is at work, or something is wrong in one of them. Then nothing was counted.
+        """
+        if self.on_answered is not None and self.models.request_log_of(model.name) is not None:
+            return None
+        name = signature or DEFAULT_SIGNATURE
+        try:
+            with self._use(model) as (served, batcher):
+                if not batcher.is_quick(name):
+                    return None
+                inputs = read_inputs(batcher.signatures[name])
+                began_s = time.monotonic()
+                outputs = batcher.call_at_once(name, inputs, sizes)
+        except Exception:  # noqa: BLE001 - whatever it is, each is asked alone and meets its own
+            return None
+        if outputs is None:
+            return None
+        ended_s = time.monotonic()
+        self._count_at_once(model.name, came_s, began_s=began_s, ended_s=ended_s)
+        return RunAtOnce(
+            model=ModelSpec(name=model.name, version=served),
+            signature=name,
+            outputs=outputs,
+            began_s=began_s,
+            ended_s=ended_s,
+        )
+
+    def _count_at_once(
+        self, name: str, came_s: Sequence[float], *, began_s: float, ended_s: float
+    ) -> None:
+        metrics = self.metrics
+        metrics.request_count.add(len(came_s), model_name=name, status=Code.OK.name)
+        metrics.request_latency.observe_all(
+            [(ended_s - each_s) * 1e6 for each_s in came_s],
+            model_name=name,
+            API="Predict",
+            entrypoint="REST",
+        )
+        metrics.runtime_latency.observe_all(
+            [(ended_s - began_s) * 1e6] * len(came_s),
+            model_name=name,
+            API="Predict",
+            runtime="TF1",
+        )
 
     def infer(self, request: InferRequest) -> InferResponse:
         """Classify, regress, or both, by one version of a model.

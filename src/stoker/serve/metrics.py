@@ -132,10 +132,15 @@ class Histogram(_Metric):
 
     def observe(self, value: float, **labels: str) -> None:
         """Count one value."""
+        self.observe_all((value,), **labels)
+
+    def observe_all(self, values: Iterable[float], **labels: str) -> None:
+        """Count some values."""
         with self._lock:
             row = self._row(tuple(labels.items()))
-            row[1 + bisect.bisect_left(self._bounds, value)] += 1
-            row[0] += value
+            for value in values:
+                row[1 + bisect.bisect_left(self._bounds, value)] += 1
+                row[0] += value
 
     def lines_of(self, rows: dict[Labels, list[float]]) -> list[str]:
         """The samples of some rows, one a line, the buckets cumulated."""

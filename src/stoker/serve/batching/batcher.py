@@ -95,6 +95,35 @@ class Batcher:
             return self._larger(queue, arrays, rows, patience)
         return queue.submit(self._request(arrays, rows, patience))
 
+    def is_quick(self, signature: str) -> bool:
+        """Whether `call_at_once` is worth trying; an unknown signature is not."""
+        queue = self._queues.get(signature)
+        return queue is not None and queue.is_quick
+
+    def call_at_once(
+        self, signature: str, inputs: Mapping[str, Array], sizes: Sequence[int]
+    ) -> Outputs | None:
+        """Run one signature once for several requests, if its model is free.
+
+        Args:
+            signature: One for which `is_quick` is true.
+            inputs: Input name -> the rows of all requests, one after the other.
+            sizes: How many rows each has.
+
+        Returns:
+            Output name -> array; None where the model is at work, the rows are too many, or
+            requests must not be joined.
+
+        Raises:
+            UserError: the inputs are not the signature's, or the model refused them.
+        """
+        arrays = checked_inputs(self.signatures[signature], inputs)
+        rows = rows_of(arrays)
+        if rows != sum(sizes) or not 0 < rows <= self._config.max_batch_size:
+            return None
+        request = self._request(arrays, rows, Patience())
+        return self._queues[signature].run_now(request, sizes)
+
     def warm_up(self) -> None:
         """Run every signature once with each size that batches are padded to, on zeros.
 

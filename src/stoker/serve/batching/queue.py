@@ -7,6 +7,7 @@ those that come meanwhile wait. When it ends, one of them leads the next batch, 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -25,6 +26,9 @@ _log = logging.getLogger(__name__)
 
 Run = Callable[[Sequence[Array]], Outputs]
 """Runs the model once on inputs in the signature's order."""
+
+QUICK_S = 1e-3
+"""Longest that a run may take as a rule which is waited for in a loop that has others to hear."""
 
 HELD_AGAINST_SINGLE = 3
 """Joined batches of each signature that are run singly too, before joining is trusted."""
@@ -108,6 +112,7 @@ class Queue:
         self._running = 0
         self._held = 0
         self._trusted = True
+        self._usual_s = math.inf
         self._changed = threading.Condition()
 
     @property
@@ -143,6 +148,52 @@ class Queue:
         if request.leads:
             self._lead(request)
         return request.result()
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a run may be waited for where nothing else is done meanwhile."""
+        return self._trusted and not self._apart and self._usual_s <= QUICK_S
+
+    def run_now(self, request: Request, sizes: Sequence[int]) -> Outputs | None:
+        """Run the model for the rows of several requests, if it is free, and without waiting.
+
+        Args:
+            request: All their rows.
+            sizes: How many rows each of them has.
+
+        Returns:
+            The outputs; None where the model is at work, or requests must not be joined.
+
+        Raises:
+            Exception: what the model raised.
+        """
+        with self._changed:
+            free = self._running < self._config.num_batch_threads and not self._waiting
+            if self._stuck or not free:
+                return None
+            self._running += 1
+        try:
+            with self._watched([request]):
+                if len(sizes) > 1 and not self._prove(request, sizes):
+                    return None
+                self._run([request], sizes=sizes)
+        finally:
+            with self._changed:
+                self._pass_on()
+        return request.result()
+
+    def _prove(self, request: Request, sizes: Sequence[int]) -> bool:
+        """Hold what is joined first against single answers; whether requests may be joined."""
+        if self._held < HELD_AGAINST_SINGLE and not self._config.pad_variable_length_inputs:
+            parts, first = [], 0
+            for size in sizes:
+                part = [array[first : first + size] for array in request.inputs]
+                first += size
+                parts.append(
+                    Request(inputs=part, rows=size, key=request.key, patience=request.patience)
+                )
+            self._run(parts)
+        return self._trusted
 
     def run_alone(self, inputs: Sequence[Array]) -> Outputs:
         """Run the model beside the queue, for a request that goes with no other."""
@@ -262,11 +313,19 @@ class Queue:
     def _rows_like(self, leader: Request) -> int:
         return leader.rows + sum(other.rows for other in self._waiting if other.key == leader.key)
 
-    def _run(self, batch: Sequence[Request]) -> None:
+    def _run(self, batch: Sequence[Request], *, sizes: Sequence[int] = ()) -> None:
         """Fill in the outcome of each; what one of them breaks, it breaks for itself alone."""
         rows = sum(request.rows for request in batch)
         size = self._config.padded(rows) if self._trusted else rows
-        self._count(batch, rows, size)
+        self._count(batch, sizes or [request.rows for request in batch], size)
+        began_s = time.monotonic()
+        self._run_padded(batch, rows, size)
+        took_s = time.monotonic() - began_s
+        self._usual_s = (
+            took_s if self._usual_s == math.inf else self._usual_s + (took_s - self._usual_s) / 4
+        )
+
+    def _run_padded(self, batch: Sequence[Request], rows: int, size: int) -> None:
         if len(batch) == 1 and size == rows:
             batch[0].outcome = self._single(batch[0])
             return
@@ -311,13 +370,13 @@ class Queue:
             return nullcontext()
         return self._metrics.queued_requests.held(model_name=self._model_name)
 
-    def _count(self, batch: Sequence[Request], rows: int, size: int) -> None:
+    def _count(self, batch: Sequence[Request], sizes: Sequence[int], size: int) -> None:
         if self._metrics is None:
             return
         now_s = time.monotonic()
-        for request in batch:
-            self._metrics.queuing_latency.observe((now_s - request.came_s) * 1e6)
-            self._metrics.input_batch_size.observe(request.rows)
+        queued_us = [(now_s - request.came_s) * 1e6 for request in batch]
+        self._metrics.queuing_latency.observe_all(queued_us)
+        self._metrics.input_batch_size.observe_all(sizes)
         self._metrics.wrapped_run_count.add()
         self._metrics.processed_batch_size.observe(size)
-        self._metrics.padding_size.observe(size - rows)
+        self._metrics.padding_size.observe(size - sum(sizes))

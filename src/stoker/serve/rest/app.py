@@ -25,6 +25,7 @@ from stoker.serve.rest.limits import METRICS_PATH
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Scope, header, headers
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
 from stoker.serve.rest.refused import Refused, error_body
+from stoker.serve.trail import Trail
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -82,8 +83,8 @@ class RestApp:
 
     def __init__(self, plane: DataPlane, options: RestOptions) -> None:
         """Args: plane: what answers; options: what requests may take."""
-        self._plane = plane
-        self._options = options
+        self.plane = plane
+        self.options = options
         self._threads = ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-rest")
         self._in_flight = 0
         self._held_bytes = 0
@@ -91,7 +92,7 @@ class RestApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         self._in_flight += 1
-        asking = _Asking(patience=Patience(self._options.timeout_s))
+        asking = _Asking(patience=Patience(self.options.timeout_s))
         packed = None
         try:
             answer = await self._answer(scope, receive, asking)
@@ -106,7 +107,7 @@ class RestApp:
             self._in_flight -= 1
             self._held_bytes -= asking.held_bytes
         self._note(scope, asking, answer, packed=packed)
-        await _send(answer, send, packed=packed, close=answer.close or self._plane.draining)
+        await _send(answer, send, packed=packed, close=answer.close or self.plane.draining)
 
     def close(self) -> None:
         """End the threads; those that a model holds are left to the end of the process."""
@@ -116,19 +117,19 @@ class RestApp:
         method, path = scope["method"], scope["path"]
         fixed = _FIXED.get(path)
         if fixed is not None and method in ("GET", "HEAD"):
-            return fixed(self._plane)
-        if self._options.keys is not None:
+            return fixed(self.plane)
+        if self.options.keys is not None:
             try:
-                asking.key = self._options.keys.check(headers(scope), role=Role.PREDICT).name
+                asking.key = self.options.keys.check(headers(scope), role=Role.PREDICT).name
             except ServeError as error:
                 raise Refused(error.code.http_status, error.message) from error
-        if path == self._options.metrics_path and method in ("GET", "HEAD"):
-            text = await self._in_thread(self._plane.metrics.exposition)
+        if path == self.options.metrics_path and method in ("GET", "HEAD"):
+            text = await self._in_thread(self.plane.metrics.exposition)
             return Answer(body=text, content_type=TEXT)
         interface = _interface(path)
         if interface is None:
             return Answer(status=404, body="", content_type="text/plain")
-        if self._in_flight > self._options.max_in_flight:
+        if self._in_flight > self.options.max_in_flight:
             raise Refused(503, "too many requests are under way")
         packed = header(scope, b"content-encoding").lower()
         if packed not in ("", "identity", "gzip"):
@@ -170,7 +171,7 @@ class RestApp:
             Refused: it is larger than the limit, or too much is held already.
             ConnectionResetError: the client left.
         """
-        limit = self._options.max_body_bytes
+        limit = self.options.max_body_bytes
         if int(header(scope, b"content-length") or "0") > limit:
             raise Refused(413, f"the body must have at most {limit:,} bytes")
         parts: list[bytes] = []
@@ -186,7 +187,7 @@ class RestApp:
             more = message.get("more_body", False)
             if asking.bytes_in > limit:
                 raise Refused(413, f"the body must have at most {limit:,} bytes")
-            if self._held_bytes > self._options.max_held_bytes:
+            if self._held_bytes > self.options.max_held_bytes:
                 raise Refused(503, "too much is held of other requests")
         return b"".join(parts)
 
@@ -196,8 +197,8 @@ class RestApp:
         raw, packed = body
         try:
             if packed:
-                raw = decompressed(raw, limit=self._options.max_body_bytes)
-            return interface(self._plane, Asked(scope=scope, body=raw, patience=asking.patience))
+                raw = decompressed(raw, limit=self.options.max_body_bytes)
+            return interface(self.plane, Asked(scope=scope, body=raw, patience=asking.patience))
         except ServeError as error:
             return Answer(status=error.code.http_status, body=error_body(error.message))
         except Refused:
@@ -206,10 +207,27 @@ class RestApp:
             _log.exception("a request met a bug")
             return Answer(status=500, body=error_body("the server has a bug; its log says more"))
 
-    def _note(
-        self, scope: Scope, asking: _Asking, answer: Answer, *, packed: bytes | None = None
+    def note(
+        self,
+        scope: Scope,
+        trail: Trail,
+        answer: Answer,
+        *,
+        packed: bytes | None = None,
+        key: str = "",
+        bytes_in: int = 0,
     ) -> None:
-        log = self._options.access_log
+        """Write the line of a request that is over.
+
+        Args:
+            scope: Its request.
+            trail: What is known of it.
+            answer: Its answer.
+            packed: The body of the answer, if it goes out compressed.
+            key: The name of the key that it came with.
+            bytes_in: Bytes of its body.
+        """
+        log = self.options.access_log
         if log is None:
             return
         client = scope.get("client") or ("", "")
@@ -218,14 +236,20 @@ class RestApp:
                 protocol="REST",
                 method=f"{scope['method']} {scope['path']}",
                 status=answer.status,
-                trail=asking.patience.trail,
+                trail=trail,
                 peer=f"{client[0]}:{client[1]}",
-                bytes_in=asking.bytes_in,
+                bytes_in=bytes_in,
                 bytes_out=len(answer.raw() if packed is None else packed),
                 request_id=request_id_of(header(scope, b"x-request-id")),
-                key=asking.key,
+                key=key,
             )
         )
+
+    def _note(
+        self, scope: Scope, asking: _Asking, answer: Answer, *, packed: bytes | None = None
+    ) -> None:
+        trail, key, size = asking.patience.trail, asking.key, asking.bytes_in
+        self.note(scope, trail, answer, packed=packed, key=key, bytes_in=size)
 
 
 Interface = Callable[[DataPlane, Asked], Answer]

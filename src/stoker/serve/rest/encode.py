@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,29 @@ def predictions(outputs: Tensors) -> str:
     Raises:
         UserError: the outputs have no common first axis.
     """
+    return predictions_of(rows_of(outputs))
+
+
+def predictions_of(rows: Sequence[str]) -> str:
+    """The answer to `instances` of rows as `rows_of` writes them."""
+    return '{"predictions": [' + ", ".join(rows) + "]}"
+
+
+def rows_of(outputs: Tensors) -> list[str]:
+    """The text of each row of an answer to `instances`.
+
+    Raises:
+        UserError: the outputs have no common first axis.
+    """
     _check_rows(outputs)
     columns = {name: _nested(name, array, 1) for name, array in outputs.items()}
     if len(columns) == 1:
-        rows = next(iter(columns.values()))
-    else:
-        keys = [json.dumps(name) for name in columns]
-        rows = [
-            "{" + ", ".join(f"{key}: {text}" for key, text in zip(keys, row, strict=True)) + "}"
-            for row in zip(*columns.values(), strict=True)
-        ]
-    return '{"predictions": [' + ", ".join(rows) + "]}"
+        return next(iter(columns.values()))
+    keys = [json.dumps(name) for name in columns]
+    return [
+        "{" + ", ".join(f"{key}: {text}" for key, text in zip(keys, row, strict=True)) + "}"
+        for row in zip(*columns.values(), strict=True)
+    ]
 
 
 def _check_rows(outputs: Tensors) -> None:

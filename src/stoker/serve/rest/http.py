@@ -12,6 +12,7 @@ from typing import cast
 import uvicorn
 
 from stoker.serve.rest.app import RestApp
+from stoker.serve.rest.lane import Lane
 from stoker.serve.rest.limits import HttpLimits
 from stoker.serve.rest.protocol import limited
 
@@ -32,7 +33,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=limited(limits),
+                http=limited(limits, Lane(app)),
                 loop="uvloop",
                 ws="none",
                 lifespan="off",

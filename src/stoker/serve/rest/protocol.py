@@ -7,8 +7,13 @@ import json
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
+from stoker.serve.rest.lane import Lane, Small, is_small
 from stoker.serve.rest.limits import HttpLimits
 
 RETRY_AFTER_S = 1
@@ -27,6 +32,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's connection, which by itself waits for ever and reads headers of any size."""
 
     limits = HttpLimits()
+    lane: Lane | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As uvicorn's."""
@@ -35,6 +41,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._too_large = False
         self._refused = False
+        self._small: Small | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
@@ -77,6 +84,9 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             if self._in_head and self._head_bytes > self.limits.head_bytes:
                 self._refuse(431, "the headers are too large")
+            small, self._small = self._small, None
+            if small is not None:  # its body comes in parts: then there is no hurry
+                self.leave_to_app(small, whole=False)
 
     def on_headers_complete(self) -> None:
         """The headers are there: the body has its own time."""
@@ -86,13 +96,85 @@ class LimitedProtocol(HttpToolsProtocol):
             raise ValueError("the headers are too large")  # httptools ends parsing by this
         self._in_head, self._head_bytes = False, 0
         self._expect_within(self.limits.body_s)
-        super().on_headers_complete()
+        self._small = self._as_small()
+        if self._small is None:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        if self._small is None:
+            super().on_body(body)
+        else:
+            self._small.body += body
 
     def on_message_complete(self) -> None:
         """The request is there: now it is the server's turn."""
         self._in_head = True
         self._stop_timer()
-        super().on_message_complete()
+        small, self._small = self._small, None
+        if small is None or self.lane is None:
+            super().on_message_complete()
+        else:
+            self.cycle = small  # type: ignore[assignment] # has all that uvicorn asks of one
+            self.lane.add(small)
+
+    def answer(self, small: Small, raw: bytes, *, packed: bytes | None, close: bool) -> None:
+        """Write the answer to a request of the lane."""
+        small.keep_alive = small.keep_alive and not close
+        said = [STATUS_LINE[200]]
+        for name, value in self.server_state.default_headers:
+            said += [name, b": ", value, b"\r\n"]
+        said.append(b"content-type: application/json\r\n")
+        if packed is not None:
+            said.append(b"content-encoding: gzip\r\nvary: accept-encoding\r\n")
+        if not small.keep_alive:
+            said.append(b"connection: close\r\n")
+        body = raw if packed is None else packed
+        self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (b"".join(said), len(body), body))
+        small.response_started = small.response_complete = True
+        if not small.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+    def leave_to_app(self, small: Small, *, whole: bool = True) -> None:
+        """Let a request of the lane go the way of the others; of its body more may have to come."""
+        cycle = RequestResponseCycle(
+            scope=cast("Any", small.scope),
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=small.keep_alive,
+            on_response=self.on_response_complete,
+        )
+        cycle.body, cycle.more_body = small.body, not whole
+        if whole or small.body:
+            cycle.message_event.set()
+        if not whole or self.cycle is cast("Any", small):  # else another came behind it
+            self.cycle = cycle
+        self._start_asgi_task(cycle, self.app)
+
+    def _as_small(self) -> Small | None:
+        """The request whose headers are there, if the lane takes it."""
+        busy = self.cycle is not None and not self.cycle.response_complete
+        method = self.parser.get_method()
+        if (
+            self.lane is None
+            or busy
+            or self.flow.write_paused
+            or not is_small(method, self.url, self.headers)
+        ):
+            return None
+        version = self.parser.get_http_version()
+        scope = cast("dict[str, Any]", self.scope)
+        scope |= {"method": method.decode(), "http_version": version, "path": self.url.decode()}
+        scope |= {"raw_path": self.url, "query_string": b""}
+        keep_alive = version != "1.0" and self.parser.should_keep_alive()
+        return Small(protocol=self, scope=scope, keep_alive=keep_alive)
 
     def pause_writing(self) -> None:
         """The client does not read: its time runs."""
@@ -146,6 +228,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def limited(limits: HttpLimits) -> type[LimitedProtocol]:
-    """The protocol with these limits; uvicorn takes a class."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
+def limited(limits: HttpLimits, lane: Lane) -> type[LimitedProtocol]:
+    """The protocol with these limits and this lane; uvicorn takes a class."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "lane": lane})

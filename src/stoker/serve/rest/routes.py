@@ -51,6 +51,16 @@ def answer(plane: DataPlane, asked: Asked) -> Answer:
     raise ServeError(Code.INVALID_ARGUMENT, f"Malformed request: {method} {path}")
 
 
+def model_of(path: str) -> ModelSpec | None:
+    """Which model is asked by a path that ends in `:predict`; None where the path is none.
+
+    Raises:
+        ServeError: the version is no number that a version can have.
+    """
+    found = _ASKED.fullmatch(path)
+    return None if found is None else _spec(found)
+
+
 def _spec(found: re.Match[str]) -> ModelSpec:
     version, number = found["version"], None
     if version is not None:
