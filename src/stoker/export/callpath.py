@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -204,6 +205,12 @@ def checked_inputs(
     return [_checked(name, spec, inputs[name]) for name, spec in signature.inputs.items()]
 
 
+@functools.cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """NumPy's name of a dtype, which NumPy puts together anew each time."""
+    return dtype.name
+
+
 def shape_text(shape: tuple[int | None, ...] | None) -> str:
     """A shape as TensorFlow Serving prints it: [-1,16], [?] where the rank is open."""
     if shape is None:
@@ -221,7 +228,7 @@ def first_line(error: BaseException) -> str:
 
 def _checked(name: str, spec: TensorSpec, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     array = _as_strings(name, value) if spec.dtype == "string" else value
-    dtype = "string" if array.dtype == object else array.dtype.name
+    dtype = "string" if array.dtype == object else dtype_name(array.dtype)
     if dtype != spec.dtype or not spec.takes(array.shape):
         raise UserError(
             f"input {name!r} must be {spec}",

@@ -119,7 +119,7 @@ class Servable:
             name=self._model_name,
             metrics=self._options.metrics,
             runs=self._options.runs,
-            may_not_end=self._options.runs is not None and may_not_end(self.path),
+            may_not_end=may_not_end(self.path),
         )
         try:
             model.warm_up()

@@ -29,6 +29,7 @@ from stoker.serve.ready import Ready
 from stoker.serve.request_log import RequestLog
 from stoker.serve.rest.app import RestApp, RestOptions
 from stoker.serve.rest.http import BACKLOG, HttpServer, bound_socket
+from stoker.serve.rest.lane import Lane
 from stoker.serve.runs import Runs
 from stoker.serve.servable import LoadOptions
 from stoker.serve.signals import ending_on_signals
@@ -93,6 +94,7 @@ class Server:
             drain_s=config.drain_s,
             limits=config.http,
             tls=None if tls is None else tls.context(),
+            lane=Lane(self._app),
         )
         self._rest_thread = threading.Thread(
             target=self._rest.run, args=([self._socket],), name="stoker-rest-loop"

@@ -30,6 +30,9 @@ Run = Callable[[Sequence[Array]], Outputs]
 QUICK_S = 1e-3
 """Longest that a run may take as a rule which is waited for in a loop that has others to hear."""
 
+_GROWTH = 1.5
+"""How much longer one run can make what is held for usual."""
+
 HELD_AGAINST_SINGLE = 3
 """Joined batches of each signature that are run singly too, before joining is trusted."""
 
@@ -102,6 +105,7 @@ class Queue:
         """
         self._model_name = model_name
         self._runs = runs
+        self._may_not_end = may_not_end
         self._apart = may_not_end and runs is not None
         self._stuck = False
         self._run_model = run
@@ -152,7 +156,8 @@ class Queue:
     @property
     def is_quick(self) -> bool:
         """Whether a run may be waited for where nothing else is done meanwhile."""
-        return self._trusted and not self._apart and self._usual_s <= QUICK_S
+        waits = self._may_not_end or self._config.batch_timeout_micros > 0
+        return self._trusted and not waits and self._usual_s <= QUICK_S
 
     def run_now(self, request: Request, sizes: Sequence[int]) -> Outputs | None:
         """Run the model for the rows of several requests, if it is free, and without waiting.
@@ -321,9 +326,11 @@ class Queue:
         began_s = time.monotonic()
         self._run_padded(batch, rows, size)
         took_s = time.monotonic() - began_s
-        self._usual_s = (
-            took_s if self._usual_s == math.inf else self._usual_s + (took_s - self._usual_s) / 4
-        )
+        if self._usual_s == math.inf:
+            self._usual_s = took_s
+        else:  # one that the machine held up, or of a new size, is not the rule
+            usual_s = self._usual_s + (took_s - self._usual_s) / 4
+            self._usual_s = min(usual_s, self._usual_s * _GROWTH)
 
     def _run_padded(self, batch: Sequence[Request], rows: int, size: int) -> None:
         if len(batch) == 1 and size == rows:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stoker.core.errors import Plain, UserError
-from stoker.export.callpath import Signature, TensorSpec, shape_text
+from stoker.export.callpath import Signature, TensorSpec, dtype_name, shape_text
 from stoker.serve.rest.json_text import (
     base64_bytes,
     invalid,
@@ -237,7 +237,7 @@ def _whole(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, 
 
 def _floats(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:
     """The numbers in the dtype's precision; one that does not fit its range is refused."""
-    exact = 2 ** {"float64": 53, "float32": 24, "float16": 11}.get(dtype.name, 8) - 1
+    exact = 2 ** {"float64": 53, "float32": 24, "float16": 11}.get(dtype_name(dtype), 8) - 1
     for item in flat if int in set(map(type, flat)) else ():
         if type(item) is int and abs(item) > exact:
             raise UserError(

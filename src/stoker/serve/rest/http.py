@@ -27,13 +27,27 @@ class HttpServer(uvicorn.Server):
     """Answers everything that reached it before the listener closed."""
 
     def __init__(
-        self, app: RestApp, *, drain_s: float, limits: HttpLimits, tls: ssl.SSLContext | None
+        self,
+        app: RestApp,
+        *,
+        drain_s: float,
+        limits: HttpLimits,
+        tls: ssl.SSLContext | None,
+        lane: Lane | None = None,
     ) -> None:
-        """Args: app: what answers; drain_s: longest wait at the end; limits: of connections; tls."""
+        """Answer by an application.
+
+        Args:
+            app: What answers.
+            drain_s: Longest wait at the end.
+            limits: Of connections.
+            tls: Their encryption, if any.
+            lane: Takes small requests before the application.
+        """
         super().__init__(
             uvicorn.Config(
                 app,
-                http=limited(limits, Lane(app)),
+                http=limited(limits, lane),
                 loop="uvloop",
                 ws="none",
                 lifespan="off",

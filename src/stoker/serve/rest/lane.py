@@ -13,21 +13,18 @@ import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from stoker.core.errors import UserError
-from stoker.serve.auth import Role
-from stoker.serve.dataplane import RunAtOnce
+from stoker.serve.access_log import AccessLog
+from stoker.serve.auth import Keys, Role
+from stoker.serve.dataplane import DataPlane, RunAtOnce
 from stoker.serve.errors import ServeError
 from stoker.serve.requests import ModelSpec
 from stoker.serve.rest import decode, encode, routes
 from stoker.serve.rest.compressed import compressed, takes_gzip
 from stoker.serve.rest.messages import Answer, Scope, header, headers
 from stoker.serve.trail import Trail
-
-if TYPE_CHECKING:
-    from stoker.serve.rest.app import RestApp
-    from stoker.serve.rest.protocol import LimitedProtocol
 
 MAX_BYTES = 16 << 10
 """Largest body that is taken: the loop reads nothing else meanwhile."""
@@ -42,6 +39,52 @@ _NOT_PLAIN = frozenset(
 _TENSOR = b"octet-stream"
 
 
+class Options(Protocol):
+    """What of the application's options the lane needs."""
+
+    @property
+    def keys(self) -> Keys | None:
+        """Who may ask; everybody if None."""
+
+    @property
+    def access_log(self) -> AccessLog | None:
+        """Where a line for each request goes; nowhere if None."""
+
+
+class App(Protocol):
+    """The application behind the lane."""
+
+    plane: DataPlane
+
+    @property
+    def options(self) -> Options:
+        """Its own."""
+
+    def note(
+        self,
+        scope: Scope,
+        trail: Trail,
+        answer: Answer,
+        *,
+        packed: bytes | None,
+        key: str,
+        bytes_in: int,
+    ) -> None:
+        """Write the line of a request that is over."""
+
+
+class Connection(Protocol):
+    """Where requests come in."""
+
+    transport: asyncio.Transport
+
+    def answer(self, small: Small, raw: bytes, *, packed: bytes | None, close: bool) -> None:
+        """Write the answer to a request of the lane."""
+
+    def leave_to_app(self, small: Small) -> None:
+        """Let a request of the lane go the way of the others."""
+
+
 class _Nobody:
     """Stands where uvicorn tells a waiting application something."""
 
@@ -53,7 +96,7 @@ class _Nobody:
 class Small:
     """A request; to its connection it is what uvicorn calls a cycle."""
 
-    protocol: LimitedProtocol
+    protocol: Connection
     """Where it came in."""
 
     scope: Scope
@@ -104,7 +147,7 @@ def is_small(method: bytes, target: bytes, given: Sequence[tuple[bytes, bytes]])
 class Lane:
     """What came in one turn of the loop; used by the loop's thread only."""
 
-    def __init__(self, app: RestApp) -> None:
+    def __init__(self, app: App) -> None:
         """Args: app: what answers all that the lane does not."""
         self._app = app
         self._plane = app.plane

@@ -20,6 +20,9 @@ RETRY_AFTER_S = 1
 """When a client that was turned away may come again, seconds."""
 
 
+_BODY_S = 0.005
+"""How long the body of a small request may take behind its head."""
+
 GONE = "stoker.gone"
 """Where the scope of a request has what is called when its client has hung up."""
 
@@ -37,11 +40,12 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As uvicorn's."""
         super().__init__(*args, **kwargs)
-        self._in_head = True
+        self._in_head, self._begun = True, False
         self._head_bytes = 0
         self._too_large = False
         self._refused = False
         self._small: Small | None = None
+        self._patience: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
@@ -56,6 +60,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget its timers."""
         self._stop_timer()
+        self._forget_small()
         if self._send_timer is not None:
             self._send_timer.cancel()
         cycle = self.cycle
@@ -70,8 +75,6 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self._in_head:
             self._head_bytes += len(data)
-            if self._timer is None:
-                self._expect_within(self.limits.head_s)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -84,9 +87,17 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             if self._in_head and self._head_bytes > self.limits.head_bytes:
                 self._refuse(431, "the headers are too large")
-            small, self._small = self._small, None
-            if small is not None:  # its body comes in parts: then there is no hurry
-                self.leave_to_app(small, whole=False)
+            if self._small is not None and self._patience is None:
+                # Many clients send head and body apart, and the body comes at once; else it is slow.
+                self._patience = self.loop.call_later(_BODY_S, self._leave_small)
+            if self._begun and self._timer is None:  # what came whole needs no clock
+                limits = self.limits
+                self._expect_within(limits.head_s if self._in_head else limits.body_s)
+
+    def on_message_begin(self) -> None:
+        """The first bytes of a request."""
+        self._begun = True
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """The headers are there: the body has its own time."""
@@ -95,7 +106,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._too_large = True
             raise ValueError("the headers are too large")  # httptools ends parsing by this
         self._in_head, self._head_bytes = False, 0
-        self._expect_within(self.limits.body_s)
+        self._stop_timer()
         self._small = self._as_small()
         if self._small is None:
             super().on_headers_complete()
@@ -109,9 +120,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is there: now it is the server's turn."""
-        self._in_head = True
+        self._in_head, self._begun = True, False
         self._stop_timer()
-        small, self._small = self._small, None
+        small = self._forget_small()
         if small is None or self.lane is None:
             super().on_message_complete()
         else:
@@ -135,6 +146,19 @@ class LimitedProtocol(HttpToolsProtocol):
         if not small.keep_alive:
             self.transport.close()
         self.on_response_complete()
+
+    def _leave_small(self) -> None:
+        """Its body does not come: it is no request for the lane."""
+        small = self._forget_small()
+        if small is not None:
+            self.leave_to_app(small, whole=False)
+
+    def _forget_small(self) -> Small | None:
+        small, self._small = self._small, None
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = None
+        return small
 
     def leave_to_app(self, small: Small, *, whole: bool = True) -> None:
         """Let a request of the lane go the way of the others; of its body more may have to come."""
@@ -206,6 +230,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         """Answer, unless an answer is under way, and end the connection."""
         self._stop_timer()
+        self._forget_small()
         self._refused = True
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
@@ -228,6 +253,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def limited(limits: HttpLimits, lane: Lane) -> type[LimitedProtocol]:
+def limited(limits: HttpLimits, lane: Lane | None) -> type[LimitedProtocol]:
     """The protocol with these limits and this lane; uvicorn takes a class."""
     return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "lane": lane})

@@ -1,0 +1,295 @@
+"""Small requests that are answered in the loop: as all others are, in order, each with its own rows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.export.repository import Repository
+from stoker.serve.batching.config import BatchingConfig
+from stoker.serve.batching.queue import QUICK_S, Queue, Request
+from stoker.serve.config import ServeConfig
+from stoker.serve.patience import Patience
+from stoker.serve.rest.lane import MAX_BYTES, is_small
+from stoker.serve.server import Server
+
+PATH = "/v1/models/half_plus_two:predict"
+
+
+@pytest.fixture
+def beside(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The requests that did not go through the lane, of a server whose models are known to be quick."""
+    asked: list[Any] = []
+    plain = server.plane.predict
+
+    def counted(request: Any) -> Any:
+        asked.append(request)
+        return plain(request)
+
+    monkeypatch.setattr(server.plane, "predict", counted)
+    for name in ("half_plus_two", "picky", "sums"):
+        with server.models.get(name).use(None, label=None) as (_, model):
+            monkeypatch.setattr(model._queues["serving_default"], "_usual_s", QUICK_S / 10)
+    return asked
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def answers(stream: Any, count: int) -> list[tuple[int, dict[str, str], bytes]]:
+    """Status, headers and body of some answers, in the order in which they come."""
+    found = []
+    for _ in range(count):
+        status = int(stream.readline().split()[1])
+        headers = {}
+        while line := stream.readline().strip():
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        found.append((status, headers, stream.read(int(headers["content-length"]))))
+    return found
+
+
+def test_what_is_plain_is_answered_without_a_thread(
+    server: Server, ask: Callable[..., Any], beside: list[Any]
+) -> None:
+    answer = ask(PATH, {"instances": [1.0, 2.0, 5.0]})
+    assert (answer.status, answer.body) == (200, '{"predictions": [2.5, 3.0, 4.5]}')
+    assert answer.headers["content-type"] == "application/json"
+    assert ask(PATH, {"instances": [[1.0]], "signature_name": "serving_default"}).status == 200
+    assert beside == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"inputs": [1.0]}, 200),
+        ({"instances": ["a"]}, 400),
+        ({"instances": []}, 400),
+        ({"instances": [[1.0], [2.0, 3.0]]}, 400),
+        ({"instances": [1.0], "signature_name": "none"}, 400),
+        (b'{"instances": [1.0', 400),
+        (b'{"instances": [1e999]}', 400),
+        (b"\xff", 400),
+        (b"", 400),
+    ],
+)
+def test_what_is_not_goes_the_way_of_all_others(
+    server: Server, ask: Callable[..., Any], beside: list[Any], body: Any, status: int
+) -> None:
+    """Word for word as where there is no lane."""
+    answer = ask(PATH, body)
+    assert answer.status == status
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server._rest.config.http_protocol_class, "lane", None)
+        assert ask(PATH, body).body == answer.body
+
+
+def test_each_of_many_connections_gets_its_own_rows(server: Server, beside: list[Any]) -> None:
+    """One of them is wrong: it fails alone, and the model that refuses it breaks nobody's answer."""
+    counted = server.plane.metrics.request_count.total()
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.rest_port)))
+            for _ in range(40)
+        ]
+        for _ in range(3):
+            for number, client in enumerate(opened):
+                rows = [[float(number + k), 1.0] for k in range(1 + number % 3)]
+                if number == 7:
+                    rows[0][1] = 0.0  # the model refuses it
+                body = json.dumps({"instances": rows}).encode()
+                client.sendall(post("/v1/models/picky:predict", body))
+            for number, client in enumerate(opened):
+                with client.makefile("rb") as stream:
+                    ((status, _, body),) = answers(stream, 1)
+                if number == 7:
+                    assert status == 400
+                    continue
+                assert status == 200, body
+                wanted = [3.0 * (number + k) for k in range(1 + number % 3)]
+                assert json.loads(body) == {"predictions": wanted}
+    assert server.plane.metrics.request_count.total() == counted + 3 * 40
+    assert len(beside) < 3 * 40, "the lane took none"
+
+
+def test_requests_behind_each_other_are_answered_in_their_order(
+    server: Server, beside: list[Any]
+) -> None:
+    """Also where what came first is slower, and where one of them ends the connection."""
+    some = [post(PATH, json.dumps({"instances": [float(n)]}).encode()) for n in range(4)]
+    large = post(PATH, json.dumps({"instances": [1.0] * MAX_BYTES}).encode())
+    status = b"GET /v1/models/half_plus_two HTTP/1.1\r\nHost: x\r\n\r\n"
+    last = post(PATH, b'{"instances": [9.0]}', "Connection: close")
+    with socket.create_connection(("127.0.0.1", server.rest_port), timeout=30) as client:
+        client.sendall(some[0] + some[1] + status + some[2] + large + some[3] + last)
+        with client.makefile("rb") as stream:
+            found = answers(stream, 7)
+            assert stream.read() == b""
+    assert [status for status, _, _ in found] == [200] * 7
+    numbers = [json.loads(body).get("predictions") for _, _, body in found]
+    assert [n and n[0] for n in numbers] == [2.0, 2.5, None, 3.0, 2.5, 3.5, 6.5]
+    assert len(numbers[4]) == MAX_BYTES
+    assert found[-1][1]["connection"] == "close"
+
+
+def test_a_body_in_parts_and_one_that_asks_before_it_comes_are_waited_for(
+    server: Server, beside: list[Any]
+) -> None:
+    body = b'{"instances": [4.0]}'
+    whole = post(PATH, body)
+    head = whole[: -len(body)]
+    for expect, pause_s in ((False, 0.0), (False, 0.05), (True, 0.0)):
+        with socket.create_connection(("127.0.0.1", server.rest_port), timeout=30) as client:
+            sent = head[:-2] + b"Expect: 100-continue\r\n\r\n" if expect else head + body[:5]
+            client.sendall(sent)
+            with client.makefile("rb") as stream:
+                if expect:
+                    assert stream.readline().startswith(b"HTTP/1.1 100")
+                    stream.readline()
+                else:
+                    time.sleep(pause_s)  # so that the parts come one by one
+                client.sendall(body if expect else body[5:])
+                ((status, _, found),) = answers(stream, 1)
+                assert (status, json.loads(found)) == (200, {"predictions": [4.0]})
+                client.sendall(whole)
+                assert answers(stream, 1)[0][0] == 200
+
+
+def test_a_long_answer_is_compressed_where_that_is_asked_for(
+    server: Server, beside: list[Any]
+) -> None:
+    rows = [n + 0.123 for n in range(128)]
+    body = json.dumps({"instances": rows}).encode()
+    with socket.create_connection(("127.0.0.1", server.rest_port), timeout=30) as client:
+        client.sendall(post(PATH, body, "Accept-Encoding: deflate, gzip") + post(PATH, body))
+        with client.makefile("rb") as stream:
+            (_, packed_as, packed), (_, plain_as, plain) = answers(stream, 2)
+    assert (packed_as["content-encoding"], packed_as["vary"]) == ("gzip", "accept-encoding")
+    assert "content-encoding" not in plain_as
+    assert gzip.decompress(packed) == plain
+    assert len(json.loads(plain)["predictions"]) == 128
+
+
+def test_clients_that_hang_up_hold_nobody_up(server: Server, beside: list[Any]) -> None:
+    body = b'{"instances": [1.0]}'
+    for _ in range(30):
+        with socket.create_connection(("127.0.0.1", server.rest_port)) as client:
+            client.sendall(post(PATH, body))
+    with socket.create_connection(("127.0.0.1", server.rest_port), timeout=30) as client:
+        client.sendall(post(PATH, body))
+        with client.makefile("rb") as stream:
+            assert answers(stream, 1)[0][0] == 200
+
+
+def test_a_version_that_is_swapped_loses_and_mixes_nothing(
+    exported: dict[str, Path], tmp_path: Path
+) -> None:
+    """Answers are of one version or the other; from the new one on never of the old."""
+    repository = Repository(tmp_path / "models")
+    repository.push(exported["half_plus_two"], "half")
+    config = ServeConfig(
+        root=repository.root, rest_port=0, grpc_port=0, poll_s=0.05, lame_duck_s=0.0, drain_s=5
+    )
+    running = Server(config)
+    running.start()
+    try:
+        assert running.wait_until_ready(60)
+        seen: list[float] = []
+        with socket.create_connection(("127.0.0.1", running.rest_port), timeout=30) as client:
+            sent = post("/v1/models/half:predict", b'{"instances": [0.0]}')
+            with client.makefile("rb") as stream:
+                end_s = time.monotonic() + 60
+                while 3.0 not in seen[:-50]:
+                    client.sendall(sent)
+                    ((status, _, body),) = answers(stream, 1)
+                    assert status == 200, body
+                    seen += json.loads(body)["predictions"]
+                    if len(seen) == 50:
+                        repository.push(exported["half_plus_three"], "half")
+                    assert time.monotonic() < end_s, "the new version did not come"
+        assert seen == sorted(seen)
+        assert set(seen) == {2.0, 3.0}
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers", "taken"),
+    [
+        (b"POST", b"/v1/models/m:predict", [(b"content-length", b"9")], True),
+        (b"POST", b"/v1/models/m/versions/3:predict", [(b"content-length", b"9")], True),
+        (b"GET", b"/v1/models/m:predict", [(b"content-length", b"9")], False),
+        (b"POST", b"/v1/models/m:classify", [(b"content-length", b"9")], False),
+        (b"POST", b"/v1/models/m%3apredict", [(b"content-length", b"9")], False),
+        (b"POST", b"/v1/models/m?x=:predict", [(b"content-length", b"9")], False),
+        (b"POST", b"/v1/models/m:predict", [], False),
+        (b"POST", b"/v1/models/m:predict", [(b"transfer-encoding", b"chunked")], False),
+        (b"POST", b"/v1/models/m:predict", [(b"content-length", b"%d" % (MAX_BYTES + 1))], False),
+        (
+            b"POST",
+            b"/v1/models/m:predict",
+            [(b"content-length", b"9"), (b"content-encoding", b"gzip")],
+            False,
+        ),
+        (
+            b"POST",
+            b"/v1/models/m:predict",
+            [(b"content-length", b"9"), (b"content-type", b"application/octet-stream")],
+            False,
+        ),
+    ],
+)
+def test_only_plain_small_predictions_are_taken(
+    method: bytes, target: bytes, headers: list[tuple[bytes, bytes]], taken: bool
+) -> None:
+    assert is_small(method, target, headers) is taken
+
+
+def rows_of(*values: float) -> Request:
+    array = np.array(values)
+    return Request(inputs=[array], rows=len(array), key=(("float64", ()),), patience=Patience())
+
+
+def test_a_model_that_is_slow_that_loops_or_that_waits_for_company_is_not_waited_for() -> None:
+    def run(inputs: Any) -> Any:
+        time.sleep(seconds)
+        return {"y": inputs[0] * 2}
+
+    def queue(*, may_not_end: bool = False, **limits: Any) -> Queue:
+        config = BatchingConfig(**limits)
+        return Queue(run, config, name="m", metrics=None, may_not_end=may_not_end)
+
+    seconds = 20 * QUICK_S
+    quick, looping, timed = queue(), queue(may_not_end=True), queue(batch_timeout_micros=10)
+    assert not quick.is_quick, "nothing is known of it"
+    for each in (quick, looping, timed):
+        each._usual_s = QUICK_S / 10
+    assert (quick.is_quick, looping.is_quick, timed.is_quick) == (True, False, False)
+    quick.submit(rows_of(1.0))
+    assert quick.is_quick, "one run that was held up is not the rule"
+    for _ in range(40):
+        quick.submit(rows_of(1.0))
+    assert not quick.is_quick
+
+
+def test_what_may_not_be_joined_is_left_to_each() -> None:
+    """Proved by the first joined run, before its answer is anybody's."""
+
+    def run(inputs: Any) -> Any:
+        return {"y": inputs[0] / inputs[0].sum()}
+
+    queue = Queue(run, BatchingConfig(), name="m", metrics=None)
+    assert queue.run_now(rows_of(1.0, 3.0), [2]) is not None
+    assert queue.run_now(rows_of(1.0, 3.0), [1, 1]) is None
+    assert not queue.joins
