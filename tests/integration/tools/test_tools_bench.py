@@ -11,7 +11,7 @@ import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,12 @@ def answering(answer: Answer) -> Iterator[int]:
     threads = []
 
     def serve(connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as lines:
+        # A client that is ended while an answer is on its way resets the connection.
+        with (
+            suppress(ConnectionResetError),
+            connection,
+            connection.makefile("rb") as lines,
+        ):
             while lines.readline():
                 length = 0
                 while line := lines.readline().strip():

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -48,6 +49,9 @@ serve_parameter_role(read_tf_config(os.environ))
 """
 LR = 2.0**-10
 PER_EPOCH = 210
+RECOVERY_S = 120.0
+"""Longest that TensorFlow may take to see that a worker is back."""
+
 SILENCE_S = 60.0
 """Longest that a stopped worker waits to be spoken of."""
 
@@ -68,6 +72,20 @@ class Roles:
 
     def start_again(self, name: str) -> None:
         self._running[name] = self._started(name)
+
+    def wait_for(self, name: str) -> None:
+        """Wait until it listens."""
+        host, _, port = self._specs[name].address.rpartition(":")
+        end_s = time.monotonic() + RECOVERY_S
+        while True:
+            try:
+                socket.create_connection((host, int(port)), timeout=1.0).close()
+            except OSError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.1)  # a process that imports TensorFlow says nothing meanwhile
+            else:
+                return
 
     def end(self) -> None:
         for name in self._running:
@@ -293,6 +311,7 @@ def killed(scene: Scene) -> dict[str, Any]:
             kills.append(progress.step)
 
     back, _ = scene.fit("back", momentum, epochs=2, tell=tell)
+    at_work_again(scene, "worker 0")
 
     def tell_again(progress: Progress) -> None:
         if len(kills) == 1:
@@ -301,6 +320,22 @@ def killed(scene: Scene) -> dict[str, Any]:
 
     stays, _ = scene.fit("stays", momentum, epochs=2, tell=tell_again)
     return {"back": back, "stays": stays, "kills": kills}
+
+
+def at_work_again(scene: Scene, name: str) -> None:
+    """Wait until TensorFlow has taken a worker back, which a short run does not wait for.
+
+    It takes all of them back together, and waits for ever where another one stays away meanwhile.
+    """
+    scene.roles.wait_for(name)
+    # Its first call fails, and says that it is another process now.
+    scene.fit("settled", momentum)
+    due = scene.connection.coordinator._cluster.failure_handler._cluster_due_for_update_or_finish
+    end_s = time.monotonic() + RECOVERY_S
+    while due.is_set():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"{name} was not taken back")
+        time.sleep(0.1)
 
 
 def sent_twice(scene: Scene) -> dict[str, Any]:
