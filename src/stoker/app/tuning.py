@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,8 +37,15 @@ CHECK_S = 60.0
 BUSY_SLACK = 0.05
 """How much lower the busy fraction may be than was promised."""
 
+CHECKS = 3
+"""Processes that measure before a promise is called broken."""
+
 SPEED_SLACK = 0.2
 """By which share samples a second may be fewer: the same machine is that much slower at times."""
+
+
+_ROOM = 1.5
+"""How many times what the first process took must be left for another one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,20 +137,58 @@ def check(experiment: Experiment, *, tell: Callable[[str], None]) -> Check:
         UserError: the experiment cannot be measured.
     """
     lock = _checkable(experiment)
+    promised = {name: value for name, value in lock.after.items() if value is not None}
     with alone(experiment) as folder:
-        try:
+        trials = folder / "trials"
+
+        def measure(within_s: float) -> dict[str, Any]:
             with one_bench(
-                experiment, folder=folder / "trials", name="check", within_s=CHECK_S, tell=tell
+                experiment, folder=trials, name="check", within_s=within_s, tell=tell
             ) as bench:
-                now = summary(bench.profile(), usd_per_hour=experiment.resources.usd_per_hour)
+                return summary(bench.profile(), usd_per_hour=experiment.resources.usd_per_hour)
+
+        try:
+            now = settled(measure, promised, within_s=CHECK_S)
         except TrialFailed as failed:
             if failed.kind != "budget":
                 raise cannot(failed, "--budget") from None
             raise CheckFailed(
                 f"a check must be over in {CHECK_S:.0f} s", got=Plain(failed.text)
             ) from None
-    promised = {name: value for name, value in lock.after.items() if value is not None}
     return Check(promised=promised, measured=now, broken=tuple(broken(promised, now)))
+
+
+def settled(
+    measure: Callable[[float], dict[str, Any]], promised: Mapping[str, float], *, within_s: float
+) -> dict[str, Any]:
+    """Measure once where that holds what was promised, else as often as there is time for.
+
+    A process may be some per cent quicker or slower than the next one with the same code, so that
+    one alone says nothing against a promise.
+
+    Args:
+        measure: A process of its own, which may take so many seconds.
+        promised: Name -> figure.
+        within_s: How long all of it may take.
+
+    Returns:
+        Name -> the median of what was measured.
+
+    Raises:
+        TrialFailed: the first one did not end in time, or any could not be measured.
+    """
+    began_s = time.monotonic()
+    found = [measure(within_s)]
+    longest_s = time.monotonic() - began_s
+    while len(found) < CHECKS and any(broken(promised, found[0])):
+        left_s = began_s + within_s - time.monotonic()
+        if left_s < _ROOM * longest_s:
+            break
+        found.append(measure(left_s))
+    return {
+        name: None if value is None else statistics.median(each[name] for each in found)
+        for name, value in found[0].items()
+    }
 
 
 def _checkable(experiment: Experiment) -> Lock:

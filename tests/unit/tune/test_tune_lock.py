@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from stoker.app.locked import load_tuned
-from stoker.app.tuning import broken
+from stoker.app.tuning import CHECKS, broken, settled
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import ConfigError
 from stoker.tune.lock import FILE, Lock, differing, read_lock, write_lock
@@ -154,3 +155,40 @@ def test_a_promise_of_more_than_a_whole_device_is_one_of_a_whole_device(
     found = broken({"busy_fraction": promised} | speed, {"busy_fraction": now} | speed)
 
     assert [line.startswith("U is") for line in found] == [True] * breaks
+
+
+@pytest.mark.parametrize(
+    ("busy", "used", "median"),
+    [
+        ([0.9, 0.5, 0.5], 1, 0.9),
+        ([0.5, 0.9, 0.92], 3, 0.9),
+        ([0.5, 0.9, 0.6], 3, 0.6),
+        ([0.5, 0.5, 0.5], 3, 0.5),
+    ],
+)
+def test_a_promise_breaks_by_the_median_of_processes(
+    busy: list[float], used: int, median: float
+) -> None:
+    """One of them may be slower than all others: then more are asked, and none outvotes two."""
+    left = [
+        {"busy_fraction": value, "samples_per_s": 100.0, "usd_per_epoch": None} for value in busy
+    ]
+    promised = {"busy_fraction": 0.92, "samples_per_s": 100.0}
+
+    found = settled(lambda within_s: left.pop(0), promised, within_s=60.0)
+
+    assert len(left) == CHECKS - used
+    assert found == {"busy_fraction": median, "samples_per_s": 100.0, "usd_per_epoch": None}
+
+
+def test_a_check_starts_no_process_that_could_not_end_in_time() -> None:
+    given = []
+
+    def measure(within_s: float) -> dict[str, float]:
+        given.append(within_s)
+        time.sleep(0.05)  # more than half of the time that there is
+        return {"busy_fraction": 0.1, "samples_per_s": 100.0}
+
+    settled(measure, {"busy_fraction": 0.9, "samples_per_s": 100.0}, within_s=0.09)
+
+    assert given == [0.09]
