@@ -57,7 +57,7 @@ class Client(threading.Thread):
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         due_s = time.monotonic()
         while not self._over.is_set() and not self.failure:
-            time.sleep(max(0.0, due_s - time.monotonic()))
+            time.sleep(max(0.0, due_s - time.monotonic()))  # an open load: each at its time
             connection.request("POST", "/v1/models/mlp:predict", asked.instances)
             answer = connection.getresponse()
             body = answer.read()
@@ -114,7 +114,7 @@ def _look(port: int, seconds: float) -> tuple[float, float]:
     begun_s = time.monotonic()
     while time.monotonic() - begun_s < seconds:
         states(port, "large")
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # a state of another process: it is looked at
     return begun_s, time.monotonic()
 
 
@@ -130,7 +130,7 @@ def _loaded(port: int, ready: Path, base: Path, version: int) -> tuple[float, fl
         alive = {number for number, state in found.items() if state != "END"}
         if found.get(version) == "AVAILABLE" and alive == {version}:
             return begun_s, time.monotonic()
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # a state of another process: it is looked at
     raise RuntimeError(f"version {version} was not loaded in {_LOAD_S:g} s: {found}")
 
 

@@ -108,7 +108,7 @@ class Server:
     def listen(self) -> None:
         """Answer on both ports; returns at once."""
         # What TensorFlow's import left is for ever, and a full collection goes through all of it:
-        # of a JSON image, whose lists set one off, that was three quarters of the time.
+        # of a JSON image, whose lists set one off, that was most of the time.
         gc.collect()
         gc.freeze()
         self._socket.listen(BACKLOG)  # the kernel takes connections before the loop runs
