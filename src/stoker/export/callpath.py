@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,10 @@ class TensorSpec:
             return True
         if len(shape) > len(declared) or (declared and not shape):
             return False
-        left_out = declared[len(shape) :]
-        fits = all(want in (None, size) for want, size in zip(declared, shape, strict=False))
-        return fits and all(size == 1 for size in left_out)
+        for want, size in zip(declared, shape, strict=False):
+            if want is not None and want != size:
+                return False
+        return len(shape) == len(declared) or set(declared[len(shape) :]) == {1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +125,15 @@ class LoadedModel:
             raise UserError(
                 f"the signature must be one of {', '.join(self._bound) or 'none'}", got=signature
             )
-        arrays = checked_inputs(bound.signature, inputs)
+        return self.run(signature, checked_inputs(bound.signature, inputs))
+
+    def run(self, signature: str, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Run one signature once, as `call`, on what `checked_inputs` gave for it.
+
+        Raises:
+            UserError: the graph refused the values.
+        """
+        bound = self._bound[signature]
         try:
             values = bound.run(*arrays)
         except _REFUSED_BY_GRAPH as error:
@@ -192,17 +201,19 @@ def checked_inputs(
     Raises:
         UserError: an input is unknown, missing, or of another dtype or shape; it is named.
     """
+    if inputs.keys() != signature.inputs.keys():
+        raise _wrong_names(signature, inputs)
+    return [_checked(name, spec, inputs[name]) for name, spec in signature.inputs.items()]
+
+
+def _wrong_names(signature: Signature, inputs: Mapping[str, np.ndarray]) -> UserError:
     unknown = sorted(set(inputs) - set(signature.inputs))
     missing = sorted(set(signature.inputs) - set(inputs))
-    if unknown or missing:
-        wrong = (
-            f"input {(missing or unknown)[0]!r} is {'missing' if missing else 'not one of them'}"
-        )
-        raise UserError(
-            f"the inputs must be {', '.join(sorted(signature.inputs))}, and {wrong}",
-            got=Plain(", ".join(sorted(inputs)) or "none"),
-        )
-    return [_checked(name, spec, inputs[name]) for name, spec in signature.inputs.items()]
+    wrong = f"input {(missing or unknown)[0]!r} is {'missing' if missing else 'not one of them'}"
+    return UserError(
+        f"the inputs must be {', '.join(sorted(signature.inputs))}, and {wrong}",
+        got=Plain(", ".join(sorted(inputs)) or "none"),
+    )
 
 
 @functools.cache
@@ -260,7 +271,7 @@ def _return_free_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _fed_text(signature: Signature, arrays: list[np.ndarray[Any, Any]]) -> str:
+def _fed_text(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> str:
     fed = zip(signature.inputs.items(), arrays, strict=True)
     return ", ".join(f"{name!r} ({spec}, fed {shape_text(a.shape)})" for (name, spec), a in fed)
 

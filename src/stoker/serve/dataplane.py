@@ -24,7 +24,7 @@ from stoker.serve.inference import (
     joined_examples,
     read_outputs,
 )
-from stoker.serve.metrics import ServeMetrics
+from stoker.serve.metrics import Count, ServeMetrics, Spread
 from stoker.serve.model_config import ModelConfig
 from stoker.serve.models import Models
 from stoker.serve.patience import Patience
@@ -52,12 +52,12 @@ UNKNOWN_MODEL = "other"
 """The label of every model that is not served: clients must not invent series."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class RunAtOnce:
     """What one run gave for the rows of several requests."""
 
-    model: ModelSpec
-    """With the version that answered."""
+    version: int
+    """The version that answered."""
 
     signature: str
     """The signature's name."""
@@ -70,6 +70,15 @@ class RunAtOnce:
 
     ended_s: float
     """When it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _AtOnceCounts:
+    """What is counted of the requests that one run answered."""
+
+    requests: Count
+    took_us: Spread
+    ran_us: Spread
 
 
 class DataPlane:
@@ -89,6 +98,7 @@ class DataPlane:
         self.metrics = metrics
         self.check_method_names = check_method_names
         self.on_answered: Callable[[Answered], None] | None = None
+        self._counts: dict[str, _AtOnceCounts] = {}
         self._draining = False
         self._was_ready = False
 
@@ -139,20 +149,26 @@ class DataPlane:
             return None
         name = signature or DEFAULT_SIGNATURE
         try:
-            with self._use(model) as (served, batcher):
-                if not batcher.is_quick(name):
-                    return None
-                inputs = read_inputs(batcher.signatures[name])
-                began_s = time.monotonic()
-                outputs = batcher.call_at_once(name, inputs, sizes)
+            versions = self.models.get(model.name, model.version)
+            servable, batcher = versions.hold(model.version, label=model.label)
+        except ServeError:
+            return None
+        try:
+            if not batcher.is_quick(name):
+                return None
+            inputs = read_inputs(batcher.signatures[name])
+            began_s = time.monotonic()
+            outputs = batcher.call_at_once(name, inputs, sizes)
         except Exception:  # noqa: BLE001 - whatever it is, each is asked alone and meets its own
             return None
+        finally:
+            servable.release()
         if outputs is None:
             return None
         ended_s = time.monotonic()
         self._count_at_once(model.name, came_s, began_s=began_s, ended_s=ended_s)
         return RunAtOnce(
-            model=ModelSpec(name=model.name, version=served),
+            version=servable.version,
             signature=name,
             outputs=outputs,
             began_s=began_s,
@@ -162,20 +178,17 @@ class DataPlane:
     def _count_at_once(
         self, name: str, came_s: Sequence[float], *, began_s: float, ended_s: float
     ) -> None:
-        metrics = self.metrics
-        metrics.request_count.add(len(came_s), model_name=name, status=Code.OK.name)
-        metrics.request_latency.observe_all(
-            [(ended_s - each_s) * 1e6 for each_s in came_s],
-            model_name=name,
-            API="Predict",
-            entrypoint="REST",
-        )
-        metrics.runtime_latency.observe_all(
-            [(ended_s - began_s) * 1e6] * len(came_s),
-            model_name=name,
-            API="Predict",
-            runtime="TF1",
-        )
+        counts = self._counts.get(name)
+        if counts is None:
+            metrics = self.metrics
+            counts = self._counts[name] = _AtOnceCounts(
+                metrics.request_count.of(model_name=name, status=Code.OK.name),
+                metrics.request_latency.of(model_name=name, API="Predict", entrypoint="REST"),
+                metrics.runtime_latency.of(model_name=name, API="Predict", runtime="TF1"),
+            )
+        counts.requests.add(len(came_s))
+        counts.took_us.observe_all([(ended_s - each_s) * 1e6 for each_s in came_s])
+        counts.ran_us.observe((ended_s - began_s) * 1e6, times=len(came_s))
 
     def infer(self, request: InferRequest) -> InferResponse:
         """Classify, regress, or both, by one version of a model.

@@ -78,15 +78,61 @@ class _Metric:
         return row
 
 
+class Count:
+    """The number of one combination of labels, found once: for those who count often."""
+
+    __slots__ = ("_lock", "_row")
+
+    def __init__(self, row: memoryview[float], lock: threading.Lock) -> None:
+        """Args: row: where it is; lock: the metric's."""
+        self._row, self._lock = row, lock
+
+    def add(self, amount: float = 1.0) -> None:
+        """Add to it."""
+        with self._lock:
+            self._row[0] += amount
+
+
+class Spread:
+    """The buckets of one combination of labels, found once: for those who count often."""
+
+    __slots__ = ("_bounds", "_lock", "_row")
+
+    def __init__(
+        self, row: memoryview[float], lock: threading.Lock, bounds: tuple[float, ...]
+    ) -> None:
+        """Args: row: where they are; lock, bounds: the metric's."""
+        self._row, self._lock, self._bounds = row, lock, bounds
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count one value, that came so many times."""
+        row = self._row
+        with self._lock:
+            row[1 + bisect.bisect_left(self._bounds, value)] += times
+            row[0] += value * times
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        """Count some values."""
+        row, bounds = self._row, self._bounds
+        with self._lock:
+            for value in values:
+                row[1 + bisect.bisect_left(bounds, value)] += 1
+                row[0] += value
+
+
 class Counter(_Metric):
     """A number per combination of labels that only grows."""
 
     kind = "counter"
 
+    def of(self, **labels: str) -> Count:
+        """The number of these labels."""
+        with self._lock:
+            return Count(self._row(tuple(labels.items())), self._lock)
+
     def add(self, amount: float = 1.0, **labels: str) -> None:
         """Add to the number of these labels."""
-        with self._lock:
-            self._row(tuple(labels.items()))[0] += amount
+        self.of(**labels).add(amount)
 
 
 class Gauge(_Metric):
@@ -130,17 +176,18 @@ class Histogram(_Metric):
     def _width(self) -> int:
         return len(self._bounds) + 2  # the sum, and a count for each bound and for +Inf
 
+    def of(self, **labels: str) -> Spread:
+        """The buckets of these labels."""
+        with self._lock:
+            return Spread(self._row(tuple(labels.items())), self._lock, self._bounds)
+
     def observe(self, value: float, **labels: str) -> None:
         """Count one value."""
-        self.observe_all((value,), **labels)
+        self.of(**labels).observe(value)
 
     def observe_all(self, values: Iterable[float], **labels: str) -> None:
         """Count some values."""
-        with self._lock:
-            row = self._row(tuple(labels.items()))
-            for value in values:
-                row[1 + bisect.bisect_left(self._bounds, value)] += 1
-                row[0] += value
+        self.of(**labels).observe_all(values)
 
     def lines_of(self, rows: dict[Labels, list[float]]) -> list[str]:
         """The samples of some rows, one a line, the buckets cumulated."""

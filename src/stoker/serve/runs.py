@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -52,18 +51,22 @@ class Runs:
         self._watch = threading.Thread(target=self._look, name="stoker-runs", daemon=True)
         self._watch.start()
 
-    @contextmanager
-    def watched(self, on_overdue: Work) -> Iterator[None]:
+    def watched(self, on_overdue: Work) -> Watched:
         """A run lasts as long as the context; `on_overdue` is called once where that is too long."""
+        return Watched(self, on_overdue)
+
+    def begin(self, on_overdue: Work) -> int:
+        """A run begins; the number that it ends by."""
+        until_s = time.monotonic() + self._max_run_s
         with self._lock:
             self._next += 1
-            number = self._next
-            self._under_way[number] = (time.monotonic() + self._max_run_s, on_overdue)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._under_way.pop(number, None)
+            self._under_way[self._next] = (until_s, on_overdue)
+            return self._next
+
+    def end(self, number: int) -> None:
+        """A run has ended."""
+        with self._lock:
+            self._under_way.pop(number, None)
 
     def start(self, work: Work) -> None:
         """Do something in another thread, at once; what it raises is a bug."""
@@ -142,3 +145,21 @@ class Runs:
             if overdue and not self.stuck:
                 self.stuck = True
                 self._on_stuck()
+
+
+class Watched:
+    """The context of a run."""
+
+    __slots__ = ("_number", "_on_overdue", "_runs")
+
+    def __init__(self, runs: Runs, on_overdue: Work) -> None:
+        """Args: runs: what watches; on_overdue: called where it takes too long."""
+        self._runs, self._on_overdue, self._number = runs, on_overdue, 0
+
+    def __enter__(self) -> None:
+        """It begins."""
+        self._number = self._runs.begin(self._on_overdue)
+
+    def __exit__(self, *_: object) -> None:
+        """It ends."""
+        self._runs.end(self._number)

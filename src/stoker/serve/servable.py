@@ -83,7 +83,7 @@ class Servable:
         self.reason = ""
         self._model: Batcher | None = None
         self._users = 0
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
 
     def load(self) -> bool:
         """Check the files, load them, and become AVAILABLE; or END with the reason.
@@ -131,19 +131,29 @@ class Servable:
             raise
         return model
 
-    @contextlib.contextmanager
-    def use(self) -> Iterator[Batcher | None]:
-        """Hold the loaded model, so that it is not unloaded meanwhile; None if it is not there."""
+    def hold(self) -> Batcher | None:
+        """The loaded model, which is not unloaded until `release`; None if it is not there."""
         with self._changed:
             model = self._model if self.state is State.AVAILABLE else None
             self._users += model is not None
+        return model
+
+    def release(self) -> None:
+        """Hold the model no more; once for each `hold` that gave it."""
+        with self._changed:
+            self._users -= 1
+            if not self._users and self.state is State.UNLOADING:
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[Batcher | None]:
+        """Hold the loaded model, so that it is not unloaded meanwhile; None if it is not there."""
+        model = self.hold()
         try:
             yield model
         finally:
             if model is not None:
-                with self._changed:
-                    self._users -= 1
-                    self._changed.notify_all()
+                self.release()
 
     def unload(self) -> None:
         """Take no new user, wait for those under way, and give the memory back."""

@@ -119,6 +119,30 @@ class ModelVersions:
             raise ServeError(Code.INVALID_ARGUMENT, f"Unrecognized servable version label: {label}")
         return version
 
+    def hold(
+        self, version: int | None = None, *, label: str | None = None
+    ) -> tuple[Servable, Batcher]:
+        """The newest version, or the one asked for; it is not unloaded until its `release`.
+
+        Raises:
+            ServeError: no such version is loaded.
+        """
+        missed: set[int] = set()
+        while True:
+            available = self._available
+            wanted = version if label is None else self.version_of(label)
+            number = max(available, default=None) if wanted is None else wanted
+            servable = None if number is None else available.get(number)
+            if servable is None:
+                # A label may just have moved on to another version, the old one being gone.
+                if label is None or number is None or number in missed:
+                    raise self._not_found(wanted)
+                missed.add(number)
+                continue
+            model = servable.hold()
+            if model is not None:  # else it was replaced between the two lines: look again
+                return servable, model
+
     @contextlib.contextmanager
     def use(
         self, version: int | None = None, *, label: str | None = None
@@ -128,23 +152,11 @@ class ModelVersions:
         Raises:
             ServeError: no such version is loaded.
         """
-        with contextlib.ExitStack() as stack:
-            missed: set[int] = set()
-            while True:
-                available = self._available
-                wanted = version if label is None else self.version_of(label)
-                number = max(available, default=None) if wanted is None else wanted
-                servable = None if number is None else available.get(number)
-                if servable is None:
-                    # A label may just have moved on to another version, the old one being gone.
-                    if label is None or number is None or number in missed:
-                        raise self._not_found(wanted)
-                    missed.add(number)
-                    continue
-                model = stack.enter_context(servable.use())
-                if model is not None:  # else it was replaced between the two lines: look again
-                    break
+        servable, model = self.hold(version, label=label)
+        try:
             yield servable.version, model
+        finally:
+            servable.release()
 
     def _not_found(self, version: int | None) -> ServeError:
         wanted = "Latest" if version is None else "Specific"

@@ -19,7 +19,7 @@ from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.queue import QUICK_S, Queue, Request
 from stoker.serve.config import ServeConfig
 from stoker.serve.patience import Patience
-from stoker.serve.rest.lane import MAX_BYTES, is_small
+from stoker.serve.rest.heads import MAX_BYTES, is_small
 from stoker.serve.server import Server
 
 PATH = "/v1/models/half_plus_two:predict"
@@ -290,6 +290,7 @@ def test_what_may_not_be_joined_is_left_to_each() -> None:
         return {"y": inputs[0] / inputs[0].sum()}
 
     queue = Queue(run, BatchingConfig(), name="m", metrics=None)
-    assert queue.run_now(rows_of(1.0, 3.0), [2]) is not None
-    assert queue.run_now(rows_of(1.0, 3.0), [1, 1]) is None
+    two = [np.array([1.0, 3.0])]
+    assert queue.run_now(two, [2]) is not None
+    assert queue.run_now(two, [1, 1]) is None
     assert not queue.joins

@@ -53,7 +53,7 @@ class Batcher:
         self._config = config
         self._queues = {
             key: Queue(
-                functools.partial(self._run, key, signature),
+                functools.partial(self._run, key),
                 config,
                 name=f"{name or model.path} {key}",
                 metrics=metrics,
@@ -121,8 +121,7 @@ class Batcher:
         rows = rows_of(arrays)
         if rows != sum(sizes) or not 0 < rows <= self._config.max_batch_size:
             return None
-        request = self._request(arrays, rows, Patience())
-        return self._queues[signature].run_now(request, sizes)
+        return self._queues[signature].run_now(arrays, sizes)
 
     def warm_up(self) -> None:
         """Run every signature once with each size that batches are padded to, on zeros.
@@ -161,8 +160,8 @@ class Batcher:
         with self._runs.watched(lambda: None):
             return run()
 
-    def _run(self, name: str, signature: Signature, arrays: Sequence[Array]) -> Outputs:
-        return self._model.call(name, dict(zip(signature.inputs, arrays, strict=True)))
+    def _run(self, name: str, arrays: Sequence[Array]) -> Outputs:
+        return self._model.run(name, arrays)
 
     def _request(self, arrays: Sequence[Array], rows: int, patience: Patience) -> Request:
         key = key_of(arrays, variable=self._config.pad_variable_length_inputs)

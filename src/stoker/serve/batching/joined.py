@@ -44,6 +44,8 @@ def can_be_joined(signature: Signature) -> bool:
 
 def rows_of(arrays: Sequence[Array]) -> int:
     """The common first length of the arrays; 0 where there is none."""
+    if len(arrays) == 1:
+        return arrays[0].shape[0] if arrays[0].ndim else 0
     lengths = {array.shape[:1] for array in arrays}
     return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else 0
 

@@ -16,9 +16,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from stoker.serve.batching.config import BatchingConfig
-from stoker.serve.batching.joined import Array, Key, NotByRowsError, Outputs, agree, cut, join
+from stoker.serve.batching.joined import (
+    Array,
+    Key,
+    NotByRowsError,
+    Outputs,
+    agree,
+    cut,
+    join,
+    key_of,
+)
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.metrics import ServeMetrics
+from stoker.serve.metrics import Count, ServeMetrics, Spread
 from stoker.serve.patience import Patience
 from stoker.serve.runs import Runs, stuck_error
 
@@ -32,6 +41,8 @@ QUICK_S = 1e-3
 
 _GROWTH = 1.5
 """How much longer one run can make what is held for usual."""
+
+_NOT_BY_ROWS = "an output has not one row for each row of the inputs"
 
 HELD_AGAINST_SINGLE = 3
 """Joined batches of each signature that are run singly too, before joining is trusted."""
@@ -112,6 +123,7 @@ class Queue:
         self._config = config
         self._name = name
         self._metrics = metrics
+        self._counts = None if metrics is None else _counts_of(metrics)
         self._waiting: deque[Request] = deque()
         self._running = 0
         self._held = 0
@@ -159,12 +171,12 @@ class Queue:
         waits = self._may_not_end or self._config.batch_timeout_micros > 0
         return self._trusted and not waits and self._usual_s <= QUICK_S
 
-    def run_now(self, request: Request, sizes: Sequence[int]) -> Outputs | None:
+    def run_now(self, arrays: Sequence[Array], sizes: Sequence[int]) -> Outputs | None:
         """Run the model for the rows of several requests, if it is free, and without waiting.
 
         Args:
-            request: All their rows.
-            sizes: How many rows each of them has.
+            arrays: The inputs in the signature's order, each of the rows of all requests.
+            sizes: How many rows each request has.
 
         Returns:
             The outputs; None where the model is at work, or requests must not be joined.
@@ -178,25 +190,39 @@ class Queue:
                 return None
             self._running += 1
         try:
-            with self._watched([request]):
-                if len(sizes) > 1 and not self._prove(request, sizes):
+            with self._watched(()):
+                if len(sizes) > 1 and not self._prove(arrays, sizes):
                     return None
-                self._run([request], sizes=sizes)
+                return self._run_at_once(arrays, sizes)
         finally:
             with self._changed:
                 self._pass_on()
-        return request.result()
 
-    def _prove(self, request: Request, sizes: Sequence[int]) -> bool:
+    def _run_at_once(self, arrays: Sequence[Array], sizes: Sequence[int]) -> Outputs | None:
+        rows = sum(sizes)
+        size = self._config.padded(rows)
+        self._count((), sizes, size)
+        began_s = time.monotonic()
+        if size == rows:
+            outputs = self._run_model(arrays)
+        else:
+            try:
+                (outputs,) = cut(self._run_model(join([arrays], size=size)), [rows], size=size)
+            except NotByRowsError:
+                self._distrust(_NOT_BY_ROWS)
+                return None
+        self._took(time.monotonic() - began_s)
+        return outputs
+
+    def _prove(self, arrays: Sequence[Array], sizes: Sequence[int]) -> bool:
         """Hold what is joined first against single answers; whether requests may be joined."""
-        if self._held < HELD_AGAINST_SINGLE and not self._config.pad_variable_length_inputs:
-            parts, first = [], 0
+        variable = self._config.pad_variable_length_inputs
+        if self._held < HELD_AGAINST_SINGLE and not variable:
+            key, parts, first = key_of(arrays, variable=variable), [], 0
             for size in sizes:
-                part = [array[first : first + size] for array in request.inputs]
+                part = [array[first : first + size] for array in arrays]
                 first += size
-                parts.append(
-                    Request(inputs=part, rows=size, key=request.key, patience=request.patience)
-                )
+                parts.append(Request(inputs=part, rows=size, key=key, patience=Patience()))
             self._run(parts)
         return self._trusted
 
@@ -318,18 +344,21 @@ class Queue:
     def _rows_like(self, leader: Request) -> int:
         return leader.rows + sum(other.rows for other in self._waiting if other.key == leader.key)
 
-    def _run(self, batch: Sequence[Request], *, sizes: Sequence[int] = ()) -> None:
+    def _run(self, batch: Sequence[Request]) -> None:
         """Fill in the outcome of each; what one of them breaks, it breaks for itself alone."""
         rows = sum(request.rows for request in batch)
         size = self._config.padded(rows) if self._trusted else rows
-        self._count(batch, sizes or [request.rows for request in batch], size)
+        self._count([r.came_s for r in batch], [r.rows for r in batch], size)
         began_s = time.monotonic()
         self._run_padded(batch, rows, size)
-        took_s = time.monotonic() - began_s
+        self._took(time.monotonic() - began_s)
+
+    def _took(self, seconds: float) -> None:
+        """Learn from a run how long one takes as a rule."""
         if self._usual_s == math.inf:
-            self._usual_s = took_s
+            self._usual_s = seconds
         else:  # one that the machine held up, or of a new size, is not the rule
-            usual_s = self._usual_s + (took_s - self._usual_s) / 4
+            usual_s = self._usual_s + (seconds - self._usual_s) / 4
             self._usual_s = min(usual_s, self._usual_s * _GROWTH)
 
     def _run_padded(self, batch: Sequence[Request], rows: int, size: int) -> None:
@@ -341,7 +370,7 @@ class Queue:
             answers = cut(self._run_model(inputs), [request.rows for request in batch], size=size)
         except Exception as error:  # noqa: BLE001 - whatever it is, each is run alone and meets its own
             if isinstance(error, NotByRowsError):
-                self._distrust("an output has not one row for each row of the inputs")
+                self._distrust(_NOT_BY_ROWS)
             for request in batch:
                 request.outcome = self._single(request)
             return
@@ -377,13 +406,44 @@ class Queue:
             return nullcontext()
         return self._metrics.queued_requests.held(model_name=self._model_name)
 
-    def _count(self, batch: Sequence[Request], sizes: Sequence[int], size: int) -> None:
-        if self._metrics is None:
+    def _count(self, came_s: Sequence[float], sizes: Sequence[int], size: int) -> None:
+        """Count a batch.
+
+        Args:
+            came_s: When each of its requests came into the queue; empty where none had to wait.
+            sizes: The rows of each.
+            size: Rows of the batch, with those that fill it up.
+        """
+        counts = self._counts
+        if counts is None:
             return
-        now_s = time.monotonic()
-        queued_us = [(now_s - request.came_s) * 1e6 for request in batch]
-        self._metrics.queuing_latency.observe_all(queued_us)
-        self._metrics.input_batch_size.observe_all(sizes)
-        self._metrics.wrapped_run_count.add()
-        self._metrics.processed_batch_size.observe(size)
-        self._metrics.padding_size.observe(size - sum(sizes))
+        if came_s:
+            now_s = time.monotonic()
+            counts.waited_us.observe_all([(now_s - each_s) * 1e6 for each_s in came_s])
+        else:
+            counts.waited_us.observe(0.0, times=len(sizes))
+        counts.request_rows.observe_all(sizes)
+        counts.batches.add()
+        counts.batch_rows.observe(size)
+        counts.filling_rows.observe(size - sum(sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What is counted of each batch."""
+
+    waited_us: Spread
+    request_rows: Spread
+    batches: Count
+    batch_rows: Spread
+    filling_rows: Spread
+
+
+def _counts_of(metrics: ServeMetrics) -> _Counts:
+    return _Counts(
+        metrics.queuing_latency.of(),
+        metrics.input_batch_size.of(),
+        metrics.wrapped_run_count.of(),
+        metrics.processed_batch_size.of(),
+        metrics.padding_size.of(),
+    )

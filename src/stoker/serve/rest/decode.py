@@ -9,7 +9,7 @@ no number from a string or a boolean, no integer from 2.0, no number without its
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,17 @@ def read_inputs(body: PredictBody, signature: Signature) -> dict[str, np.ndarray
     Raises:
         UserError: an input is missing, unknown, ragged, null or of another type; it is named.
     """
-    columns = _columns_of_rows(body.value, signature) if body.rows else _columns(body, signature)
+    if body.rows:
+        return read_rows(body.value, signature)
+    return _arrays(_columns(body, signature), signature)
+
+
+def read_rows(rows: list[Any], signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
+    """`read_inputs` of what stood under `instances`."""
+    return _arrays(_columns_of_rows(rows, signature), signature)
+
+
+def _arrays(columns: Mapping[str, Any], signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
     return {
         name: to_array(value, name=name, spec=signature.inputs[name])
         for name, value in columns.items()
@@ -99,11 +109,11 @@ def to_array(value: Any, *, name: str, spec: TensorSpec) -> np.ndarray[Any, Any]
     return typed(flat, name=name, dtype=spec.dtype).reshape(shape)
 
 
-def _columns_of_rows(rows: Sequence[Any], signature: Signature) -> dict[str, Any]:
+def _columns_of_rows(rows: list[Any], signature: Signature) -> dict[str, Any]:
+    if dict not in set(map(type, rows)) or not any(map(_is_named, rows)):
+        return {_only_input(signature): rows}
     if not _is_named(rows[0]):
-        if any(_is_named(row) for row in rows):
-            raise UserError("'instances' must hold objects only or values only")
-        return {_only_input(signature): list(rows)}
+        raise UserError("'instances' must hold objects only or values only")
     for row in rows:
         if not _is_named(row) or row.keys() != signature.inputs.keys():
             raise UserError(
@@ -148,12 +158,18 @@ def _dense_shape(value: Any, name: str) -> tuple[int, ...]:
 
 def _flattened(value: Any, shape: tuple[int, ...]) -> list[Any] | None:
     """The scalars in order, level by level; None where a list is not as long as its level has them."""
-    flat = [value]
-    for size in shape:
-        if set(map(type, flat)) - {list} or set(map(len, flat)) - {size}:
-            return None
-        flat = list(itertools.chain.from_iterable(flat))
+    if len(shape) < 2:
+        flat = value if shape else [value]
+    else:
+        flat = value
+        for size in shape[1:]:
+            if set(map(type, flat)) != _LIST or set(map(len, flat)) != {size}:
+                return None
+            flat = list(itertools.chain.from_iterable(flat))
     return None if list in set(map(type, flat)) else flat
+
+
+_LIST = {list}
 
 
 def _flatten(value: Any, shape: tuple[int, ...], level: int, flat: list[Any], name: str) -> None:
@@ -190,8 +206,10 @@ def typed(flat: list[Any], *, name: str, dtype: str) -> np.ndarray[Any, Any]:
     if dtype == "string":
         return _strings(flat, name)
     numpy_dtype = _numpy_dtype(dtype, name)
-    allowed = _ALLOWED[numpy_dtype.kind]
-    if not set(map(type, flat)) <= allowed:
+    allowed, found = _ALLOWED[numpy_dtype.kind], set(map(type, flat))
+    if found == {float} and sum(map(abs, flat)) <= _LARGEST.get(dtype, -1.0):
+        return np.array(flat, dtype=numpy_dtype)  # each is within its range, and none is a NaN
+    if not found <= allowed:
         odd = next(item for item in flat if type(item) not in allowed)
         raise _wrong_type(name, dtype, odd)
     return (
@@ -200,6 +218,9 @@ def typed(flat: list[Any], *, name: str, dtype: str) -> np.ndarray[Any, Any]:
         else _whole(flat, numpy_dtype, name)
     )
 
+
+_LARGEST = {name: float(np.finfo(name).max) for name in ("float32", "float64")}
+"""The largest number of a dtype."""
 
 _ALLOWED: dict[str, set[type]] = {
     "f": {float, int},
@@ -210,8 +231,9 @@ _ALLOWED: dict[str, set[type]] = {
 }
 """The JSON types that each kind of dtype takes."""
 
-_JSON_DTYPES = {"bool", "float16", "float32", "float64"} | {
-    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+_JSON_DTYPES = {name: np.dtype(name) for name in ("bool", "float16", "float32", "float64")} | {
+    name: np.dtype(name)
+    for name in (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 }
 """The dtypes of one number or truth value; bfloat16 and strings have ways of their own."""
 
@@ -221,9 +243,10 @@ def _numpy_dtype(dtype: str, name: str) -> np.dtype[Any]:
         import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)
-    if dtype not in _JSON_DTYPES:
+    found = _JSON_DTYPES.get(dtype)
+    if found is None:
         raise UserError(f"input {name!r} is {dtype}, for which JSON has no form", got=dtype)
-    return np.dtype(dtype)
+    return found
 
 
 def _whole(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:

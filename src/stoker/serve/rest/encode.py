@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,9 +40,10 @@ def rows_of(outputs: Tensors) -> list[str]:
         UserError: the outputs have no common first axis.
     """
     _check_rows(outputs)
+    if len(outputs) == 1:
+        ((name, array),) = outputs.items()
+        return _nested(name, array, 1)
     columns = {name: _nested(name, array, 1) for name, array in outputs.items()}
-    if len(columns) == 1:
-        return next(iter(columns.values()))
     keys = [json.dumps(name) for name in columns]
     return [
         "{" + ", ".join(f"{key}: {text}" for key, text in zip(keys, row, strict=True)) + "}"
@@ -81,14 +84,28 @@ def number_texts(array: np.ndarray[Any, Any]) -> list[str]:
     A whole number gets `.0`, so that a reader's list is of one type.
     """
     wide = array.dtype == np.float64
-    exact = array.reshape(-1).astype(np.float64 if wide else np.float32)
+    exact = array.reshape(-1).astype(np.float64 if wide else np.float32, copy=False)
     values = exact.tolist()
     texts = ["%g" % value for value in values]  # noqa: UP031 - the format is C's, by its name
-    again = np.array(texts, dtype="U").astype(np.float64).astype(exact.dtype) if texts else exact
-    for place in np.flatnonzero(again != exact).tolist():
+    for place in _inexact(texts, exact, values):
         texts[place] = ("%.17g" if wide else "%.9g") % values[place]
     return [_SPECIAL.get(text) or _with_point(text) for text in texts]
 
+
+def _inexact(
+    texts: Sequence[str], exact: np.ndarray[Any, Any], values: Sequence[float]
+) -> list[int]:
+    """The places of those texts that do not read back as their numbers."""
+    if len(texts) <= _FEW:
+        code = f"{len(texts)}{exact.dtype.char}"
+        again = struct.unpack(code, struct.pack(code, *map(float, texts)))
+        return [place for place, value in enumerate(values) if again[place] != value]
+    read = np.array(texts, dtype="U").astype(np.float64).astype(exact.dtype)
+    return np.flatnonzero(read != exact).tolist()
+
+
+_FEW = 64
+"""Numbers up to which they are quicker read back one by one than as an array."""
 
 _SPECIAL = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -101,9 +118,11 @@ def _nested(name: str, array: np.ndarray[Any, Any], axis: int) -> list[str]:
     """The texts of all that lies at `axis`, each with its inner axes in brackets."""
     texts = _scalars(name, array)
     for level in range(array.ndim - 1, axis - 1, -1):
-        size, count = array.shape[level], int(np.prod(array.shape[:level], dtype=np.int64))
-        groups = (texts[place * size : (place + 1) * size] for place in range(count))
-        texts = ["[" + ", ".join(group) + "]" for group in groups]
+        size, count = array.shape[level], math.prod(array.shape[:level])
+        texts = [
+            "[" + ", ".join(texts[place * size : (place + 1) * size]) + "]"
+            for place in range(count)
+        ]
     return texts
 
 

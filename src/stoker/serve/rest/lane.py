@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stoker.core.errors import UserError
@@ -22,21 +20,10 @@ from stoker.serve.dataplane import DataPlane, RunAtOnce
 from stoker.serve.errors import ServeError
 from stoker.serve.requests import ModelSpec
 from stoker.serve.rest import decode, encode, routes
-from stoker.serve.rest.compressed import compressed, takes_gzip
-from stoker.serve.rest.messages import Answer, Scope, header, headers
+from stoker.serve.rest.compressed import compressed
+from stoker.serve.rest.heads import Head, Heads
+from stoker.serve.rest.messages import Answer, Scope, named
 from stoker.serve.trail import Trail
-
-MAX_BYTES = 16 << 10
-"""Largest body that is taken: the loop reads nothing else meanwhile."""
-
-_PATH, _METHOD = b"/v1/models/", b":predict"
-
-_NOT_PLAIN = frozenset(
-    (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"traceparent")
-)
-"""Headers of a request that is not taken."""
-
-_TENSOR = b"octet-stream"
 
 
 class Options(Protocol):
@@ -78,6 +65,9 @@ class Connection(Protocol):
 
     transport: asyncio.Transport
 
+    def scope_of(self, head: Head) -> Scope:
+        """ASGI's scope of a request."""
+
     def answer(self, small: Small, raw: bytes, *, packed: bytes | None, close: bool) -> None:
         """Write the answer to a request of the lane."""
 
@@ -92,56 +82,35 @@ class _Nobody:
         """Nobody waits."""
 
 
-@dataclass(eq=False, kw_only=True, slots=True)
 class Small:
     """A request; to its connection it is what uvicorn calls a cycle."""
 
-    protocol: Connection
-    """Where it came in."""
+    __slots__ = (
+        "body",
+        "came_s",
+        "disconnected",
+        "head",
+        "keep_alive",
+        "key",
+        "protocol",
+        "response_complete",
+        "response_started",
+        "rows",
+    )
 
-    scope: Scope
-    """ASGI's."""
+    more_body = False
+    message_event = _Nobody()
 
-    keep_alive: bool
-    """Whether the connection stays after the answer."""
-
-    body: bytearray = field(default_factory=bytearray)
-    """All of it, once it is given to the lane."""
-
-    came_s: float = 0.0
-    """When it was whole, by the monotonic clock."""
-
-    key: str = ""
-    """The name of the key that it came with."""
-
-    rows: Sequence[Any] = ()
-    """Its `instances`."""
-
-    message_event: Any = field(default_factory=_Nobody)
-    disconnected: bool = False
-    more_body: bool = False
-    response_started: bool = False
-    response_complete: bool = False
-
-
-def is_small(method: bytes, target: bytes, given: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether a request is one for the lane, by its line and headers.
-
-    Args:
-        method: POST.
-        target: Path and query as sent.
-        given: Headers, their names in lower case.
-    """
-    named = method == b"POST" and target.startswith(_PATH) and target.endswith(_METHOD)
-    if not named or b"%" in target or b"?" in target:
-        return False
-    size = MAX_BYTES + 1
-    for name, value in given:
-        if name == b"content-length":
-            size = int(value)
-        elif name in _NOT_PLAIN or (name in (b"content-type", b"accept") and _TENSOR in value):
-            return False
-    return size <= MAX_BYTES
+    def __init__(self, protocol: Connection, head: Head, body: bytes = b"") -> None:
+        """Args: protocol: where it came in; head; body: as far as it is there."""
+        self.protocol = protocol
+        self.head = head
+        self.body = body
+        self.keep_alive = head.keep_alive
+        self.came_s = 0.0  # when it was whole, by the monotonic clock
+        self.key = ""  # the name of the key that it came with
+        self.rows: list[Any] = []  # its `instances`
+        self.disconnected = self.response_started = self.response_complete = False
 
 
 class Lane:
@@ -152,6 +121,7 @@ class Lane:
         self._app = app
         self._plane = app.plane
         self._waiting: list[Small] = []
+        self.heads = Heads()
 
     def add(self, small: Small) -> None:
         """Take a whole request; it is answered before the loop waits again."""
@@ -170,7 +140,7 @@ class Lane:
             if signature is None:
                 small.protocol.leave_to_app(small)
             else:
-                groups.setdefault((small.scope["path"], signature), []).append(small)
+                groups.setdefault((small.head.path, signature), []).append(small)
         for (path, signature), group in groups.items():
             self._answer(path, signature, group)
 
@@ -179,8 +149,9 @@ class Lane:
         keys = self._app.options.keys
         try:
             if keys is not None:
-                small.key = keys.check(headers(small.scope), role=Role.PREDICT).name
-            body = decode.parse_body(bytes(small.body))
+                given = named(small.head.headers)
+                small.key = keys.check(given, role=Role.PREDICT).name
+            body = decode.parse_body(small.body)
         except (ServeError, UserError):  # said where every error is
             return None
         if not body.rows:
@@ -191,52 +162,55 @@ class Lane:
     def _answer(self, path: str, signature: str, group: list[Small]) -> None:
         spec = _spec(path)
         found, texts = None, []
+        sizes = [len(small.rows) for small in group]
         if spec is not None:
-            rows = [row for small in group for row in small.rows]
-            body = decode.PredictBody(signature=signature, rows=True, value=rows)
+            rows = group[0].rows if len(group) == 1 else [r for small in group for r in small.rows]
             found = self._plane.predict_at_once(
                 spec,
                 signature,
-                functools.partial(decode.read_inputs, body),
+                lambda known: decode.read_rows(rows, known),
                 came_s=[small.came_s for small in group],
-                sizes=[len(small.rows) for small in group],
+                sizes=sizes,
             )
         if found is not None:
             try:
                 texts = encode.rows_of(found.outputs)
             except UserError:
                 found = None
-        if found is None or len(texts) != sum(len(small.rows) for small in group):
+        if found is None or len(texts) != sum(sizes):
             for small in group:
                 small.protocol.leave_to_app(small)
             return
         first = 0
-        for small in group:
-            last = first + len(small.rows)
+        for small, size in zip(group, sizes, strict=True):
+            last = first + size
             self._send(small, encode.predictions_of(texts[first:last]).encode(), found)
             first = last
 
     def _send(self, small: Small, raw: bytes, found: RunAtOnce) -> None:
-        packed = compressed(raw) if takes_gzip(header(small.scope, b"accept-encoding")) else None
+        packed = compressed(raw) if small.head.takes_gzip else None
         if self._app.options.access_log is not None:
-            trail = Trail(
-                began_s=small.came_s,
-                model=found.model.name,
-                version=found.model.version,
-                signature=found.signature,
-                rows=len(small.rows),
-                code="OK",
-            )
-            trail.ran(found.began_s, found.ended_s, came_s=small.came_s)
-            self._app.note(
-                small.scope,
-                trail,
-                Answer(body=raw),
-                packed=packed,
-                key=small.key,
-                bytes_in=len(small.body),
-            )
+            self._note(small, raw, packed, found)
         small.protocol.answer(small, raw, packed=packed, close=self._plane.draining)
+
+    def _note(self, small: Small, raw: bytes, packed: bytes | None, found: RunAtOnce) -> None:
+        trail = Trail(
+            began_s=small.came_s,
+            model=routes.model_of(small.head.path).name,
+            version=found.version,
+            signature=found.signature,
+            rows=len(small.rows),
+            code="OK",
+        )
+        trail.ran(found.began_s, found.ended_s, came_s=small.came_s)
+        self._app.note(
+            small.protocol.scope_of(small.head),
+            trail,
+            Answer(body=raw),
+            packed=packed,
+            key=small.key,
+            bytes_in=len(small.body),
+        )
 
 
 @functools.lru_cache(maxsize=256)

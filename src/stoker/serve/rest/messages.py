@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,4 +85,9 @@ def header(scope: Scope, wanted: bytes) -> str:
 
 def headers(scope: Scope) -> dict[str, str]:
     """The last value of every header, by its name in lower case."""
-    return {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
+    return named(scope["headers"])
+
+
+def named(given: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The last value of every header, by its name, as it is written in `given`."""
+    return {n.decode("latin-1"): v.decode("latin-1") for n, v in given}

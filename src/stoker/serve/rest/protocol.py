@@ -13,8 +13,11 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from stoker.serve.rest.lane import Lane, Small, is_small
+from stoker.serve.rest.compressed import takes_gzip
+from stoker.serve.rest.heads import Head, is_small
+from stoker.serve.rest.lane import Lane, Small
 from stoker.serve.rest.limits import HttpLimits
+from stoker.serve.rest.messages import Scope, header
 
 RETRY_AFTER_S = 1
 """When a client that was turned away may come again, seconds."""
@@ -45,6 +48,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._too_large = False
         self._refused = False
         self._small: Small | None = None
+        self._whole: Small | None = None
+        self._said_of: list[tuple[bytes, bytes]] | None = None
+        self._said = b""
         self._patience: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
@@ -73,8 +79,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._refused or self.transport.is_closing():
             return
+        between = self._in_head and not self._begun and not self._head_bytes
+        if between and self.lane is not None and self._is_known(data, self.lane):
+            return
         if self._in_head:
             self._head_bytes += len(data)
+        self._whole = None
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -85,14 +95,36 @@ class LimitedProtocol(HttpToolsProtocol):
             else:
                 self._refuse(400, "this is no HTTP request")
         else:
-            if self._in_head and self._head_bytes > self.limits.head_bytes:
-                self._refuse(431, "the headers are too large")
-            if self._small is not None and self._patience is None:
-                # Many clients send head and body apart, and the body comes at once; else it is slow.
-                self._patience = self.loop.call_later(_BODY_S, self._leave_small)
-            if self._begun and self._timer is None:  # what came whole needs no clock
-                limits = self.limits
-                self._expect_within(limits.head_s if self._in_head else limits.body_s)
+            self._after_data(data, alone=between)
+
+    def _is_known(self, data: bytes, lane: Lane) -> bool:
+        """Whether it is one request as one before it, which needs no parser; if so, it is taken."""
+        cycle = self.cycle
+        if (cycle is not None and not cycle.response_complete) or self.flow.write_paused:
+            return False
+        found = lane.heads.find(data)
+        if found is None:
+            return False
+        self._stop_timer()
+        self._take(Small(self, *found), lane)
+        return True
+
+    def _take(self, small: Small, lane: Lane) -> None:
+        self.cycle = small  # type: ignore[assignment] # has all that uvicorn asks of one
+        self._whole = small
+        lane.add(small)
+
+    def _after_data(self, data: bytes, *, alone: bool) -> None:
+        if self._in_head and self._head_bytes > self.limits.head_bytes:
+            self._refuse(431, "the headers are too large")
+        if self._small is not None and self._patience is None:
+            # Many clients send head and body apart, and the body comes at once; else it is slow.
+            self._patience = self.loop.call_later(_BODY_S, self._leave_small)
+        if self._begun and self._timer is None:  # what came whole needs no clock
+            limits = self.limits
+            self._expect_within(limits.head_s if self._in_head else limits.body_s)
+        if alone and self._whole is not None and self.lane is not None:
+            self.lane.heads.add(data, self._whole.head, body_bytes=len(self._whole.body))
 
     def on_message_begin(self) -> None:
         """The first bytes of a request."""
@@ -126,22 +158,23 @@ class LimitedProtocol(HttpToolsProtocol):
         if small is None or self.lane is None:
             super().on_message_complete()
         else:
-            self.cycle = small  # type: ignore[assignment] # has all that uvicorn asks of one
-            self.lane.add(small)
+            self._take(small, self.lane)
 
     def answer(self, small: Small, raw: bytes, *, packed: bytes | None, close: bool) -> None:
         """Write the answer to a request of the lane."""
         small.keep_alive = small.keep_alive and not close
-        said = [STATUS_LINE[200]]
-        for name, value in self.server_state.default_headers:
-            said += [name, b": ", value, b"\r\n"]
-        said.append(b"content-type: application/json\r\n")
-        if packed is not None:
-            said.append(b"content-encoding: gzip\r\nvary: accept-encoding\r\n")
+        given = self.server_state.default_headers
+        if given is not self._said_of:  # uvicorn makes them anew each second
+            lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in given)
+            self._said = STATUS_LINE[200] + lines + b"content-type: application/json\r\n"
+            self._said_of = given
+        more = b"" if packed is None else b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
         if not small.keep_alive:
-            said.append(b"connection: close\r\n")
+            more += b"connection: close\r\n"
         body = raw if packed is None else packed
-        self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (b"".join(said), len(body), body))
+        self.transport.write(
+            b"%b%bcontent-length: %d\r\n\r\n%b" % (self._said, more, len(body), body)
+        )
         small.response_started = small.response_complete = True
         if not small.keep_alive:
             self.transport.close()
@@ -163,7 +196,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def leave_to_app(self, small: Small, *, whole: bool = True) -> None:
         """Let a request of the lane go the way of the others; of its body more may have to come."""
         cycle = RequestResponseCycle(
-            scope=cast("Any", small.scope),
+            scope=cast("Any", self.scope_of(small.head)),
             transport=self.transport,
             flow=self.flow,
             logger=self.logger,
@@ -175,7 +208,7 @@ class LimitedProtocol(HttpToolsProtocol):
             keep_alive=small.keep_alive,
             on_response=self.on_response_complete,
         )
-        cycle.body, cycle.more_body = small.body, not whole
+        cycle.body, cycle.more_body = bytearray(small.body), not whole
         if whole or small.body:
             cycle.message_event.set()
         if not whole or self.cycle is cast("Any", small):  # else another came behind it
@@ -194,11 +227,33 @@ class LimitedProtocol(HttpToolsProtocol):
         ):
             return None
         version = self.parser.get_http_version()
-        scope = cast("dict[str, Any]", self.scope)
-        scope |= {"method": method.decode(), "http_version": version, "path": self.url.decode()}
-        scope |= {"raw_path": self.url, "query_string": b""}
-        keep_alive = version != "1.0" and self.parser.should_keep_alive()
-        return Small(protocol=self, scope=scope, keep_alive=keep_alive)
+        head = Head(
+            raw_path=self.url,
+            path=self.url.decode(),
+            http_version=version,
+            headers=self.headers,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            takes_gzip=takes_gzip(header({"headers": self.headers}, b"accept-encoding")),
+        )
+        return Small(self, head)
+
+    def scope_of(self, head: Head) -> Scope:
+        """ASGI's scope of a request of the lane."""
+        return {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": head.http_version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "method": "POST",
+            "root_path": self.root_path,
+            "path": head.path,
+            "raw_path": head.raw_path,
+            "query_string": b"",
+            "headers": head.headers,
+            "state": self.app_state.copy(),
+        }
 
     def pause_writing(self) -> None:
         """The client does not read: its time runs."""

@@ -1,0 +1,98 @@
+"""The heads of small requests, known by their bytes: a client sends the same one again and again.
+
+What a head says is read once, by the parser that reads every head. One that came before, byte for
+byte, with its body and nothing more behind it, needs no parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_PATH, _METHOD = b"/v1/models/", b":predict"
+
+_NOT_PLAIN = frozenset(
+    (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"traceparent")
+)
+"""Headers of a request that is not taken."""
+
+_TENSOR = b"octet-stream"
+
+_END = b"\r\n\r\n"
+
+_MOST = 1024
+"""Heads that are known at a time; a length of the body makes one of its own."""
+
+_MOST_BYTES = 2048
+"""Longest head that is kept."""
+
+MAX_BYTES = 16 << 10
+"""Largest body that is taken: the loop reads nothing else meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The line and the headers of a request."""
+
+    raw_path: bytes
+    """The path as sent; there is no query."""
+
+    path: str
+    """The same as text."""
+
+    http_version: str
+    """1.0 or 1.1."""
+
+    headers: list[tuple[bytes, bytes]]
+    """Their names in lower case."""
+
+    keep_alive: bool
+    """Whether the connection stays after the answer."""
+
+    takes_gzip: bool
+    """Whether the answer may be compressed."""
+
+
+class Heads:
+    """Those that came lately; used by the loop's thread only."""
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._known: dict[bytes, tuple[Head, int]] = {}
+
+    def find(self, data: bytes) -> tuple[Head, bytes] | None:
+        """The head and the body of a request that is one, whole, of a known head; else None."""
+        end = data.find(_END) + len(_END)
+        known = self._known.get(data[:end])
+        if known is None or len(data) - end != known[1]:
+            return None
+        return known[0], data[end:]
+
+    def add(self, data: bytes, head: Head, *, body_bytes: int) -> None:
+        """Know the head of a request that came whole and alone in `data`; else nothing."""
+        end = data.find(_END) + len(_END)
+        if end > _MOST_BYTES or len(data) - end != body_bytes:
+            return
+        if len(self._known) >= _MOST:
+            self._known.clear()  # those in use are back at once
+        self._known[data[:end]] = head, body_bytes
+
+
+def is_small(method: bytes, target: bytes, given: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a request is one for the lane, by its line and headers.
+
+    Args:
+        method: POST.
+        target: Path and query as sent.
+        given: Headers, their names in lower case.
+    """
+    named = method == b"POST" and target.startswith(_PATH) and target.endswith(_METHOD)
+    if not named or b"%" in target or b"?" in target:
+        return False
+    size = MAX_BYTES + 1
+    for name, value in given:
+        if name == b"content-length":
+            size = int(value)
+        elif name in _NOT_PLAIN or (name in (b"content-type", b"accept") and _TENSOR in value):
+            return False
+    return size <= MAX_BYTES
