@@ -56,6 +56,9 @@ UNKNOWN_MODEL = "other"
 class RunAtOnce:
     """What one run gave for the rows of several requests."""
 
+    model: str
+    """The model's name."""
+
     version: int
     """The version that answered."""
 
@@ -98,7 +101,7 @@ class DataPlane:
         self.metrics = metrics
         self.check_method_names = check_method_names
         self.on_answered: Callable[[Answered], None] | None = None
-        self._counts: dict[str, _AtOnceCounts] = {}
+        self._counts: dict[tuple[str, str], _AtOnceCounts] = {}
         self._draining = False
         self._was_ready = False
 
@@ -130,7 +133,8 @@ class DataPlane:
         read_inputs: Callable[[Signature], Tensors],
         *,
         came_s: Sequence[float],
-        sizes: Sequence[int],
+        sizes: Sequence[int] = (),
+        entrypoint: str = "REST",
     ) -> RunAtOnce | None:
         """Ask a model for several requests by one run, if it is quick and free, in this thread.
 
@@ -139,7 +143,8 @@ class DataPlane:
             signature: Its name; empty for the default.
             read_inputs: Gives the rows of all, one after the other.
             came_s: When each came, by the monotonic clock.
-            sizes: How many rows each has.
+            sizes: How many rows each has; all are one request's if empty.
+            entrypoint: The protocol that brought them.
 
         Returns:
             None where each has to be asked by itself, with `predict`: it would take long, the
@@ -166,8 +171,9 @@ class DataPlane:
         if outputs is None:
             return None
         ended_s = time.monotonic()
-        self._count_at_once(model.name, came_s, began_s=began_s, ended_s=ended_s)
+        self._count_at_once((model.name, entrypoint), came_s, began_s=began_s, ended_s=ended_s)
         return RunAtOnce(
+            model=model.name,
             version=servable.version,
             signature=name,
             outputs=outputs,
@@ -176,14 +182,14 @@ class DataPlane:
         )
 
     def _count_at_once(
-        self, name: str, came_s: Sequence[float], *, began_s: float, ended_s: float
+        self, key: tuple[str, str], came_s: Sequence[float], *, began_s: float, ended_s: float
     ) -> None:
-        counts = self._counts.get(name)
+        counts = self._counts.get(key)
         if counts is None:
-            metrics = self.metrics
-            counts = self._counts[name] = _AtOnceCounts(
+            (name, entrypoint), metrics = key, self.metrics
+            counts = self._counts[key] = _AtOnceCounts(
                 metrics.request_count.of(model_name=name, status=Code.OK.name),
-                metrics.request_latency.of(model_name=name, API="Predict", entrypoint="REST"),
+                metrics.request_latency.of(model_name=name, API="Predict", entrypoint=entrypoint),
                 metrics.runtime_latency.of(model_name=name, API="Predict", runtime="TF1"),
             )
         counts.requests.add(len(came_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -36,6 +37,13 @@ _FIELDS = {
 """The field of a TensorProto that holds each dtype."""
 
 
+_PLAIN: dict[int, tuple[np.dtype[Any], str]] = {
+    tf.dtypes.as_dtype(name).as_datatype_enum: (np.dtype(name), _FIELDS[name])
+    for name in ("float32", "float64", "int32", "int64")
+}
+"""The number of a dtype in the protocol -> the dtype, and the field of its values."""
+
+
 def to_array(proto: tensor_pb2.TensorProto, *, name: str) -> np.ndarray[Any, Any]:
     """One tensor of a request.
 
@@ -46,14 +54,34 @@ def to_array(proto: tensor_pb2.TensorProto, *, name: str) -> np.ndarray[Any, Any
     Raises:
         UserError: its dtype is unknown, or its values do not fill its shape.
     """
-    dtype = _dtype(proto, name)
-    shape = tuple(dim.size for dim in proto.tensor_shape.dim)
-    if proto.tensor_shape.unknown_rank or any(size < 0 for size in shape):
+    shape = tuple([dim.size for dim in proto.tensor_shape.dim])
+    if proto.tensor_shape.unknown_rank or (shape and min(shape) < 0):
         raise UserError(f"input {name!r} must have a whole shape", got=shape_text(shape))
+    plain = _plain_array(proto, shape)
+    if plain is not None:
+        return plain
+    dtype = _dtype(proto, name)
     _check_filled(proto, dtype, shape, name)
     if math.prod(shape) == 0:
         return np.empty(shape, dtype=dtype.as_numpy_dtype)
     return tf.make_ndarray(proto)
+
+
+def _plain_array(
+    proto: tensor_pb2.TensorProto, shape: tuple[int, ...]
+) -> np.ndarray[Any, Any] | None:
+    """A tensor whose numbers are all there, one for each element; None for any other."""
+    found = _PLAIN.get(proto.dtype)
+    count = math.prod(shape)
+    if found is None or count == 0:
+        return None
+    dtype, field = found
+    content = proto.tensor_content
+    if content:
+        whole = len(content) == count * dtype.itemsize
+        return np.frombuffer(content, dtype).reshape(shape) if whole else None
+    values = getattr(proto, field)
+    return np.fromiter(values, dtype, count).reshape(shape) if len(values) == count else None
 
 
 def to_proto(array: np.ndarray[Any, Any]) -> tensor_pb2.TensorProto:
@@ -62,14 +90,26 @@ def to_proto(array: np.ndarray[Any, Any]) -> tensor_pb2.TensorProto:
     Raises:
         UserError: the dtype is one that no field holds.
     """
-    dtype = tf.string if array.dtype == object else tf.dtypes.as_dtype(array.dtype)
-    if dtype.name not in _FIELDS:
-        raise UserError("every output must have a dtype that is served", got=Plain(dtype.name))
-    proto = tensor_pb2.TensorProto(dtype=dtype.as_datatype_enum)
+    proto = tensor_pb2.TensorProto()
+    fill(proto, array)
+    return proto
+
+
+def fill(proto: tensor_pb2.TensorProto, array: np.ndarray[Any, Any]) -> None:
+    """As `to_proto`, into a message that is empty."""
+    number, name = _number_and_name(array.dtype)
+    if name not in _FIELDS:
+        raise UserError("every output must have a dtype that is served", got=Plain(name))
+    proto.dtype = number  # type: ignore[assignment] # an enumeration's number
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
-    getattr(proto, _FIELDS[dtype.name]).extend(_values(array.reshape(-1), dtype.name))
-    return proto
+    getattr(proto, _FIELDS[name]).extend(_values(array.reshape(-1), name))
+
+
+@functools.cache
+def _number_and_name(dtype: np.dtype[Any]) -> tuple[int, str]:
+    found = tf.string if dtype.kind == "O" else tf.dtypes.as_dtype(dtype)
+    return found.as_datatype_enum, found.name
 
 
 def _values(flat: np.ndarray[Any, Any], dtype: str) -> list[Any]:

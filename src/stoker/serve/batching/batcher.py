@@ -108,7 +108,7 @@ class Batcher:
         Args:
             signature: One for which `is_quick` is true.
             inputs: Input name -> the rows of all requests, one after the other.
-            sizes: How many rows each has.
+            sizes: How many rows each has; all are one request's if empty.
 
         Returns:
             Output name -> array; None where the model is at work, the rows are too many, or
@@ -119,6 +119,7 @@ class Batcher:
         """
         arrays = checked_inputs(self.signatures[signature], inputs)
         rows = rows_of(arrays)
+        sizes = sizes or (rows,)
         if rows != sum(sizes) or not 0 < rows <= self._config.max_batch_size:
             return None
         return self._queues[signature].run_now(arrays, sizes)

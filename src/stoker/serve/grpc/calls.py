@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +46,12 @@ class Calls:
         self._access_log = access_log
         self._keys = keys
 
-    @contextmanager
-    def call(self, context: grpc.ServicerContext, method: str, request: Any) -> Iterator[Call]:
+    @property
+    def noted(self) -> bool:
+        """Whether a line is written for each."""
+        return self._access_log is not None
+
+    def call(self, context: grpc.ServicerContext, method: str, request: Any) -> Answering:
         """Answer a call; a refusal goes to the client, by `abort`, which raises and ends the call.
 
         Args:
@@ -57,22 +59,31 @@ class Calls:
             method: The call's name.
             request: Its message, or the number of bytes of one that was not read.
         """
-        call = Call(patience=_patience_of(context))
-        try:
-            yield call
-        except ServeError as error:
-            call.code = error.code
-            context.abort(STATUS_CODES[int(error.code)], error.message)
-        except UserError as error:
-            call.code = Code.INVALID_ARGUMENT
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.line()[:_MAX_DETAILS])
-        except Exception:  # noqa: BLE001 - the edge: no client sees more of a bug than that it is one
-            _log.exception("a call met a bug")
-            call.code = Code.INTERNAL
-            context.abort(grpc.StatusCode.INTERNAL, "the server has a bug; its log says more")
-        finally:
-            if self._access_log is not None:
-                self._access_log.add(self._entry(context, method, request, call))
+        return Answering(self, context, method, request)
+
+    def end(
+        self,
+        call: Call,
+        context: grpc.ServicerContext,
+        method: str,
+        request: Any,
+        error: BaseException | None,
+    ) -> None:
+        """Note how a call ended, and refuse it if it failed: that raises.
+
+        Args:
+            call: The call.
+            context: gRPC's.
+            method: The call's name.
+            request: As in `call`.
+            error: What it failed by, None if it did not.
+        """
+        code, said = _refusal_of(error)
+        call.code = code
+        if self._access_log is not None:
+            self._access_log.add(self._entry(context, method, request, call))
+        if isinstance(error, Exception):
+            context.abort(STATUS_CODES[int(code)], said)
 
     def _entry(self, context: grpc.ServicerContext, method: str, request: Any, call: Call) -> Entry:
         metadata = {
@@ -90,6 +101,40 @@ class Calls:
             request_id=request_id_of(metadata.get("x-request-id", "")),
             key="" if self._keys is None else self._keys.name_of(metadata),
         )
+
+
+class Answering:
+    """The context of a call while it is answered."""
+
+    __slots__ = ("_call", "_calls", "_context", "_method", "_request")
+
+    def __init__(
+        self, calls: Calls, context: grpc.ServicerContext, method: str, request: Any
+    ) -> None:
+        """Args: calls: what ends it; the rest as in `Calls.call`."""
+        self._calls, self._context = calls, context
+        self._method, self._request = method, request
+        self._call = Call(patience=_patience_of(context))
+
+    def __enter__(self) -> Call:
+        """It begins."""
+        return self._call
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """It ends; an error goes to the client."""
+        self._calls.end(self._call, self._context, self._method, self._request, error)
+
+
+def _refusal_of(error: BaseException | None) -> tuple[Code, str]:
+    """The code and the text of what a call failed by."""
+    if error is None:
+        return Code.OK, ""
+    if isinstance(error, ServeError):
+        return error.code, error.message
+    if isinstance(error, UserError):
+        return Code.INVALID_ARGUMENT, error.line()[:_MAX_DETAILS]
+    _log.error("a call met a bug", exc_info=error)
+    return Code.INTERNAL, "the server has a bug; its log says more"
 
 
 def _patience_of(context: grpc.ServicerContext) -> Patience:

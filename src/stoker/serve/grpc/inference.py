@@ -45,10 +45,16 @@ def spec_of(spec: model_pb2.ModelSpec) -> ModelSpec:
 
 def spec_proto(spec: ModelSpec, signature: str) -> model_pb2.ModelSpec:
     """The model, the version and the signature that answered."""
-    proto = model_pb2.ModelSpec(name=spec.name, signature_name=signature)
+    proto = model_pb2.ModelSpec()
+    fill_spec(proto, spec, signature)
+    return proto
+
+
+def fill_spec(proto: model_pb2.ModelSpec, spec: ModelSpec, signature: str) -> None:
+    """As `spec_proto`, into a message that is empty."""
+    proto.name, proto.signature_name = spec.name, signature
     if spec.version is not None:
         proto.version.value = spec.version
-    return proto
 
 
 def classify(

@@ -196,7 +196,7 @@ class Lane:
     def _note(self, small: Small, raw: bytes, packed: bytes | None, found: RunAtOnce) -> None:
         trail = Trail(
             began_s=small.came_s,
-            model=routes.model_of(small.head.path).name,
+            model=found.model,
             version=found.version,
             signature=found.signature,
             rows=len(small.rows),
