@@ -19,7 +19,7 @@ from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.queue import QUICK_S, Queue, Request
 from stoker.serve.config import ServeConfig
 from stoker.serve.patience import Patience
-from stoker.serve.rest.heads import MAX_BYTES, is_small
+from stoker.serve.rest.heads import MAX_BYTES, MOST_HEADS, Head, Heads, is_small
 from stoker.serve.server import Server
 
 PATH = "/v1/models/half_plus_two:predict"
@@ -294,3 +294,101 @@ def test_what_may_not_be_joined_is_left_to_each() -> None:
     assert queue.run_now(two, [2]) is not None
     assert queue.run_now(two, [1, 1]) is None
     assert not queue.joins
+
+
+def test_a_head_that_came_before_is_no_more_than_its_own_request(
+    server: Server, beside: list[Any]
+) -> None:
+    """Byte for byte the same head: with another body, in parts, with more behind it, without its end."""
+    protocol: Any = server._rest.config.http_protocol_class
+    heads = protocol.lane.heads
+    one, two = post(PATH, b'{"instances": [1.0]}'), post(PATH, b'{"instances": [3.0]}')
+    longer = one[: one.index(b"\r\n\r\n") + 4] + b'{"instances": [5.0]}X'
+    with socket.create_connection(("127.0.0.1", server.rest_port), timeout=30) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with client.makefile("rb") as stream:
+
+            def said(*parts: bytes, count: int = 1) -> list[float]:
+                for part in parts:
+                    client.sendall(part)
+                    time.sleep(0.05 if len(parts) > 1 else 0.0)  # so that each is read by itself
+                found = answers(stream, count)
+                assert {status for status, _, _ in found} == {200}, found
+                return [json.loads(body)["predictions"][0] for _, _, body in found]
+
+            assert said(one) == [2.5]
+            assert heads.find(one) is not None, "it is known"
+            assert heads.find(one[:-1]) is None
+            assert heads.find(one + one) is None
+            assert heads.find(longer) is None
+            assert said(two) == [3.5]
+            assert said(one[:-3], one[-3:]) == [2.5]
+            assert said(one + two, count=2) == [2.5, 3.5]
+            assert said(two[:40], two[40:] + one, two, count=3) == [3.5, 2.5, 3.5]
+            client.sendall(longer)
+            assert answers(stream, 1)[0][0] == 200
+            assert stream.read() == b"", "what is behind it is no request"
+
+
+def test_only_so_many_heads_are_kept_and_no_long_one() -> None:
+    head = Head(
+        raw_path=b"/",
+        path="/",
+        http_version="1.1",
+        headers=[],
+        keep_alive=True,
+        takes_gzip=False,
+    )
+    heads = Heads()
+    for number in range(3 * MOST_HEADS):
+        heads.add(b"POST /%d\r\n\r\nab" % number, head, body_bytes=2)
+        assert heads.find(b"POST /%d\r\n\r\nxy" % number) == (head, b"xy")
+    assert len(heads._known) <= MOST_HEADS
+    long = b"POST /%b\r\n\r\n" % (b"x" * 4096)
+    heads.add(long, head, body_bytes=0)
+    assert heads.find(long) is None
+    heads.add(b"POST /more\r\n\r\nabcd", head, body_bytes=2)
+    assert heads.find(b"POST /more\r\n\r\nab") is None, "there was more behind its body"
+
+
+def test_a_key_is_asked_for_each_time_also_where_the_head_is_known(
+    exported: dict[str, Path], tmp_path: Path
+) -> None:
+    repository = Repository(tmp_path / "models")
+    repository.push(exported["half_plus_two"], "half")
+    (tmp_path / "keys.yaml").write_text(
+        "- {name: shop, role: predict, key: a-good-long-key-of-the-shop}"
+    )
+    running = Server(
+        ServeConfig(
+            root=repository.root,
+            rest_port=0,
+            grpc_port=0,
+            lame_duck_s=0.0,
+            drain_s=5,
+            keys_file=tmp_path / "keys.yaml",
+        )
+    )
+    running.start()
+    try:
+        assert running.wait_until_ready(60)
+        path, body = "/v1/models/half:predict", b'{"instances": [0.0]}'
+        good = post(path, body, "Authorization: Bearer a-good-long-key-of-the-shop")
+        wrong = post(path, body, "Authorization: Bearer a-good-long-key-of-the-shoq")
+        with (
+            socket.create_connection(("127.0.0.1", running.rest_port), timeout=30) as client,
+            client.makefile("rb") as stream,
+        ):
+            for _ in range(8):
+                client.sendall(good)
+                assert answers(stream, 1)[0][0] == 200
+            with (
+                socket.create_connection(("127.0.0.1", running.rest_port), timeout=30) as other,
+                other.makefile("rb") as others,
+            ):
+                other.sendall(wrong)
+                assert answers(others, 1)[0][0] == 401
+            client.sendall(good)
+            assert answers(stream, 1)[0][0] == 200
+    finally:
+        running.stop()

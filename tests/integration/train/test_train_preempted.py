@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -167,6 +168,6 @@ def test_what_has_changed_is_named_and_goes_on_only_where_it_is_accepted(
     assert steps[0] <= step < steps[-1] == last
     # The change goes with the weights, into whichever run takes them and its lineage.
     assert trainer.run(folder, runs) == 0, trainer.said()
-    assert "train 0.0 s skipped" in trainer.said()
+    assert re.search(r"train \d+\.\d s skipped", trainer.said())
     record = json.loads((runs_of(runs)[-1] / "stages" / "train.json").read_text())
     assert record["result"]["changes"] == about["changes"]

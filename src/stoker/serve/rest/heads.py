@@ -20,7 +20,7 @@ _TENSOR = b"octet-stream"
 
 _END = b"\r\n\r\n"
 
-_MOST = 1024
+MOST_HEADS = 1024
 """Heads that are known at a time; a length of the body makes one of its own."""
 
 _MOST_BYTES = 2048
@@ -73,7 +73,7 @@ class Heads:
         end = data.find(_END) + len(_END)
         if end > _MOST_BYTES or len(data) - end != body_bytes:
             return
-        if len(self._known) >= _MOST:
+        if len(self._known) >= MOST_HEADS:
             self._known.clear()  # those in use are back at once
         self._known[data[:end]] = head, body_bytes
 
