@@ -26,6 +26,7 @@ from stoker.serve.requests import (
 )
 from stoker.serve.rest import decode, encode, examples, raw, refusal
 from stoker.serve.rest.messages import Answer, Asked
+from stoker.serve.rest.numbers import read_numbers
 
 _MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
 _ASKED = re.compile(rf"{_MODEL}:(?P<method>predict|classify|regress)", re.IGNORECASE | re.ASCII)
@@ -103,13 +104,21 @@ def _body_of(
     """The outer form of a JSON body, None of a tensor; and what reads its inputs."""
     if raw.is_raw(asked):
         return None, raw.input_reader(asked)
-    body = decode.parse_body(asked.body)
+    numbers = read_numbers(asked.body)
+    if numbers is None:
+        body = decode.parse_body(asked.body)
+    else:
+        body = decode.PredictBody(signature=numbers.signature, rows=numbers.rows, value=None)
 
     def read_inputs(signature: Signature) -> Tensors:
+        found = None if numbers is None else numbers.as_inputs(signature)
+        if found is not None:
+            return found
+        whole = body if numbers is None else decode.parse_body(asked.body)
         try:
-            return decode.read_inputs(body, signature)
+            return decode.read_inputs(whole, signature)
         except (UserError, ServeError) as error:
-            said = refusal.refused(body, signature)
+            said = refusal.refused(whole, signature)
             raise (said or error) from error
 
     return body, read_inputs
