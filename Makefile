@@ -64,12 +64,13 @@ $(TFJS_STAMP): requirements-tfjs.lock $(STAMP)
 test: $(STAMP) $(TFJS_STAMP) ## every test
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
-	-m "not alone" $(ARGS)
+	-m "not alone and not soak" $(ARGS)
 	@echo "test: those that measure this machine, one after the other with nothing beside them"
 	@$(BIN)/python -m pytest -m alone --durations=15 $(ARGS) || test $$? = 5 -a -n "$(ARGS)"
 
-soak: $(STAMP) ## kill training at 50 random instants, load and unload a model 50 times (15 minutes)
+soak: $(STAMP) ## what is too long for `make test`: kills, the server's image, memory (20 minutes)
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
+	@$(BIN)/python -m pytest -m soak $(ARGS)
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 
 check: lint types imports docs ## everything that needs no run

@@ -16,7 +16,7 @@ import pytest
 
 from stoker.train.checkpoints.store import STATE, best
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:

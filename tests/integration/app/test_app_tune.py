@@ -43,7 +43,7 @@ def decisions(found: dict[str, Any]) -> dict[str, str]:
     return {outcome["lever"]: outcome["decision"] for outcome in found["outcomes"]}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     planted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,7 +88,7 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     assert "samples/s, promised were" in capsys.readouterr().out
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_python_between_steps_is_named_and_mended(
     planted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +102,7 @@ def test_python_between_steps_is_named_and_mended(
     assert found["after"]["samples_per_s"] > 1.2 * found["before"]["samples_per_s"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_precision_that_this_machine_has_not_is_named_and_mended(
     planted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_precision_that_this_machine_has_not_is_named_and_mended(
     assert found["after"]["samples_per_s"] > 1.3 * found["before"]["samples_per_s"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_healthy_experiment_is_called_so_and_left_alone(
     planted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ from stoker.tune.process import TrialFailed
 pytestmark = pytest.mark.slow
 
 PLANTED = Path(__file__).parent / "planted"
-LONG_S = 200.0
+LONG_S = 600.0
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import yaml
 
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.core.config import build
+
+HANG_S = 600.0
+"""Longest wait for a process: it ends one that hangs, not one on a slow machine."""
 
 STOKER_YAML = """\
 name: pair
@@ -75,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
     command = [sys.executable, "-m", "stoker", "train", str(folder), "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 
@@ -116,7 +120,7 @@ def test_what_parameter_servers_trained_is_exported_and_evaluated(folder: Path) 
 
     trained, said = train(folder, "--workers", "2", "--parameter-servers", "1", *served)
     command = [sys.executable, "-m", "stoker", "evaluate", str(folder), "--json", *served]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
 
     resolved = trained["resolved"]
     assert (resolved["strategy"], resolved["replicas"]) == ("parameter_server", 1)
@@ -128,7 +132,7 @@ def test_what_parameter_servers_trained_is_exported_and_evaluated(folder: Path) 
     assert done.returncode == 0, done.stderr
     evaluated = json.loads(done.stdout)
     assert evaluated["run"] == trained["run"]
-    assert "train         0.0 s  skipped" in done.stderr
+    assert re.search(r"train +\d+\.\d s +skipped", done.stderr)
 
 
 @pytest.mark.multiworker
@@ -145,11 +149,11 @@ def test_workers_that_are_still_building_end_at_once_when_asked(
     command = [sys.executable, "-m", "stoker", "train", str(folder), "--workers", "2"]
 
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launcher:
-        until_s = time.monotonic() + 120
+        until_s = time.monotonic() + HANG_S
         while not building.exists() and time.monotonic() < until_s:
             time.sleep(0.1)
         launcher.send_signal(signal.SIGTERM)
-        _, said = launcher.communicate(timeout=60)
+        _, said = launcher.communicate(timeout=HANG_S)
     (folder / "model.py").write_text(MODEL_PY)
 
     assert building.exists()
@@ -163,7 +167,7 @@ def test_what_is_the_users_to_mend_is_one_line_however_many_workers_say_it(folde
     (folder / "model.py").write_text(broken)
     command = [sys.executable, "-m", "stoker", "train", str(folder), "--workers", "2"]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     (folder / "model.py").write_text(MODEL_PY)
 
     assert done.returncode == 2

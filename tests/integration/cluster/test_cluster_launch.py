@@ -384,7 +384,7 @@ def test_nobody_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
 
-    give_up_s = time.monotonic() + 5
+    give_up_s = time.monotonic() + 60
     while alive := [pid for pid in family if is_alive(pid)]:
         assert time.monotonic() < give_up_s, alive
         time.sleep(0.02)
@@ -399,7 +399,7 @@ def test_a_launcher_that_is_asked_to_end_has_its_workers_save_and_exits_75(
 
     process.send_signal(number)
 
-    said, _ = process.communicate(timeout=20)
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == EXIT_PREEMPTED
     assert "asked to end" in said
     assert all((tmp_path / f"state-{rank}").exists() for rank in range(2))
@@ -472,7 +472,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_named_so(tmp_path: Path) -
 
 
 def remove_group(group: Path) -> None:
-    give_up_s = time.monotonic() + 5
+    give_up_s = time.monotonic() + 60
     while True:
         try:
             group.rmdir()

@@ -226,7 +226,7 @@ def started(scheme: str, folder: Path) -> Iterator[StoreServer]:
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 300
     while time.monotonic() < until_s and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
             return

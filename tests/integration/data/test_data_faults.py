@@ -125,7 +125,7 @@ def directory(folder: Path) -> None:
     (folder / "part-9.csv").mkdir()
 
 
-@pytest.mark.timeout(5)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("fault", [link_out, link_up, link_loop, fifo, directory])
 def test_what_is_no_file_of_the_folder_is_refused_at_once(
     tmp_path: Path, fault: Callable[[Path], None]

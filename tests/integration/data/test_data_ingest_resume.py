@@ -51,7 +51,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def kill_once(source: Path, out: Path, *, after: int) -> None:
     """Kill an ingest when more than so many shards are there, whole or not."""
     process = subprocess.Popen([sys.executable, "-c", INGEST, str(source), str(out)])
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 600
     while process.poll() is None and len(list(out.glob("train/*.parquet"))) <= after:
         assert time.monotonic() < deadline_s, "the ingest neither ends nor gets that far"
         time.sleep(0.001)

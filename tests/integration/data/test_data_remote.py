@@ -283,7 +283,7 @@ def test_credentials_that_end_in_mid_ingest_are_named_and_what_was_fetched_is_ke
 
     with pytest.raises(UserError, match=r"must be readable\. Received: access denied \(403\)"):
         ingest(config(remote, tmp_path), tmp_path / "out")
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 300
     while len(kept := list((tmp_path / "cache").glob("objects/*/*"))) < 2:
         assert time.monotonic() < until_s  # what was asked for ahead comes in its own time
         time.sleep(0.05)
@@ -376,7 +376,7 @@ def command(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=3000,
     )
 
 
@@ -445,7 +445,7 @@ def test_two_processes_fetch_every_object_once(
         )
         for _ in range(2)
     ]
-    answers = {process.communicate(timeout=60)[0].split()[-1] for process in both}
+    answers = {process.communicate(timeout=300)[0].split()[-1] for process in both}
     assert answers == {source_fingerprint(config(str(local), tmp_path))}
     assert s3.faults.contents() == 5
 

@@ -78,7 +78,7 @@ def started(log: Path, *flags: str) -> Iterator[Running]:
             yield Running(process, json.loads(line))
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(300)
             process.communicate()
 
 
@@ -298,8 +298,8 @@ def test_a_killed_dispatcher_goes_on_from_its_journal_and_nothing_is_lost(
 
 
 def left_of(running: Running) -> list[int]:
-    """The processes that it started and that are there 10 s later."""
-    end_s = time.monotonic() + 10
+    """The processes that it started and that are still there when they have had time to end."""
+    end_s = time.monotonic() + 120
     while True:
         left = [pid for pid in running.said["pids"].values() if Path(f"/proc/{pid}").exists()]
         if not left or time.monotonic() > end_s:
@@ -313,7 +313,7 @@ def test_no_process_is_left_behind_by(number: signal.Signals, tmp_path: Path) ->
         assert Path(f"/proc/{running.said['pids']['dispatcher']}").exists()
 
         running.process.send_signal(number)
-        code = running.process.wait(30)
+        code = running.process.wait(300)
         left = left_of(running)
 
     assert left == []
@@ -322,7 +322,7 @@ def test_no_process_is_left_behind_by(number: signal.Signals, tmp_path: Path) ->
 
 def stoker(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "stoker", "data-service", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def test_a_port_in_use_is_one_line_and_exit_2() -> None:
@@ -396,7 +396,7 @@ def test_workers_can_join_a_dispatcher_and_are_missed_when_they_are_gone(
         with feed.shuffled(
             Calls(rows=feed.rows, batch_size=8, steps_per_call=1, seed=0, first=0, last=1)
         ):
-            deadline_s = time.monotonic() + 20
+            deadline_s = time.monotonic() + 300
             while gone not in caplog.text and time.monotonic() < deadline_s:
                 time.sleep(0.1)
         with pytest.raises(ConfigError, match=rf"no answer from {gone}.*--worker-port"):

@@ -23,7 +23,7 @@ from stoker.telemetry.writers.projector import Embedding
 from stoker.telemetry.writers.tensorboard import TensorBoard
 
 Ask = Callable[..., Any]
-START_S = 120.0
+START_S = 600.0
 """Longest wait for the server: it imports TensorFlow."""
 
 
@@ -67,14 +67,14 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
 
         def get(path: str, **query: str) -> Any:
             url = f"{base}/data/{path}?{urllib.parse.urlencode(query)}"
-            with urllib.request.urlopen(url, timeout=30) as answer:
+            with urllib.request.urlopen(url, timeout=300) as answer:
                 return answer.read()
 
         _until_loaded(get)
         yield get
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(300)
 
 
 def _address(server: subprocess.Popen[bytes], log: Path) -> str:

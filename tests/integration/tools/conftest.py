@@ -19,7 +19,7 @@ from stoker.export.repository import Repository
 
 DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64]
 DTYPES += [tf.uint8, tf.uint16, tf.uint32, tf.uint64, tf.bool, tf.complex64, tf.string]
-START_S = 120.0
+START_S = 600.0
 
 
 def export(path: Path, call: Any, inputs: list[tf.TensorSpec]) -> Path:
@@ -95,4 +95,4 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     finally:
         assert process.stdin is not None
         process.stdin.close()
-        process.wait(60)
+        process.wait(300)

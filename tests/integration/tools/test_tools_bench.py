@@ -270,9 +270,9 @@ def test_ctrl_c_ends_it_with_its_result(tmp_path: Path) -> None:
         command += ["--model", "half", "--data", str(rows), "--rate", "200", "--seconds", "120"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
-            assert busy.wait(60)
+            assert busy.wait(300)
             process.send_signal(signal.SIGINT)
-            out, _ = process.communicate(timeout=60)
+            out, _ = process.communicate(timeout=300)
         finally:
             process.kill()
     facts = json.loads(out)

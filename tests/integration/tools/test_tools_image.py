@@ -1,7 +1,7 @@
 """The Dockerfile for our server, built on a bare Debian and run as the manifests run it.
 
 Needs root, and of Debian's packages `buildah` and `debootstrap`; takes 2 to 3 minutes on two cores,
-most of them pip's and the image's 2 GB.
+most of them pip's and the image's 2 GB: `make soak` runs it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def inside(process: subprocess.Popen[bytes], *command: str) -> subprocess.Comple
     return subprocess.run([*enter, *command], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.soak
+@pytest.mark.timeout(4 * LIMIT_S)
 def test_the_image_builds_and_serves_with_the_rights_that_the_manifests_give(
     tmp_path: Path,
 ) -> None:

@@ -17,7 +17,8 @@ from stoker.train.checkpoints.store import STATE, Found, best, newest_good, plac
 
 CHILD = Path(__file__).parent / "kill_child.py"
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
+"""Longest wait: it ends what hangs, and no slow machine's run."""
 
 TABLE_YAML = """\
 name: small

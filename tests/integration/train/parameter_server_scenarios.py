@@ -49,10 +49,10 @@ serve_parameter_role(read_tf_config(os.environ))
 """
 LR = 2.0**-10
 PER_EPOCH = 210
-RECOVERY_S = 120.0
+RECOVERY_S = 600.0
 """Longest that TensorFlow may take to see that a worker is back."""
 
-SILENCE_S = 60.0
+SILENCE_S = 600.0
 """Longest that a stopped worker waits to be spoken of."""
 
 

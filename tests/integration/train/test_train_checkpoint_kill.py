@@ -67,7 +67,7 @@ def run(server: subprocess.Popen[str], folder: Path, *, fault: str | None) -> Ou
         steps = int(rest) if word == "step" else steps
         error = rest if word == "error" else error
     if tracer is not None:
-        tracer.communicate(timeout=30)
+        tracer.communicate(timeout=300)
     return Outcome(code=int(rest), steps=steps, error=error)
 
 

@@ -13,7 +13,7 @@ import pytest
 @pytest.fixture(scope="module")
 def child() -> dict[str, Any]:
     script = Path(__file__).with_name("keras_mirrored_child.py")
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr[-3000:]
     answer: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return answer

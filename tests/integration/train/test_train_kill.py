@@ -39,7 +39,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_run_killed_before_each_of_its_renames_ends_as_one_that_never_was(
     trainer: Trainer, tmp_path: Path
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_run_killed_before_each_of_its_renames_ends_as_one_that_never_was(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_killed_run_that_xla_compiles_ends_as_one_that_never_was(
     trainer: Trainer, tmp_path: Path
 ) -> None:
@@ -84,7 +84,7 @@ def test_a_killed_run_that_xla_compiles_ends_as_one_that_never_was(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300 + 60 * KILLS)
+@pytest.mark.timeout(900 + 120 * KILLS)
 def test_a_run_killed_at_random_instants_ends_as_one_that_never_was(
     trainer: Trainer, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ LR = 2.0**-10
 PER_EPOCH = 210
 EVAL_ROWS = 90
 
-pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def answers(
         ],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1500,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     assert ended.returncode == 0, ended.stderr[-4000:]

@@ -58,7 +58,7 @@ def lines_of(runs: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
     trainer: Trainer, folder: Path, tmp_path: Path
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_what_has_changed_is_named_and_goes_on_only_where_it_is_accepted(
     trainer: Trainer, folder: Path, tmp_path: Path
 ) -> None:

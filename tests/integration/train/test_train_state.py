@@ -160,7 +160,7 @@ def check(told: dict[str, Any]) -> None:
 
 def test_two_replicas_go_on_with_the_bits_that_each_of_them_had() -> None:
     done = subprocess.run(
-        [sys.executable, CHILD, "mirrored"], capture_output=True, text=True, timeout=120
+        [sys.executable, CHILD, "mirrored"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     check(result(done.stdout))
@@ -193,7 +193,7 @@ def test_two_workers_go_on_with_the_bits_that_each_of_them_had() -> None:
     told = []
     try:
         for worker in workers:
-            out, errors = worker.communicate(timeout=150)
+            out, errors = worker.communicate(timeout=600)
             assert worker.returncode == 0, errors
             told.append(result(out))
     finally:

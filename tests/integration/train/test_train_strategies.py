@@ -14,7 +14,7 @@ import pytest
 from stoker.data.dataset import Dataset
 from stoker.data.features.transform import Transform
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(3600)
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "plain": {"model": "plain"},
@@ -89,7 +89,7 @@ def run_scenarios(
         input=json.dumps(list(scenarios.values())),
         text=True,
         capture_output=True,
-        timeout=900,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -32,7 +32,7 @@ from stoker.train.model import build_model, prepare_process
 from stoker.train.strategy import Distribution
 from stoker.train.whole_batches import WholeFeed
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 # 210 rows are 6 steps of 32, and 18 rows that are left out; or 7 steps of 30. Of 91 rows to validate
 # two replicas cannot have equally many.

@@ -269,7 +269,7 @@ blocks = stream.shuffled(batch_size=10, seed=0, epochs=range(10**6))
 print(next(blocks).rows)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], timeout=60, capture_output=True, text=True
+        [sys.executable, "-c", script], timeout=300, capture_output=True, text=True
     )
 
     assert (done.returncode, done.stderr) == (0, "")

@@ -243,7 +243,7 @@ def test_pushes_at_the_same_time_are_all_whole_and_lose_no_alias(
     for push in pushes:
         push.start()
     for push in pushes:
-        push.join(timeout=60)
+        push.join(timeout=300)
 
     assert [push.exitcode for push in pushes] == [0] * 6
     assert repository.versions("taxi") == [1, 2, 3, 4, 5, 6]
