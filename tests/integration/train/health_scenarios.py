@@ -6,8 +6,8 @@ Prints one JSON: what each scenario saw.
 from __future__ import annotations
 
 import json
+import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from stoker.train.oom import Split, is_out_of_memory, reduce_batch
 from stoker.train.remat import rematerialise
 
 WIDTH = 128
+KINDS = ("remat", "plain")
 
 
 class Block(layers.Layer):  # type: ignore[misc]
@@ -90,14 +91,26 @@ def peak_mb(*, xla: bool, remat: bool) -> float:
 
 
 def remat_memory() -> dict[str, Any]:
-    seen: dict[str, dict[str, float]] = {"graph": {}, "xla": {}}
-    for mode, peaks in seen.items():
-        for kind in ("remat", "plain"):
-            done = subprocess.run(
-                [sys.executable, __file__, mode, kind], stdout=subprocess.PIPE, check=True
-            )
-            peaks[kind] = json.loads(done.stdout)
-    return seen
+    """Each in a fork of this process, which has imported TensorFlow and run nothing."""
+    return {
+        mode: {kind: in_a_fork(xla=mode == "xla", remat=kind == "remat") for kind in KINDS}
+        for mode in ("graph", "xla")
+    }
+
+
+def in_a_fork(**how: bool) -> float:
+    """What `peak_mb` gives there."""
+    from_child, to_parent = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(to_parent, json.dumps(peak_mb(**how)).encode())
+        os._exit(0)
+    os.close(to_parent)
+    with os.fdopen(from_child) as answer:
+        said = answer.read()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    return float(said)
 
 
 def remat_on_two() -> dict[str, Any]:
@@ -230,6 +243,8 @@ def out_of_memory(*, xla: bool, rows: int, room_mb: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    # First: TensorFlow has not begun its threads, which no fork has.
+    remat = remat_memory()
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     seen = {
@@ -238,7 +253,7 @@ def main() -> None:
         "on host": placed(OnHost(name="on_host")),
         "all on it": placed(layers.Activation("tanh")),
         "too late": too_late(),
-        "remat": remat_memory(),
+        "remat": remat,
         "remat on two": remat_on_two(),
         "oom": out_of_memory(xla=False, rows=2**15, room_mb=1024),
         "oom xla": out_of_memory(xla=True, rows=2**20, room_mb=8192),
@@ -247,7 +262,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps(peak_mb(xla=sys.argv[1] == "xla", remat=sys.argv[2] == "remat")))
-    else:
-        main()
+    main()
