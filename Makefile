@@ -71,6 +71,7 @@ test: $(STAMP) $(TFJS_STAMP) ## every test
 soak: $(STAMP) ## what is too long for `make test`: kills, the server's image, memory (20 minutes)
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
 	@$(BIN)/python -m pytest -m soak $(ARGS)
+	@STOKER_SWAPS=20 $(BIN)/python -m pytest tests/integration/serve/test_serve_swaps.py $(ARGS)
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 
 check: lint types imports docs ## everything that needs no run
