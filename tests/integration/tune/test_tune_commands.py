@@ -36,7 +36,8 @@ def test_a_program_without_tensorflow_is_told_as_that(tmp_path: Path) -> None:
     told, printed = profile(tmp_path, sys.executable, "-c", "print('hello'); raise SystemExit(7)")
 
     assert (told.exit_code, printed, told.ended_by) == (7, "hello\n", "itself")
-    assert told.note().startswith("no TensorFlow was imported")
+    assert told.ending().startswith("the script failed: exit code 7; ")
+    assert told.note().startswith("it imported no TensorFlow before it failed")
     assert (told.loops, told.findings, told.failures) == ((), (), ())
     assert told.peak_memory_bytes == 0
 
@@ -45,7 +46,16 @@ def test_a_program_that_is_no_python_too(tmp_path: Path) -> None:
     told, printed = profile(tmp_path, "sh", "-c", "echo shell; kill -TERM $$")
 
     assert (told.exit_code, printed) == (128 + signal.SIGTERM, "shell\n")
-    assert told.note().startswith("no TensorFlow was imported")
+    assert told.ending().startswith("the script failed: exit code 143, as of SIGTERM; ")
+
+
+def test_a_program_without_tensorflow_that_ends_well_is_told_how_it_could_be_hidden(
+    tmp_path: Path,
+) -> None:
+    told, _ = profile(tmp_path, "true")
+
+    assert not told.failed
+    assert told.note().startswith("no TensorFlow was imported (or Python was started with -E")
 
 
 @pytest.mark.parametrize(
@@ -191,10 +201,13 @@ def test_the_table_is_printed_after_what_the_script_prints(
         profile_script_command(command, out=tmp_path / "out")
 
     monkeypatch.setenv("COLUMNS", "120")
-    ended = CliRunner().invoke(app, ["--", sys.executable, "-c", "raise SystemExit(3)"])
+    ended = CliRunner().invoke(app, ["--", sys.executable, "-c", "import no_such_module"])
 
-    assert ended.exit_code == 3
-    assert "no TensorFlow was imported" in ended.stdout
+    assert ended.exit_code == 1
+    first, second, *_ = (line for line in ended.stdout.splitlines()[1:] if line.strip())
+    assert first.startswith("profile of ")
+    assert second.startswith("the script failed: exit code 1; what follows was seen before that")
+    assert ended.stdout.index("the script failed") < ended.stdout.index("no TensorFlow")
     assert (tmp_path / "out" / "profile.html").is_file()
 
 

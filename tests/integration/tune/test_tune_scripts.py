@@ -123,6 +123,25 @@ def test_an_eager_loop(ran: Mapping[str, Ran]) -> None:
     assert set(script.found()) <= {"eager_loop", "sequential_map"}
 
 
+def test_a_dataset_without_prefetch_is_spoken_of_also_where_it_costs_little(
+    ran: Mapping[str, Ran],
+) -> None:
+    """Whether its step waits depends on the machine: it is a finding, or said to be worth little."""
+    script = ran["custom_loop"]
+    minor = {each.kind: each for each in script.profile.minor}
+
+    assert minor["small_batch"].place.line == script.line("in enumerate(train_dataset)")
+    assert "batches of 64" in minor["small_batch"].seen
+    assert minor["missing_prefetch"].place.line == script.line("shuffle(256).batch(64)")
+    assert "TensorFlow itself lets it run ahead (Prefetch" in minor["missing_prefetch"].seen
+
+    eager = ran["eager_loop"]
+    minor = {each.kind: each for each in eager.profile.minor}
+    if "missing_prefetch" not in eager.found():
+        assert minor["missing_prefetch"].place.line == eager.line(").batch(20)")
+        assert "little here" in minor["missing_prefetch"].seen
+
+
 def test_a_step_that_is_traced_again_and_again(ran: Mapping[str, Ran]) -> None:
     script = ran["retraced"]
     [finding] = script.profile.findings

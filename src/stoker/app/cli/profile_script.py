@@ -67,14 +67,23 @@ def print_profile(console: Console, profile: ScriptProfile) -> None:
     """Each loop's table, the findings in plain words, and what went wrong with the watcher."""
     console.print()
     console.print(f"profile of {profile.shown_command()}", style="bold", markup=False)
-    how = {"time": "ended by --seconds", "signal": "ended by a signal"}.get(profile.ended_by, "")
-    console.print(f"exit code {profile.exit_code}{how and ', ' + how}; {profile.wall_s:.1f} s")
+    console.print(
+        f"{profile.ending()}; {profile.wall_s:.1f} s",
+        style="bold red" if profile.failed else "",
+        markup=False,
+    )
     if note := profile.note():
         console.print(f"{note}.", markup=False)
     for name, figure in profile.machine():
         console.print(f"{name}: {figure}", markup=False)
     for loop in profile.loops:
         _print_loop(console, loop)
+    _print_findings(console, profile)
+    for failure in profile.failures:
+        console.print(f"the watcher failed: {failure}", markup=False, soft_wrap=True)
+
+
+def _print_findings(console: Console, profile: ScriptProfile) -> None:
     for number, finding in enumerate(profile.findings, start=1):
         console.print()
         head = f"{number}. {finding.kind} in {finding.place}: {finding.gain_text()}, {finding.sure}"
@@ -84,9 +93,12 @@ def print_profile(console: Console, profile: ScriptProfile) -> None:
         for line in finding.change.splitlines():
             console.print(f"       {line}", markup=False, soft_wrap=True)
     if profile.loops and not profile.findings:
-        console.print("\nNothing that was looked for was found.")
-    for failure in profile.failures:
-        console.print(f"the watcher failed: {failure}", markup=False, soft_wrap=True)
+        console.print(f"\n{profile.nothing_found()}")
+    if profile.minor:
+        console.print("\nSeen too, of less weight here:")
+    for finding in profile.minor:
+        console.print(f"  {finding.kind} in {finding.place}: {finding.seen}", markup=False)
+        console.print(f"      {finding.change}", markup=False, soft_wrap=True)
 
 
 def _print_loop(console: Console, loop: Loop) -> None:

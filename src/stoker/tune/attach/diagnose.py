@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.input_rules import Machine, input_findings
+from stoker.tune.attach.minor import minor_findings
 from stoker.tune.attach.seen import Seen
 from stoker.tune.attach.split import split_step
 from stoker.tune.attach.step_rules import function_findings, step_findings
@@ -24,14 +26,38 @@ def this_machine() -> Machine:
     return Machine(cores=len(os.sched_getaffinity(0)), memory_bytes=memory)
 
 
-def diagnose(processes: Iterable[Seen], machine: Machine) -> tuple[ScriptFinding, ...]:
-    """Every finding, the largest gain first; processes that run the same lines say it once."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosed:
+    """What is said of all that was seen."""
+
+    findings: tuple[ScriptFinding, ...]
+    """The largest gain first."""
+
+    minor: tuple[ScriptFinding, ...]
+    """What was seen too, and is worth little here."""
+
+
+def diagnose(processes: Iterable[Seen], machine: Machine) -> Diagnosed:
+    """Every finding; processes that run the same lines say it once."""
+    processes = list(processes)
+    found = _once(finding for seen in processes for finding in _of_process(seen, machine))
+    minor = _once(
+        finding
+        for seen in processes
+        for loop in seen.loops
+        for finding in minor_findings(loop, split_step(loop), found)
+    )
+    return Diagnosed(
+        findings=tuple(sorted(found, key=lambda each: -(each.gain[1] if each.gain else 1.0))),
+        minor=tuple(minor),
+    )
+
+
+def _once(findings: Iterable[ScriptFinding]) -> list[ScriptFinding]:
     found: dict[tuple[str, str, int], ScriptFinding] = {}
-    for seen in processes:
-        for finding in _of_process(seen, machine):
-            key = (finding.kind, finding.place.file, finding.place.line)
-            found.setdefault(key, finding)
-    return tuple(sorted(found.values(), key=lambda each: -(each.gain[1] if each.gain else 1.0)))
+    for finding in findings:
+        found.setdefault((finding.kind, finding.place.file, finding.place.line), finding)
+    return list(found.values())
 
 
 def _of_process(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stoker.tune.attach.finding import ScriptFinding, gain_of
-from stoker.tune.attach.seen import Loop, Node, Stage
+from stoker.tune.attach.seen import Loop, Node, Place, Stage
 from stoker.tune.attach.split import StepSplit, stage_costs, stages_of
 
 LEAST_WAIT = 0.05
@@ -45,8 +45,8 @@ def input_findings(
     yield from _prefetch(loop, wait)
 
 
-def _cost(loop: Loop, stage: Stage) -> float | None:
-    """Share of the input's CPU time, None where TensorFlow kept no figures."""
+def map_share(loop: Loop, stage: Stage) -> float | None:
+    """What a map takes of the input's CPU time, in [0, 1]; None where TensorFlow kept no figures."""
     costs = stage_costs(loop)
     if not costs:
         return None
@@ -57,7 +57,7 @@ def _prefetch(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
     mine = [stage for stage in loop.stages if stage.by_user]
     if not mine or any(stage.kind == "prefetch" for stage in loop.stages):
         return
-    if any(_runs_ahead(node) for node in loop.nodes[:3]) or loop.model.get("replicas", 1) > 1:
+    if any(runs_ahead(node) for node in loop.nodes[:3]) or loop.model.get("replicas", 1) > 1:
         return
     last = mine[0]
     yield ScriptFinding(
@@ -73,19 +73,20 @@ def _prefetch(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
     )
 
 
-def _runs_ahead(node: Node) -> bool:
+def runs_ahead(node: Node) -> bool:
+    """Whether a stage makes elements before they are asked for."""
     return node.name.startswith(("Prefetch", "ParallelMap", "MapAndBatch", "ParallelBatch"))
 
 
 def _maps(loop: Loop, wait: float, machine: Machine) -> Iterator[ScriptFinding]:
-    ran = {stage.place: node for node, stage in _pairs(loop) if stage.kind == "map"}
+    ran = nodes_of(loop, "map")
     for stage in loop.stages:
-        share = _cost(loop, stage)
+        share = map_share(loop, stage)
         if stage.kind != "map" or not stage.by_user or (share is not None and share < LEAST_SHARE):
             continue
         if stage.python_calls:
             yield _python_map(stage, wait)
-        elif _is_sequential(stage, ran.get(stage.place)):
+        elif is_sequential(stage, ran.get(stage.place)):
             parallel = wait * (1.0 - 1.0 / machine.cores) if machine.cores > 1 else 0.0
             part = "" if share is None else f" and takes {share:.0%} of the input's CPU time"
             yield ScriptFinding(
@@ -99,13 +100,14 @@ def _maps(loop: Loop, wait: float, machine: Machine) -> Iterator[ScriptFinding]:
             )
 
 
-def _pairs(loop: Loop) -> Iterator[tuple[Node, Stage]]:
-    for node, stage in zip(loop.nodes, stages_of(loop), strict=True):
-        if stage is not None:
-            yield node, stage
+def nodes_of(loop: Loop, kind: str) -> dict[Place, Node]:
+    """Line -> the stage that TensorFlow ran for it, of all stages of a kind."""
+    pairs = zip(loop.nodes, stages_of(loop), strict=True)
+    return {stage.place: node for node, stage in pairs if stage and stage.kind == kind}
 
 
-def _is_sequential(stage: Stage, node: Node | None) -> bool:
+def is_sequential(stage: Stage, node: Node | None) -> bool:
+    """Whether a map does one element at a time, as it was asked for and as it ran."""
     if stage.arguments.get("num_parallel_calls") is not None:
         return False
     if node is None or node.name == "Map":
@@ -158,7 +160,7 @@ def _uncached(loop: Loop, wait: float, machine: Machine) -> Iterator[ScriptFindi
     if loop.passes < 2 or kinds & {"cache", "snapshot"}:
         return
     for number, stage in enumerate(loop.stages):
-        share = _cost(loop, stage)
+        share = map_share(loop, stage)
         below = loop.stages[number:]
         if stage.kind != "map" or not stage.by_user or share is None or share < LEAST_SHARE:
             continue
@@ -188,7 +190,7 @@ def _size(stage: Stage) -> int | None:
 
 
 def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
-    held = {stage.place: node for node, stage in _pairs(loop) if stage.kind == "shuffle"}
+    held = nodes_of(loop, "shuffle")
     for stage in loop.stages:
         count = stage.arguments.get("buffer_size")
         if stage.kind != "shuffle" or not stage.by_user or not isinstance(count, int):

@@ -22,12 +22,24 @@ SHOWN_STEPS = 40
 def page_html(profile: ScriptProfile) -> str:
     """The profile as a page."""
     title = f"Profile of {profile.shown_command()}"
-    parts = [f'<p class="sub">{escape(_summary(profile))}</p>']
+    parts = (
+        [f"<p><strong>{escape(_sentence(profile.ending()))}</strong></p>"] if profile.failed else []
+    )
+    parts.append(f'<p class="sub">{escape(_summary(profile))}</p>')
     if note := profile.note():
-        parts.append(f"<p>{escape(note[0].upper() + note[1:])}.</p>")
+        parts.append(f"<p>{escape(_sentence(note))}</p>")
     parts += [table(["", ""], map(list, profile.machine()))] if profile.machine() else []
-    parts += [_findings(profile), *(_loop(loop) for loop in profile.loops), _failures(profile)]
+    parts += [
+        _findings(profile),
+        _minor(profile),
+        *(_loop(loop) for loop in profile.loops),
+        _failures(profile),
+    ]
     return page(title, parts)
+
+
+def _sentence(clause: str) -> str:
+    return f"{clause[0].upper()}{clause[1:]}."
 
 
 def _summary(profile: ScriptProfile) -> str:
@@ -40,8 +52,15 @@ def _findings(profile: ScriptProfile) -> str:
     if not profile.loops:
         return ""
     if not profile.findings:
-        return "<h2>Findings</h2>\n<p>Nothing that was looked for was found.</p>"
+        return f"<h2>Findings</h2>\n<p>{profile.nothing_found()}</p>"
     return "<h2>Findings</h2>\n" + "\n".join(map(_finding, profile.findings))
+
+
+def _minor(profile: ScriptProfile) -> str:
+    if not profile.minor:
+        return ""
+    rows = ([each.kind, str(each.place), each.seen, each.change] for each in profile.minor)
+    return "<h3>Seen too, of less weight here</h3>\n" + table(["", "line", "why", "change"], rows)
 
 
 def _finding(finding: ScriptFinding) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +14,9 @@ from stoker.tune.attach.split import StageCost, StepSplit, split_step, stage_cos
 
 GIB = 2**30
 """Bytes."""
+
+SIGNALLED = 128
+"""An exit code above it is a signal's number beside it, as shells have it."""
 
 Ending = Literal["itself", "time", "signal"]
 """The script ended by itself; its time was up; somebody asked Stoker to end."""
@@ -59,11 +63,32 @@ class ScriptProfile:
     findings: tuple[ScriptFinding, ...]
     """The largest gain first; none where nothing is wrong."""
 
+    minor: tuple[ScriptFinding, ...]
+    """What was looked for and seen too, and is worth little here; each says why."""
+
     failures: tuple[str, ...]
     """What went wrong with the watcher itself, and cost the script nothing."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the script ended by itself, and not well."""
+        return self.ended_by == "itself" and self.exit_code != 0
+
+    def ending(self) -> str:
+        """How the command ended; that it failed is the first that is to be said."""
+        code = f"exit code {self.exit_code}"
+        if self.failed:
+            number = self.exit_code - SIGNALLED
+            name = signal.Signals(number).name if number in set(signal.Signals) else ""
+            by = f", as of {name}" if name else ""
+            return f"the script failed: {code}{by}; what follows was seen before that"
+        how = {"time": ", ended by --seconds", "signal": ", ended by a signal"}
+        return code + how.get(self.ended_by, "")
+
     def note(self) -> str:
         """Why there is nothing to see, where there is nothing."""
+        if not self.tensorflow and self.failed:
+            return "it imported no TensorFlow before it failed: nothing was measured"
         if not self.tensorflow:
             return (
                 "no TensorFlow was imported (or Python was started with -E, -I or -S, which hides "
@@ -72,6 +97,12 @@ class ScriptProfile:
         if not self.loops:
             return "no training was seen: no model.fit, and no loop that computes gradients"
         return ""
+
+    def nothing_found(self) -> str:
+        """What is said where there is no finding."""
+        if self.minor:
+            return "Nothing that was looked for costs enough here to be a finding."
+        return "Nothing that was looked for was found."
 
     def machine(self) -> list[tuple[str, str]]:
         """What a person is told of memory and GPUs: name and figure."""
@@ -93,6 +124,7 @@ class ScriptProfile:
         return {
             "command": list(self.command),
             "exit_code": self.exit_code,
+            "failed": self.failed,
             "ended_by": self.ended_by,
             "wall_s": self.wall_s,
             "versions": {"tensorflow": self.tensorflow, "keras": self.keras},
@@ -105,6 +137,7 @@ class ScriptProfile:
             "note": self.note(),
             "loops": [_loop(loop) for loop in self.loops],
             "findings": [finding.to_json() for finding in self.findings],
+            "minor_findings": [finding.to_json() for finding in self.minor],
             "watcher_failures": list(self.failures),
         }
 

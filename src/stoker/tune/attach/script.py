@@ -67,6 +67,7 @@ def profile_script(
         code, ended_by = _run(command, facts, seconds=seconds, stdout=stdout, grace_s=grace_s)
     wall_s = time.monotonic() - begun_s
     processes = read_all(facts)
+    diagnosed = diagnose(processes, this_machine())
     return ScriptProfile(
         command=tuple(command),
         exit_code=code if code >= 0 else 128 - code,
@@ -79,7 +80,8 @@ def profile_script(
         gpu_peak_bytes=max((seen.gpu_peak_bytes for seen in processes), default=()),
         gpu_states=tuple(gpu_states()),
         loops=tuple(loop for seen in processes for loop in seen.loops),
-        findings=diagnose(processes, this_machine()),
+        findings=diagnosed.findings,
+        minor=diagnosed.minor,
         failures=tuple(_failures(processes, facts)),
     )
 

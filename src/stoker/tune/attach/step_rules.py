@@ -23,6 +23,9 @@ LEAST_SYNCS = 20
 LEAST_PYTHON = 0.2
 """Share of a step that Python takes: below it nothing is worth a change."""
 
+MUCH_PYTHON = 0.4
+"""Share of a step that Python takes, from which on a batch is called too small."""
+
 TINY_STEP_S = 3e-3
 """Several such steps in one call cost less than in as many calls, of some 0.3 ms each."""
 
@@ -121,17 +124,24 @@ def _python_bound(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding
             gain=gain_of(python, least=0.5),
             sure="measured",
         )
-    if python >= 2 * LEAST_PYTHON and 0 < loop.rows <= SMALL_BATCH:
+    if python >= MUCH_PYTHON and 0 < loop.rows <= SMALL_BATCH:
         yield ScriptFinding(
             kind="small_batch",
             place=loop.place,
             seen=f"{seen}, with batches of {loop.rows}",
             why="The device is idle between steps that are too short for it.",
-            change=f"A batch of {loop.rows * 4} (and a learning rate to suit it: another batch is "
-            "another training).",
+            change=larger_batch(loop),
             gain=gain_of(python, least=0.3),
             sure="likely",
         )
+
+
+def larger_batch(loop: Loop) -> str:
+    """What to write instead of a batch that is small."""
+    return (
+        f"A batch of {loop.rows * 4} (and a learning rate to suit it: another batch is another "
+        "training)."
+    )
 
 
 def _half_output(loop: Loop) -> Iterator[ScriptFinding]:

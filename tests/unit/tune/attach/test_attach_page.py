@@ -48,11 +48,15 @@ class Parsed(HTMLParser):
 
 
 def profile(
-    *, loops: tuple[Loop, ...] = (), findings: tuple[ScriptFinding, ...] = ()
+    *,
+    loops: tuple[Loop, ...] = (),
+    findings: tuple[ScriptFinding, ...] = (),
+    minor: tuple[ScriptFinding, ...] = (),
+    exit_code: int = 0,
 ) -> ScriptProfile:
     return ScriptProfile(
         command=("python", BAD),
-        exit_code=0,
+        exit_code=exit_code,
         ended_by="itself",
         wall_s=3.0,
         tensorflow="2.21.0" if loops else "",
@@ -63,6 +67,7 @@ def profile(
         gpu_states=(GPU,),
         loops=loops,
         findings=findings,
+        minor=minor,
         failures=(BAD,),
     )
 
@@ -131,6 +136,32 @@ def test_a_command_without_tensorflow_is_told_as_that() -> None:
 
     assert "No TensorFlow was imported" in parsed.text
     assert "svg" not in parsed.tags
+
+
+def test_that_a_script_failed_stands_before_all_that_was_seen() -> None:
+    failed, killed = profile(exit_code=1), profile(loops=(a_loop(),), exit_code=137)
+
+    text = Parsed(page_html(failed)).text
+    assert "The script failed: exit code 1" in text
+    assert text.index("The script failed") < text.index("no TensorFlow before it failed")
+    assert "-E" not in text
+    assert killed.ending().startswith("the script failed: exit code 137, as of SIGKILL")
+    assert not profile().failed
+    assert profile().ending() == "exit code 0"
+
+
+def test_what_is_worth_little_stands_apart_from_the_findings() -> None:
+    told = profile(loops=(a_loop(),), minor=(a_finding(),))
+    parsed = Parsed(page_html(told))
+
+    assert "section" not in parsed.tags
+    assert "costs enough here to be a finding" in parsed.text
+    assert "Seen too, of less weight here" in parsed.text
+    assert [each["kind"] for each in told.to_json()["minor_findings"]] == ["sequential_map"]
+    assert (
+        "Nothing that was looked for was found."
+        in Parsed(page_html(profile(loops=(a_loop(),)))).text
+    )
 
 
 def test_the_profile_is_json() -> None:

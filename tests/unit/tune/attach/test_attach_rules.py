@@ -116,7 +116,14 @@ def seen(*loops: Loop, **changes: Any) -> Seen:
 
 
 def findings(*loops: Loop, machine: Machine = MACHINE, **changes: Any) -> list[ScriptFinding]:
-    return list(diagnose([seen(*loops, **changes)], machine))
+    return list(diagnose([seen(*loops, **changes)], machine).findings)
+
+
+def minor(*loops: Loop, **changes: Any) -> dict[str, ScriptFinding]:
+    """What is said to be worth little, by its name."""
+    said = diagnose([seen(*loops, **changes)], MACHINE).minor
+    assert len({each.kind for each in said}) == len(said)
+    return {each.kind: each for each in said}
 
 
 def kinds(*loops: Loop, **changes: Any) -> list[str]:
@@ -387,7 +394,84 @@ def test_retracing_names_the_argument_that_caused_it() -> None:
 def test_processes_that_run_the_same_lines_say_it_once() -> None:
     eager = loop(call_s=0.0, wait_s=0.01, eager_gradients=((at(44), 102),))
 
-    assert len(diagnose([seen(eager), seen(eager)], MACHINE)) == 1
+    assert len(diagnose([seen(eager), seen(eager)], MACHINE).findings) == 1
+
+
+BARE = (stage("batch", 8), stage("map", 7), stage("from_tensor_slices", 6))
+"""What a beginner writes: no prefetch, a map of one element at a time."""
+
+BARE_NODES = (node("Root"), node("BatchV2"), node("Map", 2.0), node("TensorSlice"))
+
+
+def test_what_costs_little_here_is_said_with_its_reason_and_is_no_finding() -> None:
+    bare = loop(stages=BARE, nodes=BARE_NODES, wait_s=0.038, call_s=0.9, rows=16)
+
+    said = minor(bare)
+
+    assert kinds(bare) == []
+    assert {kind: each.place for kind, each in said.items()} == {
+        "missing_prefetch": at(8),
+        "sequential_map": at(7),
+        "small_batch": at(40),
+    }
+    for kind in ("missing_prefetch", "sequential_map"):
+        assert "little here: W is 3.8%, at most 1.04x" in said[kind].seen
+        assert said[kind].gain == pytest.approx((1.0, 1 / 0.962))
+        assert said[kind].gain_text() == "hardly any here"
+    assert "batches of 16; little here: Python takes 6.2% of a step" in said["small_batch"].seen
+    assert "was not measured" in said["small_batch"].seen
+
+
+def test_a_step_that_python_fills_is_not_the_batchs_fault() -> None:
+    eager = loop(call_s=0.0, wait_s=0.01, eager_gradients=((at(44), 102),))
+
+    assert kinds(eager) == ["eager_loop"]
+    assert minor(eager) == {}
+    half = minor(loop(wait_s=0.01, call_s=0.69))["small_batch"]
+    assert "little" not in half.seen
+    assert "Python takes 30.0% of a step, at most 1.43x" in half.seen
+
+
+def test_what_tensorflow_has_mended_itself_is_said_too() -> None:
+    fused = (node("Root"), node("MapAndBatch", 2.0, parameters={"parallelism": (1.0, True)}))
+
+    said = minor(loop(stages=BARE, nodes=fused, wait_s=0.3))
+
+    assert "TensorFlow itself lets it run ahead (MapAndBatch)" in said["missing_prefetch"].seen
+    assert "TensorFlow itself made it parallel (MapAndBatch)" in said["sequential_map"].seen
+    assert said["sequential_map"].gain == (1.0, 1.0)
+
+
+def test_a_cheap_map_of_an_input_that_is_waited_for_is_told_by_its_share() -> None:
+    cheap = (node("Root"), node("BatchV2", 3.0), node("Map", 0.1), node("TensorSlice", 3.0))
+
+    said = minor(loop(stages=BARE, nodes=cheap, wait_s=0.5))
+
+    assert "of the input's CPU time" in said["sequential_map"].seen
+    assert said["sequential_map"].gain is not None
+    assert said["sequential_map"].gain[1] < 1.02
+
+
+def test_what_was_found_or_is_not_the_users_is_not_said_again() -> None:
+    waits = loop(stages=BARE, nodes=BARE_NODES)
+    assert set(kinds(waits)) == {"missing_prefetch", "sequential_map"}
+    assert set(minor(waits)) == {"small_batch"}
+
+    asked = (
+        stage("prefetch", 9),
+        stage("map", 7, arguments={"num_parallel_calls": -1}),
+        stage("batch", 8),
+    )
+    assert minor(loop(stages=asked, rows=128)) == {}
+    kerass = tuple(replace(each, by_user=False) for each in BARE)
+    assert minor(loop(stages=kerass, nodes=BARE_NODES, wait_s=0.0, rows=128)) == {}
+
+
+def test_a_training_too_short_for_w_says_that_it_does_not_know() -> None:
+    said = minor(loop(stages=BARE, nodes=(), measured_steps=2))
+
+    assert "W was not measured" in said["missing_prefetch"].seen
+    assert {each.gain for each in said.values()} == {None}
 
 
 @given(st.floats(0, 1), st.floats(0, 1))

@@ -1,0 +1,131 @@
+"""What was looked for and seen, and is worth little here: it is said, with the reason why.
+
+A script that has no prefetch is not told "nothing was found" only because TensorFlow has added one, or
+because its step does not wait: with another model, or on a faster device, the same lines cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from stoker.tune.attach.finding import ScriptFinding
+from stoker.tune.attach.input_rules import (
+    LEAST_SHARE,
+    LEAST_WAIT,
+    is_sequential,
+    map_share,
+    nodes_of,
+    runs_ahead,
+)
+from stoker.tune.attach.seen import Loop, Node, Stage
+from stoker.tune.attach.split import StepSplit
+from stoker.tune.attach.step_rules import MUCH_PYTHON, SMALL_BATCH, larger_batch
+
+LITTLE = 1.1
+"""Times as fast: up to it a gain is called little."""
+
+
+def minor_findings(
+    loop: Loop, split: StepSplit | None, found: Iterable[ScriptFinding]
+) -> Iterator[ScriptFinding]:
+    """What of a loop is no finding, and would be one elsewhere.
+
+    Args:
+        loop: A line that trains.
+        split: Where its steps' time goes; None where too few were measured.
+        found: What is said of it already.
+    """
+    said = {(each.kind, each.place) for each in found}
+    wait = None if split is None else split.input_wait
+    minor = [*_prefetch(loop, wait), *_maps(loop, wait), *_batch(loop, split)]
+    dear = {place for kind, place in said if kind in ("python_map", "generator_rows")}
+    for each in minor:
+        # Where Python makes each element, no thread more helps: it has been said.
+        if (each.kind, each.place) not in said and each.place not in dear:
+            yield each
+
+
+def _prefetch(loop: Loop, wait: float | None) -> Iterator[ScriptFinding]:
+    mine = [stage for stage in loop.stages if stage.by_user]
+    # A strategy of several replicas fetches ahead for each of them.
+    spread = loop.model.get("replicas", 1) > 1
+    if not mine or spread or any(stage.kind == "prefetch" for stage in loop.stages):
+        return
+    ahead = next((node for node in loop.nodes[:3] if runs_ahead(node)), None)
+    why, gain = _worth(wait, done=None if ahead is None else f"lets it run ahead ({ahead.name})")
+    yield ScriptFinding(
+        kind="missing_prefetch",
+        place=mine[0].place,
+        seen=f"nothing that you wrote prepares the next batch meanwhile; {why}",
+        why="Without prefetch the input stands still while the step computes, and the step while "
+        "the input works.",
+        change="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
+        gain=gain,
+        sure="measured" if wait is not None else "possible",
+    )
+
+
+def _maps(loop: Loop, wait: float | None) -> Iterator[ScriptFinding]:
+    ran = nodes_of(loop, "map")
+    for stage in loop.stages:
+        asked = stage.arguments.get("num_parallel_calls") is not None
+        if stage.kind != "map" or not stage.by_user or stage.python_calls or asked:
+            continue
+        why, gain = _worth(wait, done=_made_parallel(stage, ran.get(stage.place)))
+        share = map_share(loop, stage)
+        cheap = share is not None and share < LEAST_SHARE
+        if wait is not None and wait >= LEAST_WAIT and share is not None and cheap:
+            gain = 1.0, 1.0 / (1.0 - min(wait * share, 0.95))
+            why = (
+                f"little here: it takes {share:.1%} of the input's CPU time, at most {gain[1]:.3g}x"
+            )
+        yield ScriptFinding(
+            kind="sequential_map",
+            place=stage.place,
+            seen=f"this map was asked to do one element at a time; {why}",
+            why="One core prepares the data while the others have nothing to do.",
+            change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
+            gain=gain,
+            sure="measured" if wait is not None else "possible",
+        )
+
+
+def _made_parallel(stage: Stage, node: Node | None) -> str | None:
+    if node is None or is_sequential(stage, node):
+        return None
+    return f"made it parallel ({node.name})"
+
+
+def _batch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+    if not 0 < loop.rows <= SMALL_BATCH or loop.kind not in ("fit", "dataset"):
+        return
+    python = None if split is None else split.python
+    if python is None:
+        why, gain = "what Python takes of a step was not measured", None
+    elif python < MUCH_PYTHON:
+        gain = (1.0, 1.0 / (1.0 - python))
+        little = "little here: " if gain[1] < LITTLE else ""
+        why = f"{little}Python takes {python:.1%} of a step, at most {gain[1]:.3g}x"
+    else:
+        # It is not the batch's fault: else it would have been found.
+        return
+    yield ScriptFinding(
+        kind="small_batch",
+        place=loop.place,
+        seen=f"batches of {loop.rows}; {why}; what the compiled step itself would win by a larger "
+        "one was not measured",
+        why="The device is idle between steps that are too short for it.",
+        change=larger_batch(loop),
+        gain=gain,
+        sure="measured" if python is not None else "possible",
+    )
+
+
+def _worth(wait: float | None, *, done: str | None) -> tuple[str, tuple[float, float] | None]:
+    """Why it is worth little, and the gain at most."""
+    if done is not None:
+        return f"little here: TensorFlow itself {done}", (1.0, 1.0)
+    if wait is None:
+        return "what it costs is not known: W was not measured", None
+    gain = 1.0, 1.0 / (1.0 - min(wait, 0.95))
+    return f"little here: W is {wait:.1%}, at most {gain[1]:.3g}x", gain
