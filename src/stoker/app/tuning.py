@@ -1,4 +1,4 @@
-"""`stoker tune` and its check: the search over trials, the lock file and the report that it leaves."""
+"""`stoker tune`: the search over trials, the lock file and the report that it leaves."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import fcntl
 import json
 import os
 import secrets
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -16,36 +15,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from stoker.app.bench import TrialBench, one_bench
+from stoker.app.bench import TrialBench
 from stoker.app.experiment import Experiment
 from stoker.app.identity import code_fingerprints
 from stoker.app.locked import value_at
 from stoker.cluster.devices import find_devices, hardware
-from stoker.core.errors import BusyError, CheckFailed, ConfigError, Plain, UserError
+from stoker.core.errors import BusyError, ConfigError, Plain, UserError
 from stoker.core.files import write_atomic, write_json
 from stoker.core.fingerprint import library_versions
 from stoker.tune.ledger import Ledger
-from stoker.tune.lock import FILE, Lock, differing, read_lock, write_lock
+from stoker.tune.lock import FILE, Lock, write_lock
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile
 from stoker.tune.report import report
 from stoker.tune.search import Limits, Settings, Tuned, search
-
-CHECK_S = 60.0
-"""Longest that a check takes."""
-
-BUSY_SLACK = 0.05
-"""How much lower the busy fraction may be than the lowest that was seen when it was promised."""
-
-CHECKS = 3
-"""Processes that measure before a promise is called broken."""
-
-SPEED_SLACK = 0.2
-"""By which share samples a second may be fewer: the same machine is that much slower at times."""
-
-
-_ROOM = 1.5
-"""How many times what the first process took must be left for another one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,16 +39,6 @@ class Tuning:
     lock: Path
     report: Path
     ledger: Path
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """What a lock file promises, and what was measured now."""
-
-    promised: dict[str, float]
-    measured: dict[str, float]
-    broken: tuple[str, ...]
-    """What does not hold; empty: all does."""
 
 
 def tune(
@@ -122,107 +95,6 @@ def tune(
         # Last: what it stands on is on the disk.
         write_lock(result.lock, _lock(experiment, tuned, folder))
     return result
-
-
-def check(experiment: Experiment, *, tell: Callable[[str], None]) -> Check:
-    """Measure again what the lock file promises.
-
-    Args:
-        experiment: With what the lock says.
-        tell: Told what goes on.
-
-    Raises:
-        ConfigError: there is no lock file, or it is another machine's.
-        CheckFailed: it cannot be measured within `CHECK_S`.
-        UserError: the experiment cannot be measured.
-    """
-    lock = _checkable(experiment)
-    promised = {name: value for name, value in lock.after.items() if value is not None}
-    with alone(experiment) as folder:
-        trials = folder / "trials"
-
-        def measure(within_s: float) -> dict[str, Any]:
-            with one_bench(
-                experiment, folder=trials, name="check", within_s=within_s, tell=tell
-            ) as bench:
-                return summary(bench.profile(), usd_per_hour=experiment.resources.usd_per_hour)
-
-        try:
-            now = settled(measure, promised, within_s=CHECK_S)
-        except TrialFailed as failed:
-            if failed.kind != "budget":
-                raise cannot(failed, "--budget") from None
-            raise CheckFailed(
-                f"a check must be over in {CHECK_S:.0f} s", got=Plain(failed.text)
-            ) from None
-    return Check(promised=promised, measured=now, broken=tuple(broken(promised, now)))
-
-
-def settled(
-    measure: Callable[[float], dict[str, Any]], promised: Mapping[str, float], *, within_s: float
-) -> dict[str, Any]:
-    """Measure once where that holds what was promised, else as often as there is time for.
-
-    A process may be some per cent quicker or slower than the next one with the same code, so that
-    one alone says nothing against a promise.
-
-    Args:
-        measure: A process of its own, which may take so many seconds.
-        promised: Name -> figure.
-        within_s: How long all of it may take.
-
-    Returns:
-        Name -> the median of what was measured.
-
-    Raises:
-        TrialFailed: the first one did not end in time, or any could not be measured.
-    """
-    began_s = time.monotonic()
-    found = [measure(within_s)]
-    longest_s = time.monotonic() - began_s
-    while len(found) < CHECKS and any(broken(promised, found[0])):
-        left_s = began_s + within_s - time.monotonic()
-        if left_s < _ROOM * longest_s:
-            break
-        found.append(measure(left_s))
-    return {
-        name: None if value is None else statistics.median(each[name] for each in found)
-        for name, value in found[0].items()
-    }
-
-
-def _checkable(experiment: Experiment) -> Lock:
-    lock = read_lock(experiment.folder / FILE)
-    if lock is None:
-        raise ConfigError(
-            "a check needs a lock file", got=Plain(f"no {FILE}"), fix="Run `stoker tune` first."
-        )
-    if others := differing(lock.hardware, hardware(find_devices())):
-        raise ConfigError(
-            f"a check needs the machine that {FILE} was measured on",
-            got=Plain("; ".join(others)),
-            fix="Run `stoker tune` here.",
-        )
-    return lock
-
-
-def broken(promised: Mapping[str, float], now: Mapping[str, float]) -> Iterator[str]:
-    """What of a promise does not hold, in a sentence each."""
-    # No device is busy for more than all of the time: what was measured above that was noise.
-    # And of some pairs of windows the lowest is as true as the median that is shown.
-    seen = promised.get("busy_low", promised["busy_fraction"])
-    least = min(1.0, seen) - BUSY_SLACK
-    if now["busy_fraction"] < least:
-        yield (
-            f"U is {now['busy_fraction']:.1%}, promised were {promised['busy_fraction']:.1%} "
-            f"(at least {least:.1%})"
-        )
-    least = promised["samples_per_s"] * (1 - SPEED_SLACK)
-    if now["samples_per_s"] < least:
-        yield (
-            f"{now['samples_per_s']:,.0f} samples/s, promised were "
-            f"{promised['samples_per_s']:,.0f} (at least {least:,.0f})"
-        )
 
 
 def summary(profile: Profile, *, usd_per_hour: float | None) -> dict[str, Any]:

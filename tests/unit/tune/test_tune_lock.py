@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stoker.app.checking import CHECKS, MOST_CHECKS, Measured, broken, settled
 from stoker.app.locked import load_tuned
-from stoker.app.tuning import CHECKS, broken, settled
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import ConfigError
+from stoker.tune.load import Load
 from stoker.tune.lock import FILE, Lock, differing, read_lock, write_lock
 
 HERE = hardware(find_devices())
@@ -177,25 +178,60 @@ def test_a_promise_breaks_by_the_median_of_processes(
     busy: list[float], used: int, median: float
 ) -> None:
     """One of them may be slower than all others: then more are asked, and none outvotes two."""
-    left = [
-        {"busy_fraction": value, "samples_per_s": 100.0, "usd_per_epoch": None} for value in busy
-    ]
-    promised = {"busy_fraction": 0.92, "samples_per_s": 100.0}
+    left = [measured(value) for value in busy]
 
-    found = settled(lambda within_s: left.pop(0), promised, within_s=60.0)
+    found = settled(lambda within_s: left.pop(0), PROMISED, within_s=60.0)
 
     assert len(left) == CHECKS - used
-    assert found == {"busy_fraction": median, "samples_per_s": 100.0, "usd_per_epoch": None}
+    assert found.figures == {"busy_fraction": median, "samples_per_s": 100.0, "usd_per_epoch": None}
+    assert found.not_quiet() == ""
+
+
+PROMISED = {"busy_fraction": 0.92, "samples_per_s": 100.0}
+
+
+def measured(busy: float, *, others: float = 0.0) -> Measured:
+    figures = {"busy_fraction": busy, "samples_per_s": 100.0, "usd_per_epoch": None}
+    return Measured(figures=figures, load=Load(cores=4, others=others))
+
+
+def test_what_was_measured_beside_others_does_not_outvote_what_was_measured_alone() -> None:
+    left = [measured(0.5, others=2.0), measured(0.6, others=3.0), measured(0.91)]
+    left += [measured(0.92), measured(0.9)]
+
+    found = settled(lambda within_s: left.pop(0), PROMISED, within_s=60.0)
+
+    assert left == []
+    assert found.figures["busy_fraction"] == 0.91
+    assert "other processes took 3.0 of its 4 cores during 2 of 5" in found.not_quiet()
+    assert "the others decide" in found.not_quiet()
+
+
+def test_a_machine_that_stays_loaded_is_said_and_the_promise_is_judged_all_the_same() -> None:
+    given = []
+
+    def measure(within_s: float) -> Measured:
+        given.append(within_s)
+        return measured(0.5, others=1.25)
+
+    found = settled(measure, PROMISED, within_s=60.0)
+
+    assert len(given) == MOST_CHECKS
+    assert any(broken(PROMISED, found.figures))
+    assert found.not_quiet() == (
+        "The machine was not quiet: other processes took 1.2 of its 4 cores during 6 of 6 "
+        "measurements. Run the check again when nothing else runs."
+    )
 
 
 def test_a_check_starts_no_process_that_could_not_end_in_time() -> None:
     given = []
 
-    def measure(within_s: float) -> dict[str, float]:
+    def measure(within_s: float) -> Measured:
         given.append(within_s)
         time.sleep(0.05)  # more than half of the time that there is
-        return {"busy_fraction": 0.1, "samples_per_s": 100.0}
+        return measured(0.1)
 
-    settled(measure, {"busy_fraction": 0.9, "samples_per_s": 100.0}, within_s=0.09)
+    settled(measure, PROMISED, within_s=0.09)
 
     assert given == [0.09]

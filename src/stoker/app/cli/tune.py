@@ -15,7 +15,8 @@ from stoker.app.cli.tolerant import print_result, tolerant
 from stoker.core.errors import EXIT_CHECK, ConfigError
 
 if TYPE_CHECKING:
-    from stoker.app.tuning import Check, Tuning
+    from stoker.app.checking import Check
+    from stoker.app.tuning import Tuning
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -92,16 +93,18 @@ def seconds_of(text: str) -> float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
     if found is None or not float(found[1]) > 0:
-        raise ConfigError("--budget must be a length of time", got=text, fix="E.g. 90s, 10m or 1h.")
+        raise ConfigError(
+            "--budget must be a length of time above 0", got=text, fix="E.g. 90s, 10m or 1h."
+        )
     return float(found[1]) * _UNITS[found[2]]
 
 
 def _check(folder: Path, overrides: list[str], *, as_json: bool) -> None:
     from dataclasses import asdict
 
+    from stoker.app.checking import check
     from stoker.app.cli.progress import ConsoleListener
     from stoker.app.locked import load_tuned
-    from stoker.app.tuning import check
 
     loaded, said = load_tuned(folder, overrides=overrides)
     with ConsoleListener() as listener:
@@ -131,6 +134,8 @@ def _print_check(found: Check) -> None:
         console.print(f"broken: {line}", markup=False)
     if not found.broken:
         console.print("It holds.")
+    if found.not_quiet:
+        console.print(found.not_quiet, markup=False)
 
 
 def _print(tuning: Tuning) -> None:
