@@ -187,6 +187,7 @@ def _two_steps(
         accumulate=resolved.accumulate,
         xla=resolved.xla,
         reduction_dtype=train.reduction_dtype,
+        reduction_bytes_per_pack=train.reduction_bytes_per_pack,
         average=average,
     )
     step = tf.function(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import math
 import os
 import re
 import signal
@@ -261,6 +262,13 @@ class Session:
         below = [path.split("/")[0] for path, _ in walk_layers(self._model()) if "/" in path]
         return tuple(dict.fromkeys(below))
 
+    def _gradient_bytes(self, dtype: str) -> int:
+        """Of one exchange between replicas."""
+        import tensorflow as tf
+
+        sizes = [weight.shape for weight in self._model().trainable_variables]
+        return sum(math.prod(shape) for shape in sizes) * tf.as_dtype(dtype).size
+
     def _model(self) -> Any:
         return self._measured().run.built.model
 
@@ -284,6 +292,8 @@ class Session:
             replicas=resolved.replicas,
             strategy=resolved.strategy,
             reduction_dtype=train.reduction_dtype,
+            reduction_bytes_per_pack=train.reduction_bytes_per_pack,
+            gradient_bytes=self._gradient_bytes(train.reduction_dtype),
             bfloat16=all(gpu.compute_capability >= BFLOAT16_CAPABILITY for gpu in gpus),
             precision=resolved.precision,
             xla=resolved.xla,

@@ -24,6 +24,9 @@ ReductionDtype = Literal["float32", "bfloat16", "float16"]
 MOST = 10_000_000
 """Most epochs, rows a batch or steps a call: beyond it a setting is a slip of the keyboard."""
 
+MOST_BYTES = 2**40
+"""Most bytes of one pack of gradients: beyond it a setting is a slip of the keyboard."""
+
 MOST_THREADS = 1024
 """Most threads of one process: beyond it a setting is a slip of the keyboard."""
 
@@ -93,7 +96,9 @@ class TrainConfig:
     """What gradients are sent as between replicas."""
 
     reduction_bytes_per_pack: int = 0
-    """Gradients are sent between workers in packs of so many bytes; 0: in one."""
+    """Gradients are sent between replicas in packs of at least so many bytes, the first ones while
+    the others are still computed; 0: in one, when all are there. Without effect where one replica
+    trains."""
 
     callbacks: str | None = None
     """`module:function` that returns a list of keras.callbacks.Callback."""
@@ -156,9 +161,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         least = dict.fromkeys(
             ("epochs", "batch_size", "accumulate", "steps_per_call", "replicas"), 1
-        ) | {"nan_budget": 0, "max_restarts": 0}
+        ) | {"nan_budget": 0, "max_restarts": 0, "reduction_bytes_per_pack": 0}
         for name, least_value in least.items():
-            _require_count(name, getattr(self, name), least=least_value)
+            most = MOST_BYTES if name == "reduction_bytes_per_pack" else MOST
+            _require_count(name, getattr(self, name), least=least_value, most=most)
         for name in ("intra_op_threads", "inter_op_threads"):
             threads = getattr(self, name)
             if threads is not None and not 1 <= threads <= MOST_THREADS:
@@ -179,11 +185,11 @@ class TrainConfig:
             raise ConfigError("train.watchdog_s must be above 0", got=self.watchdog_s)
 
 
-def _require_count(name: str, value: int | Auto, *, least: int) -> None:
+def _require_count(name: str, value: int | Auto, *, least: int, most: int) -> None:
     if value != "auto" and value < least:
         raise ConfigError(f"train.{name} must be at least {least}", got=value)
-    if value != "auto" and value > MOST:
-        raise ConfigError(f"train.{name} must be at most {MOST:,}", got=value)
+    if value != "auto" and value > most:
+        raise ConfigError(f"train.{name} must be at most {most:,}", got=value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -339,6 +345,7 @@ def _require_for_tpu(config: TrainConfig, around: Grounds) -> None:
         "features that are strings": around.string_features,
         "train.precision: mixed_float16": config.precision == "mixed_float16",
         "train.xla, which a TPU always does": config.xla != "auto",
+        "train.reduction_bytes_per_pack": config.reduction_bytes_per_pack > 0,
         "batches of a user's own dataset or of data.service": around.batches_from_elsewhere,
         "TF_CONFIG with several workers": around.workers > 1,
         "train.replicas: auto": config.replicas == "auto",

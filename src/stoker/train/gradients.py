@@ -56,7 +56,12 @@ def _sum(gradient: Any) -> tf.Tensor:
 
 
 def reduced(
-    gradients: Gradients, facts: tf.Tensor, statistics: list[Any], *, sent_as: tf.DType
+    gradients: Gradients,
+    facts: tf.Tensor,
+    statistics: list[Any],
+    *,
+    sent_as: tf.DType,
+    packs: tf.distribute.experimental.CommunicationOptions,
 ) -> tuple[Gradients, tf.Tensor]:
     """Sum over all replicas; BatchNorm's statistics become their mean by rows.
 
@@ -65,6 +70,7 @@ def reduced(
         facts: [n] float32, summed too: the sum of the losses, the rows, and more.
         statistics: Keras variables.
         sent_as: What gradients are cast to on their way.
+        packs: How many are sent together.
     """
     # An exchange of slices has the shape of its first time for ever: an epoch's short last batch
     # would fail.
@@ -74,9 +80,9 @@ def reduced(
     seen = [variable.value * tf.cast(rows, variable.value.dtype) for variable in statistics]
     if sent_as is tf.float32:
         # One exchange of all is quicker than two.
-        sums = _sum_over_replicas([*sent, *seen, facts])
+        sums = _sum_over_replicas([*sent, *seen, facts], packs)
     else:
-        sums = [*_sum_over_replicas(sent), *_sum_over_replicas([*seen, facts])]
+        sums = [*_sum_over_replicas(sent, packs), *_sum_over_replicas([*seen, facts], packs)]
     facts = sums[-1]
     for variable, total in zip(statistics, sums[len(sent) : -1], strict=True):
         variable.value.assign(total / tf.cast(facts[1], total.dtype))
@@ -86,8 +92,10 @@ def reduced(
     ], facts
 
 
-def _sum_over_replicas(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+def _sum_over_replicas(
+    tensors: list[tf.Tensor], packs: tf.distribute.experimental.CommunicationOptions
+) -> list[tf.Tensor]:
     """Tensors of one dtype, packed and sent together."""
     context = tf.distribute.get_replica_context()
-    summed: list[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    summed: list[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors, options=packs)
     return summed

@@ -142,6 +142,9 @@ def check_own_step(model: keras.Model, config: TrainConfig, resolved: ResolvedTr
         "xla": resolved.xla,
         "strategy: tpu": resolved.strategy == "tpu",
         "reduction_dtype": config.reduction_dtype != "float32",
+        # Between workers the strategy itself sends in packs.
+        "reduction_bytes_per_pack": config.reduction_bytes_per_pack > 0
+        and resolved.strategy == "mirrored",
     }
     wrong = [f"train.{name}" for name, is_set in of_ours.items() if is_set]
     kind = type(model).__name__

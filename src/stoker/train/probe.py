@@ -26,7 +26,7 @@ from stoker.train.checkpoints.cadence import LEAST_EVERY_S, MOST_EVERY_S
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.model import BuiltModel
 from stoker.train.run import Opened, Run, open_run
-from stoker.train.strategy import Distribution
+from stoker.train.strategy import Distribution, in_packs
 from stoker.train.surroundings import Surroundings
 
 Kind = Literal["resident", "called", "real", "input"]
@@ -208,6 +208,7 @@ class Probe:
         if self.run.distribution.replicas == 1:
             return 0.0
         dtype = self.run.config.reduction_dtype
+        packs = in_packs(self.run.config.reduction_bytes_per_pack)
 
         def exchanged() -> Any:
             context = tf.distribute.get_replica_context()
@@ -215,7 +216,9 @@ class Probe:
             return tf.add_n(
                 [
                     tf.cast(tf.reduce_max(summed), tf.float32)
-                    for summed in context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+                    for summed in context.all_reduce(
+                        tf.distribute.ReduceOp.SUM, gradients, options=packs
+                    )
                 ]
             )
 

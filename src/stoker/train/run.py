@@ -676,6 +676,7 @@ class Run:
             accumulate=position.accumulate,
             xla=self.resolved.xla,
             reduction_dtype=self.config.reduction_dtype,
+            reduction_bytes_per_pack=self.config.reduction_bytes_per_pack,
             average=self._average,
             together=max(1, min(position.together, self._most_together)),
             own_rows=self._feed.shares_rows,

@@ -25,7 +25,7 @@ from stoker.train.one_program import OneProgram
 from stoker.train.outcome import Outcome
 from stoker.train.replaced import Replaced
 from stoker.train.seeds import drawn_apart, keras_seeds, use_keras_seeds
-from stoker.train.strategy import Distribution
+from stoker.train.strategy import Distribution, in_packs
 
 Batch = tuple[Any, ...]
 """Features by name, each [batch, ...], labels [batch, ...], and weights [batch] where there are."""
@@ -50,6 +50,9 @@ class StepSettings:
 
     reduction_dtype: ReductionDtype = "float32"
     """What gradients are sent as."""
+
+    reduction_bytes_per_pack: int = 0
+    """They are sent in packs of at least so many bytes; 0: in one."""
 
     average: WeightAverage | None = None
     """A moving average of the weights."""
@@ -209,7 +212,11 @@ def _make_gradients(
         facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *asked])
         if distribution.shares_batches:
             gradients, facts = reduced(
-                gradients, facts, statistics, sent_as=tf.as_dtype(settings.reduction_dtype)
+                gradients,
+                facts,
+                statistics,
+                sent_as=tf.as_dtype(settings.reduction_dtype),
+                packs=in_packs(settings.reduction_bytes_per_pack),
             )
         loss_sum, total = facts[0], facts[1]
         gradients = [scaled(gradient, 1.0 / total) for gradient in gradients]

@@ -21,6 +21,9 @@ _LOG = logging.getLogger(__name__)
 NOT_RUN = "train.strategy: tpu is written to TensorFlow's documented interface and was not run on hardware"
 """What a user of a TPU is told."""
 
+NOTHING_IS_SENT = "train.reduction_bytes_per_pack is without effect: one replica sends no gradients"
+"""What is told where it was set, and one replica trains."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
@@ -84,19 +87,40 @@ def make_distribution(
         name: Which one. Several workers find each other by `TF_CONFIG`.
         replicas: Copies of the model in this process, one a GPU. Without GPUs the CPU is cut into
             as many logical devices, which is how a strategy is tried out on a laptop. A TPU's cores.
-        reduction_bytes_per_pack: Gradients are sent in packs of so many bytes; 0: in one.
+        reduction_bytes_per_pack: Gradients are sent in packs of so many bytes; 0: in one. Stoker's own
+            step asks for that itself; here it holds for what a `train_step` of the user's sends between
+            workers.
         tpu: Name or address of the TPU; "" finds the machine's own.
 
     Raises:
         ConfigError: the devices are not there, or TensorFlow has begun to use them already.
     """
-    options = tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=reduction_bytes_per_pack
-    )
+    made = _make(name, replicas=replicas, packs=in_packs(reduction_bytes_per_pack), tpu=tpu)
+    if reduction_bytes_per_pack and made.replicas == 1:
+        _LOG.warning("%s", NOTHING_IS_SENT)
+    return made
+
+
+def in_packs(size_bytes: int) -> tf.distribute.experimental.CommunicationOptions:
+    """How tensors are sent that are reduced together.
+
+    Args:
+        size_bytes: Of a pack, at least; 0: all in one.
+    """
+    return tf.distribute.experimental.CommunicationOptions(bytes_per_pack=size_bytes)
+
+
+def _make(
+    name: StrategyName,
+    *,
+    replicas: int,
+    packs: tf.distribute.experimental.CommunicationOptions,
+    tpu: str,
+) -> Distribution:
     if name == "mirrored":
         return _mirrored(replicas)
     if name == "multi_worker":
-        return _multi_worker(replicas, options)
+        return _multi_worker(replicas, packs)
     if name == "tpu":
         return _tpu(tpu, replicas=replicas)
     if name == "parameter_server":
@@ -128,7 +152,7 @@ def one_device() -> Distribution:
 
 def _mirrored(replicas: int) -> Distribution:
     devices = _local_devices(replicas)
-    # NCCL where there are GPUs; on the CPU reduction to one device is TensorFlow's own default.
+    # TensorFlow's own choice: NCCL where there are GPUs, a ring between logical devices of a CPU.
     return Distribution(
         name="mirrored",
         strategy=tf.distribute.MirroredStrategy(devices=devices),

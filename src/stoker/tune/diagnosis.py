@@ -72,7 +72,8 @@ def diagnose(profile: Profile, *, other_precision: tuple[str, Gain] | None = Non
         bottleneck="communication",
         text=f"The exchange of gradients is the bottleneck: {1e3 * split.communication_s:.3g} ms of "
         f"a step of {1e3 * split.step_s:.3g} ms. Accumulate (train.accumulate), send less "
-        "(train.reduction_dtype: bfloat16), or give each replica more samples.",
+        "(train.reduction_dtype: bfloat16), send the first gradients while the others are computed "
+        "(train.reduction_bytes_per_pack), or give each replica more samples.",
     )
 
 

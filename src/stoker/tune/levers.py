@@ -7,9 +7,12 @@ whether XLA helps. It is applied by settings of `stoker.yaml`, so that it can be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from stoker.tune.diagnosis import Bottleneck
 
 Part = Literal["input", "python", "step"]
 """Where a step's time goes, and which levers shorten it."""
@@ -33,6 +36,9 @@ class Lever:
 
     only_proposed: bool = False
     """It is another training: whoever owns the model decides, with the gain before their eyes."""
+
+    only_for: Bottleneck | None = None
+    """What has to be waited for, where it shortens nothing else."""
 
     after_memory_of: str | None = None
     """Name of a lever that did not fit in memory; only then this one is tried."""
@@ -65,6 +71,9 @@ class Situation:
     replicas: int
     strategy: str
     reduction_dtype: str
+    reduction_bytes_per_pack: int
+    gradient_bytes: int
+    """Of one exchange, as they are sent."""
     bfloat16: bool
     """The GPUs multiply bfloat16."""
 
@@ -102,6 +111,7 @@ def levers(situation: Situation) -> list[Lever]:
         *_step(situation),
         *_strategy(situation),
         *_exchange(situation),
+        *_packs(situation),
         *_threads(situation),
         *_batch(situation),
     ]
@@ -205,6 +215,32 @@ def _exchange(situation: Situation) -> Iterator[Lever]:
             changes_numbers=True,
             why="half the bytes go between replicas",
         )
+
+
+PACKS = (2, 8)
+"""Into how many packs gradients are cut for trial."""
+
+LEAST_PACK_BYTES = 2**20
+"""A smaller pack costs its own start more than it wins."""
+
+
+def _packs(situation: Situation) -> Iterator[Lever]:
+    """Send what is there; XLA gives all gradients at once, and accumulation at the end."""
+    at_once = situation.xla or situation.accumulate > 1
+    if situation.replicas == 1 or situation.reduction_bytes_per_pack or at_once:
+        return
+    for count in PACKS:
+        size_bytes = math.ceil(situation.gradient_bytes / count)
+        if size_bytes >= LEAST_PACK_BYTES:
+            yield Lever(
+                name=f"gradients sent in {count} packs",
+                settings={"train.reduction_bytes_per_pack": size_bytes},
+                part="step",
+                # The sum of two numbers has one order.
+                changes_numbers=situation.replicas > 2,
+                only_for="communication",
+                why="the first ones go between replicas while the others are still computed",
+            )
 
 
 def _threads(situation: Situation) -> Iterator[Lever]:

@@ -268,6 +268,8 @@ def _why_not(lever: Lever, profile: Profile, diagnosis: Diagnosis, *, goal: floa
         )
     if lever.part != "input" and diagnosis.bottleneck == "input":
         return "the input is what is waited for: a faster step would wait longer"
+    if lever.only_for not in {None, diagnosis.bottleneck}:
+        return f"{lever.only_for} is not what is waited for"
     return None
 
 

@@ -85,6 +85,31 @@ def test_replicas_may_send_less() -> None:
     assert not any("train.reduction_dtype" in s for s in settings(CPU))
 
 
+def test_replicas_may_send_in_packs_where_gradients_come_one_after_the_other() -> None:
+    pair = replace(CPU, replicas=2)
+    name = "train.reduction_bytes_per_pack"
+
+    found = [each for each in levers(pair) if name in each.settings]
+
+    assert [each.settings[name] for each in found] == [32 << 20, 8 << 20]
+    assert {each.only_for for each in found} == {"communication"}
+    assert not any(each.changes_numbers for each in found)
+    # Of three numbers and more the order of the sum is the pack's.
+    four = replace(CPU, replicas=4)
+    assert all(each.changes_numbers for each in levers(four) if name in each.settings)
+    for other in (
+        CPU,
+        replace(pair, xla=True),
+        replace(pair, accumulate=2),
+        replace(pair, reduction_bytes_per_pack=1 << 20),
+        replace(pair, gradient_bytes=2 << 20, reduction_bytes_per_pack=1),
+        replace(pair, gradient_bytes=1 << 20),
+    ):
+        assert not any(name in each for each in settings(other))
+    small = replace(pair, gradient_bytes=(4 << 20) - 1)
+    assert [each[name] for each in settings(small) if name in each] == [2 << 20]
+
+
 def test_another_batch_is_only_proposed() -> None:
     assert lever(CPU, "train.batch_size").only_proposed
     whole = [

@@ -30,6 +30,7 @@ class World:
     input_ms: float = 3.0
     step_ms: float = 1.0
     python_ms: float = 0.1
+    sending_ms: float = 0.0
     xla: float = 0.5
     bfloat16: float = 2.0
     bfloat16_shift: float = 0.0
@@ -65,10 +66,20 @@ class Bench:
             steps_per_call=settings.get("train.steps_per_call", 1),
             batch_size=settings.get("data.pipeline.batch_size", 32),
             accumulate=settings.get("train.accumulate", world.situation.accumulate),
+            reduction_bytes_per_pack=settings.get("train.reduction_bytes_per_pack", 0),
         )
 
     @property
     def step_ms(self) -> float:
+        return self.compute_ms + self.sending_ms
+
+    @property
+    def sending_ms(self) -> float:
+        in_packs = self.settings.get("train.reduction_bytes_per_pack")
+        return self.world.sending_ms / (4 if in_packs else 1)
+
+    @property
+    def compute_ms(self) -> float:
         step = self.world.step_ms
         step /= self.world.xla if self.settings.get("train.xla") else 1.0
         changed = self.settings.get("train.precision", "float32") != "float32"
@@ -104,6 +115,7 @@ class Bench:
             turns=[[window(self.step_ms), window(self.real_ms, wait_ms=wait)]] * 3,
             called=[window(self.step_ms + self.python_ms)],
             taken=[window(self.input_ms)],
+            communication_s=self.sending_ms / 1e3,
         )
 
     def curve(self, *, seed: int, steps: int, every: int) -> list[float]:
@@ -204,6 +216,24 @@ def test_what_cannot_help_while_the_input_is_waited_for_is_not_measured(tmp_path
         "XLA": "skipped",
         "4 times the batch": "skipped",
     }
+
+
+def test_gradients_are_sent_in_packs_only_where_sending_them_is_what_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    pair = replace(BASE, replicas=2, reduction_dtype="bfloat16")
+    quick = World(input_ms=0.01, python_ms=0.01, xla=1.0, bfloat16=1.0, situation=pair)
+
+    sends = tuned(replace(quick, sending_ms=1.0), tmp_path / "sends")
+    computes = tuned(quick, tmp_path / "computes")
+
+    assert sends.diagnosis_before.bottleneck == "communication"
+    assert "train.reduction_bytes_per_pack" in sends.diagnosis_before.text
+    assert sends.settings == {"train.reduction_bytes_per_pack": 32 << 20}
+    assert decisions(sends)["gradients sent in 2 packs"] == "kept"
+    assert decisions(computes)["gradients sent in 2 packs"] == "skipped"
+    (why,) = {each.why for each in computes.outcomes if "packs" in each.lever}
+    assert why == "communication is not what is waited for"
 
 
 @pytest.mark.parametrize("kind", ["crash", "hang", "memory", "refused"])

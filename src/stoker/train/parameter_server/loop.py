@@ -104,6 +104,9 @@ def _refuse(built: BuiltModel, config: TrainConfig, resolved: ResolvedTraining) 
         "train.xla: true": config.xla is True,
         "train.on_nan: rollback": config.on_nan == "rollback",
         f"train.reduction_dtype: {config.reduction_dtype}": config.reduction_dtype != "float32",
+        f"train.reduction_bytes_per_pack: {config.reduction_bytes_per_pack}": (
+            config.reduction_bytes_per_pack > 0
+        ),
         f"train.accumulate: {resolved.accumulate}": resolved.accumulate > 1,
         f"train.replicas: {resolved.replicas}": resolved.replicas > 1,
         f"a model with a {', '.join(sorted(own))} of its own": bool(own),
