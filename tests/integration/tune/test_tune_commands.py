@@ -266,6 +266,36 @@ def test_a_loops_step_is_run_again_on_one_batch_and_nothing_is_changed_by_it(
     assert step["busy_not_measured"] == ""
 
 
+def test_a_loop_inside_of_a_tf_function_has_u_where_its_dataset_is_an_argument(
+    tmp_path: Path,
+) -> None:
+    """And not a bit of the training is another one: shuffling, Dropout and noise are drawn as before."""
+    command = [sys.executable, str(SCRIPTS / "inner_loop.py"), "--all"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as plain:
+        told, printed = profile(tmp_path, *command)
+        plain_printed, _ = plain.communicate()
+
+    assert printed == plain_printed
+    # 6 epochs in one, 3 in another, and 8 times 10 steps.
+    assert printed.splitlines()[-1] == f"steps {9 * 94 + 80}"
+    assert told.failures == ()
+    given, captured, taken = told.to_json()["loops"]
+    lines = (SCRIPTS / "inner_loop.py").read_text().splitlines()
+    assert (given["steps"], given["steps_a_call"], given["batch_rows"]) == (6, 94, 16)
+    assert len(given["rounds"]) == 3
+    assert given["step"]["busy_fraction"] > 0
+    assert sum(given["step"]["parts_s"].values()) == pytest.approx(given["step"]["step_s"])
+    assert "one call holds many steps" in given["step"]["input_wait_not_measured"]
+    # Its dataset's line is known, and what is missing there.
+    [line] = {each.place.line for each in told.minor if each.kind == "sequential_map"}
+    assert "from_tensor_slices" in lines[line - 1]
+    assert captured["steps"] == 3
+    assert "its dataset is no argument of it" in captured["step"]["busy_not_measured"]
+    assert "takes its batches from an iterator by itself" in taken["step"]["busy_not_measured"]
+    for loop in (captured, taken):
+        assert loop["step"]["busy_fraction"] is None
+
+
 def test_a_loops_step_that_does_more_is_not_run_again(tmp_path: Path) -> None:
     script = tmp_path / "prints.py"
     script.write_text(LOOP.replace("{extra}", "tf.print('step', output_stream='file://steps')"))

@@ -117,12 +117,15 @@ def _print_loop(console: Console, loop: Loop) -> None:
     if split is None:
         console.print("  too few steps to measure")
         return
-    measures = [f"step {seconds(split.step_s)}"]
+    whole = loop.kind == "inside" and not loop.rounds
+    measures = [f"{'a call' if whole else 'step'} {seconds(split.step_s)}"]
     measures += [f"U {split.busy:.0%}"] if split.busy is not None else []
     measures += [f"W {split.input_wait:.1%}"] if split.input_wait is not None else []
     console.print(f"  {', '.join(measures)}")
     if split.busy is None:
         console.print(f"  U was not measured: {split.no_busy}", markup=False)
+    if split.no_wait:
+        console.print(f"  W was not measured: {split.no_wait}", markup=False)
     table = Table(box=None, padding=(0, 2), show_header=False)
     table.add_column()
     table.add_column(justify="right")

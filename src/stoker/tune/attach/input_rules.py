@@ -223,7 +223,8 @@ def _elements(loop: Loop, stage: Stage) -> int:
     """Elements of a pass, by declaration or by what whole passes gave at most; 0 if unknown."""
     if stage.cardinality > 0:
         return stage.cardinality
-    return -(-loop.steps // loop.passes) * max(1, loop.rows) if loop.passes else 0
+    batches = loop.batches or (-(-loop.steps // loop.passes) if loop.passes else 0)
+    return batches * max(1, loop.rows)
 
 
 def _float64(loop: Loop) -> Iterator[ScriptFinding]:

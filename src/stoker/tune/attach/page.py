@@ -81,7 +81,7 @@ def _loop(loop: Loop) -> str:
     if split is None:
         parts.append("<p>Too few steps were measured.</p>")
     else:
-        parts += _split(split)
+        parts += _split(loop, split)
     parts += [_stages(loop), _steps(loop)]
     return "\n".join(part for part in parts if part)
 
@@ -94,8 +94,9 @@ _KINDS = {
 }
 
 
-def _split(split: StepSplit) -> Iterator[str]:
-    said = [f"a step takes {seconds(split.step_s)}"]
+def _split(loop: Loop, split: StepSplit) -> Iterator[str]:
+    what = "call" if loop.kind == "inside" and not loop.rounds else "step"
+    said = [f"a {what} takes {seconds(split.step_s)}"]
     if split.busy is not None:
         said.append(f"U {split.busy:.0%}")
     if split.input_wait is not None:
@@ -108,6 +109,8 @@ def _split(split: StepSplit) -> Iterator[str]:
     yield horizontal_bars(bars, title="where a step's time goes")
     if split.busy is None:
         yield f'<p class="sub">U was not measured: {escape(split.no_busy)}.</p>'
+    if split.no_wait:
+        yield f'<p class="sub">W was not measured: {escape(split.no_wait)}.</p>'
 
 
 def _stages(loop: Loop) -> str:

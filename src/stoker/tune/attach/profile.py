@@ -154,6 +154,7 @@ def _loop(loop: Loop) -> dict[str, Any]:
         "passes": loop.passes,
         "steps": loop.steps,
         "batch_rows": loop.rows or None,
+        "steps_a_call": loop.batches or None,
         "first_steps_s": loop.first_s,
         "watched_extra_s": loop.ours_s,
         "step": _split(split_step(loop)),
@@ -173,6 +174,7 @@ def _split(split: StepSplit | None) -> Mapping[str, Any] | None:
         "python": split.python,
         "busy_fraction": split.busy,
         "busy_not_measured": split.no_busy,
+        "input_wait_not_measured": split.no_wait,
     }
 
 

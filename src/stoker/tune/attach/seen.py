@@ -136,6 +136,8 @@ class Loop:
     """Pairs of windows with real data and on a resident batch."""
     gaps: tuple[tuple[float, float], ...] = ()
     """Of a fit, for some steps in a row: time between two elements of the input, whole time."""
+    batches: int = 0
+    """Of a loop inside of a tf.function: steps of one call; 0 where unknown."""
     no_ceiling: str = ""
     """Why there are none."""
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -145,6 +147,8 @@ class Loop:
 
     def counted(self) -> str:
         """`1,000 steps`, or calls of several."""
+        if self.kind == "inside":
+            return f"{self.steps:,} calls{f' of {self.batches:,} steps' if self.batches else ''}"
         together = int(self.model.get("steps_per_execution", 1))
         return f"{self.steps:,} {'steps' if together == 1 else f'calls of {together} steps'}"
 
@@ -277,6 +281,7 @@ def _loop(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         eager_gradients=tuple((_place(each), each[2]) for each in told["eager_gradients"]),
         elements=tuple(told["elements"]),
         rounds=tuple(told["rounds"]),
+        batches=told["batches"],
         no_ceiling=told["no_ceiling"],
         ours_s=told["ours_s"],
     )

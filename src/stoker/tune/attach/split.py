@@ -35,6 +35,9 @@ class StepSplit:
     no_busy: str
     """Why U was not measured."""
 
+    no_wait: str = ""
+    """Why W was not measured."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageCost:
@@ -54,9 +57,16 @@ class StageCost:
 
 
 def split_step(loop: Loop) -> StepSplit | None:
-    """Split a loop's step; None where too few steps were measured."""
-    if loop.measured_steps < LEAST_STEPS or loop.period_s <= 0:
+    """Split a loop's step; None where too few steps were measured.
+
+    The step of a loop inside of a tf.function is a whole call, unless it is known of how many.
+    """
+    # A call of such a loop is a whole pass.
+    least = 1 if loop.kind == "inside" else LEAST_STEPS
+    if loop.measured_steps < least or loop.period_s <= 0:
         return None
+    if loop.kind == "inside" and loop.rounds:
+        return _split_inside(loop)
     return _split_fit(loop) if loop.kind == "fit" else _split_loop(loop)
 
 
@@ -76,13 +86,22 @@ def _split_loop(loop: Loop) -> StepSplit:
         python=python_s / step_s if loop.kind != "inside" else None,
         busy=_busy(loop),
         no_busy="" if loop.rounds else loop.no_ceiling or _NO_BUSY.get(loop.kind, ""),
+        no_wait=_NO_WAIT.get(loop.kind, ""),
     )
+
+
+_NO_WAIT = {
+    "calls": "no iterator of tf.data was asked for batches by Python",
+    "inside": "one call holds many steps, and from outside their waits cannot be told apart",
+}
+"""Kind of a loop -> why nobody sees how long a step waits."""
 
 
 _NO_BUSY = {
     "dataset": "the training was too short, or Python runs its operations one by one",
     "calls": "a loop over arrays has no batch that could be given again",
-    "inside": "the loop lies inside of a tf.function: nobody sees its steps",
+    "inside": "the loop lies inside of a tf.function, and was called too seldom: its first two calls "
+    "are set apart",
 }
 """Kind of a loop -> why its step was not run on one batch."""
 
@@ -91,6 +110,22 @@ def _busy(loop: Loop) -> float | None:
     if not loop.rounds:
         return None
     return statistics.median(each["ceiling_s"] / each["real_s"] for each in loop.rounds)
+
+
+def _split_inside(loop: Loop) -> StepSplit:
+    """By calls with the script's own dataset, and with one of as many batches that are there."""
+    step_s = statistics.median(each["real_s"] / each["calls"] for each in loop.rounds)
+    ceiling_s = statistics.median(each["ceiling_s"] / each["calls"] for each in loop.rounds)
+    compute_s = min(ceiling_s, step_s)
+    return StepSplit(
+        step_s=step_s,
+        parts={"compiled step": compute_s, "its input": step_s - compute_s},
+        input_wait=None,
+        python=None,
+        busy=_busy(loop),
+        no_busy="",
+        no_wait=_NO_WAIT["inside"],
+    )
 
 
 def _split_fit(loop: Loop) -> StepSplit:

@@ -151,6 +151,45 @@ def test_u_and_w_are_what_the_rounds_say() -> None:
     assert split.python == pytest.approx(0.1)
 
 
+def test_a_loop_inside_of_a_function_has_u_by_its_calls_and_no_w() -> None:
+    one: Mapping[str, float] = {"calls": 50, "real_s": 1.0, "ceiling_s": 0.6}
+    inside = loop(kind="inside", steps=5, measured_steps=3, rounds=(one,) * 3, batches=50)
+
+    split = split_step(inside)
+
+    assert split is not None
+    assert split.busy == pytest.approx(0.6)
+    assert split.parts == pytest.approx({"compiled step": 0.012, "its input": 0.008})
+    assert split.input_wait is None
+    assert "one call holds many steps" in split.no_wait
+    assert inside.counted() == "5 calls of 50 steps"
+    seldom = split_step(loop(kind="inside", steps=3, measured_steps=1))
+    assert seldom is not None
+    assert seldom.busy is None
+    assert "called too seldom" in seldom.no_busy
+
+
+def test_a_shuffle_inside_of_a_function_is_filled_by_a_call() -> None:
+    chain = (
+        stage("batch", 9),
+        stage(
+            "shuffle",
+            8,
+            arguments={"buffer_size": 10**6},
+            element_bytes=10**6,
+            cardinality=-2,
+        ),
+    )
+
+    def told(batches: int) -> list[str]:
+        changes: dict[str, Any] = {"nodes": (), "passes": 5, "steps": 5, "batches": batches}
+        return kinds(loop(kind="inside", stages=chain, **changes))
+
+    # Batches of 32 elements of 1 MB, on 8 GiB.
+    assert told(100) == ["shuffle_memory"]
+    assert told(10) == []
+
+
 def test_too_few_steps_are_not_measured() -> None:
     assert split_step(loop(measured_steps=4)) is None
 

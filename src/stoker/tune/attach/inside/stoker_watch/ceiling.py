@@ -56,13 +56,13 @@ class Prepared:
             except StopIteration:
                 break
         try:
-            parts = [_resident(batch, iterator.element_spec) for batch in batches]
+            parts = [resident(batch, iterator.element_spec) for batch in batches]
             once = parts[0]
             for part in parts[1:]:
                 once = once.concatenate(part)
-            again = iter(_plain(parts[0].repeat()))
+            again = iter(plain(parts[0].repeat()))
             ceiling = Ceiling(self._function, again, self._variables)
-            return Taken(batches, iter(_plain(once))), ceiling
+            return Taken(batches, iter(plain(once))), ceiling
         except Exception as error:  # noqa: BLE001 - the batch was taken: it must be trained with
             FACTS.failed(error)
             # A train function of Keras's takes any iterator, and traces once more for it.
@@ -120,7 +120,7 @@ def prepare(
         return None, "the step is not compiled: Python runs each of its operations"
     if any(not isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(iterator.element_spec)):
         return None, "the batches hold ragged or sparse tensors"
-    if _resident(_zeros(iterator.element_spec), iterator.element_spec).element_spec != (
+    if resident(_zeros(iterator.element_spec), iterator.element_spec).element_spec != (
         iterator.element_spec
     ):
         return None, "a batch cannot be given again with the shapes that its dataset declares"
@@ -179,7 +179,7 @@ def _zeros(element_spec: Any) -> Any:
     return tf.nest.map_structure(zeros, element_spec)
 
 
-def _plain(dataset: Any) -> Any:
+def plain(dataset: Any) -> Any:
     """The dataset, without the autotuner: to end it can take its iterator seconds."""
     tf: Any = sys.modules["tensorflow"]
     options = tf.data.Options()
@@ -188,7 +188,7 @@ def _plain(dataset: Any) -> Any:
     return dataset.with_options(options)
 
 
-def _resident(batch: Any, spec: Any) -> Any:
+def resident(batch: Any, spec: Any) -> Any:
     """A dataset of this batch alone, with the shapes that the script's own dataset declares."""
     tf: Any = sys.modules["tensorflow"]
 

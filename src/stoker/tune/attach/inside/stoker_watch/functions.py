@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from . import inner_ceiling
 from .facts import FACTS
 from .loop_ceiling import after_call
-from .loops import STATE, clock, current, loop_at
+from .loops import STATE, Loop, clock, current, loop_at
 from .places import NOWHERE, Place, of_code, place
 
 KEY = "stoker_function"
@@ -21,6 +22,12 @@ MOST_CAUSES = 12
 """Traces of which it is remembered with what they were made."""
 
 
+TAKES = (
+    "the tf.function takes its batches from an iterator by itself, and one that is taken is gone (give "
+    "it the batch)"
+)
+"""Why a step is not run on one batch."""
+
 QUICKEST_TRACE_S = 5e-4
 """A call that took less has traced nothing."""
 
@@ -32,7 +39,7 @@ class Record:
         self.name, self.place = name, at
         self.calls = self.traces = self.made = 0
         self.causes: list[dict[str, str]] = []
-        self.trains = self.iterates = False
+        self.trains = self.iterates = self.takes = False
         self.trace_s = 0.0
         self.optimizer: Any = None
 
@@ -122,10 +129,15 @@ def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         if _running or FACTS.ours or not tf.executing_eagerly():
             return original(self, *args, **kwargs)
         one = self.__dict__.get(KEY) or _met(self)
+        given = args, kwargs
+        if one.record.trains and one.record.iterates and not STATE.fits:
+            with FACTS.guarded():
+                given = inner_ceiling.before_call(loop_at(one.record.place, "inside"), args, kwargs)
         _running.append(one.record)
+        STATE.taken_in_graph = False
         begun_s = clock()
         try:
-            return original(self, *args, **kwargs)
+            return original(self, *given[0], **given[1])
         finally:
             _running.clear()
             try:
@@ -184,6 +196,7 @@ def _called(
     traces = int(function.experimental_get_tracing_count()) if may_be else one.traces
     traced = traces > one.traces
     if traced:
+        record.takes |= STATE.taken_in_graph
         record.traces += traces - one.traces
         one.traces = traces
         record.trace_s += now_s - begun_s
@@ -193,12 +206,16 @@ def _called(
         return
     loop = current()
     if record.trains and record.iterates:
-        _inner_loop(record, begun_s, now_s, traced=traced)
+        loop = _inner_loop(record, begun_s, now_s, traced=traced)
+        if not traced:
+            inner_ceiling.after_call(loop, function, given, now_s - begun_s)
         return
-    if loop is None or loop.kind == "calls":
+    if loop is None or loop.kind == "calls" or (record.trains and record.takes):
         if not record.trains:
             return
-        loop = loop_at(place(), "calls") if loop is None or traced else loop
+        is_new = loop is None or loop.kind != "calls" or traced
+        loop = loop_at(place(), "calls") if is_new or loop is None else loop
+        loop.no_ceiling = TAKES if record.takes else ""
         STATE.current = loop
         loop.begin_step(begun_s)
     loop.called(now_s - begun_s, function=record.name, trains=record.trains, traced=traced)
@@ -206,13 +223,14 @@ def _called(
         after_call(loop, function, *given)
 
 
-def _inner_loop(record: Record, begun_s: float, now_s: float, *, traced: bool) -> None:
+def _inner_loop(record: Record, begun_s: float, now_s: float, *, traced: bool) -> Loop:
     """The function holds the loop: a call of it is a whole pass, whose steps nobody sees."""
     loop = loop_at(record.place, "inside")
     loop.begin_step(begun_s)
     loop.called(now_s - begun_s, function=record.name, trains=True, traced=traced)
     loop.end_step(now_s)
     loop.passes += 1
+    return loop
 
 
 def _describe(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:

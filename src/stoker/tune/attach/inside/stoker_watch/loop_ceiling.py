@@ -81,16 +81,33 @@ def _measure(
         return 0.0, "the step is traced anew for each batch"
     if found := does_more(concrete) | _reads_more(concrete):
         return 0.0, f"the step does what cannot be undone ({', '.join(sorted(found)[:3])})"
+    variables, why = captured_variables(concrete)
+    if why:
+        return 0.0, why
+    calls = max(LEAST_STEPS, min(MOST_STEPS, int(MOST_CEILING_S / real_s)))
+    return _timed(function, given, variables, calls), ""
+
+
+def captured_variables(concrete: Any) -> tuple[list[Any], str]:
+    """What a compiled step can change, and why that could not be put back."""
+    tf: Any = sys.modules["tensorflow"]
     variables = list(concrete.graph.variables)
     known = {id(variable.handle) for variable in variables}
     captured = [each for each, _ in concrete.graph.captures if each.dtype == tf.resource]
     if any(id(each) not in known for each in captured):
-        return 0.0, "the step holds a resource that is no variable"
+        return [], "the step holds a resource that is no variable"
     size = sum((each.shape.num_elements() or 0) * each.dtype.size for each in variables)
     if size > MOST_STATE_BYTES:
-        return 0.0, f"the step's variables take {size / 2**30:.1f} GiB, which would be copied"
-    calls = max(LEAST_STEPS, min(MOST_STEPS, int(MOST_CEILING_S / real_s)))
-    return _timed(function, given, variables, calls), ""
+        return [], f"the step's variables take {size / 2**30:.1f} GiB, which would be copied"
+    return variables, ""
+
+
+def settle(variables: list[Any]) -> float:
+    """Wait until the device has done all it was given; the time that it took, seconds."""
+    begun_s = clock()
+    if variables:
+        min(variables, key=lambda each: each.shape.num_elements() or 0).numpy()
+    return clock() - begun_s
 
 
 def _timed(
@@ -101,17 +118,14 @@ def _timed(
 ) -> float:
     args, kwargs = given
     kept = [variable.numpy() for variable in variables]
-    smallest = min(variables, key=lambda each: each.shape.num_elements() or 0, default=None)
     try:
         function(*args, **kwargs)
-        if smallest is not None:
-            smallest.numpy()
+        settle(variables)
         begun_s = clock()
         for _ in range(calls):
             function(*args, **kwargs)
-        if smallest is not None:
-            # Until the device has done all it was given.
-            smallest.numpy()
+        # Until the device has done all it was given.
+        settle(variables)
         return (clock() - begun_s) / calls
     finally:
         for variable, value in zip(variables, kept, strict=True):

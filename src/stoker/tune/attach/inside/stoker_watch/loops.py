@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -35,6 +36,10 @@ class Loop:
         self.steps = self.plain_steps = self.measured_steps = 0
         self.first_s = self.wait_s = self.call_s = self.sync_s = self.period_s = 0.0
         self.rows = 0
+        self.batches = 0
+        """That one call reads, where the loop lies inside of a tf.function; 0: not known."""
+        self.sample: Any = None
+        """What was kept of the dataset of such a loop."""
         self.elements: list[str] = []
         self.element_bytes = 0
         self.stages: list[int] = []
@@ -140,6 +145,7 @@ class Loop:
             "sync_s": self.sync_s,
             "period_s": self.period_s,
             "rows": self.rows,
+            "batches": self.batches,
             "elements": self.elements,
             "element_bytes": self.element_bytes,
             "stages": self.stages,
@@ -164,6 +170,8 @@ class State:
         """The iterator of the current loop, while somebody holds it."""
         self.fits = 0
         """Calls of `fit` that are under way."""
+        self.taken_in_graph = False
+        """A tf.function that is being traced takes elements of an iterator by itself."""
 
 
 STATE = State()
@@ -261,11 +269,21 @@ def _follow(tf: Any, around: Callable[..., None], iterator: Any, dataset: Any) -
 def _next(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         loop = self.__dict__.get(KEY)
+        if loop is None:
+            # An iterator that a tf.function is given is another object inside of it.
+            STATE.taken_in_graph |= not _is_eager()
         if loop is None or STATE.fits or FACTS.ours or loop is _inside[0]:
+            return original(self, *args, **kwargs)
+        if not _is_eager():
+            STATE.taken_in_graph = True
             return original(self, *args, **kwargs)
         return _timed_next(loop, self, lambda: original(self, *args, **kwargs))
 
     return call
+
+
+def _is_eager() -> bool:
+    return bool(sys.modules["tensorflow"].executing_eagerly())
 
 
 _inside: list[Loop | None] = [None]
