@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,23 +18,11 @@ from stoker.data.feed.calls import Calls
 from stoker.data.feed.dataset_stages import dataset_stages
 from stoker.data.feed.pipeline import PREFETCHED, Feed
 from stoker.data.feed.stages import StageCost, measure_stages
-from stoker.data.own.features import AnyTransform
 from stoker.data.own.feed import OwnFeed
-from stoker.data.own.opening import AnyDataset
-from stoker.train.busy import BusyReport
-from stoker.train.checkpoints.cadence import LEAST_EVERY_S, MOST_EVERY_S
-from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.model import BuiltModel
-from stoker.train.run import Opened, Run, open_run
-from stoker.train.strategy import Distribution, in_packs
-from stoker.train.surroundings import Surroundings
-
-Kind = Literal["resident", "called", "real", "input"]
-"""resident: the compiled step on one batch in memory. called: the calls of training on such a batch,
-all of their Python included. real: training as it is. input: batches are taken and thrown away."""
-
-EPOCHS = 1_000_000
-"""Passes that a probe could take: it ends by time."""
+from stoker.train.ready import elements_ready
+from stoker.train.run import Opened, Run
+from stoker.train.step_costs import checkpoint_s, communication_s, transfer_s
+from stoker.train.window import Kind, Window
 
 LEAD_SHARE = 0.25
 """Of a window, how long it runs at least before it is timed: threads are awake."""
@@ -66,44 +54,12 @@ UNSEEN = 3 * PREFETCHED
 those that lie ready where the input is slower than two thirds of the step, and few are left of a
 faster one."""
 
-EXCHANGES = 10
-"""How often an exchange or a copy is made to be timed."""
-
 STAGE_BATCHES, STAGE_SAMPLES = 32, 256
 """How much is read of a dataset of the user's own, or of the shards, to know what its stages cost."""
 
 FIRST_PASS_S = 20.0
 """Longest that a first pass over a dataset of the user's own is awaited, seconds: it may fill a
 cache, and is not what the other passes cost."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
-    """What was seen in a stretch of time."""
-
-    kind: Kind
-    steps: int
-    rows: float
-    wall_s: float
-    wait_s: float
-    """Of it, blocked in `next(iterator)`; of a window of input all."""
-    cpu_s: float
-    """CPU time of the process, all threads."""
-
-    @property
-    def step_s(self) -> float:
-        """Wall time of a step."""
-        return self.wall_s / self.steps
-
-    @property
-    def rows_per_s(self) -> float:
-        """Samples in a second of wall time."""
-        return self.rows / self.wall_s
-
-    @property
-    def cpu_s_per_row(self) -> float:
-        """CPU time of a sample."""
-        return self.cpu_s / self.rows
 
 
 class Probe:
@@ -187,65 +143,16 @@ class Probe:
         return measure_stages(feed, batch_size=size, samples=STAGE_SAMPLES)
 
     def checkpoint_s(self) -> float:
-        """What a checkpoint holds the step up for, by step at the rate of the settings, seconds.
-
-        Its writing goes on beside the step and is not in it.
-        """
-        state, config = self._resident.state, self.run.config.checkpoint
-        state.capture()
-        begun_s = time.monotonic()
-        state.capture()
-        copy_s, step_s = time.monotonic() - begun_s, self.run.last_ceiling_s
-        if config.every_steps is not None:
-            return copy_s / config.every_steps
-        by_cost_s = min(MOST_EVERY_S, max(LEAST_EVERY_S, copy_s / config.max_overhead))
-        every_s = by_cost_s if config.every_s == "auto" else config.every_s
-        return copy_s * step_s / every_s
+        """What a checkpoint holds the step up for, by step, seconds."""
+        return checkpoint_s(self.run, self._resident.state)
 
     def communication_s(self) -> float:
-        """What summing gradients over the replicas takes of a step, seconds; measured alone."""
-        strategy, model = self.run.distribution.strategy, self.run.built.model
-        if self.run.distribution.replicas == 1:
-            return 0.0
-        dtype = self.run.config.reduction_dtype
-        packs = in_packs(self.run.config.reduction_bytes_per_pack)
-
-        def exchanged() -> Any:
-            context = tf.distribute.get_replica_context()
-            gradients = [tf.zeros(v.shape, dtype) for v in model.trainable_variables]
-            return tf.add_n(
-                [
-                    tf.cast(tf.reduce_max(summed), tf.float32)
-                    for summed in context.all_reduce(
-                        tf.distribute.ReduceOp.SUM, gradients, options=packs
-                    )
-                ]
-            )
-
-        exchange = tf.function(lambda: strategy.run(exchanged))
-        exchange()
-        begun_s = time.monotonic()
-        for _ in range(EXCHANGES):
-            tf.nest.map_structure(
-                lambda one: one.numpy(), strategy.experimental_local_results(exchange())
-            )
-        return (time.monotonic() - begun_s) / EXCHANGES
+        """What summing gradients over the replicas takes of a step, seconds."""
+        return communication_s(self.run)
 
     def transfer_s(self) -> float:
         """What copying a batch to the first GPU takes, seconds; 0 without a GPU."""
-        if not tf.config.list_logical_devices("GPU"):
-            return 0.0
-        with tf.device("CPU:0"):
-            batch = tf.nest.map_structure(tf.identity, self.run.sample)
-        copies = []
-        begun_s = time.monotonic()
-        for _ in range(EXCHANGES):
-            with tf.device("GPU:0"):
-                copies = [tf.identity(part) for part in tf.nest.flatten(batch)]
-        # Copies of a device end in their order.
-        for copy in copies:
-            copy.numpy()
-        return (time.monotonic() - begun_s) / EXCHANGES
+        return transfer_s(self.run)
 
     def _use_up(self, once: Callable[[], tuple[int, float, float]], least_s: float) -> None:
         """Take what was made while nothing was measured: a window of it would be too fast.
@@ -342,51 +249,6 @@ class Probe:
 
 
 @contextmanager
-def open_measured(
-    built: BuiltModel,
-    dataset: AnyDataset,
-    transform: AnyTransform,
-    *,
-    config: TrainConfig,
-    resolved: ResolvedTraining,
-    distribution: Distribution,
-    around: Surroundings,
-) -> Iterator[tuple[Run, Opened]]:
-    """Open the data and compile the step of a run that saves nothing and has no end.
-
-    Args:
-        built: The user's compiled model, built in the strategy's scope.
-        dataset: With the splits `train` and `eval`.
-        transform: What turns raw columns into features and label.
-        config: The user's `train` section; its epochs do not count.
-        resolved: What its `auto`s became.
-        distribution: One process's.
-        around: The rest; nothing is written to its checkpoints.
-
-    Raises:
-        UserError: what would have ended training.
-    """
-    config = replace(config, epochs=EPOCHS, on_oom="stop")
-    opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
-    run = Run(
-        built,
-        (opened.feed, opened.held_out),
-        opened.position,
-        config=config,
-        resolved=_calls_of_an_epoch(resolved, opened),
-        distribution=distribution,
-        around=around,
-        writer=None,
-    )
-    try:
-        run.begin(None)
-        run.fitting(run.ceiling_s)
-        yield run, opened
-    finally:
-        run.close()
-
-
-@contextmanager
 def open_probe(run: Run, opened: Opened) -> Iterator[Probe]:
     """Be ready to measure what `open_measured` has opened; calls that are long are made shorter.
 
@@ -417,59 +279,6 @@ def _reading(run: Run, opened: Opened) -> Iterator[Probe]:
         yield Probe(run, opened, iterator=run.iterator(batches), element=element)
 
 
-def train_for(run: Run, opened: Opened, *, steps: int) -> None:
-    """Train for some steps; their losses go to the run's writer, a mean for each call.
-
-    Raises:
-        UserError: what would have ended training, e.g. a step that is not finite.
-    """
-    with opened.feed.shuffled(run.calls()) as batches:
-        iterator = run.iterator(batches)
-        while run.position.step < steps:
-            run.begin_epoch()
-            run.one_call(iterator)
-            if not run.position.validated:
-                run.pass_over_epoch()
-
-
-def busy_of(resident: Window, real: Window) -> BusyReport:
-    """U and W of two windows that lie beside each other."""
-    return BusyReport(
-        ceiling_step_s=resident.step_s,
-        ceiling_rows=resident.rows / resident.steps,
-        real_step_s=real.step_s,
-        real_rows=real.rows / real.steps,
-        input_wait=min(1.0, real.wait_s / real.wall_s),
-    )
-
-
-def elements_ready(iterator: Any) -> float | None:
-    """How many elements lie ready in the buffers of a pipeline, counted in those that leave it.
-
-    Args:
-        iterator: Of a dataset; None where TensorFlow keeps no model of it: its autotuner is off, or
-            it is handed out to several replicas.
-
-    Source: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
-    """
-    if not isinstance(iterator, tf.data.Iterator):
-        return None
-    try:
-        model = tf.data.experimental.get_model_proto(iterator)
-    except tf.errors.NotFoundError:
-        return None
-    ready, per_element, number = 0.0, 1.0, model.output
-    while number in model.nodes:
-        node = model.nodes[number]
-        ready += node.buffered_elements / per_element
-        # Behind a stage that gives more or fewer than it takes, e.g. a filter, it is not known.
-        known = node.ratio > 0
-        if not known or not node.inputs or node.name.startswith("Shuffle"):
-            break
-        per_element, number = per_element * node.ratio, node.inputs[0]
-    return ready
-
-
 @tf.function(reduce_retracing=True)
 def _take_some(iterator: Any, elements: tf.Tensor) -> tf.Tensor:
     """Rows of so many elements, of which nothing else is done."""
@@ -484,12 +293,6 @@ def _take_some(iterator: Any, elements: tf.Tensor) -> tf.Tensor:
             rows += tf.shape(first, tf.int64)[0]
         done += 1
     return rows
-
-
-def _calls_of_an_epoch(resolved: ResolvedTraining, opened: Opened) -> ResolvedTraining:
-    """No call has more steps than an epoch."""
-    most = max(1, opened.position.per_epoch)
-    return replace(resolved, steps_per_call=min(resolved.steps_per_call, most))
 
 
 def _first_of(calls: Calls) -> Calls:

@@ -14,8 +14,17 @@ from stoker.tune.attach.inside.stoker_watch.loops import Loop
 ROWS = np.arange(14, dtype=np.float32).reshape(7, 2)
 
 NUMBERS = tf.data.Dataset.from_tensor_slices(ROWS).batch(3)
-NAMED = tf.data.Dataset.from_tensor_slices(
-    ({"x": ROWS, "name": [f"row {n}" for n in range(7)]}, np.arange(7))
+NAMES = tf.constant([f"row {n}" for n in range(7)])
+NAMED = tf.data.Dataset.zip(
+    (
+        tf.data.Dataset.zip(
+            {
+                "x": tf.data.Dataset.from_tensor_slices(ROWS),
+                "name": tf.data.Dataset.from_tensor_slices(NAMES),
+            }
+        ),
+        tf.data.Dataset.range(7),
+    )
 ).batch(2)
 RAGGED = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1.0], [2.0, 3.0]])).batch(1)
 

@@ -71,7 +71,7 @@ class Sample:
     def watched(self, tf: Any, dataset: Any) -> Any:
         """The dataset, with the stage that counts and keeps."""
 
-        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+        @tf.autograph.experimental.do_not_convert
         def keep(*element: Any) -> Any:
             given = element[0] if len(element) == 1 else element
             parts = tf.nest.flatten(given)

@@ -1,0 +1,51 @@
+"""What a trial answers: what was asked for, or what became of it instead."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from stoker.core.errors import UserError
+
+SIGNS_OF_XLA = ("tf2xla conversion failed", "XLA_CPU_JIT", "XLA_GPU_JIT")
+"""What TensorFlow says of a graph that XLA is to compile, and cannot."""
+
+REASONS_OF_XLA = ("XLA_CPU_JIT", "XLA_GPU_JIT", "compile-time constant", "nsupported")
+"""In the line that says why."""
+
+LONGEST_LINE = 300
+"""Characters of it."""
+
+
+def answer_of(asked: Callable[[], Any]) -> dict[str, Any]:
+    """What was asked, or why there is no answer."""
+    try:
+        return {"answer": asked()}
+    except UserError as error:
+        memory = "must fit" in error.rule or "memory" in error.rule
+        return {"failed": "memory" if memory else "refused", "text": error.line()}
+    except MemoryError:
+        return {"failed": "memory", "text": "Python ran out of memory"}
+    except Exception as error:  # noqa: BLE001 - the edge: a trial that fails is a result
+        traceback.print_exc()
+        if (why := _refused_by_xla(str(error))) is not None:
+            return {"failed": "refused", "text": why}
+        memory = type(error).__name__ == "ResourceExhaustedError"
+        text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        return {
+            "failed": "memory" if memory else "crash",
+            "text": f"{type(error).__name__}: {text}",
+        }
+
+
+def _refused_by_xla(text: str) -> str | None:
+    """TensorFlow's line on a graph that XLA does not compile; None where it says nothing of XLA."""
+    if not any(sign in text for sign in SIGNS_OF_XLA):
+        return None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = (line for line in lines if any(why in line for why in REASONS_OF_XLA))
+    # The operation's place in the graph stands behind the reason once more.
+    line = re.sub(r"\)\{\{node [^}]*\}\}", ")", next(said, lines[0]))
+    return re.sub(r"\{\{node ([^}]*)\}\}", r"\1", line)[:LONGEST_LINE]

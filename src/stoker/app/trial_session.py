@@ -1,0 +1,325 @@
+"""One setting of an experiment, opened to be measured: what a trial can be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from stoker.app.chain import StageOutcome, run_chain
+from stoker.app.context import Context
+from stoker.app.experiment import Experiment
+from stoker.app.quiet import import_tensorflow
+from stoker.cluster.machine.gpu_watch import watched_gpus
+from stoker.core.config import build
+from stoker.core.errors import UserError
+from stoker.tune.levers import Situation, other_precision
+
+if TYPE_CHECKING:
+    from stoker.data.own.features import AnyTransform
+    from stoker.train.config import ResolvedTraining, TrainConfig
+    from stoker.train.probe import Probe
+    from stoker.train.strategy import Distribution
+    from stoker.train.surroundings import Surroundings
+
+OF_A_CLUSTER = ("multi_worker", "parameter_server")
+"""Strategies that a trial, one process, replaces by what fits this machine."""
+
+
+class _Told:
+    """A listener that passes on what the chain says."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+
+    def stage_began(self, stage: str) -> None:
+        self.say(stage)
+
+    def progress(self, line: str, share: float | None) -> None:
+        self.say(line if share is None else f"{line} ({share:.0%})")
+
+    def stage_ended(self, outcome: StageOutcome) -> None:
+        """Nobody waits for it."""
+
+
+class _Losses:
+    """A metric writer that keeps the losses."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:  # noqa: ARG002 - a writer's
+        if "loss" in scalars:
+            self.found.append(float(scalars["loss"]))
+
+    def rewind(self, step: int, *, validated: bool = True) -> None:
+        """Nothing was written before."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Session:
+    """One setting of an experiment, opened as far as what is asked needs it."""
+
+    def __init__(self, spec: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        """Know what is to be measured.
+
+        Args:
+            spec: `base`, the experiment as it is, and `settings`, what is to be measured, YAML.
+            say: Told what goes on.
+        """
+        self._base = build(Experiment, yaml.safe_load(spec["base"]))
+        self._experiment = _in_one_process(build(Experiment, yaml.safe_load(spec["settings"])))
+        self._say = say
+        self._at_end = ExitStack()
+        self._probe: Probe | None = None
+        self._as_set: Any = None
+        self._prepared: tuple[Context, AnyTransform, ResolvedTraining, Distribution] | None = None
+        self._scratch = Path(self._at_end.enter_context(TemporaryDirectory(prefix="stoker-trial-")))
+
+    def close(self) -> None:
+        """Close the data."""
+        self._at_end.close()
+
+    def prepare(self) -> dict[str, Any]:
+        """Run the stages before `train`, and begin the process; facts of the setting."""
+        _, _, resolved, _ = self._open()
+        from stoker.cluster.devices import find_devices
+
+        return {"resolved": asdict(resolved), "devices": find_devices().describe()}
+
+    def begin(self) -> dict[str, Any]:
+        """Compile the step, and make ready to measure; facts of what is measured."""
+        probe = self._measured()
+        run = probe.run
+        return {
+            "per_epoch": run.position.per_epoch,
+            "rows_a_step": run.rows_a_step,
+            "steps_per_call": run.resolved.steps_per_call,
+            "together": run.position.together,
+            "first_pass_s": probe.first_pass_s,
+            "parameters": run.built.model.count_params(),
+            "checkpoint_s": probe.checkpoint_s(),
+            "communication_s": probe.communication_s(),
+            "transfer_s": probe.transfer_s(),
+            "situation": asdict(self._situation(run.position.per_epoch)),
+        }
+
+    def window(self, kind: Any, seconds: float) -> dict[str, Any]:
+        """One window."""
+        return asdict(self._measured().window(kind, seconds))
+
+    def turns(self, seconds: float, count: int) -> list[list[dict[str, Any]]]:
+        """Windows of the resident step and of training in turn, so that both see the same machine."""
+        probe = self._measured()
+        return [
+            [asdict(probe.window(kind, seconds)) for kind in ("resident", "real")]
+            for _ in range(count)
+        ]
+
+    def curve(self, seed: int, steps: int, every: int) -> list[float]:
+        """Mean losses of stretches of `every` steps, of a training with another seed."""
+        from stoker.train.measured_run import open_measured, train_for
+
+        kept = _Losses()
+        settings, resolved = self._again(seed=seed)
+        resolved = replace(resolved, steps_per_call=min(every, resolved.steps_per_call))
+        with open_measured(**self._parts(settings, resolved, writer=kept)) as (run, opened):
+            train_for(run, opened, steps=steps)
+        return _by_stretch(kept.found, run.resolved.steps_per_call, every)
+
+    def precision(self, seconds: float, count: int) -> dict[str, Any]:
+        """Speeds of the step in memory as it is and in another precision, in turn."""
+        from stoker.train.measured_run import open_measured
+        from stoker.train.probe import open_probe
+
+        probe = self._measured()
+        other = other_precision(self._situation(1))
+        settings, resolved = self._again(precision=other)
+        parts = self._parts(settings, resolved, writer=_Losses())
+        with open_measured(**parts) as measured, open_probe(*measured) as second:
+            pairs = [
+                [
+                    each.window("resident", seconds)
+                    for each in ((probe, second) if turn % 2 else (second, probe))
+                ][:: 1 if turn % 2 else -1]
+                for turn in range(count)
+            ]
+        return {
+            "precision": other,
+            "pairs": [[one.rows_per_s, two.rows_per_s] for one, two in pairs],
+        }
+
+    def timeline(self, calls: int) -> list[dict[str, Any]]:
+        """Some calls of training, one after the other."""
+        return self._measured().spans(calls)
+
+    def stages(self) -> list[dict[str, Any]]:
+        """What each stage of the input costs; empty where nothing is made for a sample."""
+        return [asdict(stage) for stage in self._measured().stages()]
+
+    def machine(self, seconds: float) -> dict[str, Any]:
+        """What the model computes, what this device reaches, memory, and the GPUs while it trains."""
+        import resource
+
+        probe = self._measured()
+        with watched_gpus() as gpus:
+            probe.window("real", seconds)
+        model = probe.run.built.model
+        peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        reached = _reached(model, seconds=seconds)
+        return reached | {"peak_memory_bytes": peak_bytes, "gpus": gpus()}
+
+    def _again(self, *, seed: int | None = None, precision: Any = None) -> Any:
+        """The settings of a second training in this process, which is prepared for it."""
+        from stoker.train.model import prepare_process
+
+        context, _, resolved, _ = self._open()
+        settings = context.experiment.train
+        settings = replace(settings, seed=settings.seed if seed is None else seed)
+        resolved = replace(resolved, precision=precision or resolved.precision)
+        prepare_process(
+            precision=resolved.precision,
+            seed=settings.seed,
+            deterministic=settings.deterministic,
+        )
+        return settings, resolved
+
+    def _parts(
+        self, settings: TrainConfig, resolved: ResolvedTraining, *, writer: _Losses
+    ) -> dict[str, Any]:
+        """What `open_measured` takes."""
+        from stoker.app.training import callbacks_of, open_and_build
+        from stoker.train.callbacks import writes_files
+        from stoker.train.own_code import as_own_code_needs, hears_every_step
+
+        context, transform, _, place = self._open()
+        context = replace(context, experiment=replace(context.experiment, train=settings))
+        dataset, built = open_and_build(context, transform, place)
+        listed = callbacks_of(context.experiment)
+        resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
+        # Those that are told of each step are a part of it; no file of the user's is written.
+        heard = [c for c in listed if hears_every_step(c) and not writes_files(c)]
+        return {
+            "built": built,
+            "dataset": dataset,
+            "transform": transform,
+            "config": settings,
+            "resolved": resolved,
+            "distribution": place,
+            "around": replace(self._around(writer), callbacks=heard),
+        }
+
+    def _situation(self, per_epoch: int) -> Situation:
+        from stoker.app.trial_situation import situation_of
+
+        context, transform, _, _ = self._open()
+        model = self._measured().run.built.model
+        return situation_of(context, transform, self._as_set, model=model, per_epoch=per_epoch)
+
+    def _open(self) -> tuple[Context, AnyTransform, ResolvedTraining, Distribution]:
+        if self._prepared is None:
+            experiment = self._experiment
+            data_only = replace(self._base, data=experiment.data)
+            listener = _Told(self._say)
+            import_tensorflow()
+            from stoker.train.strategy import claim_devices
+
+            # Before a stage makes TensorFlow look at its devices by the settings as they are.
+            claim_devices(experiment.train)
+            chain = run_chain(data_only, listener, until="transform")
+            from stoker.app.resolution import resolve_here
+            from stoker.app.training import begin_process
+            from stoker.cluster.devices import find_devices
+
+            context = Context(
+                experiment=experiment,
+                run_id=chain.run.name,
+                outputs={outcome.stage: outcome.output for outcome in chain.outcomes},
+                identities={},
+                results={outcome.stage: outcome.result for outcome in chain.outcomes},
+                progress=listener.progress,
+            )
+            transform = context.transform()
+            resolved = resolve_here(context, transform, find_devices(), None)
+            place = begin_process(experiment.train, resolved)
+            self._prepared = context, transform, resolved, place
+        return self._prepared
+
+    def _measured(self) -> Probe:
+        if self._probe is None:
+            from stoker.train.measured_run import open_measured
+            from stoker.train.probe import open_probe
+
+            context, _, resolved, _ = self._open()
+            parts = self._parts(context.experiment.train, resolved, writer=_Losses())
+            # The probe may make calls shorter; what can be changed is what is set.
+            self._as_set = parts["resolved"]
+            measured = self._at_end.enter_context(open_measured(**parts))
+            self._probe = self._at_end.enter_context(open_probe(*measured))
+        return self._probe
+
+    def _around(self, writer: _Losses) -> Surroundings:
+        from stoker.app.training import service_of
+        from stoker.cluster.devices import find_devices
+        from stoker.train.ending import Ending
+        from stoker.train.heartbeat import process_heartbeat
+        from stoker.train.surroundings import Surroundings
+
+        context, _, resolved, _ = self._open()
+        return Surroundings(
+            memory_bytes=find_devices().memory_bytes,
+            checkpoints=self._scratch / "checkpoints",
+            writer=writer,
+            on_progress=lambda _: None,
+            ending=Ending(),
+            heartbeat=process_heartbeat(),
+            service=service_of(context.experiment, resolved),
+            work_dir=self._scratch / "cache",
+        )
+
+
+def _in_one_process(experiment: Experiment) -> Experiment:
+    if experiment.train.strategy not in OF_A_CLUSTER:
+        return experiment
+    return replace(experiment, train=replace(experiment.train, strategy="auto"))
+
+
+def _reached(model: Any, *, seconds: float) -> dict[str, Any]:
+    """The operations of a step, and how many a second this device does of their kind."""
+    from stoker.train.flops import count_flops
+    from stoker.train.peak_flops import measure_peak_flops
+
+    try:
+        flops = count_flops(model)
+    except UserError as error:
+        return {"step_flops_per_sample": None, "peak_flops_per_s": None, "why": error.line()}
+    peak = measure_peak_flops(model.compute_dtype, seconds=seconds)
+    rates = {
+        "convolutions": (flops.in_convolutions, peak.convolutions_per_s),
+        "products of matrices": (flops.in_products, peak.products_per_s),
+    }
+    counted = {name: (work, rate) for name, (work, rate) in rates.items() if work}
+    least_s = sum(work / rate for work, rate in counted.values())
+    return {
+        "step_flops_per_sample": flops.step_per_sample,
+        "not_counted": list(flops.not_counted),
+        # Each kind at its own peak.
+        "peak_flops_per_s": sum(work for work, _ in counted.values()) / least_s
+        if least_s
+        else None,
+        "peak_of": " and ".join(counted) + f" in {peak.dtype}",
+    }
+
+
+def _by_stretch(losses: list[float], per_call: int, every: int) -> list[float]:
+    """Means of calls -> means of stretches, of equal calls."""
+    calls = max(1, every // per_call)
+    whole = len(losses) // calls * calls
+    return [sum(losses[at : at + calls]) / calls for at in range(0, whole, calls)]
