@@ -18,7 +18,7 @@ from stoker.tune.attach.input_rules import (
     runs_ahead,
 )
 from stoker.tune.attach.seen import Loop, Node, Stage
-from stoker.tune.attach.split import StepSplit
+from stoker.tune.attach.split import StepSplit, input_share
 from stoker.tune.attach.step_rules import MUCH_PYTHON, SMALL_BATCH, larger_batch
 
 LITTLE = 1.1
@@ -36,8 +36,7 @@ def minor_findings(
         found: What is said of it already.
     """
     said = {(each.kind, each.place) for each in found}
-    wait = None if split is None else split.input_wait
-    minor = [*_prefetch(loop, wait), *_maps(loop, wait), *_batch(loop, split)]
+    minor = [*_prefetch(loop, split), *_maps(loop, split), *_batch(loop, split)]
     dear = {place for kind, place in said if kind in ("python_map", "generator_rows")}
     for each in minor:
         # Where Python makes each element, no thread more helps: it has been said.
@@ -45,14 +44,15 @@ def minor_findings(
             yield each
 
 
-def _prefetch(loop: Loop, wait: float | None) -> Iterator[ScriptFinding]:
+def _prefetch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
     mine = [stage for stage in loop.stages if stage.by_user]
     # A strategy of several replicas fetches ahead for each of them.
     spread = loop.model.get("replicas", 1) > 1
     if not mine or spread or any(stage.kind == "prefetch" for stage in loop.stages):
         return
     ahead = next((node for node in loop.nodes[:3] if runs_ahead(node)), None)
-    why, gain = _worth(wait, done=None if ahead is None else f"lets it run ahead ({ahead.name})")
+    done = None if ahead is None else f"lets it run ahead ({ahead.name})"
+    why, gain = _worth(split, done=done)
     yield ScriptFinding(
         kind="missing_prefetch",
         place=mine[0].place,
@@ -61,17 +61,18 @@ def _prefetch(loop: Loop, wait: float | None) -> Iterator[ScriptFinding]:
         "the input works.",
         change="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
         gain=gain,
-        sure="measured" if wait is not None else "possible",
+        sure="measured" if split is not None and split.input_wait is not None else "possible",
     )
 
 
-def _maps(loop: Loop, wait: float | None) -> Iterator[ScriptFinding]:
+def _maps(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+    wait = None if split is None else split.input_wait
     ran = nodes_of(loop, "map")
     for stage in loop.stages:
         asked = stage.arguments.get("num_parallel_calls") is not None
         if stage.kind != "map" or not stage.by_user or stage.python_calls or asked:
             continue
-        why, gain = _worth(wait, done=_made_parallel(stage, ran.get(stage.place)))
+        why, gain = _worth(split, done=_made_parallel(stage, ran.get(stage.place)))
         share = map_share(loop, stage)
         cheap = share is not None and share < LEAST_SHARE
         if wait is not None and wait >= LEAST_WAIT and share is not None and cheap:
@@ -121,10 +122,15 @@ def _batch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
     )
 
 
-def _worth(wait: float | None, *, done: str | None) -> tuple[str, tuple[float, float] | None]:
+def _worth(split: StepSplit | None, *, done: str | None) -> tuple[str, tuple[float, float] | None]:
     """Why it is worth little, and the gain at most."""
+    wait, whole = None if split is None else split.input_wait, input_share(split)
     if done is not None:
         return f"little here: TensorFlow itself {done}", (1.0, 1.0)
+    if wait is None and whole is not None:
+        gain = 1.0, 1.0 / (1.0 - min(whole, 0.95))
+        all_of_it = f"all of the input costs {whole:.0%} of a step"
+        return f"W was not measured, but {all_of_it}: at most {gain[1]:.3g}x", gain
     if wait is None:
         return "what it costs is not known: W was not measured", None
     gain = 1.0, 1.0 / (1.0 - min(wait, 0.95))

@@ -11,6 +11,9 @@ from stoker.tune.attach.seen import Loop, Node, Place, Stage
 LEAST_STEPS = 5
 """Fewer measured steps say nothing."""
 
+ITS_INPUT = "its input"
+"""The part of a step whose wait nobody sees, which one batch that is there does without."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSplit:
@@ -54,6 +57,13 @@ class StageCost:
 
     share: float
     """Of the whole input's CPU time."""
+
+
+def input_share(split: StepSplit | None) -> float | None:
+    """What the input costs of a step at most, in [0, 1], where W is not known; None: not known too."""
+    if split is None or ITS_INPUT not in split.parts:
+        return None
+    return split.parts[ITS_INPUT] / split.step_s
 
 
 def split_step(loop: Loop) -> StepSplit | None:
@@ -119,7 +129,7 @@ def _split_inside(loop: Loop) -> StepSplit:
     compute_s = min(ceiling_s, step_s)
     return StepSplit(
         step_s=step_s,
-        parts={"compiled step": compute_s, "its input": step_s - compute_s},
+        parts={"compiled step": compute_s, ITS_INPUT: step_s - compute_s},
         input_wait=None,
         python=None,
         busy=_busy(loop),

@@ -169,6 +169,18 @@ def test_a_loop_inside_of_a_function_has_u_by_its_calls_and_no_w() -> None:
     assert "called too seldom" in seldom.no_busy
 
 
+def test_what_an_input_inside_of_a_function_costs_as_a_whole_bounds_every_gain() -> None:
+    one: Mapping[str, float] = {"calls": 50, "real_s": 1.0, "ceiling_s": 0.6}
+
+    said = minor(loop(kind="inside", rounds=(one,) * 3, batches=50, stages=BARE, nodes=()))
+
+    assert set(said) == {"missing_prefetch", "sequential_map"}
+    for each in said.values():
+        assert "all of the input costs 40% of a step: at most 1.67x" in each.seen
+        assert each.gain == pytest.approx((1.0, 1 / 0.6))
+        assert each.sure == "possible"
+
+
 def test_a_shuffle_inside_of_a_function_is_filled_by_a_call() -> None:
     chain = (
         stage("batch", 9),
