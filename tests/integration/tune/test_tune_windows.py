@@ -109,3 +109,9 @@ def test_a_bench_that_is_not_asked_makes_nothing_in_stock(bench: TrialBench) -> 
 
 def _cpu_ticks(pid: int) -> list[Any]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+
+
+def test_the_gradients_that_replicas_would_exchange_are_counted(bench: TrialBench) -> None:
+    # Two by two weights and two biases, in float32.
+    assert bench.situation.gradient_bytes == 24
+    assert bench.situation.reduction_bytes_per_pack == 0
