@@ -75,15 +75,16 @@ def read_saved_model(folder: Path) -> saved_model_pb2.SavedModel:
     """
     binary, text = folder / "saved_model.pb", folder / "saved_model.pbtxt"
     if (folder / "saved_model.cpb").exists() or (binary.is_file() and text.is_file()):
-        raise _refused(folder, "more than one saved_model file", "Export it again.")
+        raise _not_whole(folder, "several saved_model files")
+    if not binary.is_file() and not text.is_file():
+        raise _not_whole(folder, "no saved_model.pb")
     try:
         if binary.is_file():
             return saved_model_pb2.SavedModel.FromString(binary.read_bytes())
         return text_format.Parse(text.read_text(), saved_model_pb2.SavedModel())
     except (OSError, DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
-        raise _refused(
-            folder, f"a saved_model file that is damaged ({type(error).__name__})"
-        ) from error
+        name = (binary if binary.is_file() else text).name
+        raise _not_whole(folder, f"a {name} that is damaged ({type(error).__name__})") from error
 
 
 def _check_files(folder: Path) -> None:
@@ -91,14 +92,22 @@ def _check_files(folder: Path) -> None:
     inside = folder.resolve()
     for path in folder.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(inside):
-            raise _refused(folder, f"{path.relative_to(folder)}, a link that leads elsewhere")
+            raise DataError(
+                f"{folder}: every link in a version must lead to a file in it",
+                got=Plain(f"{path.relative_to(folder)}, which leads elsewhere"),
+                fix="Copy what it leads to in its place.",
+            )
 
 
 def _check_assets(folder: Path, meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
     for asset in meta_graph.asset_file_def:
         name = PurePosixPath(asset.filename)
         if name.is_absolute() or ".." in name.parts or not name.parts:
-            raise _refused(folder, f"the asset {asset.filename[:100]!r}, which lies elsewhere")
+            raise DataError(
+                f"{folder}: a model's assets must lie in its folder assets",
+                got=Plain(f"the asset {asset.filename[:100]!r}"),
+                fix="Export it again.",
+            )
 
 
 @dataclass(frozen=True)
@@ -285,6 +294,14 @@ def _input(node: node_def_pb2.NodeDef, number: int) -> str:
 def _node(tensor: str) -> str:
     """The node of a tensor's name: `^a`, `a`, `a:0` and `a:output:0` are all of node `a`."""
     return tensor.removeprefix("^").split(":")[0]
+
+
+def _not_whole(folder: Path, got: str) -> DataError:
+    return DataError(
+        f"{folder}: what is served must be one whole SavedModel",
+        got=Plain(got),
+        fix="Export it again, or copy it again.",
+    )
 
 
 def _refused(folder: Path, got: str, fix: str = "") -> DataError:

@@ -25,6 +25,7 @@ from stoker.serve.batching.config import (
 from stoker.serve.errors import ServeError
 from stoker.serve.loops import may_not_end
 from stoker.serve.metrics import ServeMetrics
+from stoker.serve.reason import reason_of
 from stoker.serve.runs import Runs
 from stoker.serve.safety import check_model
 from stoker.serve.warm_up import warm_up
@@ -95,12 +96,12 @@ class Servable:
         try:
             self._model = _beside(self._loaded) if _first_is_loaded.is_set() else self._loaded()
         except (UserError, ServeError) as error:
-            said = error.line() if isinstance(error, UserError) else str(error)
-            self._become(State.END, reason=said)
+            _log.error("%s cannot be loaded: %s", self.path, error)
+            self._become(State.END, reason=reason_of(error, self.path))
             return False
         except Exception as error:  # noqa: BLE001 - a foreign file must not end the watching
-            _log.exception("version %d in %s cannot be loaded", self.version, self.path)
-            self._become(State.END, reason=f"{type(error).__name__}: {error}")
+            _log.exception("%s cannot be loaded", self.path)
+            self._become(State.END, reason=reason_of(error, self.path))
             return False
         self._become(State.AVAILABLE)
         _first_is_loaded.set()

@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import grpc
 
@@ -18,6 +17,7 @@ from stoker.core.files import write_json
 from stoker.serve.access_log import AccessLog
 from stoker.serve.auth import Keys, read_keys
 from stoker.serve.config import ServeConfig
+from stoker.serve.config_file import ConfigFile
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.service import GrpcOptions, make_grpc_server
@@ -124,7 +124,9 @@ class Server:
         path, poll_s = self.config.model_config_file, self.config.model_config_poll_s
         if path is not None and poll_s:
             self._config_watch = Watch(
-                ConfigFile(path, self.models).look, name="stoker-model-config", poll_s=poll_s
+                ConfigFile(path, self._configs, self.models.configure).look,
+                name="stoker-model-config",
+                poll_s=poll_s,
             )
 
     def _bind_grpc(self) -> grpc.Server:
@@ -193,35 +195,6 @@ class Server:
         self._health.refresh()
         if not self._ready.is_set() and not self.plane.unready():
             self._ready.set()
-
-
-class ConfigFile:
-    """The file of models, taken up again when it has changed."""
-
-    def __init__(self, path: Path, models: Models) -> None:
-        """Args: path: the file, which has been taken up once; models: what is configured."""
-        self._path, self._models = path, models
-        self._configs = read_model_config(path)
-        self._seen: tuple[int, int] | None = None
-
-    def look(self) -> None:
-        """Take it up if it says something else; what is wrong in it is logged, and changes nothing.
-
-        A file that is being written is left alone until two looks see it the same.
-        """
-        stat = self._path.stat()
-        before, self._seen = self._seen, (stat.st_size, stat.st_mtime_ns)
-        if self._seen != before:
-            return
-        try:
-            configs = read_model_config(self._path)
-        except ConfigError as error:
-            _log.error("the models stay as they are: %s", error.line())
-            return
-        if configs != self._configs:
-            self._configs = configs
-            _log.info("%s has changed", self._path)
-            self._models.configure(configs)
 
 
 def _named_models(config: ServeConfig) -> tuple[ModelConfig, ...]:

@@ -93,7 +93,8 @@ def parse_text(raw: bytes, message: str | Message, *, full_name: str, source: st
         return text_format.Parse(raw.decode(), empty)
     except (text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"Error parsing text-format {full_name}", got=Plain(f"{source}: {error}")
+            f"Error parsing text-format {full_name}",
+            got=Plain(f"{source}: {error}".rstrip(".")),
         ) from error
 
 

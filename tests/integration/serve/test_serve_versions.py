@@ -138,7 +138,11 @@ def test_a_half_copied_version_is_never_served_and_then_loads(
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "extra", "manifest", "link"])
 def test_a_damaged_version_ends_with_its_reason_while_the_old_one_serves(
-    exported: Exported, tmp_path: Path, opened: list[ModelVersions], damage: str
+    exported: Exported,
+    tmp_path: Path,
+    opened: list[ModelVersions],
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     repository = Repository(tmp_path)
     repository.push(exported["half_plus_two"], "half")
@@ -153,7 +157,9 @@ def test_a_damaged_version_ends_with_its_reason_while_the_old_one_serves(
     assert answer(versions) == (1, 2.0)
     assert states(versions) == {2: State.END, 1: State.AVAILABLE}
     ((_, _, reason),) = versions.statuses(2)
-    assert str(path) in reason
+    assert reason.startswith("2/")
+    assert str(tmp_path) not in reason  # clients read it
+    assert str(path) in caplog.text
     assert "\n" not in reason
 
 

@@ -1,0 +1,45 @@
+"""Why a version does not serve, as every client may read it: without a path of this machine's disk."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from stoker.core.errors import Plain, UserError
+from stoker.export.callpath import first_line
+from stoker.serve.errors import ServeError
+
+_MAX_CHARS = 1000
+"""Longest reason: a foreign exception may say anything."""
+
+_ABSOLUTE = re.compile(r"(?<![\w.)\]}>-])(?:file:)?/+(?:[^\s/'\",;:<>()]+/+)*([^\s/'\",;:<>()]*)")
+"""An absolute path up to its last part; `a/b` is none, it may be the name of a node."""
+
+
+def reason_of(error: Exception, folder: Path) -> str:
+    """The reason, as one line.
+
+    Args:
+        error: What a load raised.
+        folder: The version's. It appears by its own name, what lies in it relative to the model's.
+    """
+    if isinstance(error, UserError):
+        got = error.got
+        if isinstance(got, str):  # before it is cut: half a path is one too
+            shown = without_paths(got, folder)
+            got = Plain(shown) if isinstance(got, Plain) else shown
+        rule, fix = without_paths(error.rule, folder), without_paths(error.fix, folder)
+        said = UserError(rule, got=got, fix=fix).line()
+    elif isinstance(error, ServeError):
+        said = without_paths(str(error), folder)
+    else:
+        said = f"{type(error).__name__}: {without_paths(first_line(error), folder)}"
+    return said if len(said) <= _MAX_CHARS else said[:_MAX_CHARS] + "..."
+
+
+def without_paths(text: str, folder: Path) -> str:
+    """The text with the folder by its own name, and of every other absolute path the last part."""
+    places = {str(folder), str(folder.absolute()), str(folder.resolve())}
+    for place in sorted(places, key=len, reverse=True):
+        text = text.replace(place, folder.name)
+    return _ABSOLUTE.sub(lambda found: found[1] or "/", text)
