@@ -115,6 +115,9 @@ class ServeConfig:
     access_log: str = ""
     """The file of a line for each request, "-" for standard error; none if empty."""
 
+    request_log_bytes: int = 1 << 30
+    """Most bytes of all files of one log of requests, over all workers; the oldest go first. 0: no limit."""
+
     workers: int = 1
     """Processes that share the ports, each with its own copy of the models."""
 
@@ -162,7 +165,7 @@ class ServeConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"serve.{name} must be above 0", got=getattr(self, name))
-        for name in ("max_run_s", "max_memory_bytes"):
+        for name in ("max_run_s", "max_memory_bytes", "request_log_bytes"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"serve.{name} must not be below 0", got=getattr(self, name))
         if self.grpc_socket_path and self.workers > 1:

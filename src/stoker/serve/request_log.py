@@ -9,13 +9,9 @@ Source: TensorFlow Serving, `logging_config.proto`, `prediction_log.proto`.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import os
 import random
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import IO
 
 import numpy as np
 import tensorflow as tf
@@ -27,14 +23,21 @@ from stoker.serve.grpc.inference import classification_of, regression_of, spec_p
 from stoker.serve.inference import CLASSIFY
 from stoker.serve.metrics import Counter
 from stoker.serve.records import framed
+from stoker.serve.request_files import RecordFile, make_room
 from stoker.serve.requests import Answered, InferResponse, PredictResponse, Tensors
 from stoker.serve.tensors import to_proto
 
 MAX_FILE_BYTES = 64 << 20
 """A file that has grown so large is closed, and the next begun."""
 
-_UNFINISHED = ".unfinished"
-"""How the name ends of a file that is being written."""
+MAX_BYTES = 1 << 30
+"""What all files of one log may have together where nobody says otherwise: days of a sample, no disk."""
+
+_FILES = 16
+"""A log at its limit has at least so many files: one of them goes at a time, and each worker holds one."""
+
+_LOOKS = 64
+"""How often the others' files are looked at while the log grows by its limit."""
 
 _TAGS = ("serve",)
 
@@ -42,10 +45,24 @@ _TAGS = ("serve",)
 class RequestLog:
     """Takes answered requests of all models, and writes those that the dice choose."""
 
-    def __init__(self, *, dropped: Counter, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-        """Args: dropped: counts what is lost; max_file_bytes: size at which the next file begins."""
-        self._max_file_bytes = max_file_bytes
-        self._files: dict[str, _File] = {}
+    def __init__(
+        self,
+        *,
+        dropped: Counter,
+        max_bytes: int = MAX_BYTES,
+        max_file_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
+        """Log to files of bounded size.
+
+        Args:
+            dropped: Counts what is lost.
+            max_bytes: Most that all files of one log may have, 0 for no limit; the oldest go first.
+            max_file_bytes: Size at which the next file begins.
+        """
+        self._max_bytes = max_bytes
+        self._max_file_bytes = min(max_file_bytes, max_bytes // _FILES or max_file_bytes)
+        self._files: dict[str, RecordFile] = {}
+        self._unseen: dict[str, int] = {}
         self._dropped = dropped
         self._waiting: Background[Answered] = Background(
             self._write, name="stoker-request-log", on_drop=self._drop
@@ -73,7 +90,10 @@ class RequestLog:
                 record = framed(record_of(answered).SerializeToString())
                 self._file_for(prefix, len(record)).write(record)
                 touched.add(prefix)
-            except (UserError, ValueError):  # a dtype without a field, or above 2 GiB
+            except (
+                UserError,
+                ValueError,
+            ):  # a dtype without a field, above 2 GiB or the log's limit
                 self._drop(1)
             except OSError as error:
                 self._give_up(prefix, error)
@@ -83,14 +103,34 @@ class RequestLog:
             except OSError as error:
                 self._give_up(prefix, error)
 
-    def _file_for(self, prefix: str, size: int) -> _File:
+    def _file_for(self, prefix: str, size: int) -> RecordFile:
+        """The file that a record of this size goes to, with room for it."""
         file = self._files.get(prefix)
-        if file is not None and file.size + size <= self._max_file_bytes:
-            return file
-        if file is not None:
+        if file is not None and file.size + size > self._max_file_bytes:
             self._files.pop(prefix).close()
-        file = self._files[prefix] = _File(prefix)
+            file = None
+        if file is None:
+            file = self._files[prefix] = RecordFile(prefix)
+            self._unseen[prefix] = self._max_bytes
+        if self._max_bytes:
+            self._make_room(prefix, size)
         return file
+
+    def _make_room(self, prefix: str, size: int) -> None:
+        """Look at all files of the log where it has grown; what others write is seen at the next look.
+
+        Raises:
+            ValueError: there is none, as other workers write all the rest.
+        """
+        step = self._max_bytes // _LOOKS
+        self._unseen[prefix] += size
+        if self._unseen[prefix] <= step:
+            return
+        self._files[prefix].flush()
+        if not make_room(prefix, max_bytes=self._max_bytes, needed=max(size, step)):
+            self._files.pop(prefix).close()  # what is whole may go
+            raise ValueError("the log has no room")
+        self._unseen[prefix] = size
 
     def _give_up(self, prefix: str, error: OSError) -> None:
         """Leave a file as it is, maybe with half a record at its end; the next request begins another."""
@@ -100,33 +140,6 @@ class RequestLog:
         if file is not None:
             with contextlib.suppress(OSError):
                 file.abandon()
-
-
-class _File:
-    """A file that has its name only when it is whole."""
-
-    def __init__(self, prefix: str) -> None:
-        now = dt.datetime.now(dt.UTC)
-        stamp = f"{now:%Y%m%dT%H%M%S}{now.microsecond:06}"
-        self._final = Path(f"{prefix}-{stamp}-{os.getpid()}.tfrecord")
-        self._path = self._final.with_name(self._final.name + _UNFINISHED)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = self._path.open("xb")
-        self.size = 0
-
-    def write(self, record: bytes) -> None:
-        self._file.write(record)
-        self.size += len(record)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def abandon(self) -> None:
-        self._file.close()
-
-    def close(self) -> None:
-        self._file.close()
-        os.replace(self._path, self._final)
 
 
 def record_of(answered: Answered) -> prediction_log_pb2.PredictionLog:

@@ -75,7 +75,9 @@ class Server:
             check_method_names=config.check_method_names,
             allow_unavailable_labels=config.allow_unavailable_labels,
         )
-        self._request_log = RequestLog(dropped=metrics.log_dropped)
+        self._request_log = RequestLog(
+            dropped=metrics.log_dropped, max_bytes=config.request_log_bytes
+        )
         self.plane.on_answered = self._request_log.add
         self._access_log = (
             AccessLog(config.access_log, dropped=metrics.log_dropped) if config.access_log else None

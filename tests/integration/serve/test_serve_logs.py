@@ -276,6 +276,67 @@ def test_files_are_bounded_in_size_and_what_cannot_be_written_is_counted(tmp_pat
     assert dropped.total() == 1
 
 
+def test_a_log_keeps_its_limit_and_its_newest_records(tmp_path: Path) -> None:
+    import numpy as np
+
+    limit, prefix = 64 << 10, tmp_path / "m"
+    dropped = Counter("dropped", "")
+    (tmp_path / "other").write_bytes(b"x" * limit)
+    log = RequestLog(dropped=dropped, max_bytes=limit)
+    for number in range(400):
+        log.add(answered(prefix, np.full(100, number, np.float32)))
+    log.add(answered(prefix, np.zeros(limit, np.float32)))
+    log.close()
+
+    files = sorted(tmp_path.glob("m-*"))
+    assert limit // 2 < sum(path.stat().st_size for path in files) <= limit
+    assert all(path.suffix == ".tfrecord" for path in files)
+    records = [raw for path in files for raw in read_records(path)]
+    found = [prediction_log_pb2.PredictionLog.FromString(raw) for raw in records]
+    numbers = [int(one.predict_log.request.inputs["x"].float_val[0]) for one in found]
+    assert numbers == list(range(400 - len(numbers), 400))
+    assert 0 < len(numbers) < 400
+    assert dropped.total() == 1
+    assert (tmp_path / "other").stat().st_size == limit
+
+
+def test_a_server_keeps_the_limit_of_a_log_that_is_written_past_it(
+    exported: dict[str, Path], tmp_path: Path, ask_at: Callable[..., Any]
+) -> None:
+    """3.2 MB of requests go through it; the limit is 1 MiB."""
+    base = Repository(tmp_path / "models").push(exported["sums"], "sums").path.parent
+    logs = tmp_path / "logs"
+    (tmp_path / "config").write_text(
+        f"""model_config_list {{ config {{ name: "sums" base_path: "{base}" logging_config {{
+        log_collector_config {{ filename_prefix: "{logs}/sums" }}
+        sampling_config {{ sampling_rate: 1 }} }} }} }}"""
+    )
+    config = ServeConfig(
+        model_config_file=tmp_path / "config",
+        request_log_bytes=1 << 20,
+        rest_port=0,
+        grpc_port=0,
+        poll_s=0.1,
+        lame_duck_s=0.0,
+        drain_s=5,
+    )
+    server = Server(config)
+    server.start()
+    try:
+        assert server.wait_until_ready(60)
+        for number in range(80):
+            body = {"instances": [[number] * 10_000]}
+            assert ask_at(server.rest_port, "/v1/models/sums:predict", body).status == 200
+    finally:
+        server.stop()
+
+    assert sum(path.stat().st_size for path in logs.iterdir()) <= 1 << 20
+    records = [raw for path in sorted(logs.iterdir()) for raw in read_records(path)]
+    last = prediction_log_pb2.PredictionLog.FromString(records[-1])
+    assert last.predict_log.request.inputs["x"].float_val[0] == 79
+    assert 10 < len(records) < 80
+
+
 def test_nothing_waits_for_a_disk_that_does_not_answer() -> None:
     from threading import Event
 

@@ -255,6 +255,14 @@ AccessLog = Annotated[
     ),
 ]
 
+RequestLogMb = Annotated[
+    int,
+    typer.Option(
+        "--request-log-mb",
+        help="Most of a log of requests on the disk, MiB; its oldest files go first. 0: no limit.",
+    ),
+]
+
 Workers = Annotated[int, typer.Option("--workers", help="Processes that share the two ports.")]
 
 WorkerFolder = Annotated[Path | None, typer.Option("--worker-folder", hidden=True)]

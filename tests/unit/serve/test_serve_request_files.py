@@ -1,0 +1,166 @@
+"""The files of a request log: bounded, whole, and never taken from under a writer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.serve.records import framed, read_records
+from stoker.serve.request_files import UNFINISHED, RecordFile, make_room
+
+RECORD = framed(b"x" * 100)
+KIB = 1 << 10
+
+WRITER = """
+import sys
+from stoker.serve.records import framed
+from stoker.serve.request_files import RecordFile, make_room
+
+prefix, name, count = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
+file = RecordFile(prefix)
+for number in range(count):
+    record = framed(name + b"%06d" % number + b"x" * 100)
+    if file.size > 2048:
+        file.close()
+        file = RecordFile(prefix)
+    file.flush()
+    assert make_room(prefix, max_bytes=32768, needed=1024)
+    file.write(record)
+file.flush()
+print("written", flush=True)
+sys.stdin.read()
+file.close()
+"""
+
+
+def start(prefix: Path, name: str, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(prefix), name, str(count)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ}
+    )
+
+
+def written(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "written\n"
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.communicate("", timeout=60)
+
+
+def whole(prefix: Path, records: int) -> Path:
+    file = RecordFile(str(prefix))
+    for _ in range(records):
+        file.write(RECORD)
+    before = set(prefix.parent.iterdir())
+    file.close()
+    (made,) = set(prefix.parent.iterdir()) - before
+    return made
+
+
+def test_the_oldest_go_first_whole_and_no_more_than_must(tmp_path: Path) -> None:
+    files = [whole(tmp_path / "m", 10) for _ in range(5)]
+    size = files[0].stat().st_size
+
+    assert make_room(str(tmp_path / "m"), max_bytes=5 * size, needed=size + 1)
+
+    assert sorted(tmp_path.iterdir()) == files[2:]
+    assert {path.stat().st_size for path in files[2:]} == {size}
+
+
+def test_nothing_is_removed_for_what_would_not_fit_into_an_empty_log(tmp_path: Path) -> None:
+    files = [whole(tmp_path / "m", 10) for _ in range(3)]
+
+    assert not make_room(str(tmp_path / "m"), max_bytes=KIB, needed=KIB + 1)
+
+    assert sorted(tmp_path.iterdir()) == files
+
+
+def test_files_of_others_stay_whatever_they_are_called(tmp_path: Path) -> None:
+    stamp = "20200101T000000000000"
+    others = [
+        f"m-2-{stamp}-1.tfrecord",
+        f"mm-{stamp}-1.tfrecord",
+        f"m-{stamp}-1.tfrecord.copy",
+        f"m-{stamp}-one.tfrecord",
+        f"m-{stamp[1:]}-1.tfrecord",
+        "m-notes",
+    ]
+    for name in others:
+        (tmp_path / name).write_bytes(b"x" * KIB)
+    own = tmp_path / f"m-{stamp}-1.tfrecord"
+    own.write_bytes(b"x" * KIB)
+
+    assert make_room(str(tmp_path / "m"), max_bytes=KIB, needed=KIB)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+@pytest.mark.parametrize("prefix", ["m", "m/", "deep/er/m"])
+def test_a_prefix_may_be_a_folder(tmp_path: Path, prefix: str) -> None:
+    for _ in range(3):
+        file = RecordFile(f"{tmp_path}/{prefix}")
+        file.write(RECORD)
+        file.close()
+
+    assert make_room(f"{tmp_path}/{prefix}", max_bytes=KIB, needed=KIB)
+
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_what_is_being_written_stays_and_there_is_no_room_then(tmp_path: Path) -> None:
+    file = RecordFile(str(tmp_path / "m"))
+    file.write(RECORD)
+    file.flush()
+
+    assert not make_room(str(tmp_path / "m"), max_bytes=KIB, needed=KIB)
+
+    file.close()
+    (path,) = tmp_path.iterdir()
+    assert list(read_records(path)) == [b"x" * 100]
+
+
+def test_what_a_killed_writer_left_is_removed_and_that_of_a_living_one_is_not(
+    tmp_path: Path,
+) -> None:
+    prefix = tmp_path / "m"
+    killed = start(prefix, "a", 1)
+    written(killed)
+    (left,) = tmp_path.iterdir()
+    assert left.name.endswith(UNFINISHED)
+    assert not make_room(str(prefix), max_bytes=KIB, needed=KIB)
+    assert left.exists()
+
+    killed.kill()
+    killed.communicate(timeout=60)
+
+    assert make_room(str(prefix), max_bytes=KIB, needed=KIB)
+    assert not left.exists()
+
+
+def test_several_processes_keep_one_limit_and_lose_no_record_of_a_file_that_stays(
+    tmp_path: Path,
+) -> None:
+    """32 KiB are allowed; each reserves 1 KiB before it writes, so that what two others add meanwhile is small."""
+    prefix = tmp_path / "m"
+    writers = [start(prefix, name, 1500) for name in "abc"]
+    for writer in writers:
+        written(writer)
+        end(writer)
+
+    assert [writer.returncode for writer in writers] == [0, 0, 0]
+    files = sorted(tmp_path.iterdir())
+    assert all(path.name.endswith(".tfrecord") for path in files)
+    assert 16 * KIB < sum(path.stat().st_size for path in files) <= 33 * KIB
+    found: dict[str, list[int]] = {}
+    for path in files:
+        for raw in read_records(path):
+            found.setdefault(raw[:1].decode(), []).append(int(raw[1:7]))
+    for numbers in found.values():
+        assert sorted(numbers) == list(range(min(numbers), 1500))
+    assert max(len(numbers) for numbers in found.values()) < 1500
