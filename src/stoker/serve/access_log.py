@@ -1,28 +1,20 @@
-"""One line for each request that was answered: who asked what, how it ended, and where the time went.
+"""What is told of each request that was answered: who asked what, how it ended, and where the time went.
 
 No body and no key is ever in it. A request that HTTP itself did not let through (headers too large or
-too slow, too many connections) never came to a handler, and has no line.
+too slow, too many connections) never came to a handler, and is not told of.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import json
 import os
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Protocol
 
-from stoker.core.errors import ConfigError, Plain
-from stoker.serve.background import Background
-from stoker.serve.metrics import Counter
 from stoker.serve.trail import Trail
-
-STANDARD_ERROR = "-"
-"""The name that stands for standard error."""
 
 _MAX_CHARS = 256
 """Longest text of a client's in a line."""
@@ -59,6 +51,9 @@ class Entry:
     key: str = ""
     """The name of the key that it came with; never the key."""
 
+    caller: Mapping[str, str] = field(default_factory=dict)
+    """What its client said of the trace that it belongs to; `caller_of` makes it."""
+
     at_s: float = field(default_factory=time.time)
     """When it was over, by the wall clock."""
 
@@ -91,61 +86,48 @@ class Entry:
         return json.dumps(said)
 
 
-class AccessLog:
-    """A file that only grows; taken up anew where somebody has moved it away."""
-
-    def __init__(self, path: str, *, dropped: Counter) -> None:
-        """Args: path: the file, "-" for standard error; dropped: counts the lines that are lost.
-
-        Raises:
-            ConfigError: the file cannot be written.
-        """
-        self._path = None if path == STANDARD_ERROR else Path(path)
-        self._file = -1
-        try:
-            self._reopen_if_moved()
-        except OSError as error:
-            raise ConfigError(
-                "the access log must be a file that can be written",
-                got=Plain(f"{path} ({error.strerror})"),
-            ) from error
-        self._lines: Background[str] = Background(
-            self._write,
-            name="stoker-access-log",
-            on_drop=lambda count: dropped.add(count, log="access"),
-        )
+class AccessLog(Protocol):
+    """Is told of each request that is over; whoever tells it waits for nothing."""
 
     def add(self, entry: Entry) -> None:
-        """Have a line written; returns at once."""
-        self._lines.offer(entry.line(time.monotonic()))
+        """Take note of a request; returns at once."""
 
     def close(self) -> None:
-        """Write what waits, and close the file."""
-        self._lines.close()
-        if self._file >= 0:
-            os.close(self._file)
+        """Finish what waits; no more requests come."""
 
-    def _write(self, lines: Sequence[str]) -> None:
-        text = "".join(line + "\n" for line in lines)
-        if self._path is None:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-            return
-        self._reopen_if_moved()
-        raw = text.encode()
-        while raw:  # appended at once, so that the lines of several workers do not mix
-            raw = raw[os.write(self._file, raw) :]
 
-    def _reopen_if_moved(self) -> None:
-        if self._path is None:
-            return
-        if self._file >= 0:
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._file), self._path.stat()):
-                    return
-            os.close(self._file)
-            self._file = -1
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Tells each of several."""
+
+    parts: tuple[AccessLog, ...]
+
+    def add(self, entry: Entry) -> None:
+        """Tell each of a request."""
+        for part in self.parts:
+            part.add(entry)
+
+    def close(self) -> None:
+        """End each."""
+        for part in self.parts:
+            part.close()
+
+
+_CALLER = frozenset((b"traceparent", b"tracestate", "traceparent", "tracestate"))
+"""Headers by which a client says which trace its request belongs to. Source: W3C Trace Context."""
+
+
+def caller_of(headers: Iterable[tuple[str | bytes, str | bytes]]) -> dict[str, str]:
+    """What a client says of the trace that its request belongs to.
+
+    Args:
+        headers: Names in lower case and values, of HTTP or of gRPC's metadata.
+    """
+    return {_text(name): _text(value) for name, value in headers if name in _CALLER}
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")
 
 
 def request_id_of(sent: str) -> str:

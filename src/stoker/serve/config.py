@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain, UserError
@@ -112,6 +113,9 @@ class ServeConfig:
     max_memory_bytes: int = 0
     """Most memory of a worker for data; what a model wants beyond it, it is refused. 0: no limit."""
 
+    traces: bool = False
+    """Whether each request becomes a span of OpenTelemetry; the extra `otel` has what that needs."""
+
     access_log: str = ""
     """The file of a line for each request, "-" for standard error; none if empty."""
 
@@ -175,6 +179,7 @@ class ServeConfig:
         if self.workers < 1:
             raise ConfigError("serve.workers must be at least 1", got=self.workers)
         _check_address(self)
+        _check_traces(self)
         if self.lame_duck_s < 0:
             raise ConfigError("serve.lame_duck_s must not be below 0", got=self.lame_duck_s)
 
@@ -234,6 +239,26 @@ def _check_address(config: ServeConfig) -> None:
         fix="Give --keys-file, or an --ssl_config_file with client_verify, or say "
         "--allow-unauthenticated.",
     )
+
+
+_TRACING = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+"""What the extra `otel` brings, by its modules."""
+
+
+def _check_traces(config: ServeConfig) -> None:
+    if not config.traces:
+        return
+    for name in _TRACING:
+        try:
+            found = find_spec(name)
+        except ModuleNotFoundError:  # of a package above it
+            found = None
+        if found is None:
+            raise ConfigError(
+                "traces need OpenTelemetry, which the extra 'otel' brings",
+                got=Plain(f"no module {name}"),
+                fix="Run `pip install 'stoker[otel]'`, or leave --traces out.",
+            )
 
 
 def _check_models(config: ServeConfig) -> None:

@@ -8,21 +8,19 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 import grpc
 
 from stoker.core.errors import ConfigError, Plain
-from stoker.core.files import write_json
-from stoker.serve.access_log import AccessLog
+from stoker.serve.access_file import AccessFile
+from stoker.serve.access_log import AccessLog, Several
 from stoker.serve.auth import Keys, read_keys
 from stoker.serve.config import ServeConfig
 from stoker.serve.config_file import ConfigFile
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.service import GrpcOptions, make_grpc_server
-from stoker.serve.machine import limit_memory
-from stoker.serve.metrics import ServeMetrics
+from stoker.serve.metrics import Counter, ServeMetrics
 from stoker.serve.model_config import ModelConfig, read_model_config
 from stoker.serve.models import Models, Watch
 from stoker.serve.ready import Ready
@@ -30,9 +28,10 @@ from stoker.serve.request_log import RequestLog
 from stoker.serve.rest.app import RestApp, RestOptions
 from stoker.serve.rest.http import BACKLOG, HttpServer, bound_socket
 from stoker.serve.rest.lane import Lane
+from stoker.serve.rest.limits import METRICS_PATH
+from stoker.serve.rest.probes import PROBES
 from stoker.serve.runs import Runs
 from stoker.serve.servable import LoadOptions
-from stoker.serve.signals import ending_on_signals
 from stoker.serve.tls import Tls, read_tls
 from stoker.serve.worker import stuck_file
 
@@ -79,9 +78,7 @@ class Server:
             dropped=metrics.log_dropped, max_bytes=config.request_log_bytes
         )
         self.plane.on_answered = self._request_log.add
-        self._access_log = (
-            AccessLog(config.access_log, dropped=metrics.log_dropped) if config.access_log else None
-        )
+        self._access_log = _access_log(config, metrics.log_dropped)
         self._health = Health(self.plane)
         self._socket = _bind(config.host, config.rest_port, shared=config.worker_folder is not None)
         self.rest_port: int = self._socket.getsockname()[1]
@@ -205,54 +202,22 @@ def _named_models(config: ServeConfig) -> tuple[ModelConfig, ...]:
     return tuple(ModelConfig(name=name, base=base) for name, base in config.models.items())
 
 
-def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _: None) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and return; for a process's main thread.
-
-    Args:
-        config: What is served and where.
-        on_ready: Called once, when the models can be called; the ready file is written before it.
-
-    Raises:
-        ConfigError: a port is taken.
-    """
-    asked_to_end = threading.Event()
-    if config.max_memory_bytes:
-        limit_memory(config.max_memory_bytes)
-    with ending_on_signals(asked_to_end):
-        server = Server(config)
-        try:
-            if config.listen_when_loaded:
-                server.load()
-                while not asked_to_end.wait(_LOOK_S) and not server.is_loaded():
-                    pass
-                server.listen()
-            else:
-                server.start()
-            _announce(server, asked_to_end, on_ready)
-            asked_to_end.wait()
-        finally:
-            server.stop()
-            if server.is_stuck:
-                logging.shutdown()
-                os._exit(0)  # Python would wait for the thread that a model holds
-
-
-def _announce(
-    server: Server, asked_to_end: threading.Event, on_ready: Callable[[Ready], None]
-) -> None:
-    while not asked_to_end.is_set():
-        if server.wait_until_ready(_LOOK_S):
-            if server.config.ready_file is not None:
-                write_json(server.config.ready_file, server.ready().as_json())
-            on_ready(server.ready())
-            return
-
-
 _CANCELLED_S = 1.0
 """What calls get to end, seconds, once they were cancelled at the end of the drain."""
 
-_LOOK_S = 0.1
-"""How soon a server that waits for its first model sees that it is to end."""
+
+def _access_log(config: ServeConfig, dropped: Counter) -> AccessLog | None:
+    """Whoever is to be told of each request; None where nobody is, and then nothing is told."""
+    parts: list[AccessLog] = []
+    if config.access_log:
+        parts.append(AccessFile(config.access_log, dropped=dropped))
+    if config.traces:
+        from stoker.serve.traces import Traces
+
+        scheme = "http" if config.ssl_config_file is None else "https"
+        silent = {*PROBES, config.metrics_path or METRICS_PATH}
+        parts.append(Traces(dropped=dropped, scheme=scheme, silent=silent))
+    return Several(tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
 
 
 def _rest_options(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.app.cli.serve_flags import without_meaningless
+from stoker.app.cli.serve_command import without_meaningless
 from stoker.export import callpath
 from stoker.serve import servable
 from stoker.serve.servable import LoadOptions, Servable, State

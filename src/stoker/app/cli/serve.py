@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from stoker.app.cli import serve_command
 from stoker.app.cli import serve_flags as flags
 from stoker.app.cli.serve_config import (
     batching_of,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from stoker.serve.ready import Ready
 
 
-ServeCommand = flags.ServeCommand
+ServeCommand = serve_command.ServeCommand
 
 
 def serve(
@@ -55,6 +56,7 @@ def serve(
     max_run_s: flags.MaxRunS = 120.0,
     max_memory_mb: flags.MaxMemoryMb = 0,
     access_log: flags.AccessLog = "",
+    traces: flags.Traces = False,
     request_log_mb: flags.RequestLogMb = 1024,
     workers: flags.Workers = 1,
     worker_folder: flags.WorkerFolder = None,
@@ -95,6 +97,7 @@ def serve(
         max_run_s=max_run_s,
         max_memory_bytes=max_memory_mb << 20,
         access_log=access_log,
+        traces=traces,
         request_log_bytes=request_log_mb << 20,
         workers=workers,
         worker_folder=worker_folder,
@@ -114,7 +117,7 @@ def serve(
     if config.is_supervised:
         from stoker.serve.workers import WorkerEndedError, run_workers
 
-        given = context.meta[flags.ARGUMENTS]
+        given = context.meta[serve_command.ARGUMENTS]
         command = [sys.executable, "-m", "stoker", "serve", *given]
         try:
             run_workers(config, command, lambda ready: _say(ready, as_json=as_json))
@@ -123,7 +126,7 @@ def serve(
         return
     # Only once the flags are known to be right: the import takes seconds.
     import_tensorflow()
-    from stoker.serve.server import run_server
+    from stoker.serve.process import run_server
 
     run_server(config, lambda ready: _say(ready, as_json=as_json))
 

@@ -6,77 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
-
-ARGUMENTS = "stoker.serve.arguments"
-"""Where the context has what stood behind `serve`, for the workers."""
-
-_RETRY = "a version that failed is tried again when its files change, and not before"
-_POOL = "every model loads in a thread of its own"
-
-MEANINGLESS = {
-    "--max_num_load_retries": _RETRY,
-    "--load_retry_interval_micros": _RETRY,
-    "--num_load_threads": _POOL,
-    "--num_unload_threads": _POOL,
-    "--flush_filesystem_caches": "the kernel's cache is left to the kernel",
-    "--remove_unused_fields_from_bundle_metagraph": "the graph is kept as it is",
-}
-"""TensorFlow Serving's flags that are accepted and do nothing -> why."""
-
-_BARE = ("--flush_filesystem_caches", "--remove_unused_fields_from_bundle_metagraph")
-"""Those of them that may stand without a value."""
-
-_TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
-
-
-class ServeCommand(TyperCommand):
-    """Takes flags also as TensorFlow Serving does: `--enable_batching=true`."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Say which flags of TensorFlow Serving are accepted and do nothing."""
-        self.epilog = "Accepted, and passed over: " + " ".join(MEANINGLESS)
-        super().format_epilog(ctx, formatter)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Turn `--flag=true` into `--flag`, and leave `--flag=false` out, for flags of that kind."""
-        flags = {
-            name: next(iter(option.secondary_opts), "")
-            for option in self.params
-            if getattr(option, "is_flag", False)
-            for name in option.opts
-        }
-        args, passed_over = without_meaningless(args)
-        for name in passed_over:
-            typer.echo(f"stoker: {name} is passed over: {MEANINGLESS[name]}", err=True)
-        ctx.meta[ARGUMENTS] = list(args)
-        return super().parse_args(ctx, [plain for arg in args for plain in _plain(arg, flags)])
-
-
-def without_meaningless(args: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments without the flags that mean nothing here, and the names of those."""
-    kept: list[str] = []
-    names: list[str] = []
-    left = iter(args)
-    for arg in left:
-        name, equals, _ = arg.partition("=")
-        if name not in MEANINGLESS:
-            kept.append(arg)
-            continue
-        names.append(name)
-        if not equals and name not in _BARE:
-            next(left, None)
-    return kept, names
-
-
-def _plain(argument: str, flags: dict[str, str]) -> list[str]:
-    name, equals, value = argument.partition("=")
-    truth = _TRUTH.get(value.lower())
-    if not equals or name not in flags or truth is None:
-        return [argument]
-    if truth:
-        return [name]
-    return [flags[name]] if flags[name] else []
 
 
 def option(*names: str, help_text: str) -> Any:
@@ -252,6 +181,14 @@ AccessLog = Annotated[
     str,
     typer.Option(
         "--access-log", help="A file with a line of JSON a request; - for standard error."
+    ),
+]
+
+Traces = Annotated[
+    bool,
+    typer.Option(
+        "--traces",
+        help="Send each request as a span by OpenTelemetry, as its OTEL_ variables say.",
     ),
 ]
 

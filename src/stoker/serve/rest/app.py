@@ -7,14 +7,13 @@ than all of it: FastAPI serves 3-8 k requests/s where uvicorn serves 43 k.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.serve.access_log import AccessLog, Entry, request_id_of
+from stoker.serve.access_log import AccessLog, Entry, caller_of, request_id_of
 from stoker.serve.auth import Keys, Role
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError
@@ -23,6 +22,7 @@ from stoker.serve.rest import routes, v2
 from stoker.serve.rest.compressed import compressed, decompressed, takes_gzip
 from stoker.serve.rest.limits import METRICS_PATH
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Scope, header, headers
+from stoker.serve.rest.probes import PROBES
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
 from stoker.serve.rest.refused import Refused, error_body
 from stoker.serve.trail import Trail
@@ -65,7 +65,7 @@ class RestOptions:
     """Where the metrics are; nowhere if None."""
 
     access_log: AccessLog | None = None
-    """Where a line for each request goes; nowhere if None."""
+    """Is told of each request that is over; nobody is if None."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -115,9 +115,9 @@ class RestApp:
 
     async def _answer(self, scope: Scope, receive: Receive, asking: _Asking) -> Answer:
         method, path = scope["method"], scope["path"]
-        fixed = _FIXED.get(path)
-        if fixed is not None and method in ("GET", "HEAD"):
-            return fixed(self.plane)
+        probe = PROBES.get(path)
+        if probe is not None and method in ("GET", "HEAD"):
+            return probe(self.plane)
         if self.options.keys is not None:
             try:
                 asking.key = self.options.keys.check(headers(scope), role=Role.PREDICT).name
@@ -217,7 +217,7 @@ class RestApp:
         key: str = "",
         bytes_in: int = 0,
     ) -> None:
-        """Write the line of a request that is over.
+        """Tell of a request that is over.
 
         Args:
             scope: Its request.
@@ -242,6 +242,7 @@ class RestApp:
                 bytes_out=len(answer.raw() if packed is None else packed),
                 request_id=request_id_of(header(scope, b"x-request-id")),
                 key=key,
+                caller=caller_of(scope["headers"]),
             )
         )
 
@@ -261,24 +262,6 @@ def _interface(path: str) -> Interface | None:
         return routes.answer
     return v2.answer if path == "/v2" or path.startswith("/v2/") else None
 
-
-def _live(_plane: DataPlane) -> Answer:
-    return Answer(body='{"live": true}')
-
-
-def _ready(plane: DataPlane) -> Answer:
-    why = plane.unready()
-    if why:
-        return Answer(status=503, body=json.dumps({"ready": False, "reason": why}))
-    return Answer(body='{"ready": true}')
-
-
-_FIXED: dict[str, Callable[[DataPlane], Answer]] = {
-    "/livez": _live,
-    "/readyz": _ready,
-    "/v2/health/live": _live,
-    "/v2/health/ready": _ready,
-}
 
 _TRY_LATER = (429, 503)
 _CHALLENGE = Code.UNAUTHENTICATED.http_status
