@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,11 @@ def test_gzip_goes_both_ways_and_a_bomb_goes_nowhere(strict: Server) -> None:
     assert (plain[2], len(json.loads(plain[1])["predictions"])) == (None, 1000)
     small = ask(gzip.compress(json.dumps(ROW).encode()), **{"Accept-Encoding": "gzip"})
     assert small == (200, b'{"predictions": [[2.5]]}', None)
+
+    deflate = {"Content-Encoding": "deflate"}
+    assert ask(zlib.compress(json.dumps(ROW).encode()), **deflate)[:2] == small[:2]
+    assert ask(zlib.compress(b" " * 10_000_000), **deflate)[0] == 413
+    assert ask(gzip.compress(rows), **deflate)[0] == 400
 
     assert ask(gzip.compress(b" " * 10_000_000))[0] == 413
     assert ask(gzip.compress(rows)[:-5])[0] == 400

@@ -19,7 +19,7 @@ from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.patience import Patience
 from stoker.serve.rest import routes, v2
-from stoker.serve.rest.compressed import compressed, decompressed, takes_gzip
+from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
 from stoker.serve.rest.limits import METRICS_PATH
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Scope, header, headers
 from stoker.serve.rest.probes import PROBES
@@ -132,12 +132,12 @@ class RestApp:
         if self._in_flight > self.options.max_in_flight:
             raise Refused(503, "too many requests are under way")
         packed = header(scope, b"content-encoding").lower()
-        if packed not in ("", "identity", "gzip"):
-            raise Refused(415, "the body must be plain or gzip")
+        if packed not in ("", "identity", *CODINGS):
+            raise Refused(415, f"the body must be plain or {' or '.join(CODINGS)}")
         body = await self._read_body(scope, receive, asking)
         scope[GONE] = asking.patience.cancel  # the connection calls it when it is lost
         return await self._in_time(
-            asking.patience, self._api_answer, scope, (body, packed == "gzip"), asking, interface
+            asking.patience, self._api_answer, scope, (body, packed), asking, interface
         )
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
@@ -192,12 +192,12 @@ class RestApp:
         return b"".join(parts)
 
     def _api_answer(
-        self, scope: Scope, body: tuple[bytes, bool], asking: _Asking, interface: Interface
+        self, scope: Scope, body: tuple[bytes, str], asking: _Asking, interface: Interface
     ) -> Answer:
-        raw, packed = body
+        raw, coding = body
         try:
-            if packed:
-                raw = decompressed(raw, limit=self.options.max_body_bytes)
+            if coding in CODINGS:
+                raw = decompressed(raw, coding=coding, limit=self.options.max_body_bytes)
             return interface(self.plane, Asked(scope=scope, body=raw, patience=asking.patience))
         except ServeError as error:
             return Answer(status=error.code.http_status, body=error_body(error.message))

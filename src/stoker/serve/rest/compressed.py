@@ -1,4 +1,4 @@
-"""gzip bodies, there and back."""
+"""Compressed bodies: gzip there and back, deflate from clients that know nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import zlib
 
 from stoker.serve.rest.refused import Refused
 
-_GZIP_BITS = 31
+CODINGS = {"gzip": 31, "deflate": 15}
+"""Content coding of a request -> zlib's number for it. Source: RFC 9110, 8.4.1."""
+
 _WORTH_BYTES = 1024
 """Smallest answer that is compressed: below, the header costs what is saved."""
 
@@ -15,21 +17,26 @@ _LEVEL = 1
 """Digits compress to the same within a few per cent at every level; this one is the quickest."""
 
 
-def decompressed(body: bytes, *, limit: int) -> bytes:
-    """A gzip body, read no further than to its limit.
+def decompressed(body: bytes, *, coding: str, limit: int) -> bytes:
+    """A compressed body, read no further than to its limit.
+
+    Args:
+        body: As it came.
+        coding: One of `CODINGS`.
+        limit: Most bytes that it may have when it is not compressed.
 
     Raises:
         Refused: it is damaged, goes on after its end, or is larger.
     """
-    reader = zlib.decompressobj(_GZIP_BITS)
+    reader = zlib.decompressobj(CODINGS[coding])
     try:
         found = reader.decompress(body, limit + 1)
     except zlib.error as error:
-        raise Refused(400, "the body must be gzip, as its header says") from error
+        raise Refused(400, f"the body must be {coding}, as its header says") from error
     if len(found) > limit:
         raise Refused(413, f"the body must have at most {limit:,} bytes")
     if not reader.eof or reader.unused_data:
-        raise Refused(400, "the body must be one whole gzip stream")
+        raise Refused(400, f"the body must be one whole {coding} stream")
     return found
 
 
