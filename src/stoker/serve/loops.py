@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tensorflow.core.framework import function_pb2, node_def_pb2
 
-from stoker.serve.safety import functions_of, read_saved_model
+from stoker.serve.safety import functions_of
+from stoker.serve.saved_model import read_saved_model
 
 LOOPS = frozenset(
     ("While", "StatelessWhile", "_While", "Enter", "RefEnter", "NextIteration", "RefNextIteration")

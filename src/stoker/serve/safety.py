@@ -13,15 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
-from google.protobuf.message import DecodeError
 from tensorflow.core.framework import graph_pb2, node_def_pb2
-from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+from tensorflow.core.protobuf import meta_graph_pb2
 
 from stoker.core.errors import DataError, Plain
+from stoker.serve.saved_model import check_assets, check_files, read_saved_model
 
 _FROM_ASSET = {
     "InitializeTableFromTextFile": 1,
@@ -61,53 +60,10 @@ def check_model(folder: Path, *, allow: frozenset[str] = frozenset()) -> None:
         DataError: a signature or an initialiser reaches another operation, or a file lies outside of
             the folder; it is named.
     """
-    _check_files(folder)
+    check_files(folder)
     for meta_graph in read_saved_model(folder).meta_graphs:
-        _check_assets(folder, meta_graph)
+        check_assets(folder, meta_graph)
         _Walk(folder, meta_graph, allow).check()
-
-
-def read_saved_model(folder: Path) -> saved_model_pb2.SavedModel:
-    """The file of a SavedModel.
-
-    Raises:
-        DataError: it is damaged, or there are several.
-    """
-    binary, text = folder / "saved_model.pb", folder / "saved_model.pbtxt"
-    if (folder / "saved_model.cpb").exists() or (binary.is_file() and text.is_file()):
-        raise _not_whole(folder, "several saved_model files")
-    if not binary.is_file() and not text.is_file():
-        raise _not_whole(folder, "no saved_model.pb")
-    try:
-        if binary.is_file():
-            return saved_model_pb2.SavedModel.FromString(binary.read_bytes())
-        return text_format.Parse(text.read_text(), saved_model_pb2.SavedModel())
-    except (OSError, DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
-        name = (binary if binary.is_file() else text).name
-        raise _not_whole(folder, f"a {name} that is damaged ({type(error).__name__})") from error
-
-
-def _check_files(folder: Path) -> None:
-    """No link in a version leads out of it."""
-    inside = folder.resolve()
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(inside):
-            raise DataError(
-                f"{folder}: every link in a version must lead to a file in it",
-                got=Plain(f"{path.relative_to(folder)}, which leads elsewhere"),
-                fix="Copy what it leads to in its place.",
-            )
-
-
-def _check_assets(folder: Path, meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
-    for asset in meta_graph.asset_file_def:
-        name = PurePosixPath(asset.filename)
-        if name.is_absolute() or ".." in name.parts or not name.parts:
-            raise DataError(
-                f"{folder}: a model's assets must lie in its folder assets",
-                got=Plain(f"the asset {asset.filename[:100]!r}"),
-                fix="Export it again.",
-            )
 
 
 @dataclass(frozen=True)
@@ -294,14 +250,6 @@ def _input(node: node_def_pb2.NodeDef, number: int) -> str:
 def _node(tensor: str) -> str:
     """The node of a tensor's name: `^a`, `a`, `a:0` and `a:output:0` are all of node `a`."""
     return tensor.removeprefix("^").split(":")[0]
-
-
-def _not_whole(folder: Path, got: str) -> DataError:
-    return DataError(
-        f"{folder}: what is served must be one whole SavedModel",
-        got=Plain(got),
-        fix="Export it again, or copy it again.",
-    )
 
 
 def _refused(folder: Path, got: str, fix: str = "") -> DataError:

@@ -81,6 +81,7 @@ def test_a_model_that_does_more_than_compute_ends_with_the_operation_and_the_nod
     assert servable.state is State.END
     assert operation in servable.reason
     assert "only compute" in servable.reason
+    assert str(tmp_path) not in servable.reason
 
 
 def test_an_operation_that_is_allowed_by_name_is_loaded(tmp_path: Path) -> None:

@@ -28,8 +28,12 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from stoker.core.errors import ConfigError
 from stoker.export.repository import Repository
+from stoker.serve.access_log import Entry
 from stoker.serve.config import ServeConfig
+from stoker.serve.metrics import Counter
 from stoker.serve.server import Server
+from stoker.serve.traces import Traces
+from stoker.serve.trail import Trail
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SERVER, INTERNAL = 2, 1
@@ -373,6 +377,23 @@ def test_spans_go_by_grpc_where_that_is_asked_for_and_none_where_the_sampler_say
     assert counts == [1, 1]
     (span,) = collector.requests[0].resource_spans[0].scope_spans[0].spans
     assert span.name == "GET /v2/models/{model}"
+
+
+@pytest.mark.parametrize(("disabled", "count"), [("false", 3), ("true", 0)])
+def test_opentelemetrys_own_switch_turns_it_off(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, disabled: str, count: int
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    monkeypatch.setenv("OTEL_SDK_DISABLED", disabled)
+    trail = Trail(model="m")
+    trail.ran(trail.began_s, trail.began_s, came_s=trail.began_s)
+    before = len(receiver.spans())
+    traces = Traces(dropped=Counter("dropped", ""), silent=("/livez",))
+    for path in ("/livez", "/v1/models/m:predict"):
+        traces.add(Entry(protocol="REST", method=f"GET {path}", status=200, trail=trail))
+    traces.close()
+
+    assert len(receiver.spans()) - before == count
 
 
 @pytest.mark.parametrize(

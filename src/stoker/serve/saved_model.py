@@ -1,0 +1,71 @@
+"""The files of a SavedModel as they are on the disk: whole, and all in its own folder."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+
+from stoker.core.errors import DataError, Plain
+
+
+def read_saved_model(folder: Path) -> saved_model_pb2.SavedModel:
+    """The file of a SavedModel.
+
+    Raises:
+        DataError: it is damaged, or there are several.
+    """
+    binary, text = folder / "saved_model.pb", folder / "saved_model.pbtxt"
+    if (folder / "saved_model.cpb").exists() or (binary.is_file() and text.is_file()):
+        raise _not_whole(folder, "several saved_model files")
+    if not binary.is_file() and not text.is_file():
+        raise _not_whole(folder, "no saved_model.pb")
+    try:
+        if binary.is_file():
+            return saved_model_pb2.SavedModel.FromString(binary.read_bytes())
+        return text_format.Parse(text.read_text(), saved_model_pb2.SavedModel())
+    except (OSError, DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
+        name = (binary if binary.is_file() else text).name
+        raise _not_whole(folder, f"a {name} that is damaged ({type(error).__name__})") from error
+
+
+def check_files(folder: Path) -> None:
+    """Every link in a version leads to a file in it.
+
+    Raises:
+        DataError: one does not; it is named.
+    """
+    inside = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            raise DataError(
+                f"{folder}: every link in a version must lead to a file in it",
+                got=Plain(f"{path.relative_to(folder)}, which leads elsewhere"),
+                fix="Copy what it leads to in its place.",
+            )
+
+
+def check_assets(folder: Path, meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
+    """Every asset lies where assets do.
+
+    Raises:
+        DataError: one lies elsewhere; it is named.
+    """
+    for asset in meta_graph.asset_file_def:
+        name = PurePosixPath(asset.filename)
+        if name.is_absolute() or ".." in name.parts or not name.parts:
+            raise DataError(
+                f"{folder}: a model's assets must lie in its folder assets",
+                got=Plain(f"the asset {asset.filename[:100]!r}"),
+                fix="Export it again.",
+            )
+
+
+def _not_whole(folder: Path, got: str) -> DataError:
+    return DataError(
+        f"{folder}: what is served must be one whole SavedModel",
+        got=Plain(got),
+        fix="Export it again, or copy it again.",
+    )
