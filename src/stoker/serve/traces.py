@@ -21,6 +21,8 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from stoker.core.errors import ConfigError, Plain
@@ -61,8 +63,11 @@ class Traces:
         Raises:
             ConfigError: a variable of OpenTelemetry's is wrong.
         """
+        # A receiver that is away would be a warning at every attempt; that a batch is lost is an error.
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
         self._scheme, self._silent = scheme, frozenset(silent)
-        self._provider = _provider()
+        self._numbers = _Numbers()
+        self._provider = _provider(self._numbers)
         self._tracer = self._provider.get_tracer("stoker.serve", SERVER_VERSION)
         self._caller = TraceContextTextMapPropagator()
         self._waiting: Background[tuple[Entry, float]] = Background(
@@ -93,8 +98,22 @@ class Traces:
 
     def _write(self, batch: Sequence[tuple[Entry, float]]) -> None:
         for entry, now_s in batch:
-            span = span_of(entry, now_s=now_s, scheme=self._scheme)
-            self._record(span, self._caller.extract(entry.caller, context=Context()))
+            caller = self._caller.extract(entry.caller, context=Context())
+            if self._may_be_chosen(caller):
+                self._record(span_of(entry, now_s=now_s, scheme=self._scheme), caller)
+
+    def _may_be_chosen(self, caller: Context) -> bool:
+        """Whether the sampler could take a request: of 99 in 100, no more than this may be to do.
+
+        OpenTelemetry's own samplers look at the trace's number alone, and decide alike when they are
+        asked again for the span; one that somebody brings is asked then only.
+        """
+        sampler = self._provider.sampler
+        parent = trace.get_current_span(caller).get_span_context()
+        number = parent.trace_id if parent.is_valid else self._numbers.next_trace_id()
+        if not type(sampler).__module__.startswith("opentelemetry.sdk."):
+            return True
+        return sampler.should_sample(caller, number, "").decision is not Decision.DROP
 
     def _record(self, span: Span, caller: Context) -> None:
         made = self._tracer.start_span(
@@ -115,14 +134,30 @@ class Traces:
         made.end(_ns(span.ended_s))
 
 
+class _Numbers(RandomIdGenerator):
+    """Gives a trace the number that the sampler was asked about; used by one thread."""
+
+    def __init__(self) -> None:
+        self._trace_id = super().generate_trace_id()
+
+    def next_trace_id(self) -> int:
+        self._trace_id = super().generate_trace_id()
+        return self._trace_id
+
+    def generate_trace_id(self) -> int:
+        return self._trace_id
+
+
 def _ns(seconds: float) -> int:
     return round(seconds * _NS)
 
 
-def _provider() -> TracerProvider:
+def _provider(numbers: RandomIdGenerator) -> TracerProvider:
     try:
         exporter = _exporter()
-        provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        provider = TracerProvider(
+            resource=_resource(), shutdown_on_exit=False, id_generator=numbers
+        )
         provider.add_span_processor(BatchSpanProcessor(exporter))
     except (ValueError, TypeError) as error:
         raise ConfigError(

@@ -8,23 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import tensorflow as tf
-from opentelemetry.proto.collector.trace.v1 import (
-    trace_service_pb2,
-    trace_service_pb2_grpc,
-)
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+from tests.integration.serve.otlp import Collector, Receiver, values
 
 from stoker.core.errors import ConfigError
 from stoker.export.repository import Repository
@@ -37,52 +31,6 @@ from stoker.serve.trail import Trail
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SERVER, INTERNAL = 2, 1
-
-
-class Receiver:
-    """Takes spans as a collector does: OTLP over HTTP, protobuf."""
-
-    def __init__(self) -> None:
-        self.requests: list[trace_service_pb2.ExportTraceServiceRequest] = []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                assert self.path == "/v1/traces"
-                found = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
-                receiver.requests.append(found)
-                answer = trace_service_pb2.ExportTraceServiceResponse().SerializeToString()
-                self.send_response(200)
-                self.send_header("content-type", "application/x-protobuf")
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_: Any) -> None:
-                """Say nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def spans(self) -> list[Any]:
-        return [
-            span
-            for request in list(self.requests)
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +132,6 @@ def served(base: Path, receiver: Receiver, ask_at: Callable[..., Any]) -> Served
         began_ns=began_ns,
         ended_ns=time.time_ns(),
     )
-
-
-def values(attributes: Any) -> dict[str, Any]:
-    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}
 
 
 def one(served: Served, **wanted: Any) -> Any:
@@ -338,28 +282,12 @@ def test_nobody_waits_for_a_receiver_that_does_not_answer(
     assert (tmp_path / "log").read_text().count("\n") == 20
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Takes spans by gRPC."""
-
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-
-    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
-        self.requests.append(request)
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
 def test_spans_go_by_grpc_where_that_is_asked_for_and_none_where_the_sampler_says_so(
     base: Path, ask_at: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = Collector()
-    receiving = grpc.server(ThreadPoolExecutor(2))
-    add_to = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
-    add_to(collector, receiving)  # type: ignore[no-untyped-call] # grpcio has no types
-    port = receiving.add_insecure_port("127.0.0.1:0")
-    receiving.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
     counts = []
     for sampler in ("always_on", "always_off"):
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
@@ -372,11 +300,42 @@ def test_spans_go_by_grpc_where_that_is_asked_for_and_none_where_the_sampler_say
         finally:
             server.stop()
         counts.append(len(collector.requests))
-    receiving.stop(None).wait()
+    collector.close()
 
     assert counts == [1, 1]
     (span,) = collector.requests[0].resource_spans[0].scope_spans[0].spans
     assert span.name == "GET /v2/models/{model}"
+
+
+def entry(number: int, *, parent: str = "") -> Entry:
+    caller = {"traceparent": parent} if parent else {}
+    method = "GET /v1/models/m"
+    return Entry(
+        protocol="REST", method=method, status=200, trail=Trail(rows=number), caller=caller
+    )
+
+
+def test_a_share_is_taken_of_what_begins_a_trace_and_all_that_a_client_has_taken(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.25")
+    before = len(receiver.spans())
+    traces = Traces(dropped=Counter("dropped", ""))
+    for number in range(1000):
+        traces.add(entry(number))
+    for number in range(1000, 1020):
+        traces.add(entry(number, parent=f"00-{number:032x}-{PARENT}-01"))
+        traces.add(entry(number, parent=f"00-{number:032x}-{PARENT}-00"))
+    traces.close()
+
+    spans = receiver.spans()[before:]
+    theirs = [span for span in spans if span.parent_span_id]
+    assert sorted(int(span.trace_id.hex(), 16) for span in theirs) == list(range(1000, 1020))
+    own = [span for span in spans if not span.parent_span_id]
+    assert 150 < len(own) < 350  # 250 and 7 standard deviations
+    assert len({span.trace_id for span in own}) == len(own)
 
 
 @pytest.mark.parametrize(("disabled", "count"), [("false", 3), ("true", 0)])
