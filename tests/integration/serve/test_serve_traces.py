@@ -386,9 +386,3 @@ def test_without_the_extra_traces_are_refused_in_one_line(base: Path) -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
     assert "stoker[otel]" in ended.stderr
-
-
-def test_nothing_of_it_is_loaded_where_it_is_off() -> None:
-    code = "import sys, stoker.serve.process, stoker.serve.server; "
-    code += "print([name for name in sys.modules if name.startswith('opentelemetry')])"
-    assert python(code).stdout == "[]\n"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import stoker
 from stoker.serve.access_log import Entry, caller_of
 from stoker.serve.errors import Code
 from stoker.serve.spans import Span, route_of, span_of
@@ -177,3 +181,29 @@ def test_only_what_says_which_trace_it_is_is_taken_of_a_clients_headers() -> Non
     of_http = [(b"traceparent", b"00-a"), (b"tracestate", b"x=1"), (b"authorization", b"secret")]
     assert caller_of(of_http) == {"traceparent": "00-a", "tracestate": "x=1"}
     assert caller_of([("traceparent", "00-b"), ("x-bin", b"\xff")]) == {"traceparent": "00-b"}
+
+
+def imported(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every module that a file imports, and whether that is when the file is itself."""
+    tree = ast.parse(path.read_text())
+    at_once = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, id(node) in at_once) for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, id(node) in at_once
+            yield from ((f"{node.module}.{n.name}", id(node) in at_once) for n in node.names)
+
+
+def test_opentelemetry_is_loaded_by_one_module_which_is_loaded_where_traces_are_asked_for() -> None:
+    root = Path(stoker.__file__).parent
+    found = {path.relative_to(root).as_posix(): list(imported(path)) for path in root.rglob("*.py")}
+
+    own = "opentelemetry"
+    assert {p for p, names in found.items() if any(n.startswith(own) for n, _ in names)} == {
+        "serve/traces.py"
+    }
+    uses = [
+        (p, now) for p, names in found.items() for n, now in names if n == "stoker.serve.traces"
+    ]
+    assert uses == [("serve/server.py", False)]
