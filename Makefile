@@ -68,9 +68,10 @@ test: $(STAMP) $(TFJS_STAMP) ## every test
 	@echo "test: those that measure this machine, one after the other with nothing beside them"
 	@$(BIN)/python -m pytest -m alone --durations=15 $(ARGS) || test $$? = 5 -a -n "$(ARGS)"
 
-soak: $(STAMP) ## what is too long for `make test`: kills, the server's image, memory (20 minutes)
+soak: $(STAMP) ## what is too long for `make test`: kills, swaps, all levers, the server's image, memory (35 minutes)
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
 	@$(BIN)/python -m pytest -m soak $(ARGS)
+	@STOKER_ALL_LEVERS=1 $(BIN)/python -m pytest -m alone $(ARGS)
 	@STOKER_SWAPS=20 $(BIN)/python -m pytest tests/integration/serve/test_serve_swaps.py $(ARGS)
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,10 +116,12 @@ class Folder:
         return run_chain(experiment, recorder, until=until), recorder
 
 
-@pytest.fixture(scope="session", autouse=True)
-def brief_ceiling() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def brief_ceiling() -> Iterator[None]:
     """How busy the device was is no matter here; to measure it takes a second of every training."""
-    busy.CEILING_S = 0.02
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(busy, "CEILING_S", 0.02)
+        yield
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from tests.integration.train.small import small_dataset
 
@@ -11,10 +13,12 @@ from stoker.data.features.transform import Transform
 from stoker.train import busy
 
 
-@pytest.fixture(scope="session", autouse=True)
-def brief_ceiling() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def brief_ceiling() -> Iterator[None]:
     """How busy the device was is no matter here; to measure it takes a second of every training."""
-    busy.CEILING_S = 0.02
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(busy, "CEILING_S", 0.02)
+        yield
 
 
 @pytest.fixture(scope="session")
