@@ -7,6 +7,8 @@ UV := .tools/bin/uv
 STAMP := $(VENV)/.stamp
 TFJS := .tools/tfjs
 TFJS_STAMP := $(TFJS)/.stamp
+TRITON := .tools/triton
+TRITON_STAMP := $(TRITON)/.stamp
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.stamp
 
@@ -61,7 +63,13 @@ $(TFJS_STAMP): requirements-tfjs.lock $(STAMP)
 	"$$($(TFJS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tensorflow.pth"
 	@touch $@
 
-test: $(STAMP) $(TFJS_STAMP) ## every test
+$(TRITON_STAMP): requirements-triton.lock $(STAMP)
+	@echo "setup: Triton's client into $(TRITON)"
+	@$(UV) venv --quiet --clear --python $(BIN)/python $(TRITON)
+	@$(UV) pip install --quiet --python $(TRITON)/bin/python --no-deps --require-hashes -r requirements-triton.lock
+	@touch $@
+
+test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) ## every test
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
 	-m "not alone and not soak" $(ARGS)
