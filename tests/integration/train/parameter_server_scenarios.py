@@ -7,6 +7,7 @@ All of them run on one cluster, in one process: TensorFlow takes seconds to star
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -408,6 +409,8 @@ SCENARIOS = (
 def main() -> None:
     dataset, transform, out = map(Path, sys.argv[1:4])
     wanted = sys.argv[4:] or [scenario.__name__ for scenario in SCENARIOS]
+    # Keras asks for collections of garbage, of which what was imported is none.
+    gc.freeze()
     scene = Scene(dataset, transform, out)
     try:
         for scenario in SCENARIOS:

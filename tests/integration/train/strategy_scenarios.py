@@ -8,6 +8,7 @@ asked to end, and gone on with; OUT gets the weights of each as npz and a JSON.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import sys
 from collections.abc import Iterator
@@ -225,6 +226,8 @@ def main() -> None:
     out, results = Path(sys.argv[3]), []
     # How busy the device was is no matter here.
     busy.CEILING_S = 0.02
+    # Keras asks for collections of garbage, of which what was imported is none.
+    gc.freeze()
     scenarios = json.load(sys.stdin)
     most = max(scenario.get("replicas", 1) for scenario in scenarios)
     tf.config.set_logical_device_configuration(
