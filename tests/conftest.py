@@ -24,13 +24,18 @@ settings.load_profile("stoker")
 LONGEST = (
     "test_train_kill",
     "test_train_parameter_server",
-    "test_train_preempted",
+    "test_app_recipes",
     "test_train_strategies",
+    "test_train_preempted",
+    "test_app_images",
+    "test_data_service",
     "test_tune_commands",
     "test_tune_scripts",
-    "test_app_recipes",
+    "test_app_caching",
     "test_app_workers",
-    "test_data_service",
+    "test_train_tpu_path",
+    "test_train_numbers",
+    "test_train_health",
 )
 """Files that take longest, the longest first: one that begins last would leave the other cores idle."""
 
