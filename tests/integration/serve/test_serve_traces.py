@@ -114,6 +114,8 @@ def served(base: Path, receiver: Receiver, ask_at: Callable[..., Any]) -> Served
         assert ask_at(port, path, {"instances": [["x"]]}, **no).status == 400
         assert ask_at(port, "/v1/models/none:predict", good).status == 404
         assert predict_by_grpc(ready["grpc_port"], "half", **{"x-request-id": "call"})
+        inside = {"traceparent": traceparent(sampled=True, span="2" * 16)}
+        assert predict_by_grpc(ready["grpc_port"], "half", **inside)
         with pytest.raises(grpc.RpcError):
             predict_by_grpc(ready["grpc_port"], "nobody")
         assert receiver.spans() == []
@@ -195,7 +197,7 @@ def test_a_request_goes_on_with_its_clients_trace(served: Served) -> None:
 
 def test_a_request_of_a_trace_that_nobody_samples_has_no_span(served: Served) -> None:
     assert [s for s in served.spans if s.parent_span_id.hex() == "1" * 16] == []
-    assert len([s for s in served.spans if s.trace_id.hex() == TRACE]) == 3
+    assert len([s for s in served.spans if s.trace_id.hex() == TRACE]) == 3 + 3
 
 
 def test_a_request_without_a_trace_or_with_a_broken_one_begins_its_own(served: Served) -> None:
@@ -238,6 +240,14 @@ def test_a_call_has_a_span_too(served: Served) -> None:
     )
     assert set(children(served, call)) == {"queue", "model"}
     assert values(refused.attributes)["rpc.grpc.status_code"] == 5
+
+
+def test_a_call_goes_on_with_its_clients_trace(served: Served) -> None:
+    span = next(span for span in served.spans if span.parent_span_id.hex() == "2" * 16)
+
+    assert span.trace_id.hex() == TRACE
+    assert span.name == "tensorflow.serving.PredictionService/Predict"
+    assert set(children(served, span)) == {"queue", "model"}
 
 
 def test_probes_and_the_metrics_have_none(served: Served) -> None:

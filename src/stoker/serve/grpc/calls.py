@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from stoker.core.errors import UserError
-from stoker.serve.access_log import AccessLog, Entry, request_id_of
+from stoker.serve.access_log import AccessLog, Entry, caller_of, request_id_of
 from stoker.serve.auth import Keys
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.patience import Patience
@@ -100,6 +100,7 @@ class Calls:
             bytes_out=0 if response is None else response.ByteSize(),
             request_id=request_id_of(metadata.get("x-request-id", "")),
             key="" if self._keys is None else self._keys.name_of(metadata),
+            caller=caller_of(metadata.items()),
         )
 
 
