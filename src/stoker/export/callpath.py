@@ -176,6 +176,8 @@ def load_model(path: Path) -> LoadedModel:
     graph = tf.Graph()
     options = tf.compat.v1.ConfigProto()
     options.gpu_options.allow_growth = True
+    # In the caller's thread, as in `_bind`: what is loaded at low priority is not done by others.
+    options.inter_op_parallelism_threads = -1
     session = tf.compat.v1.Session(graph=graph, config=options)
     try:
         with graph.as_default():

@@ -12,6 +12,7 @@ from tensorflow.core.framework import tensor_pb2, types_pb2
 
 from stoker.core.errors import Plain, UserError
 from stoker.export.callpath import shape_text
+from stoker.serve.wire import checked_shape
 
 MAX_REPEATED = 1 << 24
 """Most elements that one repeated value may stand for: 64 MiB of float32."""
@@ -54,9 +55,9 @@ def to_array(proto: tensor_pb2.TensorProto, *, name: str) -> np.ndarray[Any, Any
     Raises:
         UserError: its dtype is unknown, or its values do not fill its shape.
     """
-    shape = tuple([dim.size for dim in proto.tensor_shape.dim])
-    if proto.tensor_shape.unknown_rank or (shape and min(shape) < 0):
-        raise UserError(f"input {name!r} must have a whole shape", got=shape_text(shape))
+    shape = checked_shape([dim.size for dim in proto.tensor_shape.dim], name=name)
+    if proto.tensor_shape.unknown_rank:
+        raise UserError(f"input {name!r} must have a whole shape", got="an unknown rank")
     plain = _plain_array(proto, shape)
     if plain is not None:
         return plain
@@ -64,7 +65,12 @@ def to_array(proto: tensor_pb2.TensorProto, *, name: str) -> np.ndarray[Any, Any
     _check_filled(proto, dtype, shape, name)
     if math.prod(shape) == 0:
         return np.empty(shape, dtype=dtype.as_numpy_dtype)
-    return tf.make_ndarray(proto)
+    try:
+        return tf.make_ndarray(proto)
+    except OverflowError:
+        raise UserError(
+            f"input {name!r} must hold values of {dtype.name} only", got=Plain("a larger one")
+        ) from None
 
 
 def _plain_array(

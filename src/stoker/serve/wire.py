@@ -31,13 +31,19 @@ DTYPES: dict[str, np.dtype[Any]] = {
 """TensorFlow's name -> how NumPy reads it; strings have no such form."""
 
 
+_MAX_ELEMENTS = 1 << 48
+"""More than any memory holds; NumPy refuses some shapes beyond, though they be empty."""
+
+
 def checked_shape(shape: Sequence[int], *, name: str) -> tuple[int, ...]:
     """A whole shape, as a client declares it.
 
     Raises:
-        UserError: it has too many axes, or one below 0.
+        UserError: it has too many axes, one below 0, or is empty and yet beyond any memory.
     """
-    if len(shape) > MAX_RANK or any(size < 0 for size in shape):
+    # One that is not empty is held against its values.
+    beyond = 0 in shape and math.prod([size for size in shape if size]) > _MAX_ELEMENTS
+    if len(shape) > MAX_RANK or any(size < 0 for size in shape) or beyond:
         raise UserError(
             f"{name!r} must have a whole shape of at most {MAX_RANK} axes",
             got=shape_text(tuple(shape)),

@@ -278,10 +278,14 @@ def test_a_larger_request_runs_alone_in_pieces_or_not_at_all(exported: dict[str,
     loaded = load_model(exported["half_plus_two"])
     x = np.arange(5, dtype=np.float32)[:, None]
     try:
-        for larger in ("alone", "split"):
-            model = Batcher(loaded, BatchingConfig(max_batch_size=2, larger=larger))
+        for larger, runs in (("alone", 1), ("split", 3)):
+            metrics = ServeMetrics()
+            config = BatchingConfig(max_batch_size=2, larger=larger)
+            model = Batcher(loaded, config, metrics=metrics)
             answer = model.call("serving_default", {"x": x})
             assert answer["y"][:, 0].tolist() == [2.0, 2.5, 3.0, 3.5, 4.0]
+            assert metrics.wrapped_run_count.total() == runs
+            assert metrics.processed_batch_size.total() == len(x), "every row is counted"
         refusing = Batcher(loaded, BatchingConfig(max_batch_size=2, larger="refuse"))
         with pytest.raises(ServeError, match="Task size 5 is larger than maximum input batch"):
             refusing.call("serving_default", {"x": x})

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.framework import tensor_pb2
+from tensorflow.core.framework import tensor_pb2, types_pb2
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
     get_model_status_pb2,
@@ -19,7 +19,9 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
+from stoker.core.errors import UserError
 from stoker.serve.server import Server
+from stoker.serve.tensors import to_array
 
 Stub = prediction_service_pb2_grpc.PredictionServiceStub
 
@@ -205,3 +207,38 @@ def test_rest_and_grpc_give_the_same_numbers(stub: Any, ask: Callable[..., Any])
     assert np.array_equal(
         np.array(by_rest["predictions"], np.float32)[:, 0], np.array(by_grpc, np.float32)
     )
+
+
+def odd_tensor(dims: list[int], **fields: Any) -> tensor_pb2.TensorProto:
+    proto = tensor_pb2.TensorProto(dtype=fields.pop("dtype", types_pb2.DT_FLOAT), **fields)
+    for size in dims:
+        proto.tensor_shape.dim.add(size=size)
+    return proto
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        odd_tensor([0, 2**62]),
+        odd_tensor([2**62, 0]),
+        odd_tensor([0, 2**63 - 1]),
+        odd_tensor([0, 2**40, 2**40]),
+        odd_tensor([1] * 65, float_val=[1.0]),
+        odd_tensor([1] * 255, tensor_content=b"\0\0\0\0"),
+        odd_tensor([0] * 300),
+        odd_tensor([1], dtype=types_pb2.DT_UINT8, int_val=[300]),
+        odd_tensor([1], dtype=types_pb2.DT_UINT8, int_val=[-1]),
+        odd_tensor([1], dtype=types_pb2.DT_INT8, int_val=[1000]),
+        odd_tensor([1], dtype=types_pb2.DT_INT16, int_val=[70000]),
+        odd_tensor([1], dtype=types_pb2.DT_UINT16, int_val=[-5]),
+        odd_tensor([1], dtype=types_pb2.DT_HALF, half_val=[70000]),
+        odd_tensor([1], dtype=types_pb2.DT_HALF, half_val=[-1]),
+        odd_tensor([1], dtype=types_pb2.DT_BFLOAT16, half_val=[70000]),
+    ],
+)
+def test_a_tensor_that_no_memory_or_dtype_holds_is_the_clients_fault(
+    tensor: tensor_pb2.TensorProto,
+) -> None:
+    with pytest.raises(UserError) as caught:
+        to_array(tensor, name="x")
+    assert "\n" not in caught.value.line()

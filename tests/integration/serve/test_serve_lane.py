@@ -166,6 +166,24 @@ def test_a_body_in_parts_and_one_that_asks_before_it_comes_are_waited_for(
                 assert answers(stream, 1)[0][0] == 200
 
 
+def test_an_offer_of_another_protocol_is_passed_over(server: Server, beside: list[Any]) -> None:
+    """Java's client makes it with its first request; known or not, the body is read."""
+    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAA")
+    body = b'{"instances": [1.0]}'
+    with (
+        socket.create_connection(("127.0.0.1", server.rest_port), timeout=30) as client,
+        client.makefile("rb") as stream,
+    ):
+        for sent in (
+            post(PATH, body, *offer),
+            post(PATH, body, "UPGRADE: websocket"),
+            post(PATH, body),
+        ):
+            client.sendall(sent)
+            ((status, _, found),) = answers(stream, 1)
+            assert (status, json.loads(found)) == (200, {"predictions": [2.5]})
+
+
 def test_a_long_answer_is_compressed_where_that_is_asked_for(
     server: Server, beside: list[Any]
 ) -> None:
@@ -233,6 +251,13 @@ def test_a_version_that_is_swapped_loses_and_mixes_nothing(
         (b"POST", b"/v1/models/m:classify", [(b"content-length", b"9")], False),
         (b"POST", b"/v1/models/m%3apredict", [(b"content-length", b"9")], False),
         (b"POST", b"/v1/models/m?x=:predict", [(b"content-length", b"9")], False),
+        (b"POST", b"/v1/models/m#x:predict", [(b"content-length", b"9")], False),
+        (
+            b"POST",
+            b"/v1/models/m:predict",
+            [(b"content-length", b"9"), (b"accept", b"application/Octet-Stream")],
+            False,
+        ),
         (b"POST", b"/v1/models/m:predict", [], False),
         (b"POST", b"/v1/models/m:predict", [(b"transfer-encoding", b"chunked")], False),
         (b"POST", b"/v1/models/m:predict", [(b"content-length", b"%d" % (MAX_BYTES + 1))], False),

@@ -137,6 +137,7 @@ SIZED = tensor("x", "FP32", [1, 1], parameters={"binary_data_size": 4})
         ({"inputs": [{**GOOD, "datatype": "INT32"}]}, b"", {}, "must hold values of type int32"),
         ({"inputs": [{**GOOD, "shape": [2, 1]}]}, b"", {}, "the values of shape [2,1]"),
         ({"inputs": [{**GOOD, "shape": [-1, 1]}]}, b"", {}, "a whole shape"),
+        ({"inputs": [{**GOOD, "shape": [0, 2**62], "data": []}]}, b"", {}, "a whole shape"),
         ({"inputs": [{**GOOD, "shape": [1.0]}]}, b"", {}, "whole numbers"),
         ({"inputs": [{**GOOD, "shape": [True, 1]}]}, b"", {}, "whole numbers"),
         ({"inputs": [{**GOOD, "shape": [10**30, 10**30]}]}, b"", {}, "the values of shape"),

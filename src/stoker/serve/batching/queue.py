@@ -25,6 +25,7 @@ from stoker.serve.batching.joined import (
     cut,
     join,
     key_of,
+    rows_of,
 )
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.metrics import Count, ServeMetrics, Spread
@@ -228,6 +229,8 @@ class Queue:
 
     def run_alone(self, inputs: Sequence[Array]) -> Outputs:
         """Run the model beside the queue, for a request that goes with no other."""
+        rows = rows_of(inputs)
+        self._count((), (rows,), rows)
         return self._run_model(inputs)
 
     def _check_room(self, request: Request) -> None:

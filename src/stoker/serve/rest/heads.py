@@ -6,6 +6,7 @@ byte, with its body and nothing more behind it, needs no parser.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,6 +79,20 @@ class Heads:
         self._known[data[:end]] = head, body_bytes
 
 
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """The bytes of a request without its offer of another protocol, which a server may pass over.
+
+    Java's client makes one by default; the parser would give up at it, and lose the body.
+    """
+    end = data.find(_END)
+    if end < 0 or b"upgrade:" not in data[:end].lower():
+        return data
+    return _UPGRADE.sub(b"", data[: end + 2]) + data[end + 2 :]
+
+
 def is_small(method: bytes, target: bytes, given: Sequence[tuple[bytes, bytes]]) -> bool:
     """Whether a request is one for the lane, by its line and headers.
 
@@ -87,12 +102,14 @@ def is_small(method: bytes, target: bytes, given: Sequence[tuple[bytes, bytes]])
         given: Headers, their names in lower case.
     """
     named = method == b"POST" and target.startswith(_PATH) and target.endswith(_METHOD)
-    if not named or b"%" in target or b"?" in target:
+    if not named or b"%" in target or b"?" in target or b"#" in target:
         return False
     size = MAX_BYTES + 1
     for name, value in given:
         if name == b"content-length":
             size = int(value)
-        elif name in _NOT_PLAIN or (name in (b"content-type", b"accept") and _TENSOR in value):
+        elif name in _NOT_PLAIN or (
+            name in (b"content-type", b"accept") and _TENSOR in value.lower()
+        ):
             return False
     return size <= MAX_BYTES

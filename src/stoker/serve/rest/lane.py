@@ -25,6 +25,9 @@ from stoker.serve.rest.heads import Head, Heads
 from stoker.serve.rest.messages import Answer, Scope, named
 from stoker.serve.trail import Trail
 
+AWAKE_S = 100e-6
+"""How long the loop looks for the next request before it sleeps."""
+
 
 class Options(Protocol):
     """What of the application's options the lane needs."""
@@ -122,13 +125,15 @@ class Lane:
         self._plane = app.plane
         self._waiting: list[Small] = []
         self.heads = Heads()
+        self._awake, self._awake_until_s = False, 0.0
 
     def add(self, small: Small) -> None:
         """Take a whole request; it is answered before the loop waits again."""
         small.came_s = time.monotonic()
         self._waiting.append(small)
         if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._loop = asyncio.get_running_loop()
+            self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -143,6 +148,16 @@ class Lane:
                 groups.setdefault((small.head.path, signature), []).append(small)
         for (path, signature), group in groups.items():
             self._answer(path, signature, group)
+        self._awake_until_s = time.monotonic() + AWAKE_S
+        if not self._awake:
+            self._awake = True
+            self._loop.call_soon(self._stay_awake)
+
+    def _stay_awake(self) -> None:
+        """Look again for what comes, without sleeping, for as long as a client takes to ask again."""
+        self._awake = time.monotonic() < self._awake_until_s
+        if self._awake:
+            self._loop.call_soon(self._stay_awake)
 
     def _read(self, small: Small) -> str | None:
         """Its rows and who sent it; the signature's name, None where it is not plain."""

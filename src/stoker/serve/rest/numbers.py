@@ -53,6 +53,9 @@ class Numbers:
     values: Any
     """The parsed list; it keeps its parser."""
 
+    shape: tuple[int, ...]
+    """Its shape, by the first element of every level."""
+
     def as_inputs(self, signature: Signature) -> dict[str, Array] | None:
         """Input name -> array; None where `decode` has to look at the body."""
         if len(signature.inputs) != 1:
@@ -64,17 +67,16 @@ class Numbers:
     def _as_array(self, dtype: str) -> Array | None:
         try:
             flat = _flat(self.values, dtype)
-            shape = None if flat is None else _shape(self.values)
         except (TypeError, ValueError, RuntimeError):  # simdjson's, for what is no such number
             return None
-        if flat is None or shape is None or flat.size != math.prod(shape):
+        if flat is None or flat.size != math.prod(self.shape) or not self._is_dense():
             return None
-        return flat.reshape(shape) if self._is_dense(shape) else None
+        return flat.reshape(self.shape)
 
-    def _is_dense(self, shape: tuple[int, ...]) -> bool:
-        """Whether its brackets and commas are those of this shape."""
+    def _is_dense(self) -> bool:
+        """Whether its brackets and commas are those of its shape."""
         begin, end = self.raw.find(b"["), self.raw.rfind(b"]") + 1
-        return self.raw[begin:end].translate(None, _NUMBERS) == _skeleton(shape)
+        return self.raw[begin:end].translate(None, _NUMBERS) == _skeleton(self.shape)
 
 
 def read_numbers(raw: bytes) -> Numbers | None:
@@ -90,9 +92,11 @@ def read_numbers(raw: bytes) -> Numbers | None:
     except (ValueError, RuntimeError):  # simdjson's, for what is no JSON
         return None
     plain = isinstance(values, simdjson.Array) and len(keys) == len(found) + (_NAME in keys)
-    if not plain or not isinstance(named, str):
+    shape = _shape(values) if plain else None
+    if shape is None or not isinstance(named, str):
         return None
-    return Numbers(signature=named, rows=found[0] == "instances", raw=raw, values=values)
+    rows = found[0] == "instances"
+    return Numbers(signature=named, rows=rows, raw=raw, values=values, shape=shape)
 
 
 def _flat(values: Any, dtype: str) -> Array | None:

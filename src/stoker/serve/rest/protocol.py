@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from stoker.serve.rest.compressed import takes_gzip
-from stoker.serve.rest.heads import Head, is_small
+from stoker.serve.rest.heads import Head, is_small, without_upgrade
 from stoker.serve.rest.lane import Lane, Small
 from stoker.serve.rest.limits import HttpLimits
 from stoker.serve.rest.messages import Scope, header
@@ -82,6 +82,8 @@ class LimitedProtocol(HttpToolsProtocol):
         between = self._in_head and not self._begun and not self._head_bytes
         if between and self.lane is not None and self._is_known(data, self.lane):
             return
+        if between:
+            data = without_upgrade(data)
         if self._in_head:
             self._head_bytes += len(data)
         self._whole = None
