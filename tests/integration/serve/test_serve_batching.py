@@ -278,9 +278,10 @@ def test_a_larger_request_runs_alone_in_pieces_or_not_at_all(exported: dict[str,
     loaded = load_model(exported["half_plus_two"])
     x = np.arange(5, dtype=np.float32)[:, None]
     try:
-        for larger, runs in (("alone", 1), ("split", 3)):
+        alone = BatchingConfig(max_batch_size=2, larger="alone")
+        split = BatchingConfig(max_batch_size=2, larger="split")
+        for config, runs in ((alone, 1), (split, 3)):
             metrics = ServeMetrics()
-            config = BatchingConfig(max_batch_size=2, larger=larger)
             model = Batcher(loaded, config, metrics=metrics)
             answer = model.call("serving_default", {"x": x})
             assert answer["y"][:, 0].tolist() == [2.0, 2.5, 3.0, 3.5, 4.0]
