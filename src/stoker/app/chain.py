@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +93,24 @@ class ChainResult:
     def output(self, stage: str) -> Path:
         """Where the output of a stage that this pass covered lies."""
         return next(outcome.output for outcome in self.outcomes if outcome.stage == stage)
+
+    def context(
+        self, experiment: Experiment, progress: Callable[[str, float | None], None]
+    ) -> Context:
+        """What a stage behind this pass may know, for work that is recorded nowhere.
+
+        Args:
+            experiment: What it is done for; its data is that of the pass.
+            progress: As in `Context`.
+        """
+        return Context(
+            experiment=experiment,
+            run_id=self.run.name,
+            outputs={outcome.stage: outcome.output for outcome in self.outcomes},
+            identities={},
+            results={outcome.stage: outcome.result for outcome in self.outcomes},
+            progress=progress,
+        )
 
 
 @dataclass

@@ -129,14 +129,7 @@ def _context(experiment: Experiment, chain: ChainResult, listener: Listener) -> 
         listener.say(f"{experiment.train.strategy} is rehearsed in this process alone")
         alone = replace(experiment.train, strategy="auto")
         experiment = replace(experiment, train=alone)
-    return Context(
-        experiment=experiment,
-        run_id=chain.run.name,
-        outputs={outcome.stage: outcome.output for outcome in chain.outcomes},
-        identities={},
-        results={outcome.stage: outcome.result for outcome in chain.outcomes},
-        progress=listener.progress,
-    )
+    return chain.context(experiment, listener.progress)
 
 
 def _prepared(

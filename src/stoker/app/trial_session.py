@@ -238,14 +238,7 @@ class Session:
             from stoker.app.training import begin_process
             from stoker.cluster.devices import find_devices
 
-            context = Context(
-                experiment=experiment,
-                run_id=chain.run.name,
-                outputs={outcome.stage: outcome.output for outcome in chain.outcomes},
-                identities={},
-                results={outcome.stage: outcome.result for outcome in chain.outcomes},
-                progress=listener.progress,
-            )
+            context = chain.context(experiment, listener.progress)
             transform = context.transform()
             resolved = resolve_here(context, transform, find_devices(), None)
             place = begin_process(experiment.train, resolved)
