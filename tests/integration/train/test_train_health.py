@@ -24,6 +24,8 @@ def seen() -> dict[str, Any]:
         | {
             # Freed tensors go back to the system at once, so that each peak is its own.
             "MALLOC_MMAP_THRESHOLD_": "65536",
+            # Address space is what is limited, and each thread's own arena would reserve 64 MiB of it.
+            "MALLOC_ARENA_MAX": "1",
             # oneDNN's allocator waits 10 s for memory that nobody gives back.
             "TF_ENABLE_ONEDNN_OPTS": "0",
         },
