@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, cast
 
+from stoker.serve.limits import HttpLimits
 from stoker.serve.rest.app import RestApp
-from stoker.serve.rest.http import BACKLOG, HttpServer, bound_socket
-from stoker.serve.rest.limits import HttpLimits
+from stoker.serve.rest.http import HttpServer
+from stoker.serve.sockets import BACKLOG, bound_socket
 
 Message = MutableMapping[str, Any]
 

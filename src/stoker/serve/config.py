@@ -11,7 +11,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.export.repository import checked_name, version_folders
 from stoker.serve.auth import is_loopback
 from stoker.serve.batching.config import BatchingConfig
-from stoker.serve.rest.limits import METRICS_PATH, HttpLimits
+from stoker.serve.limits import METRICS_PATH, HttpLimits
 from stoker.serve.text_files import read_text_file
 from stoker.serve.tls import read_tls
 

@@ -9,8 +9,6 @@ import socket
 import threading
 import time
 
-import grpc
-
 from stoker.core.errors import ConfigError, Plain
 from stoker.serve.access_file import AccessFile
 from stoker.serve.access_log import AccessLog, Several
@@ -20,18 +18,19 @@ from stoker.serve.config_file import ConfigFile
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.service import GrpcOptions, make_grpc_server
+from stoker.serve.limits import METRICS_PATH
 from stoker.serve.metrics import Counter, ServeMetrics
 from stoker.serve.model_config import ModelConfig, read_model_config
 from stoker.serve.models import Models, Watch
 from stoker.serve.ready import Ready
 from stoker.serve.request_log import RequestLog
 from stoker.serve.rest.app import RestApp, RestOptions
-from stoker.serve.rest.http import BACKLOG, HttpServer, bound_socket
+from stoker.serve.rest.http import HttpServer
 from stoker.serve.rest.lane import Lane
-from stoker.serve.rest.limits import METRICS_PATH
 from stoker.serve.rest.probes import PROBES
 from stoker.serve.runs import Runs
 from stoker.serve.servable import LoadOptions
+from stoker.serve.sockets import BACKLOG, bound_socket
 from stoker.serve.tls import Tls, read_tls
 from stoker.serve.worker import stuck_file
 
@@ -80,13 +79,14 @@ class Server:
         self.plane.on_answered = self._request_log.add
         self._access_log = _access_log(config, metrics.log_dropped)
         self._health = Health(self.plane)
-        self._socket = _bind(config.host, config.rest_port, shared=config.worker_folder is not None)
+        self._socket, grpc_socket = _bind_both(config)
         self.rest_port: int = self._socket.getsockname()[1]
-        self._grpc_options = _grpc_options(config, keys, tls, self._access_log)
-        self._grpc: grpc.Server | None = None
-        self.grpc_port = config.grpc_port
-        if not config.listen_when_loaded:  # gRPC's port takes connections as soon as it is bound
-            self._bind_grpc()
+        self.grpc_port: int = grpc_socket.getsockname()[1]
+        self._grpc = make_grpc_server(
+            self.plane,
+            self._health,
+            _grpc_options(config, grpc_socket, keys=keys, tls=tls, access_log=self._access_log),
+        )
         self._app = RestApp(self.plane, _rest_options(config, keys, self._access_log))
         self._rest = HttpServer(
             self._app,
@@ -112,7 +112,7 @@ class Server:
         gc.freeze()
         self._socket.listen(BACKLOG)  # the kernel takes connections before the loop runs
         self._rest_thread.start()
-        self._bind_grpc().start()
+        self._grpc.start()
 
     def load(self) -> None:
         """Look for models; returns at once."""
@@ -127,17 +127,6 @@ class Server:
                 name="stoker-model-config",
                 poll_s=poll_s,
             )
-
-    def _bind_grpc(self) -> grpc.Server:
-        if self._grpc is None:
-            try:
-                self._grpc, self.grpc_port = make_grpc_server(
-                    self.plane, self._health, self._grpc_options
-                )
-            except ConfigError:
-                self._socket.close()
-                raise
-        return self._grpc
 
     def _say_stuck(self) -> None:
         if self.config.worker_folder is not None:
@@ -175,8 +164,7 @@ class Server:
             self._config_watch.join()
         time.sleep(self.config.lame_duck_s)
         self._rest.should_exit = True
-        if self._grpc is not None:
-            self._grpc.stop(self.config.drain_s).wait(self.config.drain_s + _CANCELLED_S)
+        self._grpc.stop(self.config.drain_s).wait(self.config.drain_s + _CANCELLED_S)
         if self._rest_thread.ident is not None:
             self._rest_thread.join()
         else:
@@ -236,28 +224,46 @@ def _rest_options(
 
 
 def _grpc_options(
-    config: ServeConfig, keys: Keys | None, tls: Tls | None, access_log: AccessLog | None
+    config: ServeConfig,
+    bound: socket.socket,
+    *,
+    keys: Keys | None,
+    tls: Tls | None,
+    access_log: AccessLog | None,
 ) -> GrpcOptions:
     return GrpcOptions(
-        host=config.host,
-        port=config.grpc_port,
+        bound=bound,
         socket_path=config.grpc_socket_path,
         arguments=config.grpc_channel_arguments,
         workers=config.grpc_workers,
         max_in_flight=config.max_in_flight,
-        shared=config.worker_folder is not None,
+        limits=config.http,
         keys=keys,
         tls=tls,
         access_log=access_log,
     )
 
 
-def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
+def _bind_both(config: ServeConfig) -> tuple[socket.socket, socket.socket]:
+    """REST's socket and gRPC's."""
+    shared = config.worker_folder is not None
+    rest = _bind(config.host, config.rest_port, name="REST", shared=shared)
+    try:
+        return rest, _bind(config.host, config.grpc_port, name="gRPC", shared=shared)
+    except ConfigError:
+        rest.close()
+        raise
+
+
+_FLAGS = {"REST": "--rest_api_port", "gRPC": "--port"}
+
+
+def _bind(host: str, port: int, *, name: str, shared: bool) -> socket.socket:
     try:
         return bound_socket(host, port, shared=shared)
     except OSError as error:
         raise ConfigError(
-            "the REST port must be free on this machine",
+            f"the {name} port must be free on this machine",
             got=Plain(f"{host}:{port} ({error.strerror})"),
-            fix="Choose another --rest_api_port, or 0 for a free one.",
+            fix=f"Choose another {_FLAGS[name]}, or 0 for a free one.",
         ) from error

@@ -33,7 +33,7 @@ from tensorflow_serving.apis import (
 from stoker.core.errors import ConfigError
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig, read_metrics_path
-from stoker.serve.rest.limits import HttpLimits
+from stoker.serve.limits import HttpLimits
 from stoker.serve.server import Server
 
 AskAt = Callable[..., Any]

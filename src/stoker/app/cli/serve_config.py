@@ -91,7 +91,7 @@ def metrics_path_of(monitoring: Path | None) -> str | None:
         ConfigError: the file is wrong.
     """
     from stoker.serve.config import read_metrics_path
-    from stoker.serve.rest.limits import METRICS_PATH
+    from stoker.serve.limits import METRICS_PATH
 
     return METRICS_PATH if monitoring is None else read_metrics_path(monitoring)
 

@@ -1,4 +1,4 @@
-"""Who may call by gRPC, and how they are sure of each other."""
+"""Who may call by gRPC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from stoker.serve.access_log import AccessLog
 from stoker.serve.auth import Keys, Role
 from stoker.serve.errors import ServeError
 from stoker.serve.grpc.calls import Calls
-from stoker.serve.tls import Tls
 
 _OPEN = (
     "/grpc.health.v1.Health/",
@@ -24,7 +23,7 @@ _ADMIN = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 """What loads other files."""
 
 
-class KeyInterceptor(grpc.ServerInterceptor):  # type: ignore[misc] # grpcio has no types
+class KeyInterceptor:
     """Lets a call pass whose key allows it; before its message is read."""
 
     def __init__(self, keys: Keys, access_log: AccessLog | None = None) -> None:
@@ -52,12 +51,3 @@ class KeyInterceptor(grpc.ServerInterceptor):  # type: ignore[misc] # grpcio has
                 raise error
 
         return grpc.unary_unary_rpc_method_handler(refuse)
-
-
-def credentials(tls: Tls) -> Any:
-    """What the gRPC port needs for TLS."""
-    return grpc.ssl_server_credentials(
-        [(tls.key.encode(), tls.certificate.encode())],
-        root_certificates=tls.authority.encode() or None,
-        require_client_auth=tls.client_verify,
-    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import time
+import logging
+import socket
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import grpc
@@ -21,36 +22,30 @@ from tensorflow_serving.apis import (
     regression_pb2,
 )
 
-from stoker.core.errors import ConfigError
-from stoker.export.callpath import Signature
 from stoker.serve.access_log import AccessLog
 from stoker.serve.auth import Keys
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc import inference, v2
-from stoker.serve.grpc.access import KeyInterceptor, credentials
+from stoker.serve.grpc.access import KeyInterceptor
+from stoker.serve.grpc.call import Limits
 from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.health import Health, add_reflection
-from stoker.serve.grpc.inference import fill_spec, read_spec, spec_proto
+from stoker.serve.grpc.inference import read_spec, spec_proto
+from stoker.serve.grpc.predict import PREDICT, PredictAtOnce, read_inputs, response_of
+from stoker.serve.grpc.server import GrpcServer
+from stoker.serve.limits import HttpLimits
 from stoker.serve.model_config import models_of
-from stoker.serve.requests import ModelSpec, PredictRequest, Tensors
-from stoker.serve.tensors import fill, to_array
+from stoker.serve.requests import PredictRequest
 from stoker.serve.tls import Tls
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
 """TensorFlow Serving's limit, protobuf's own; gRPC in Python would stop at 4 MiB."""
 
-_MAX_METADATA_BYTES = 32 << 10
-"""Largest headers of a call."""
+_MAX_STREAMS = 4096
+"""Most calls of a connection at once."""
 
-_ARGUMENTS: dict[str, str | int] = {
-    "grpc.max_receive_message_length": _MAX_MESSAGE_BYTES,
-    "grpc.max_send_message_length": _MAX_MESSAGE_BYTES,
-    "grpc.max_metadata_size": _MAX_METADATA_BYTES,
-    "grpc.http2.min_recv_ping_interval_without_data_ms": 10_000,
-    "grpc.http2.max_ping_strikes": 3,
-}
-"""gRPC's settings, unless `grpc_channel_arguments` has others."""
+_log = logging.getLogger(__name__)
 
 
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):  # type: ignore[misc]
@@ -65,45 +60,19 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
         self, request: predict_pb2.PredictRequest, context: grpc.ServicerContext
     ) -> predict_pb2.PredictResponse:
         """Ask a model."""
-        at_once = self._predicted_at_once(request, context)
-        if at_once is not None:
-            return at_once
         with self._calls.call(context, "Predict", request) as call:
             answer = self._plane.predict(
                 PredictRequest(
                     model=read_spec(request),
-                    read_inputs=functools.partial(_read_inputs, request),
+                    read_inputs=functools.partial(read_inputs, request),
                     signature=request.model_spec.signature_name,
                     output_filter=tuple(request.output_filter),
                     entrypoint="GRPC",
                     patience=call.patience,
                 )
             )
-            call.response = _response(answer.model, answer.signature, answer.outputs)
+            call.response = response_of(answer.model, answer.signature, answer.outputs)
         return call.response
-
-    def _predicted_at_once(
-        self, request: predict_pb2.PredictRequest, context: grpc.ServicerContext
-    ) -> predict_pb2.PredictResponse | None:
-        """The answer of a model that is quick and free; None where all that a call needs is needed."""
-        left_s = context.time_remaining()
-        if self._calls.noted or request.output_filter or (left_s is not None and left_s <= 0):
-            return None
-        try:
-            spec = read_spec(request)
-        except ServeError:
-            return None
-        found = self._plane.predict_at_once(
-            spec,
-            request.model_spec.signature_name,
-            functools.partial(_read_inputs, request),
-            came_s=(time.monotonic(),),
-            entrypoint="GRPC",
-        )
-        if found is None:
-            return None
-        model = ModelSpec(name=spec.name, version=found.version)
-        return _response(model, found.signature, found.outputs)
 
     def Classify(  # noqa: N802 - the protocol's name
         self, request: classification_pb2.ClassificationRequest, context: grpc.ServicerContext
@@ -187,11 +156,8 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
 class GrpcOptions:
     """Where calls come from, and what they may take."""
 
-    host: str
-    """The address."""
-
-    port: int
-    """The port, 0 for a free one."""
+    bound: socket.socket
+    """The socket to answer on."""
 
     socket_path: str = ""
     """A Unix socket to answer on too; none if empty."""
@@ -205,8 +171,8 @@ class GrpcOptions:
     max_in_flight: int = 1024
     """Most calls under way; another gets RESOURCE_EXHAUSTED."""
 
-    shared: bool = False
-    """Whether other processes may bind the port too."""
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    """What a connection may take."""
 
     keys: Keys | None = None
     """Who may call; everybody if None."""
@@ -218,58 +184,49 @@ class GrpcOptions:
     """Where a line for each call goes; nowhere if None."""
 
 
-def make_grpc_server(
-    plane: DataPlane, health: Health, options: GrpcOptions
-) -> tuple[grpc.Server, int]:
-    """A server that is bound but not started, and its real port.
-
-    Raises:
-        ConfigError: the port is taken, or the address is not this machine's.
-    """
-    # A second server on the port must fail, unless it is one of ours.
-    shared = {"grpc.so_reuseport": int(options.shared)}
-    server = grpc.server(
-        ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-grpc"),
-        options=list({**_ARGUMENTS, **shared, **options.arguments}.items()),
-        interceptors=[]
+def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> GrpcServer:
+    """A server that answers once it is started."""
+    server = GrpcServer(
+        workers=options.workers,
+        limits=_limits(options),
+        tls=None if options.tls is None else options.tls.context(),
+        intercept=None
         if options.keys is None
-        else [KeyInterceptor(options.keys, options.access_log)],
-        maximum_concurrent_rpcs=options.max_in_flight,
+        else KeyInterceptor(options.keys, options.access_log).intercept_service,
     )
     calls = Calls(access_log=options.access_log, keys=options.keys)
-    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
-        PredictionService(plane, calls), server
-    )
+    prediction = PredictionService(plane, calls)
+    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(prediction, server)
+    if not calls.noted:
+        server.answer_at_once(PREDICT, PredictAtOnce(plane).answer)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(plane, calls), server)
     v2.add_service(plane, calls, server)
     health.add_to(server)
     add_reflection(server)
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"{host}:{options.port}"
-    try:
-        if options.socket_path:  # the file's mode says who may; TensorFlow Serving has no TLS there
-            server.add_insecure_port(f"unix:{options.socket_path}")
-        if options.tls is None:
-            return server, server.add_insecure_port(address)
-        return server, server.add_secure_port(address, credentials(options.tls))
-    except RuntimeError as error:
-        raise ConfigError(
-            "the gRPC port must be free on this machine",
-            got=address,
-            fix="Choose another --port, or 0 for a free one.",
-        ) from error
+    server.listen(options.bound, path=options.socket_path)
+    return server
 
 
-def _read_inputs(request: predict_pb2.PredictRequest, _signature: Signature) -> Tensors:
-    return {name: to_array(proto, name=name) for name, proto in request.inputs.items()}
+def _limits(options: GrpcOptions) -> Limits:
+    """Those of the options, changed by gRPC's own settings."""
+    given = dict(options.arguments)
 
+    def taken(name: str, default: int) -> int:
+        value = int(given.pop(name, default))
+        return _MAX_MESSAGE_BYTES if value < 0 else value
 
-def _response(model: ModelSpec, signature: str, outputs: Tensors) -> predict_pb2.PredictResponse:
-    response = predict_pb2.PredictResponse()
-    fill_spec(response.model_spec, model, signature)
-    for name, array in outputs.items():
-        fill(response.outputs[name], array)
-    return response
+    limits = Limits(
+        connection=dataclasses.replace(
+            options.limits, head_bytes=taken("grpc.max_metadata_size", options.limits.head_bytes)
+        ),
+        in_flight=options.max_in_flight,
+        receive_bytes=taken("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        send_bytes=taken("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+        streams=taken("grpc.max_concurrent_streams", _MAX_STREAMS),
+    )
+    for name in given:
+        _log.warning("--grpc_channel_arguments: %s has no effect here", name)
+    return limits
 
 
 def _check_fields(fields: list[str]) -> None:

@@ -17,10 +17,10 @@ from stoker.serve.access_log import AccessLog, Entry, caller_of, request_id_of
 from stoker.serve.auth import Keys, Role
 from stoker.serve.dataplane import DataPlane
 from stoker.serve.errors import Code, ServeError
+from stoker.serve.limits import METRICS_PATH
 from stoker.serve.patience import Patience
 from stoker.serve.rest import routes, v2
 from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
-from stoker.serve.rest.limits import METRICS_PATH
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Scope, header, headers
 from stoker.serve.rest.probes import PROBES
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S

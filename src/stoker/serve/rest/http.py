@@ -6,21 +6,16 @@ import asyncio
 import functools
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 
 import uvicorn
 
+from stoker.serve.limits import HttpLimits
 from stoker.serve.rest.app import RestApp
 from stoker.serve.rest.lane import Lane
-from stoker.serve.rest.limits import HttpLimits
 from stoker.serve.rest.protocol import limited
-
-BACKLOG = 2048
-"""Connections that the kernel holds until they are accepted."""
-
-_SETTLE_S = 0.2
-"""What an accepted connection gets, seconds, to bring the request that it was opened for."""
+from stoker.serve.sockets import BACKLOG, SETTLE_S, rest_of_queue
 
 
 class HttpServer(uvicorn.Server):
@@ -78,45 +73,7 @@ class HttpServer(uvicorn.Server):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        for connection in [found for listener in kept for found in _rest_of_queue(listener)]:
+        for connection in [found for listener in kept for found in rest_of_queue(listener)]:
             await loop.connect_accepted_socket(protocol, connection, ssl=self.config.ssl)
-        await asyncio.sleep(_SETTLE_S)
+        await asyncio.sleep(SETTLE_S)
         await super().shutdown(sockets)
-
-
-def bound_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A socket that is bound but does not listen yet.
-
-    Args:
-        host: The address.
-        port: The port, 0 for a free one.
-        shared: Whether other processes of this user may bind it too; the kernel spreads the
-            connections over those that listen.
-
-    Raises:
-        OSError: the port is taken, or the address is not this machine's.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shared:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        bound.bind((host, port))
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def _rest_of_queue(listener: socket.socket) -> Iterator[socket.socket]:
-    """Everything that the kernel has accepted for a listener, which is closed right after."""
-    with listener:
-        listener.setblocking(False)
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except BlockingIOError:
-                return
-            connection.setblocking(False)
-            yield connection

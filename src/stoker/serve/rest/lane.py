@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from stoker.core.errors import UserError
 from stoker.serve.access_log import AccessLog
 from stoker.serve.auth import Keys, Role
+from stoker.serve.awake import Awake
 from stoker.serve.dataplane import DataPlane, RunAtOnce
 from stoker.serve.errors import ServeError
 from stoker.serve.requests import ModelSpec
@@ -24,9 +25,6 @@ from stoker.serve.rest.compressed import compressed
 from stoker.serve.rest.heads import Head, Heads
 from stoker.serve.rest.messages import Answer, Scope, named
 from stoker.serve.trail import Trail
-
-AWAKE_S = 100e-6
-"""How long the loop looks for the next request before it sleeps."""
 
 
 class Options(Protocol):
@@ -125,7 +123,7 @@ class Lane:
         self._plane = app.plane
         self._waiting: list[Small] = []
         self.heads = Heads()
-        self._awake, self._awake_until_s = False, 0.0
+        self._awake = Awake()
 
     def add(self, small: Small) -> None:
         """Take a whole request; it is answered before the loop waits again."""
@@ -148,16 +146,7 @@ class Lane:
                 groups.setdefault((small.head.path, signature), []).append(small)
         for (path, signature), group in groups.items():
             self._answer(path, signature, group)
-        self._awake_until_s = time.monotonic() + AWAKE_S
-        if not self._awake:
-            self._awake = True
-            self._loop.call_soon(self._stay_awake)
-
-    def _stay_awake(self) -> None:
-        """Look again for what comes, without sleeping, for as long as a client takes to ask again."""
-        self._awake = time.monotonic() < self._awake_until_s
-        if self._awake:
-            self._loop.call_soon(self._stay_awake)
+        self._awake.stay(self._loop)
 
     def _read(self, small: Small) -> str | None:
         """Its rows and who sent it; the signature's name, None where it is not plain."""

@@ -13,10 +13,10 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from stoker.serve.limits import HttpLimits
 from stoker.serve.rest.compressed import takes_gzip
 from stoker.serve.rest.heads import Head, is_small, without_upgrade
 from stoker.serve.rest.lane import Lane, Small
-from stoker.serve.rest.limits import HttpLimits
 from stoker.serve.rest.messages import Scope, header
 
 RETRY_AFTER_S = 1

@@ -1,0 +1,135 @@
+"""Predict: its messages to and from the dataplane's, and calls that are answered in the loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+from tensorflow_serving.apis import predict_pb2
+
+from stoker.core.errors import UserError
+from stoker.export.callpath import Signature
+from stoker.serve.dataplane import DataPlane
+from stoker.serve.errors import ServeError
+from stoker.serve.grpc.inference import fill_spec, read_spec
+from stoker.serve.requests import ModelSpec, Tensors
+from stoker.serve.tensors import fill, to_array
+
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+"""The call."""
+
+
+def read_inputs(request: predict_pb2.PredictRequest, _signature: Signature) -> Tensors:
+    """The tensors of a request.
+
+    Raises:
+        UserError: one is damaged.
+    """
+    return {name: to_array(proto, name=name) for name, proto in request.inputs.items()}
+
+
+def response_of(model: ModelSpec, signature: str, outputs: Tensors) -> predict_pb2.PredictResponse:
+    """The answer as a message.
+
+    Raises:
+        UserError: an output has a dtype that no field holds.
+    """
+    response = predict_pb2.PredictResponse()
+    fill_spec(response.model_spec, model, signature)
+    for name, array in outputs.items():
+        fill(response.outputs[name], array)
+    return response
+
+
+Asked = tuple[ModelSpec, str, tuple[tuple[str, str, tuple[int, ...]], ...]]
+"""What calls have in common that one run can answer: the model, the signature, and each input's name,
+dtype and shape of a row."""
+
+
+class PredictAtOnce:
+    """Small calls, answered in the loop: all alike that came in one of its turns are one run."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        """Args: plane: what answers."""
+        self._plane = plane
+
+    def answer(
+        self, calls: Sequence[tuple[predict_pb2.PredictRequest, grpc.ServicerContext]]
+    ) -> list[bytes | None]:
+        """The answers of those whose model is quick and free; None where a thread has to ask it."""
+        came_s = time.monotonic()
+        answers: list[bytes | None] = [None] * len(calls)
+        groups: dict[Asked, list[tuple[int, Tensors]]] = {}
+        for number, (request, context) in enumerate(calls):
+            read = _read(request, context)
+            if read is not None:
+                asked, inputs = read
+                groups.setdefault(asked, []).append((number, inputs))
+        for (model, signature, _), group in groups.items():
+            found = self._run(model, signature, [inputs for _, inputs in group], came_s)
+            for (number, _), answer in zip(group, found, strict=False):
+                answers[number] = answer
+        return answers
+
+    def _run(
+        self, model: ModelSpec, signature: str, inputs: list[Tensors], came_s: float
+    ) -> list[bytes]:
+        """The answer of each; none where each has to ask by itself."""
+        sizes = [_rows(each) for each in inputs] if len(inputs) > 1 else []
+        if not all(sizes):
+            return []
+        found = self._plane.predict_at_once(
+            model,
+            signature,
+            lambda _: inputs[0] if len(inputs) == 1 else _joined(inputs),
+            came_s=[came_s] * len(inputs),
+            sizes=sizes,
+            entrypoint="GRPC",
+        )
+        if found is None:
+            return []
+        parts = [found.outputs] if not sizes else _parted(found.outputs, sizes)
+        named = ModelSpec(name=model.name, version=found.version)
+        try:
+            return [response_of(named, found.signature, part).SerializeToString() for part in parts]
+        except UserError:
+            return []
+
+
+def _read(
+    request: predict_pb2.PredictRequest, context: grpc.ServicerContext
+) -> tuple[Asked, Tensors] | None:
+    left_s = context.time_remaining()
+    if request.output_filter or (left_s is not None and left_s <= 0):
+        return None
+    try:
+        spec = read_spec(request)
+        inputs = {name: to_array(proto, name=name) for name, proto in request.inputs.items()}
+    except (ServeError, UserError):  # said where every error is
+        return None
+    kinds = tuple((name, array.dtype.str, array.shape[1:]) for name, array in inputs.items())
+    return (spec, request.model_spec.signature_name, kinds), inputs
+
+
+def _rows(inputs: Tensors) -> int:
+    """How many rows each input has; 0 where they differ, or one has none."""
+    sizes = {len(array) if array.ndim else 0 for array in inputs.values()}
+    return next(iter(sizes)) if len(sizes) == 1 else 0
+
+
+def _joined(inputs: Sequence[Tensors]) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.concatenate([each[name] for each in inputs]) for name in inputs[0]}
+
+
+def _parted(outputs: Tensors, sizes: Sequence[int]) -> list[Tensors]:
+    """The rows of each; none where an output has other rows than the inputs."""
+    if any(not array.ndim or len(array) != sum(sizes) for array in outputs.values()):
+        return []
+    ends = np.cumsum(sizes)
+    return [
+        {name: array[end - size : end] for name, array in outputs.items()}
+        for end, size in zip(ends, sizes, strict=True)
+    ]

@@ -1,0 +1,50 @@
+"""Listeners: bound before anything is loaded, and left without losing whoever waits in their queue."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+BACKLOG = 2048
+"""Connections that the kernel holds until they are accepted."""
+
+SETTLE_S = 0.2
+"""What an accepted connection gets, seconds, to bring the request that it was opened for."""
+
+
+def bound_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A socket that is bound but does not listen yet.
+
+    Args:
+        host: The address.
+        port: The port, 0 for a free one.
+        shared: Whether other processes of this user may bind it too; the kernel spreads the
+            connections over those that listen.
+
+    Raises:
+        OSError: the port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def rest_of_queue(listener: socket.socket) -> Iterator[socket.socket]:
+    """Everything that the kernel has accepted for a listener, which is closed right after."""
+    with listener:
+        listener.setblocking(False)
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                return
+            connection.setblocking(False)
+            yield connection

@@ -1,0 +1,390 @@
+"""gRPC by the frame: what every client may do, what none may, and that others notice nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hpack import Encoder
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+from tests.integration.serve.frames import CALL, GREETING, data, head, message, talk, values
+
+from stoker.export.repository import Repository
+from stoker.serve.config import ServeConfig
+from stoker.serve.grpc.http2 import frames
+from stoker.serve.grpc.http2.frames import Error
+from stoker.serve.limits import HttpLimits
+from stoker.serve.server import Server
+
+LIMITS = HttpLimits(connections=30, head_bytes=4096, head_s=0.5, body_s=0.7, send_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def base(exported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = Repository(tmp_path_factory.mktemp("models"))
+    repository.push(exported["half_plus_two"], "half")
+    return repository.base("half")
+
+
+def serving(base: Path, **more: Any) -> Server:
+    config = ServeConfig(
+        models={"half": base}, rest_port=0, grpc_port=0, lame_duck_s=0.0, drain_s=5, poll_s=0.1
+    )
+    server = Server(dataclasses.replace(config, **more))
+    server.start()
+    assert server.wait_until_ready(60)
+    return server
+
+
+@pytest.fixture(scope="module")
+def patient(base: Path) -> Iterator[Server]:
+    """A server as it is by default."""
+    server = serving(base)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def strict(base: Path) -> Iterator[Server]:
+    """One with little patience, and a limit to messages."""
+    server = serving(
+        base, http=LIMITS, grpc_channel_arguments={"grpc.max_receive_message_length": 1 << 20}
+    )
+    yield server
+    server.stop()
+
+
+def test_a_call_is_answered_however_its_bytes_are_cut(patient: Server) -> None:
+    wire = GREETING + head(1) + data(1, message([[1.0], [4.0]]))
+    with talk(patient.grpc_port, greeted=False) as client:
+        for byte in wire:
+            client.say(bytes((byte,)))
+
+        (trailers, raw) = client.answers()[1]
+
+    assert trailers == {"grpc-status": "0"}
+    assert values(raw) == [2.5, 4.0]
+
+
+def test_padding_priority_and_headers_in_parts_change_nothing(patient: Server) -> None:
+    block = Encoder().encode(CALL)
+    padded = b"\x03" + b"\x00" * 5 + block[:7] + b"\x00" * 3
+    flags = frames.PADDED | frames.PRIORITISED
+    whole = message([[2.0]])
+    with talk(patient.grpc_port) as client:
+        client.say(
+            frames.frame(frames.HEADERS, flags, 1, padded),
+            frames.frame(frames.CONTINUATION, 0, 1, block[7:9]),
+            frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, block[9:]),
+            frames.frame(frames.PRIORITY, 0, 1, b"\x00" * 5),
+            frames.frame(frames.DATA, frames.PADDED, 1, b"\x02" + whole[:9] + b"\x00" * 2),
+            frames.frame(0x55, 0, 1, b"of no known kind"),
+            data(1, whole[9:], ended=False),
+            head(1, ended=True, fields=[("x-trailer", "1")]),
+        )
+
+        (trailers, raw) = client.answers()[1]
+
+    assert (trailers, values(raw)) == ({"grpc-status": "0"}, [3.0])
+
+
+def test_an_answer_waits_for_the_clients_windows(patient: Server) -> None:
+    rows = np.arange(100.0, dtype=np.float32)[:, None]
+    with talk(patient.grpc_port, greeted=False) as client:
+        client.say(
+            frames.PREFACE,
+            frames.settings({frames.INITIAL_WINDOW: 10}),
+            head(1),
+            data(1, message(rows)),
+        )
+        first = client.until(frames.DATA)
+        assert first is not None
+        assert len(first.payload) == 10
+        assert client.next(0.2) is None  # not one byte more
+        client.say(frames.window_update(1, 7))
+        second = client.until(frames.DATA)
+        assert second is not None
+        assert len(second.payload) == 7
+        client.say(frames.settings({frames.INITIAL_WINDOW: 100_000}))
+
+        (trailers, rest) = client.answers()[1]
+
+    assert trailers == {"grpc-status": "0"}
+    assert values(first.payload + second.payload + rest) == (rows[:, 0] * 0.5 + 2).tolist()
+
+
+def test_many_calls_of_one_connection_get_each_its_own_answer(patient: Server) -> None:
+    numbers = range(1, 601, 2)
+    with talk(patient.grpc_port) as client:
+        client.say(*(head(n) + data(n, message([[float(n)]])) for n in numbers))
+
+        answers = client.answers(len(numbers))
+
+    assert {n: values(raw) for n, (_, raw) in answers.items()} == {
+        n: [n * 0.5 + 2] for n in numbers
+    }
+
+
+def test_calls_of_other_shapes_in_one_turn_are_not_mixed(patient: Server) -> None:
+    rows = {1: [[1.0]], 3: [[2.0], [3.0]], 5: [["text"]], 7: [1.0, 2.0], 9: [[5.0]]}
+    with talk(patient.grpc_port) as client:
+        client.say(*(head(n) + data(n, message(given)) for n, given in rows.items()))
+
+        answers = client.answers(len(rows))
+
+    right = {n: values(raw) for n, (fields, raw) in answers.items() if fields["grpc-status"] == "0"}
+    assert right == {1: [2.5], 3: [3.0, 3.5], 7: [2.5, 3.0], 9: [4.5]}
+    assert answers[5][0]["grpc-status"] == "3"
+
+
+BOMB = [("x-bomb", "z" * 3900)]
+
+
+def bomb() -> bytes:
+    """A header that is remembered, and then named a thousand times."""
+    encoder = Encoder()
+    first = encoder.encode([*CALL, *BOMB])
+    again = encoder.encode([*CALL, *BOMB * 1000])
+    return frames.frame(frames.HEADERS, 5, 1, first) + frames.frame(frames.HEADERS, 5, 3, again)
+
+
+ABUSES: dict[str, tuple[bytes, Error]] = {
+    "a frame that is too large": (
+        frames.HEAD.pack(0x3000, 0, frames.DATA, 0, 1),
+        Error.FRAME_SIZE_ERROR,
+    ),
+    "data of no stream": (data(0, b"x"), Error.PROTOCOL_ERROR),
+    "data of a stream that was never opened": (data(7, b"x"), Error.PROTOCOL_ERROR),
+    "a stream of the server's": (head(2), Error.PROTOCOL_ERROR),
+    "headers that are none": (
+        frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff\xff\xff"),
+        Error.COMPRESSION_ERROR,
+    ),
+    "headers with more padding than frame": (
+        frames.frame(frames.HEADERS, frames.END_HEADERS | frames.PADDED, 1, b"\x09abc"),
+        Error.PROTOCOL_ERROR,
+    ),
+    "headers that are interrupted": (
+        frames.frame(frames.HEADERS, 0, 1, b"\x82") + frames.frame(frames.PING, 0, 0, b"p" * 8),
+        Error.PROTOCOL_ERROR,
+    ),
+    "headers that never end": (
+        frames.frame(frames.HEADERS, 0, 1, b"\x82")
+        + frames.frame(frames.CONTINUATION, 0, 1, b"\x00" * 8000) * 3,
+        Error.ENHANCE_YOUR_CALM,
+    ),
+    "headers that go on in nothing": (
+        frames.frame(frames.HEADERS, 0, 1, b"\x82") + frames.frame(frames.CONTINUATION, 0, 1),
+        Error.ENHANCE_YOUR_CALM,
+    ),
+    "a header that is a bomb": (bomb(), Error.ENHANCE_YOUR_CALM),
+    "headers amid messages": (head(1) + head(1), Error.PROTOCOL_ERROR),
+    "going on with no headers": (
+        frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, b"\x82"),
+        Error.PROTOCOL_ERROR,
+    ),
+    "a flood of pings": (frames.frame(frames.PING, 0, 0, b"p" * 8) * 200, Error.ENHANCE_YOUR_CALM),
+    "a flood of settings": (frames.settings({}) * 200, Error.ENHANCE_YOUR_CALM),
+    "a flood of calls that are given up": (
+        b"".join(head(n) + frames.reset(n, Error.CANCEL) for n in range(1, 4001, 2)),
+        Error.ENHANCE_YOUR_CALM,
+    ),
+    "a ping of seven bytes": (
+        frames.frame(frames.PING, 0, 0, b"p" * 7),
+        Error.FRAME_SIZE_ERROR,
+    ),
+    "a setting of five bytes": (
+        frames.frame(frames.SETTINGS, 0, 0, b"s" * 5),
+        Error.FRAME_SIZE_ERROR,
+    ),
+    "settings of a stream": (frames.frame(frames.SETTINGS, 0, 1), Error.PROTOCOL_ERROR),
+    "a window that is too large": (
+        frames.window_update(0, 2**31 - 1),
+        Error.FLOW_CONTROL_ERROR,
+    ),
+    "a window of nothing": (frames.window_update(0, 0), Error.FLOW_CONTROL_ERROR),
+    "a first window that is too large": (
+        frames.settings({frames.INITIAL_WINDOW: 2**31}),
+        Error.FLOW_CONTROL_ERROR,
+    ),
+    "frames of no size": (frames.settings({frames.MAX_FRAME: 1}), Error.PROTOCOL_ERROR),
+    "a window of a stream never opened": (frames.window_update(9, 1), Error.PROTOCOL_ERROR),
+    "a reset of a stream never opened": (frames.reset(9, Error.CANCEL), Error.PROTOCOL_ERROR),
+    "a reset of three bytes": (
+        frames.frame(frames.RST_STREAM, 0, 1, b"abc"),
+        Error.FRAME_SIZE_ERROR,
+    ),
+    "a promise": (frames.frame(frames.PUSH_PROMISE, 4, 1, b"\x00" * 4), Error.PROTOCOL_ERROR),
+}
+
+
+@pytest.mark.parametrize("abuse", ABUSES)
+def test_whoever_breaks_the_protocol_is_told_and_cut_and_others_notice_nothing(
+    strict: Server, abuse: str
+) -> None:
+    wire, error = ABUSES[abuse]
+    with talk(strict.grpc_port) as other, talk(strict.grpc_port) as client:
+        client.say(wire)
+        farewell = client.until(frames.GOAWAY)
+        assert farewell is not None
+        assert int.from_bytes(farewell.payload[4:8], "big") == error
+        while client.next(2) is not None:
+            pass
+        assert client.closed
+
+        other.say(head(1), data(1, message([[1.0]])))
+        assert values(other.answers()[1][1]) == [2.5]
+
+
+def test_what_is_no_http2_is_cut(strict: Server) -> None:
+    with talk(strict.grpc_port, greeted=False) as client:
+        client.say(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while client.next(2) is not None:
+            pass
+        assert client.closed
+
+
+def test_a_client_that_says_nothing_or_half_a_frame_is_cut(strict: Server) -> None:
+    with talk(strict.grpc_port, greeted=False) as silent, talk(strict.grpc_port) as half:
+        half.say(head(1)[:-3])
+        for client in (silent, half):
+            assert client.until(frames.GOAWAY, 10) is not None
+            assert client.next(5) is None
+            assert client.closed
+
+
+def test_a_message_that_never_ends_ends_its_call_alone(strict: Server) -> None:
+    with talk(strict.grpc_port) as client:
+        client.say(head(1), data(1, message([[1.0]])[:20], ended=False))
+        (trailers, _) = client.answers(wait_s=10)[1]
+        assert trailers["grpc-status"] == "4"
+        client.say(head(3), data(3, message([[1.0]])))
+        assert client.answers()[3][0] == {"grpc-status": "0"}
+
+
+def test_an_answer_that_is_not_read_is_cut(strict: Server) -> None:
+    with talk(strict.grpc_port, greeted=False) as client:
+        client.say(
+            frames.PREFACE,
+            frames.settings({frames.INITIAL_WINDOW: 1}),
+            head(1),
+            data(1, message([[1.0]])),
+        )
+        farewell = client.until(frames.GOAWAY, 10)
+        assert farewell is not None
+        assert b"not read" in farewell.payload
+
+
+@pytest.mark.parametrize(
+    ("change", "wire", "wanted"),
+    [
+        ({":method": "GET"}, b"", {":status": "405"}),
+        ({"content-type": "application/json"}, b"", {":status": "415"}),
+        ({":path": "/no.such/Call"}, b"", {"grpc-status": "12"}),
+        ({"grpc-timeout": "x"}, b"", {"grpc-status": "3"}),
+        ({"connection": "close"}, b"", {"reset": "PROTOCOL_ERROR"}),
+        ({"x-long": "y" * 5000}, b"", {"grpc-status": "8"}),
+        ({}, b"", {"grpc-status": "3"}),
+        ({}, message([[1.0]])[:9], {"grpc-status": "3"}),
+        ({}, b"\x00\x00\x00\x00\x03abc", {"grpc-status": "3"}),
+        ({}, message([[1.0]]) * 2, {"grpc-status": "12"}),
+        ({}, b"\x00\x7f\xff\xff\xff", {"grpc-status": "8"}),
+        ({}, b"\x01\x00\x00\x00\x03abc", {"grpc-status": "12"}),
+        ({"grpc-encoding": "gzip"}, b"\x01\x00\x00\x00\x03abc", {"grpc-status": "3"}),
+    ],
+)
+def test_a_wrong_call_is_refused_and_the_next_is_answered(
+    strict: Server, change: dict[str, str], wire: bytes, wanted: dict[str, str]
+) -> None:
+    fields = sorted({**dict(CALL), **change}.items(), key=lambda field: field[0][0] != ":")
+    with talk(strict.grpc_port) as client:
+        client.say(head(1, fields=fields), data(1, wire))
+        (trailers, _) = client.answers()[1]
+        assert wanted.items() <= trailers.items()
+        client.say(head(3), data(3, message([[1.0]])))
+        found = client.answers()
+
+    assert values(found[3][1]) == [2.5]
+
+
+def test_connections_beyond_the_limit_are_closed_at_once(strict: Server) -> None:
+    kept = []
+    try:
+        for _ in range(LIMITS.connections + 5):
+            opened = talk(strict.grpc_port)
+            kept.append((opened, opened.__enter__()))
+        last = kept[-1][1]
+        while last.next(2) is not None:
+            pass
+        assert last.closed
+    finally:
+        for opened, _ in kept:
+            opened.__exit__(None, None, None)
+    deadline_s = time.monotonic() + 10
+    while True:  # until the server has seen that they are gone
+        with talk(strict.grpc_port) as client:
+            client.say(head(1), data(1, message([[1.0]])))
+            if client.answers():
+                break
+        assert time.monotonic() < deadline_s
+
+
+def test_a_compressed_channel_with_metadata_is_understood(patient: Server) -> None:
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "half"
+    request.inputs["x"].CopyFrom(tf.make_tensor_proto(np.zeros((1000, 1), np.float32)))
+    metadata = (("x-note", "a note"), ("x-raw-bin", b"\x00\xff"))
+    with grpc.insecure_channel(
+        f"127.0.0.1:{patient.grpc_port}", compression=grpc.Compression.Gzip
+    ) as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        answer = stub.Predict(request, timeout=20, metadata=metadata)
+
+    assert list(answer.outputs["y"].float_val) == [2.0] * 1000
+
+
+def test_an_image_of_megabytes_goes_both_ways(patient: Server) -> None:
+    rows = np.random.default_rng(0).normal(size=(3_000_000, 1)).astype(np.float32)
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "half"
+    request.inputs["x"].CopyFrom(tf.make_tensor_proto(rows))
+    unlimited = [("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{patient.grpc_port}", options=unlimited) as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        answer = stub.Predict(request, timeout=60)
+
+    np.testing.assert_allclose(answer.outputs["y"].float_val, rows[:, 0] * 0.5 + 2, rtol=1e-6)
+
+
+def test_at_the_end_calls_are_answered_and_watchers_are_let_go(base: Path) -> None:
+    server = serving(base)
+    stopping = threading.Thread(target=server.stop)
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=""))
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        with talk(server.grpc_port) as client:
+            client.say(head(1), data(1, message([[1.0]]), ended=False), head(3))
+            began_s = time.monotonic()
+            stopping.start()
+            farewell = client.until(frames.GOAWAY)
+            assert farewell is not None
+            assert int.from_bytes(farewell.payload[:4], "big") == frames.STREAM_BITS
+            client.say(data(1, b""), data(3, message([[3.0]])))
+            answers = client.answers(2)
+        assert {n: values(raw) for n, (_, raw) in answers.items()} == {1: [2.5], 3: [3.5]}
+        told: list[int] = []
+        with pytest.raises(grpc.RpcError) as caught:
+            told.extend(answer.status for answer in watch)
+    stopping.join()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert set(told) == {health_pb2.HealthCheckResponse.NOT_SERVING}
+    assert time.monotonic() - began_s < server.config.drain_s

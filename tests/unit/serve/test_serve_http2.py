@@ -1,0 +1,180 @@
+"""The parts of gRPC's transport that need no connection: heads, messages, frames."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import zlib
+
+import pytest
+from hpack import Decoder, Encoder
+
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.grpc.http2 import frames, heads
+from stoker.serve.grpc.http2.frames import ConnectionFault
+from stoker.serve.grpc.http2.heads import HeaderBlocks
+from stoker.serve.grpc.messages import Messages
+
+CALL = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/package.Service/Method"),
+    (":authority", "localhost"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+]
+
+
+def block(fields: list[tuple[str, str]], encoder: Encoder | None = None) -> bytes:
+    return bytes((encoder or Encoder()).encode(fields))
+
+
+def test_a_head_that_comes_again_means_the_same_whatever_came_between() -> None:
+    chance = random.Random(0)
+    encoder, blocks = Encoder(), HeaderBlocks(4096)
+    encoder.header_table_size = 300  # few entries: old ones are lost all the time
+    again = 0
+    seen: set[bytes] = set()
+    for _ in range(3000):
+        more = [
+            (f"x-{chance.randrange(6)}", str(chance.randrange(4)))
+            for _ in range(chance.randrange(3))
+        ]
+        timeout = [("grpc-timeout", f"{chance.randrange(3)}S")] if chance.random() < 0.5 else []
+        wire = block([*CALL, *timeout, *more], encoder)
+        again += wire in seen
+        seen.add(wire)
+
+        head = blocks.read(wire)
+
+        assert head.metadata == tuple(more)
+        assert head.timeout_s == (float(timeout[0][1][:-1]) if timeout else None)
+    assert again > 100  # or the memory was not tried
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({":method": "GET"}, {"http_status": 405}),
+        ({"content-type": "text/html"}, {"http_status": 415}),
+        ({"content-type": "application/grpcx"}, {"http_status": 415}),
+        ({"content-type": "application/grpc+proto"}, {"path": "/package.Service/Method"}),
+        ({"grpc-timeout": "250m"}, {"timeout_s": 0.25}),
+        ({"grpc-timeout": "99999999H"}, {"timeout_s": 99999999 * 3600.0}),
+        ({"x-raw-bin": "AAH/"}, {"metadata": (("x-raw-bin", b"\x00\x01\xff"),)}),
+        ({"x-raw-bin": "AAE"}, {"metadata": (("x-raw-bin", b"\x00\x01"),)}),
+        ({"connection": "close"}, {"malformed": True}),
+        ({"X-Upper": "1"}, {"malformed": True}),
+        ({":status": "200"}, {"malformed": True}),
+    ],
+)
+def test_what_a_head_says(change: dict[str, str], said: dict[str, object]) -> None:
+    fields = {**dict(CALL), **change}
+    ordered = sorted(fields.items(), key=lambda field: not field[0].startswith(":"))
+
+    head = HeaderBlocks(4096).read(block(ordered))
+
+    assert {name: getattr(head, name) for name in said} == said
+
+
+@pytest.mark.parametrize(
+    "change", [{"grpc-timeout": "1"}, {"grpc-timeout": "123456789S"}, {"x-bin": "%"}]
+)
+def test_a_wrong_head_is_the_callers_fault(change: dict[str, str]) -> None:
+    head = HeaderBlocks(4096).read(block([*CALL, *change.items()]))
+
+    assert head.refusal is not None
+    assert head.refusal[0] is Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("missing", [":method", ":scheme", ":path"])
+def test_a_head_without_its_first_parts_is_malformed(missing: str) -> None:
+    rest = [field for field in CALL if field[0] != missing]
+
+    assert HeaderBlocks(4096).read(block(rest)).malformed
+
+
+def test_large_headers_refuse_the_call_and_far_too_large_ones_the_connection() -> None:
+    blocks = HeaderBlocks(4096)
+
+    head = blocks.read(block([*CALL, ("x-long", "y" * 5000)]))
+
+    assert head.refusal is not None
+    assert head.refusal[0] is Code.RESOURCE_EXHAUSTED
+    # A kilobyte that is remembered and then named again and again: a bomb.
+    encoder, named = Encoder(), ("x-bomb", "z" * 1000)
+    blocks.read(block([*CALL, named], encoder))
+    bomb = block([*CALL, *[named] * 100], encoder)
+    assert len(bomb) < 200
+    with pytest.raises(ConnectionFault) as caught:
+        blocks.read(bomb)
+    assert caught.value.error is frames.Error.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 254, 255, 16_383, 16_511, 70_000])
+def test_what_is_written_is_read_by_others(size: int) -> None:
+    fields = [("grpc-status", "3"), ("x", "a" * size)]
+
+    decoded = Decoder(max_header_list_size=1 << 20).decode(heads.block_of(fields))
+
+    assert [(str(name), str(value)) for name, value in decoded] == fields
+
+
+@pytest.mark.parametrize(
+    ("said", "wire"),
+    [("a b", "a b"), ("50 %\n", "50 %25%0A"), ("Größe", "Gr%C3%B6%C3%9Fe"), ("\ud800", "?")],
+)
+def test_a_reason_goes_as_its_protocol_has_it(said: str, wire: str) -> None:
+    decoded = Decoder().decode(heads.ending(3, said))
+    found = {str(name): str(value) for name, value in decoded}
+
+    assert found == {"grpc-status": "3", "grpc-message": wire}
+
+
+def prefixed(message: bytes, *, packed: bool = False) -> bytes:
+    return bytes((packed,)) + len(message).to_bytes(4, "big") + message
+
+
+def test_messages_are_found_wherever_the_bytes_are_cut() -> None:
+    chance = random.Random(1)
+    for _ in range(300):
+        wanted = [chance.randbytes(chance.choice((0, 1, 5, 100))) for _ in range(5)]
+        stream = b"".join(map(prefixed, wanted))
+        messages, found = Messages(encoding="identity", max_bytes=100), []
+        while stream:
+            size = chance.randrange(1, 40)
+            found += messages.feed(stream[:size])
+            stream = stream[size:]
+        assert found == wanted
+        assert not messages.is_amid
+
+
+def test_a_packed_message_is_unpacked_and_never_beyond_the_limit() -> None:
+    plain = b"a" * 1000
+    for encoding, pack in (("gzip", gzip.compress), ("deflate", zlib.compress)):
+        messages = Messages(encoding=encoding, max_bytes=1000)
+        assert messages.feed(prefixed(pack(plain), packed=True)) == [plain]
+        for wrong, code in (
+            (pack(plain + b"a"), Code.RESOURCE_EXHAUSTED),
+            (pack(plain)[:-5], Code.INVALID_ARGUMENT),
+            (b"no such thing", Code.INVALID_ARGUMENT),
+        ):
+            with pytest.raises(ServeError) as caught:
+                Messages(encoding=encoding, max_bytes=1000).feed(prefixed(wrong, packed=True))
+            assert caught.value.code is code
+
+
+def test_a_message_that_is_too_large_is_refused_by_its_length() -> None:
+    with pytest.raises(ServeError) as caught:
+        Messages(encoding="identity", max_bytes=10).feed(prefixed(b"a" * 11)[:5])
+
+    assert caught.value.code is Code.RESOURCE_EXHAUSTED
+
+
+def test_an_unknown_compression_is_refused_when_it_is_used() -> None:
+    messages = Messages(encoding="snappy", max_bytes=10)
+
+    assert messages.feed(prefixed(b"plain")) == [b"plain"]
+    with pytest.raises(ServeError) as caught:
+        messages.feed(prefixed(b"x", packed=True))
+    assert caught.value.code is Code.UNIMPLEMENTED
