@@ -388,3 +388,24 @@ def test_at_the_end_calls_are_answered_and_watchers_are_let_go(base: Path) -> No
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert set(told) == {health_pb2.HealthCheckResponse.NOT_SERVING}
     assert time.monotonic() - began_s < server.config.drain_s
+
+
+def test_a_connection_that_is_old_or_idle_is_renewed_without_a_loss(base: Path) -> None:
+    given = {"grpc.max_connection_age_ms": 1500, "grpc.max_connection_idle_ms": 500}
+    server = serving(base, grpc_channel_arguments=given)
+    try:
+        with talk(server.grpc_port) as idle, talk(server.grpc_port) as old:
+            assert idle.until(frames.GOAWAY, 10) is not None
+            number, farewell = 1, None
+            while farewell is None:  # a call is always under way, so that only its age can end it
+                old.say(head(number), data(number, message([[1.0]])[:9], ended=False))
+                farewell = old.until(frames.GOAWAY, 0.2)
+                old.say(data(number, message([[1.0]])[9:]))
+                last, number = number, number + 2
+            assert values(old.answers()[last][1]) == [2.5]
+            for client in (idle, old):
+                while client.next(10) is not None:
+                    pass
+                assert client.closed
+    finally:
+        server.stop()

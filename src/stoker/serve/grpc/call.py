@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import time
 from collections.abc import Iterator
@@ -42,6 +43,16 @@ class Limits:
 
     streams: int
     """Most calls of a connection at once."""
+
+    age_s: float = math.inf
+    """How long a connection takes new calls, seconds; then its client is sent to another, which a
+    balancer may give to another server."""
+
+    grace_s: float = math.inf
+    """How long its calls may last from there, seconds."""
+
+    idle_s: float = math.inf
+    """How long a connection may be without a call, seconds."""
 
 
 class Details(NamedTuple):

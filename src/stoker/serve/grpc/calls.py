@@ -14,6 +14,7 @@ from stoker.serve.access_log import AccessLog, Entry, caller_of, request_id_of
 from stoker.serve.auth import Keys
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.patience import Patience
+from stoker.serve.trail import Trail
 
 _MAX_DETAILS = 2000
 """Longest text of a refusal; gRPC has 8 KiB for all that ends a call."""
@@ -33,9 +34,6 @@ class Call:
 
     response: Any = None
     """The answer's message; set before the call ends, for its size."""
-
-    code: Code = Code.OK
-    """How it ended."""
 
 
 class Calls:
@@ -79,22 +77,41 @@ class Calls:
             error: What it failed by, None if it did not.
         """
         code, said = _refusal_of(error)
-        call.code = code
-        if self._access_log is not None:
-            self._access_log.add(self._entry(context, method, request, call))
+        trail = call.patience.trail
+        self.note(context, method, request, response=call.response, trail=trail, code=code)
         if isinstance(error, Exception):
             context.abort(STATUS_CODES[int(code)], said)
 
-    def _entry(self, context: grpc.ServicerContext, method: str, request: Any, call: Call) -> Entry:
+    def note(
+        self,
+        context: grpc.ServicerContext,
+        method: str,
+        request: Any,
+        *,
+        response: Any,
+        trail: Trail,
+        code: Code = Code.OK,
+    ) -> None:
+        """Write the line of a call that is over, where one is written.
+
+        Args:
+            context: gRPC's.
+            method: The call's name.
+            request: As in `call`.
+            response: The answer's message, None if there is none.
+            trail: What became known of it.
+            code: How it ended.
+        """
+        if self._access_log is None:
+            return
         metadata = {
             name: value for name, value in context.invocation_metadata() if isinstance(value, str)
         }
-        response = call.response
-        return Entry(
+        entry = Entry(
             protocol="GRPC",
             method=method,
-            status=call.code.name,
-            trail=call.patience.trail,
+            status=code.name,
+            trail=trail,
             peer=context.peer(),
             bytes_in=request if isinstance(request, int) else request.ByteSize(),
             bytes_out=0 if response is None else response.ByteSize(),
@@ -102,6 +119,7 @@ class Calls:
             key="" if self._keys is None else self._keys.name_of(metadata),
             caller=caller_of(metadata.items()),
         )
+        self._access_log.add(entry)
 
 
 class Answering:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -12,11 +13,13 @@ from tensorflow_serving.apis import predict_pb2
 
 from stoker.core.errors import UserError
 from stoker.export.callpath import Signature
-from stoker.serve.dataplane import DataPlane
+from stoker.serve.dataplane import DataPlane, RunAtOnce
 from stoker.serve.errors import ServeError
+from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.inference import fill_spec, read_spec
 from stoker.serve.requests import ModelSpec, Tensors
 from stoker.serve.tensors import fill, to_array
+from stoker.serve.trail import Trail
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 """The call."""
@@ -49,12 +52,25 @@ Asked = tuple[ModelSpec, str, tuple[tuple[str, str, tuple[int, ...]], ...]]
 dtype and shape of a row."""
 
 
+@dataclass(kw_only=True, slots=True)
+class _Small:
+    """One call."""
+
+    number: int
+    """Its place among those that came together."""
+
+    request: predict_pb2.PredictRequest
+    context: grpc.ServicerContext
+    inputs: Tensors
+
+
 class PredictAtOnce:
     """Small calls, answered in the loop: all alike that came in one of its turns are one run."""
 
-    def __init__(self, plane: DataPlane) -> None:
-        """Args: plane: what answers."""
+    def __init__(self, plane: DataPlane, calls: Calls) -> None:
+        """Args: plane: what answers; calls: what notes each."""
         self._plane = plane
+        self._calls = calls
 
     def answer(
         self, calls: Sequence[tuple[predict_pb2.PredictRequest, grpc.ServicerContext]]
@@ -62,30 +78,31 @@ class PredictAtOnce:
         """The answers of those whose model is quick and free; None where a thread has to ask it."""
         came_s = time.monotonic()
         answers: list[bytes | None] = [None] * len(calls)
-        groups: dict[Asked, list[tuple[int, Tensors]]] = {}
+        groups: dict[Asked, list[_Small]] = {}
         for number, (request, context) in enumerate(calls):
             read = _read(request, context)
             if read is not None:
-                asked, inputs = read
-                groups.setdefault(asked, []).append((number, inputs))
+                small = _Small(number=number, request=request, context=context, inputs=read[1])
+                groups.setdefault(read[0], []).append(small)
         for (model, signature, _), group in groups.items():
-            found = self._run(model, signature, [inputs for _, inputs in group], came_s)
-            for (number, _), answer in zip(group, found, strict=False):
-                answers[number] = answer
+            found = self._run(model, signature, group, came_s)
+            for small, answer in zip(group, found, strict=False):
+                answers[small.number] = answer
         return answers
 
     def _run(
-        self, model: ModelSpec, signature: str, inputs: list[Tensors], came_s: float
+        self, model: ModelSpec, signature: str, group: list[_Small], came_s: float
     ) -> list[bytes]:
         """The answer of each; none where each has to ask by itself."""
-        sizes = [_rows(each) for each in inputs] if len(inputs) > 1 else []
+        inputs = [small.inputs for small in group]
+        sizes = [_rows(each) for each in inputs] if len(group) > 1 else []
         if not all(sizes):
             return []
         found = self._plane.predict_at_once(
             model,
             signature,
-            lambda _: inputs[0] if len(inputs) == 1 else _joined(inputs),
-            came_s=[came_s] * len(inputs),
+            lambda _: inputs[0] if len(group) == 1 else _joined(inputs),
+            came_s=[came_s] * len(group),
             sizes=sizes,
             entrypoint="GRPC",
         )
@@ -94,9 +111,31 @@ class PredictAtOnce:
         parts = [found.outputs] if not sizes else _parted(found.outputs, sizes)
         named = ModelSpec(name=model.name, version=found.version)
         try:
-            return [response_of(named, found.signature, part).SerializeToString() for part in parts]
+            responses = [response_of(named, found.signature, part) for part in parts]
         except UserError:
             return []
+        if self._calls.noted:
+            for small, response in zip(group, responses, strict=False):
+                self._note(small, response, found, came_s)
+        return [response.SerializeToString() for response in responses]
+
+    def _note(
+        self,
+        small: _Small,
+        response: predict_pb2.PredictResponse,
+        found: RunAtOnce,
+        came_s: float,
+    ) -> None:
+        trail = Trail(
+            began_s=came_s,
+            model=found.model,
+            version=found.version,
+            signature=found.signature,
+            rows=_rows(small.inputs),
+            code="OK",
+        )
+        trail.ran(found.began_s, found.ended_s, came_s=came_s)
+        self._calls.note(small.context, "Predict", small.request, response=response, trail=trail)
 
 
 def _read(

@@ -36,6 +36,9 @@ from stoker.serve.sockets import BACKLOG, SETTLE_S, rest_of_queue
 _LOOK_S = 1.0
 """Time between two looks for clients that keep this side waiting, seconds."""
 
+_SMALL_BYTES = 16 << 10
+"""Largest message that is answered at once: the loop reads nothing else meanwhile."""
+
 _DRAIN_LOOK_S = 0.005
 """Time between two looks whether all calls have ended, seconds."""
 
@@ -247,6 +250,7 @@ class GrpcServer:
                 continue
             for call in connection.calls:
                 call.look(now_s)
+            _renew(connection, self.limits, now_s)
             connection.exchange.flush()
         self.loop.call_later(_LOOK_S, self._look)
 
@@ -256,7 +260,8 @@ class GrpcServer:
         """A call is whole: answer it in this turn of the loop, or by a thread."""
         method, request = call.head.path, None
         known = self._known.get(method)
-        if known is not None and call.handler is known and method in self._at_once:
+        small = len(message) <= _SMALL_BYTES and method in self._at_once
+        if small and known is not None and call.handler is known:
             with contextlib.suppress(DecodeError):  # said where every error is
                 request = known.request_deserializer(message)
         if request is None:
@@ -342,3 +347,20 @@ def _waited_for(connection: Connection, limits: HttpLimits, now_s: float) -> str
     ):
         return "an answer is not read"
     return ""
+
+
+def _renew(connection: Connection, limits: Limits, now_s: float) -> None:
+    """Let a client go who has been here too long, or has nothing to ask."""
+    if connection.calls:
+        connection.used_s = now_s
+    if connection.left_s:
+        if now_s - connection.left_s > limits.grace_s:
+            for call in connection.calls:
+                call.cut()
+        if not connection.has_left:
+            connection.leave(now=True)
+        if not connection.calls:
+            connection.exchange.flush()
+            connection.exchange.transport.close()
+    elif now_s - connection.began_s > limits.age_s or now_s - connection.used_s > limits.idle_s:
+        connection.leave(now=False)

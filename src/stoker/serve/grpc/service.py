@@ -39,8 +39,9 @@ from stoker.serve.model_config import models_of
 from stoker.serve.requests import PredictRequest
 from stoker.serve.tls import Tls
 
-_MAX_MESSAGE_BYTES = 2**31 - 1
-"""TensorFlow Serving's limit, protobuf's own; gRPC in Python would stop at 4 MiB."""
+_UNLIMITED = 2**31 - 1
+"""The largest number that gRPC's settings have: bytes, milliseconds. Of a message it is TensorFlow
+Serving's limit, protobuf's own; gRPC in Python would stop at 4 MiB."""
 
 _MAX_STREAMS = 4096
 """Most calls of a connection at once."""
@@ -197,8 +198,7 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
     calls = Calls(access_log=options.access_log, keys=options.keys)
     prediction = PredictionService(plane, calls)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(prediction, server)
-    if not calls.noted:
-        server.answer_at_once(PREDICT, PredictAtOnce(plane).answer)
+    server.answer_at_once(PREDICT, PredictAtOnce(plane, calls).answer)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(plane, calls), server)
     v2.add_service(plane, calls, server)
     health.add_to(server)
@@ -213,16 +213,19 @@ def _limits(options: GrpcOptions) -> Limits:
 
     def taken(name: str, default: int) -> int:
         value = int(given.pop(name, default))
-        return _MAX_MESSAGE_BYTES if value < 0 else value
+        return _UNLIMITED if value < 0 else value
 
     limits = Limits(
         connection=dataclasses.replace(
             options.limits, head_bytes=taken("grpc.max_metadata_size", options.limits.head_bytes)
         ),
         in_flight=options.max_in_flight,
-        receive_bytes=taken("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-        send_bytes=taken("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+        receive_bytes=taken("grpc.max_receive_message_length", _UNLIMITED),
+        send_bytes=taken("grpc.max_send_message_length", _UNLIMITED),
         streams=taken("grpc.max_concurrent_streams", _MAX_STREAMS),
+        age_s=taken("grpc.max_connection_age_ms", _UNLIMITED) / 1000,
+        grace_s=taken("grpc.max_connection_age_grace_ms", _UNLIMITED) / 1000,
+        idle_s=taken("grpc.max_connection_idle_ms", _UNLIMITED) / 1000,
     )
     for name in given:
         _log.warning("--grpc_channel_arguments: %s has no effect here", name)

@@ -51,8 +51,11 @@ class Connection(asyncio.Protocol):
         """Args: service: what answers its calls."""
         self._service = service
         self._heads = HeaderBlocks(service.max_header_bytes)
+        self.began_s = self.used_s = time.monotonic()  # and when its last call ended
+        self.left_s = 0.0  # since when its client is told to go; 0 if he is not
+        self.has_left = False  # whether no call of his is begun any more
         self.greeted = False  # the client has said that he speaks HTTP/2
-        self.amid_s = time.monotonic()  # since when a frame, or the greeting, is not whole
+        self.amid_s = self.began_s  # since when a frame, or the greeting, is not whole
         self._last = 0  # the newest stream
         self._limit = frames.STREAM_BITS  # the last stream that is answered
         self._room = _WINDOW
@@ -353,7 +356,8 @@ class Connection(asyncio.Protocol):
             now: Whether those that the client has not heard of it in are refused.
         """
         if now:
-            self._limit = self._last
+            self._limit, self.has_left = self._last, True
+        self.left_s = self.left_s or time.monotonic()
         self.exchange.put(frames.goaway(self._limit, Error.NO_ERROR))
         self.exchange.flush()
 
