@@ -7,11 +7,11 @@ Several workers count into files of one folder; whichever of them is asked adds 
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import json
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +30,9 @@ FILE_SUFFIX = ".metrics"
 
 Labels = tuple[tuple[str, str], ...]
 
+COUNTING = threading.Lock()
+"""Of all numbers: who counts several things of one request takes it once."""
+
 
 class _Metric:
     """A name with rows of numbers, one for each combination of labels."""
@@ -41,7 +44,6 @@ class _Metric:
         self.name, self.help_text = name, help_text
         self._cells = cells or Cells()
         self._rows: dict[Labels, memoryview[float]] = {}
-        self._lock = threading.Lock()
 
     @property
     def _width(self) -> int:
@@ -67,7 +69,7 @@ class _Metric:
 
     def total(self) -> float:
         """The first number of every row of this process, added up."""
-        with self._lock:
+        with COUNTING:
             return sum(row[0] for row in self._rows.values())
 
     def _row(self, labels: Labels) -> memoryview[float]:
@@ -81,43 +83,47 @@ class _Metric:
 class Count:
     """The number of one combination of labels, found once: for those who count often."""
 
-    __slots__ = ("_lock", "_row")
+    __slots__ = ("_row",)
 
-    def __init__(self, row: memoryview[float], lock: threading.Lock) -> None:
-        """Args: row: where it is; lock: the metric's."""
-        self._row, self._lock = row, lock
+    def __init__(self, row: memoryview[float]) -> None:
+        """Args: row: where it is."""
+        self._row = row
 
     def add(self, amount: float = 1.0) -> None:
         """Add to it."""
-        with self._lock:
+        with COUNTING:
             self._row[0] += amount
+
+    def put(self, amount: float = 1.0) -> None:
+        """As `add`, for who has `COUNTING`."""
+        self._row[0] += amount
 
 
 class Spread:
     """The buckets of one combination of labels, found once: for those who count often."""
 
-    __slots__ = ("_bounds", "_lock", "_row")
+    __slots__ = ("_bounds", "_row")
 
-    def __init__(
-        self, row: memoryview[float], lock: threading.Lock, bounds: tuple[float, ...]
-    ) -> None:
-        """Args: row: where they are; lock, bounds: the metric's."""
-        self._row, self._lock, self._bounds = row, lock, bounds
+    def __init__(self, row: memoryview[float], bounds: tuple[float, ...]) -> None:
+        """Args: row: where they are; bounds: the metric's."""
+        self._row, self._bounds = row, bounds
 
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count one value, that came so many times."""
-        row = self._row
-        with self._lock:
-            row[1 + bisect.bisect_left(self._bounds, value)] += times
-            row[0] += value * times
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        with COUNTING:
+            self.put(value)
 
     def observe_all(self, values: Iterable[float]) -> None:
         """Count some values."""
-        row, bounds = self._row, self._bounds
-        with self._lock:
+        with COUNTING:
             for value in values:
-                row[1 + bisect.bisect_left(bounds, value)] += 1
-                row[0] += value
+                self.put(value)
+
+    def put(self, value: float, times: int = 1) -> None:
+        """Count one value, that came so many times; for who has `COUNTING`."""
+        row = self._row
+        row[1 + bisect_left(self._bounds, value)] += times
+        row[0] += value * times
 
 
 class Counter(_Metric):
@@ -127,8 +133,8 @@ class Counter(_Metric):
 
     def of(self, **labels: str) -> Count:
         """The number of these labels."""
-        with self._lock:
-            return Count(self._row(tuple(labels.items())), self._lock)
+        with COUNTING:
+            return Count(self._row(tuple(labels.items())))
 
     def add(self, amount: float = 1.0, **labels: str) -> None:
         """Add to the number of these labels."""
@@ -142,7 +148,7 @@ class Gauge(_Metric):
 
     def add(self, amount: float, **labels: str) -> None:
         """Add to the number of these labels."""
-        with self._lock:
+        with COUNTING:
             self._row(tuple(labels.items()))[0] += amount
 
     @contextmanager
@@ -178,8 +184,8 @@ class Histogram(_Metric):
 
     def of(self, **labels: str) -> Spread:
         """The buckets of these labels."""
-        with self._lock:
-            return Spread(self._row(tuple(labels.items())), self._lock, self._bounds)
+        with COUNTING:
+            return Spread(self._row(tuple(labels.items())), self._bounds)
 
     def observe(self, value: float, **labels: str) -> None:
         """Count one value."""

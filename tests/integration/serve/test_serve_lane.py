@@ -210,6 +210,24 @@ def test_clients_that_hang_up_hold_nobody_up(server: Server, beside: list[Any]) 
             assert answers(stream, 1)[0][0] == 200
 
 
+def test_a_connection_is_closed_when_it_asks_nothing_and_not_before(
+    server: Server, beside: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle_s = 2.0
+    monkeypatch.setattr(server._rest.config, "timeout_keep_alive", idle_s)
+    asked = post(PATH, b'{"instances": [1.0]}')
+    with socket.create_connection(("127.0.0.1", server.rest_port), timeout=10) as client:
+        stream, began_s = client.makefile("rb"), time.monotonic()
+        while time.monotonic() - began_s < 2 * idle_s:  # a clock from the first answer has run out
+            client.sendall(asked)
+            assert answers(stream, 1)[0][0] == 200
+            time.sleep(idle_s / 8)  # a client that thinks between its questions
+        last_s = time.monotonic()
+        assert stream.read(1) == b""
+        assert time.monotonic() - last_s > idle_s / 2
+    assert beside == []
+
+
 def test_a_version_that_is_swapped_loses_and_mixes_nothing(
     exported: dict[str, Path], tmp_path: Path
 ) -> None:

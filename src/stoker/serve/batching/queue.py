@@ -28,7 +28,7 @@ from stoker.serve.batching.joined import (
     rows_of,
 )
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.metrics import Count, ServeMetrics, Spread
+from stoker.serve.metrics import COUNTING, Count, ServeMetrics, Spread
 from stoker.serve.patience import Patience
 from stoker.serve.runs import Runs, stuck_error
 
@@ -130,7 +130,8 @@ class Queue:
         self._held = 0
         self._trusted = True
         self._usual_s = math.inf
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
     @property
     def joins(self) -> bool:
@@ -185,7 +186,7 @@ class Queue:
         Raises:
             Exception: what the model raised.
         """
-        with self._changed:
+        with self._lock:  # as `_changed`, whose own way in takes longer
             free = self._running < self._config.num_batch_threads and not self._waiting
             if self._stuck or not free:
                 return None
@@ -196,7 +197,7 @@ class Queue:
                     return None
                 return self._run_at_once(arrays, sizes)
         finally:
-            with self._changed:
+            with self._lock:
                 self._pass_on()
 
     def _run_at_once(self, arrays: Sequence[Array], sizes: Sequence[int]) -> Outputs | None:
@@ -420,15 +421,17 @@ class Queue:
         counts = self._counts
         if counts is None:
             return
-        if came_s:
-            now_s = time.monotonic()
-            counts.waited_us.observe_all([(now_s - each_s) * 1e6 for each_s in came_s])
-        else:
-            counts.waited_us.observe(0.0, times=len(sizes))
-        counts.request_rows.observe_all(sizes)
-        counts.batches.add()
-        counts.batch_rows.observe(size)
-        counts.filling_rows.observe(size - sum(sizes))
+        now_s = time.monotonic()
+        with COUNTING:
+            for each_s in came_s:
+                counts.waited_us.put((now_s - each_s) * 1e6)
+            if not came_s:
+                counts.waited_us.put(0.0, times=len(sizes))
+            for each in sizes:
+                counts.request_rows.put(each)
+            counts.batches.put()
+            counts.batch_rows.put(size)
+            counts.filling_rows.put(size - sum(sizes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ no number from a string or a boolean, no integer from 2.0, no number without its
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ import numpy as np
 from stoker.core.errors import Plain, UserError
 from stoker.export.callpath import Signature, TensorSpec, dtype_name, shape_text
 from stoker.serve.rest.json_text import (
+    as_object,
     base64_bytes,
     invalid,
     is_b64,
     json_type,
-    parse_object,
+    parse_json,
     shown,
 )
 
@@ -44,13 +45,17 @@ class PredictBody:
     """What stood under `instances` or `inputs`."""
 
 
-def parse_body(raw: bytes) -> PredictBody:
+def parse_body(raw: bytes, *, parse: Callable[[bytes], Any] = parse_json) -> PredictBody:
     """Read the outer form of a `:predict` body.
+
+    Args:
+        raw: The body.
+        parse: Reads JSON as `parse_json` does.
 
     Raises:
         ServeError: it is no JSON, or not of the one or the other form.
     """
-    body, signature = parse_object(raw)
+    body, signature = as_object(parse(raw))
     if "instances" in body and "inputs" in body:
         raise invalid(
             f"JSON Value: {shown(body)} Not formatted correctly expecting only "

@@ -43,7 +43,11 @@ def parse_object(raw: bytes) -> tuple[dict[str, Any], str]:
     Raises:
         ServeError: it is no JSON, no object, or its `signature_name` is no text.
     """
-    body = parse_json(raw)
+    return as_object(parse_json(raw))
+
+
+def as_object(body: Any) -> tuple[dict[str, Any], str]:
+    """`parse_object` of what is parsed already."""
     if not isinstance(body, dict):
         raise invalid(f"JSON Value: {shown(body)} Is not object")
     signature = body.get("signature_name", "")

@@ -24,6 +24,7 @@ from stoker.serve.rest import decode, encode, routes
 from stoker.serve.rest.compressed import compressed
 from stoker.serve.rest.heads import Head, Heads
 from stoker.serve.rest.messages import Answer, Scope, named
+from stoker.serve.rest.quick_json import QuickJson
 from stoker.serve.trail import Trail
 
 
@@ -123,6 +124,7 @@ class Lane:
         self._plane = app.plane
         self._waiting: list[Small] = []
         self.heads = Heads()
+        self._json = QuickJson()
         self._awake = Awake()
 
     def add(self, small: Small) -> None:
@@ -155,7 +157,7 @@ class Lane:
             if keys is not None:
                 given = named(small.head.headers)
                 small.key = keys.check(given, role=Role.PREDICT).name
-            body = decode.parse_body(small.body)
+            body = decode.parse_body(small.body, parse=self._json.parse)
         except (ServeError, UserError):  # said where every error is
             return None
         if not body.rows:

@@ -54,6 +54,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._patience: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None  # of a connection that asks small things
+        self._asked_s = 0.0  # when it was answered last, by the loop's clock
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         """Take the connection, or turn it away."""
@@ -67,8 +69,9 @@ class LimitedProtocol(HttpToolsProtocol):
         """Forget its timers."""
         self._stop_timer()
         self._forget_small()
-        if self._send_timer is not None:
-            self._send_timer.cancel()
+        for timer in (self._send_timer, self._idle):
+            if timer is not None:
+                timer.cancel()
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             cast("dict[str, Any]", cycle.scope).get(GONE, _nobody)()
@@ -180,7 +183,29 @@ class LimitedProtocol(HttpToolsProtocol):
         small.response_started = small.response_complete = True
         if not small.keep_alive:
             self.transport.close()
-        self.on_response_complete()
+        if self.pipeline or self.flow.read_paused:
+            self.on_response_complete()
+        else:
+            self._stay()
+
+    def _stay(self) -> None:
+        """As `on_response_complete` where nothing waits, but its clock is not set anew each time."""
+        self.server_state.total_requests += 1
+        self._asked_s = self.loop.time()
+        if self._idle is None and not self.transport.is_closing():
+            self._idle = self.loop.call_later(self.timeout_keep_alive, self._look_whether_idle)
+
+    def _look_whether_idle(self) -> None:
+        """Close a connection that asks nothing; one that has asked gets the rest of its time."""
+        self._idle = None
+        cycle = self.cycle
+        if self.transport.is_closing() or cycle is None or not cycle.response_complete:
+            return  # the clock is set again behind the next answer
+        left_s = self._asked_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._idle = self.loop.call_later(left_s, self._look_whether_idle)
+        elif not self._begun and not self._head_bytes and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_handler()
 
     def _leave_small(self) -> None:
         """Its body does not come: it is no request for the lane."""
