@@ -19,6 +19,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tests.integration.serve.frames import CALL, GREETING, data, head, message, talk, values
 
 from stoker.export.repository import Repository
+from stoker.serve.batching.queue import QUICK_S
 from stoker.serve.config import ServeConfig
 from stoker.serve.grpc.http2 import frames
 from stoker.serve.grpc.http2.frames import Error
@@ -132,6 +133,29 @@ def test_many_calls_of_one_connection_get_each_its_own_answer(patient: Server) -
     assert {n: values(raw) for n, (_, raw) in answers.items()} == {
         n: [n * 0.5 + 2] for n in numbers
     }
+
+
+def test_calls_that_come_together_are_one_run_in_the_loop(
+    patient: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with patient.models.get("half").use(None, label=None) as (_, model):
+        queue = model._queues["serving_default"]
+        monkeypatch.setattr(queue, "_usual_s", QUICK_S / 10)
+        monkeypatch.setattr(queue, "_took", lambda _s: None)  # whatever else this machine does
+    monkeypatch.setattr(patient.plane, "predict", None)  # what a thread would ask
+    before = patient.plane.metrics.wrapped_run_count.total()
+    numbers = range(1, 401, 2)
+    with talk(patient.grpc_port) as client:
+        client.say(*(head(n) + data(n, message([[float(n)]])) for n in numbers))
+        answers = client.answers(len(numbers))
+
+    assert {n: values(raw) for n, (_, raw) in answers.items()} == {
+        n: [n * 0.5 + 2] for n in numbers
+    }
+    runs = patient.plane.metrics.wrapped_run_count.total() - before
+    assert 1 <= runs < len(numbers) / 2
+    counted = patient.plane.metrics.request_count.lines()
+    assert sum(float(line.split()[-1]) for line in counted) >= len(numbers)
 
 
 def test_calls_of_other_shapes_in_one_turn_are_not_mixed(patient: Server) -> None:
