@@ -181,6 +181,16 @@ class DataPlane:
             ended_s=ended_s,
         )
 
+    def most_rows(self, model: ModelSpec) -> int:
+        """The most rows of one run of a model; 0 where it is not there."""
+        try:
+            with self.models.get(model.name, model.version).use(
+                model.version, label=model.label
+            ) as (_, batcher):
+                return batcher.max_batch_size
+        except ServeError:
+            return 0
+
     def _count_at_once(
         self, key: tuple[str, str], came_s: Sequence[float], *, began_s: float, ended_s: float
     ) -> None:

@@ -19,6 +19,7 @@ from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.queue import QUICK_S, Queue, Request
 from stoker.serve.config import ServeConfig
 from stoker.serve.patience import Patience
+from stoker.serve.requests import ModelSpec
 from stoker.serve.rest.heads import MAX_BYTES, MOST_HEADS, Head, Heads, is_small
 from stoker.serve.server import Server
 
@@ -123,6 +124,29 @@ def test_each_of_many_connections_gets_its_own_rows(server: Server, beside: list
                 assert json.loads(body) == {"predictions": wanted}
     assert server.plane.metrics.request_count.total() == counted + 3 * 40
     assert len(beside) < 3 * 40, "the lane took none"
+
+
+def test_more_than_one_run_takes_is_several_runs_and_none_needs_a_thread(
+    server: Server, beside: list[Any]
+) -> None:
+    most = server.plane.most_rows(ModelSpec(name="half_plus_two"))
+    assert 0 < most < 150
+    assert server.plane.most_rows(ModelSpec(name="no such model")) == 0
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.rest_port)))
+            for _ in range(most + 50)
+        ]
+        streams = [stack.enter_context(client.makefile("rb")) for client in opened]
+        for hold in (False, True):
+            if hold:  # what comes meanwhile is one turn of the loop
+                server._rest.servers[0].get_loop().call_soon_threadsafe(time.sleep, 0.5)
+            for number, client in enumerate(opened):
+                client.sendall(post(PATH, b'{"instances": [%d.0]}' % number))
+            for number, stream in enumerate(streams):
+                ((status, _, body),) = answers(stream, 1)
+                assert (status, json.loads(body)) == (200, {"predictions": [number / 2 + 2]})
+    assert beside == []
 
 
 def test_requests_behind_each_other_are_answered_in_their_order(

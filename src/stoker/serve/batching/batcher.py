@@ -100,6 +100,11 @@ class Batcher:
         queue = self._queues.get(signature)
         return queue is not None and queue.is_quick
 
+    @property
+    def max_batch_size(self) -> int:
+        """The most rows of one run."""
+        return self._config.max_batch_size
+
     def call_at_once(
         self, signature: str, inputs: Mapping[str, Array], sizes: Sequence[int]
     ) -> Outputs | None:

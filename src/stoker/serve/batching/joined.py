@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -159,3 +159,30 @@ def _same_shapes(parts: Sequence[Array]) -> list[Array]:
         whole[tuple(slice(0, length) for length in part.shape)] = part
         padded.append(whole)
     return padded
+
+
+Item = TypeVar("Item")
+
+MANY = 16
+"""Requests from which on they are looked at for being more than one run takes. Fewer hardly ever are,
+and where they are, threads answer them."""
+
+
+def in_runs(items: Sequence[Item], rows: Callable[[Item], int], *, most: int) -> list[list[Item]]:
+    """Requests in their order, as many together as one run takes.
+
+    Args:
+        items: The requests.
+        rows: How many rows one has.
+        most: The most rows of a run; a request that has more is alone.
+    """
+    parts: list[list[Item]] = [[]]
+    total = 0
+    for item in items:
+        size = rows(item)
+        if total + size > most and parts[-1]:
+            parts.append([])
+            total = 0
+        total += size
+        parts[-1].append(item)
+    return parts

@@ -13,6 +13,7 @@ from tensorflow_serving.apis import predict_pb2
 
 from stoker.core.errors import UserError
 from stoker.export.callpath import Signature
+from stoker.serve.batching.joined import MANY, in_runs
 from stoker.serve.dataplane import DataPlane, RunAtOnce
 from stoker.serve.errors import ServeError
 from stoker.serve.grpc.calls import Calls
@@ -85,10 +86,18 @@ class PredictAtOnce:
                 small = _Small(number=number, request=request, context=context, inputs=read[1])
                 groups.setdefault(read[0], []).append(small)
         for (model, signature, _), group in groups.items():
-            found = self._run(model, signature, group, came_s)
-            for small, answer in zip(group, found, strict=False):
-                answers[small.number] = answer
+            for part in self._parts(model, group):
+                found = self._run(model, signature, part, came_s)
+                for small, answer in zip(part, found, strict=False):
+                    answers[small.number] = answer
         return answers
+
+    def _parts(self, model: ModelSpec, group: list[_Small]) -> list[list[_Small]]:
+        """The calls of a group, as many together as one run takes."""
+        if len(group) < MANY:
+            return [group]
+        most = self._plane.most_rows(model)
+        return in_runs(group, lambda small: _rows(small.inputs), most=most)
 
     def _run(
         self, model: ModelSpec, signature: str, group: list[_Small], came_s: float

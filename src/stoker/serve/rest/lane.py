@@ -17,6 +17,7 @@ from stoker.core.errors import UserError
 from stoker.serve.access_log import AccessLog
 from stoker.serve.auth import Keys, Role
 from stoker.serve.awake import Awake
+from stoker.serve.batching.joined import MANY, in_runs
 from stoker.serve.dataplane import DataPlane, RunAtOnce
 from stoker.serve.errors import ServeError
 from stoker.serve.requests import ModelSpec
@@ -147,7 +148,8 @@ class Lane:
             else:
                 groups.setdefault((small.head.path, signature), []).append(small)
         for (path, signature), group in groups.items():
-            self._answer(path, signature, group)
+            for part in self._parts(path, group):
+                self._answer(path, signature, part)
         self._awake.stay(self._loop)
 
     def _read(self, small: Small) -> str | None:
@@ -164,6 +166,13 @@ class Lane:
             return None
         small.rows = body.value
         return body.signature
+
+    def _parts(self, path: str, group: list[Small]) -> list[list[Small]]:
+        """The requests of a group, as many together as one run takes."""
+        spec = _spec(path)
+        if len(group) < MANY or spec is None:
+            return [group]
+        return in_runs(group, lambda small: len(small.rows), most=self._plane.most_rows(spec))
 
     def _answer(self, path: str, signature: str, group: list[Small]) -> None:
         spec = _spec(path)
