@@ -80,13 +80,14 @@ class ServeConfig:
     """Largest REST body; a larger one gets 413 and is not read."""
 
     max_held_bytes: int = 512 << 20
-    """Most bytes of REST bodies held at once; beyond it 503."""
+    """Most bytes of bodies and messages held at once, each for REST (503) and gRPC (RESOURCE_EXHAUSTED);
+    one message alone may be larger, and small ones always are taken."""
 
     max_in_flight: int = 1024
     """Most requests under way, each for REST (503) and gRPC (RESOURCE_EXHAUSTED)."""
 
     http: HttpLimits = field(default_factory=HttpLimits)
-    """What an HTTP connection may take."""
+    """What a connection may take, for REST and for gRPC."""
 
     rest_timeout_s: float = 30.0
     """Longest that a REST request waits for its model; TensorFlow Serving's default."""

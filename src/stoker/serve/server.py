@@ -237,6 +237,7 @@ def _grpc_options(
         arguments=config.grpc_channel_arguments,
         workers=config.grpc_workers,
         max_in_flight=config.max_in_flight,
+        max_held_bytes=config.max_held_bytes,
         limits=config.http,
         keys=keys,
         tls=tls,

@@ -58,7 +58,11 @@ def patient(base: Path) -> Iterator[Server]:
 def strict(base: Path) -> Iterator[Server]:
     """One with little patience, and a limit to messages."""
     server = serving(
-        base, http=LIMITS, grpc_channel_arguments={"grpc.max_receive_message_length": 1 << 20}
+        base,
+        http=LIMITS,
+        max_held_bytes=1 << 20,
+        max_body_bytes=1 << 20,
+        grpc_channel_arguments={"grpc.max_receive_message_length": 1 << 22},
     )
     yield server
     server.stop()
@@ -293,6 +297,35 @@ def test_a_message_that_never_ends_ends_its_call_alone(strict: Server) -> None:
         assert trailers["grpc-status"] == "4"
         client.say(head(3), data(3, message([[1.0]])))
         assert client.answers()[3][0] == {"grpc-status": "0"}
+
+
+def test_messages_that_never_end_take_no_more_than_they_may_and_small_calls_go_on(
+    strict: Server,
+) -> None:
+    part = b"\x00\x00\x40\x00\x00" + b"x" * 400_000  # of 4 MiB
+    pieces = [part[at : at + 16_000] for at in range(0, len(part), 16_000)]
+    with talk(strict.grpc_port) as client, talk(strict.grpc_port) as other:
+        for number in (1, 3, 5):  # together more than is held at once
+            client.say(head(number), *(data(number, piece, ended=False) for piece in pieces))
+        refused = client.answers()
+        assert [fields["grpc-status"] for fields, _ in refused.values()] == ["8"]
+        other.say(head(1), data(1, message([[1.0]])))
+        assert values(other.answers()[1][1]) == [2.5]
+        # What was held is given back, and one alone may be larger.
+        (number,) = refused
+        left = [stream for stream in (1, 3, 5) if stream != number]
+        client.say(*(frames.reset(stream, Error.CANCEL) for stream in left), head(7, ended=True))
+        assert client.answers()[7][0]["grpc-status"] == "3"
+        assert strict._grpc.held_bytes == 0
+        rows = np.ones((300_000, 1), np.float32)
+        whole = message(rows)
+        client.say(
+            head(9),
+            *(data(9, whole[at : at + 16_000], ended=False) for at in range(0, len(whole), 16_000)),
+            data(9, b""),
+        )
+        client.say(frames.window_update(0, 1 << 24), frames.window_update(9, 1 << 24))
+        assert values(client.answers()[9][1]) == [2.5] * len(rows)
 
 
 def test_an_answer_that_is_not_read_is_cut(strict: Server) -> None:

@@ -21,6 +21,9 @@ from stoker.serve.grpc.http2.heads import CallHead
 from stoker.serve.grpc.messages import Messages
 from stoker.serve.limits import HttpLimits
 
+_SMALL_BYTES = 64 << 10
+"""What a call may always hold, however much others do."""
+
 _SLOWEST = 64 << 10
 """What a client has to send of a large message, bytes a second, once its first seconds are over."""
 
@@ -40,6 +43,9 @@ class Limits:
 
     send_bytes: int
     """Largest message that is sent."""
+
+    held_bytes: int
+    """Most bytes of messages, of all calls, that may be under way at once."""
 
     streams: int
     """Most calls of a connection at once."""
@@ -71,6 +77,9 @@ class Engine(Protocol):
     loop: asyncio.AbstractEventLoop
     """Where they are read and written."""
 
+    held_bytes: int
+    """What the messages of all calls under way take."""
+
     def handler_of(self, details: Details) -> Any:
         """What answers a call; None if nothing does."""
 
@@ -86,6 +95,7 @@ class ServerCall:
 
     __slots__ = (
         "_due_s",
+        "_held_bytes",
         "_incoming",
         "_message",
         "_messages",
@@ -106,6 +116,7 @@ class ServerCall:
         self._message: bytes | None = None  # of a call of one
         self._incoming: queue.SimpleQueue[bytes | None] | None = None  # of a call of many
         self._due_s = time.monotonic() + server.limits.connection.body_s
+        self._held_bytes = 0
 
     # -- in the loop
 
@@ -128,23 +139,40 @@ class ServerCall:
         """Take what the client sends."""
         if not self.stream.is_open:
             return
-        self._due_s += len(data) / _SLOWEST
         try:
+            self._hold(len(data))
             messages = self._messages.feed(data) if data else []
         except ServeError as error:
             self.end(error.code, error.message)
             return
-        if self._incoming is not None:
-            for message in messages:
-                self._incoming.put(message)
-            if ended:
-                self._incoming.put(None)
+        if self._incoming is None:
+            self._take(messages, ended=ended)
             return
         for message in messages:
-            if self._message is not None:
-                self.end(Code.UNIMPLEMENTED, "a call of this method has one message only")
-                return
-            self._message = message
+            self._incoming.put(message)
+        if ended:
+            self._incoming.put(None)
+
+    def _hold(self, size: int) -> None:
+        """Count more bytes of it.
+
+        Raises:
+            ServeError: all calls together hold too many, and this one is not small.
+        """
+        self._due_s += size / _SLOWEST
+        self._held_bytes += size
+        self._server.held_bytes += size
+        most = max(self._server.limits.held_bytes, self._held_bytes)  # one alone may be larger
+        if self._held_bytes > _SMALL_BYTES and self._server.held_bytes > most:
+            raise ServeError(Code.RESOURCE_EXHAUSTED, "too many bytes of messages are under way")
+
+    def _take(self, messages: list[bytes], *, ended: bool) -> None:
+        """Of a call of one message."""
+        if len(messages) + (self._message is not None) > 1:
+            self.end(Code.UNIMPLEMENTED, "a call of this method has one message only")
+            return
+        if messages:
+            self._message = messages[0]
         if ended and self._message is not None and not self._messages.is_amid:
             self._server.begin(self, self._message)
         elif ended:
@@ -159,26 +187,26 @@ class ServerCall:
     def end(self, code: Code | int, said: str) -> None:
         """End it with a status."""
         self.stream.end(int(code), said)
-        self._over()
+        self.over()
 
     def worked(self, answer: bytes) -> None:
         """A thread is done with it."""
         context = self.context
         code = context.code.value[0]
         if not self.stream.is_open:
-            self._over()
+            self.over()
         elif code == 0 and not self.handler.response_streaming:
             if len(answer) > self._server.limits.send_bytes:
                 self.end(Code.RESOURCE_EXHAUSTED, "Sent message larger than max")
                 return
             self.stream.answer(answer)
-            self._over()
+            self.over()
         elif code != 0 or not _is_told(self.handler):
             self.end(code, context.said)
 
     def cancelled(self) -> None:
         """The client has given it up, or is gone."""
-        self._over()
+        self.over()
 
     def leave(self) -> None:
         """The server ends: what would last as long as the client likes ends now."""
@@ -189,7 +217,10 @@ class ServerCall:
         """The server's time is over."""
         self.end(Code.CANCELLED, "the server ends")
 
-    def _over(self) -> None:
+    def over(self) -> None:
+        """It has ended: what it took is given back, and whoever works for it is told."""
+        self._server.held_bytes -= self._held_bytes
+        self._held_bytes = 0
         if self._incoming is not None:
             self._incoming.put(None)
         self.context.over()
@@ -203,7 +234,7 @@ class ServerCall:
         if self.stream.is_open:
             self.stream.reset(Error.CANCEL)
             self.stream.exchange.flush()
-        self._over()
+        self.over()
 
     # -- in a thread
 

@@ -92,6 +92,7 @@ class GrpcServer:
         self._grace_s = 0.0
         self._connections: set[Connection] = set()
         self._in_flight = 0
+        self.held_bytes = 0
         self._came: list[
             tuple[str, ServerCall, Any]
         ] = []  # in this turn of the loop, for `_at_once`
@@ -244,6 +245,9 @@ class GrpcServer:
     def _look(self) -> None:
         now_s = time.monotonic()
         for connection in list(self._connections):
+            if connection.exchange.transport.is_closing():
+                connection.end_within(self.limits.connection.send_s)
+                continue
             said = _waited_for(connection, self.limits.connection, now_s)
             if said:
                 connection.cut(said)
@@ -284,7 +288,7 @@ class GrpcServer:
                     self.work(call, request)
                 else:
                     call.stream.answer(answer)
-                    call.context.over()
+                    call.over()
         for _, call, _ in came:
             call.stream.exchange.flush()
         self._awake.stay(self.loop)

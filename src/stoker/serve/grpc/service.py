@@ -172,6 +172,9 @@ class GrpcOptions:
     max_in_flight: int = 1024
     """Most calls under way; another gets RESOURCE_EXHAUSTED."""
 
+    max_held_bytes: int = 512 << 20
+    """Most bytes of messages under way at once; another call gets RESOURCE_EXHAUSTED."""
+
     limits: HttpLimits = field(default_factory=HttpLimits)
     """What a connection may take."""
 
@@ -222,6 +225,7 @@ def _limits(options: GrpcOptions) -> Limits:
         in_flight=options.max_in_flight,
         receive_bytes=taken("grpc.max_receive_message_length", _UNLIMITED),
         send_bytes=taken("grpc.max_send_message_length", _UNLIMITED),
+        held_bytes=options.max_held_bytes,
         streams=taken("grpc.max_concurrent_streams", _MAX_STREAMS),
         age_s=taken("grpc.max_connection_age_ms", _UNLIMITED) / 1000,
         grace_s=taken("grpc.max_connection_age_grace_ms", _UNLIMITED) / 1000,

@@ -62,6 +62,7 @@ class Connection(asyncio.Protocol):
         self._block: tuple[int, int, bytearray] | None = None  # headers that go on
         self._parts: list[bytes] = []  # of a frame that is not whole
         self._have, self._need = 0, len(frames.PREFACE)
+        self._closing_s = 0.0  # since when it is seen to be closing
         self._resets = (0.0, 0)  # since when, and how many
 
     # -- asyncio's
@@ -366,6 +367,13 @@ class Connection(asyncio.Protocol):
         self._fail(ConnectionFault(Error.ENHANCE_YOUR_CALM, said))
         self.exchange.flush()
         self.exchange.transport.abort() if self.exchange.is_paused else self.exchange.transport.close()
+
+    def end_within(self, seconds: float) -> None:
+        """Of one that is closing: end it if its client takes nothing for so long."""
+        now_s = time.monotonic()
+        self._closing_s = self._closing_s or now_s
+        if now_s - self._closing_s > seconds:
+            self.exchange.transport.abort()
 
     def _fail(self, fault: ConnectionFault) -> None:
         self.exchange.put(frames.goaway(self._last, fault.error, str(fault)))
