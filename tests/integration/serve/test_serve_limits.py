@@ -353,9 +353,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
         subprocess.run([openssl, *arguments], cwd=folder, check=True, capture_output=True)
 
     new = ["req", "-newkey", "rsa:2048", "-nodes"]
-    run(*new, "-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
+    # Python 3.13's clients refuse an authority that does not say what its key is for.
+    usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+    made = ["-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca"]
+    run(*new, *made, *usage)
     run(*new, "-keyout", "key.pem", "-out", "request", "-subj", "/CN=localhost")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    said = "subjectAltName=DNS:localhost,IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n"
+    (folder / "names").write_text(said)
     run(
         *["x509", "-req", "-in", "request", "-CA", "ca.pem", "-CAkey", "ca.key"],
         *["-CAcreateserial", "-days", "2", "-extfile", "names", "-out", "cert.pem"],
