@@ -2,21 +2,38 @@
 
 What is read here is what `decode` would have read, to the bit. Whatever is not plain, a ragged list, a
 string, a number that its dtype does not hold, is left to `decode`, and so are all refusals.
+
+No object of a parser outlives the call that made it: what is kept is the numbers themselves, so that a
+parser, and the memory that it has, is free for the next body.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import numpy as np
 import simdjson
 
 from stoker.export.callpath import Signature
+from stoker.serve.errors import ServeError
+from stoker.serve.rest.json_text import parse_json
 
 MIN_BYTES = 16 << 10
 """Smallest body that is worth it."""
+
+_MIN_LIST_BYTES = 1 << 10
+"""Smallest list in a body of several that is worth a parse of its own."""
+
+_MAX_KEPT_BYTES = 4 << 20
+"""Largest document whose parser is kept: its memory is up to 15 times as large."""
+
+_MAX_SPARE = 2
+"""Most parsers kept: simdjson holds the interpreter's lock, so that two at once are rare."""
 
 _KEYS = ("instances", "inputs")
 _NAME = "signature_name"
@@ -26,7 +43,7 @@ _NUMBERS = b"0123456789+-.eE \t\r\n"
 
 _MAX_RANK = 32
 
-_EXACT = {"float32": 2.0**24 - 1, "float64": 2.0**53 - 1}
+_EXACT = {"float32": 2**24 - 1, "float64": 2**53 - 1}
 """Up to here every whole number has a value of its own, so that none has to be refused."""
 
 _WHOLE = {
@@ -34,12 +51,39 @@ _WHOLE = {
     for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 }
 
+_spare: deque[simdjson.Parser] = deque(maxlen=_MAX_SPARE)
+"""Parsers that nothing keeps from another document; each is in one thread's hands once popped."""
+
 Array = np.ndarray[Any, Any]
+_Read = TypeVar("_Read")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NumberList:
+    """A dense list of numbers, its dtype not yet known."""
+
+    wide: Array
+    """All of them, of their shape: int64 where all are written as whole numbers, else float64."""
+
+    raw: bytes
+    """The JSON that they were read from, for who has to say what is wrong."""
+
+    def as_dtype(self, dtype: str) -> Array | None:
+        """In this dtype; None where one may not fit it."""
+        wide, most = self.wide, _EXACT.get(dtype)
+        if most is not None:
+            least = -most
+        elif dtype in _WHOLE and wide.dtype == np.int64:
+            least, most = _WHOLE[dtype].min, _WHOLE[dtype].max
+        else:
+            return None
+        fits = least <= wide.min() and wide.max() <= most
+        return wide.astype(dtype, copy=False) if fits else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbers:
-    """The body of a `:predict` request: one list, which may hold more than numbers yet."""
+    """The body of a `:predict` request: one list of numbers."""
 
     signature: str
     """The signature's name, empty for the default."""
@@ -47,86 +91,176 @@ class Numbers:
     rows: bool
     """Whether `instances` was sent, else `inputs`."""
 
-    raw: bytes
-    """The body."""
-
-    values: Any
-    """The parsed list; it keeps its parser."""
-
-    shape: tuple[int, ...]
-    """Its shape, by the first element of every level."""
+    values: NumberList
+    """What was sent."""
 
     def as_inputs(self, signature: Signature) -> dict[str, Array] | None:
         """Input name -> array; None where `decode` has to look at the body."""
         if len(signature.inputs) != 1:
             return None
         ((name, spec),) = signature.inputs.items()
-        array = self._as_array(spec.dtype)
+        array = self.values.as_dtype(spec.dtype)
         return None if array is None else {name: array}
-
-    def _as_array(self, dtype: str) -> Array | None:
-        try:
-            flat = _flat(self.values, dtype)
-        except (TypeError, ValueError, RuntimeError):  # simdjson's, for what is no such number
-            return None
-        if flat is None or flat.size != math.prod(self.shape) or not self._is_dense():
-            return None
-        return flat.reshape(self.shape)
-
-    def _is_dense(self) -> bool:
-        """Whether its brackets and commas are those of its shape."""
-        begin, end = self.raw.find(b"["), self.raw.rfind(b"]") + 1
-        return self.raw[begin:end].translate(None, _NUMBERS) == _skeleton(self.shape)
 
 
 def read_numbers(raw: bytes) -> Numbers | None:
-    """The outer form of a large body; None of one that is small, or not plain."""
+    """A large `:predict` body; None of one that is small, or not plain."""
     if len(raw) < MIN_BYTES or not raw.startswith(b"{"):
         return None
+    return _parsed(raw, _numbers)
+
+
+def read_lists(raw: bytes) -> dict[str, Any] | None:
+    """A large body of the Open Inference Protocol, with a `NumberList` for each list of numbers.
+
+    Each is cut out and read by itself, and a text stands in its place while the rest is read: so the
+    rest means what it meant.
+
+    Returns:
+        The body, as `parse_json` reads it but for the `data` of its inputs; None where that has to
+        read it, because it is small, or has no such list, or is wrong.
+    """
+    if len(raw) < MIN_BYTES:
+        return None
+    rest, lists = _cut_out(raw)
+    # Without escapes a text is in the body only where it stands in so many letters.
+    if not lists or b"\\" in rest or rest.count(_MARK) != len(lists):
+        return None
     try:
-        document: Any = simdjson.Parser().parse(raw)
-        keys = list(document.keys()) if isinstance(document, simdjson.Object) else []
-        named = document[_NAME] if _NAME in keys else ""
-        found = [key for key in keys if key in _KEYS]
-        values = document[found[0]] if len(found) == 1 else None
-    except (ValueError, RuntimeError):  # simdjson's, for what is no JSON
+        body = parse_json(rest)
+    except ServeError:
         return None
-    plain = isinstance(values, simdjson.Array) and len(keys) == len(found) + (_NAME in keys)
-    shape = _shape(values) if plain else None
-    if shape is None or not isinstance(named, str):
+    inputs = body.get("inputs") if isinstance(body, dict) else None
+    if not isinstance(inputs, list):
         return None
-    rows = found[0] == "instances"
-    return Numbers(signature=named, rows=rows, raw=raw, values=values, shape=shape)
-
-
-def _flat(values: Any, dtype: str) -> Array | None:
-    """All numbers in order, in their dtype; None where one may not fit it."""
-    most = _EXACT.get(dtype)
-    if most is not None:
-        wide = _numbers(values, "d")
-        fits = wide.size > 0 and -most <= wide.min() and wide.max() <= most
-        return wide.astype(dtype) if fits else None
-    limits = _WHOLE.get(dtype)
-    if limits is None:
+    back = [
+        one for one in inputs if isinstance(one, dict) and _mark_of(one.get("data")) is not None
+    ]
+    if len(back) != len(lists):  # one stands elsewhere, or behind another of its name
         return None
-    whole = _numbers(values, "i")
-    fits = whole.size > 0 and limits.min <= whole.min() and whole.max() <= limits.max
-    return whole.astype(dtype) if fits else None
+    for one in back:
+        one["data"] = lists[int(one["data"][len(_MARK) :])]
+    return body
 
 
-def _numbers(values: Any, kind: Literal["d", "i"]) -> Array:
-    return np.frombuffer(values.as_buffer(of_type=kind), np.float64 if kind == "d" else np.int64)
+_DATA = b'"data"'
+_OPENED = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\[')
+
+_MARK = b"stoker:numbers:"
+"""What stands in the place of a list, with its number behind it."""
 
 
-def _shape(values: Any) -> tuple[int, ...] | None:
-    """The shape by the first element of every level; None where a level is empty, or too deep."""
+def _mark_of(value: Any) -> str | None:
+    return value if isinstance(value, str) and value.startswith(_MARK.decode()) else None
+
+
+def _cut_out(raw: bytes) -> tuple[bytes, list[NumberList]]:
+    """The body with a mark for each large list of numbers under a key `data`, and these."""
+    parts: list[bytes] = []
+    lists: list[NumberList] = []
+    done = 0
+    for begin, end in _spans(raw):
+        numbers = _parsed(raw[begin:end], _whole_list)
+        if numbers is not None:
+            parts += [raw[done:begin], b'"%b%d"' % (_MARK, len(lists))]
+            lists.append(numbers)
+            done = end
+    return b"".join([*parts, raw[done:]]), lists
+
+
+def _spans(raw: bytes) -> Iterator[tuple[int, int]]:
+    """Where large lists may stand, one behind the other."""
+    at = raw.find(_DATA)  # over numbers this is several times as quick as the expression
+    while at >= 0:
+        opened, end = _OPENED.match(raw, at), at + len(_DATA)
+        if opened is not None:
+            begin, end = opened.end() - 1, max(end, _end_of_numbers(raw, opened.end() - 1))
+            if end - begin >= _MIN_LIST_BYTES:
+                yield begin, end
+        at = raw.find(_DATA, end)
+
+
+def _end_of_numbers(raw: bytes, begin: int) -> int:
+    """Behind the last bracket before anything that no list of numbers holds."""
+    quote = raw.find(b'"', begin)
+    stop = quote if quote >= 0 else len(raw)
+    brace = raw.find(b"}", begin, stop)
+    return raw.rfind(b"]", begin, brace if brace >= 0 else stop) + 1
+
+
+def _parsed(raw: bytes, read: Callable[[Any, bytes], _Read | None]) -> _Read | None:
+    """What `read` makes of the document, of which it keeps nothing; None of what is no JSON.
+
+    A parser that met an error, or whose document is kept by one, is not used again.
+    """
+    keep = len(raw) <= _MAX_KEPT_BYTES
+    try:
+        parser = _spare.pop() if keep else simdjson.Parser()
+    except IndexError:
+        parser = simdjson.Parser()
+    try:
+        found = read(parser.parse(raw), raw)
+    except (TypeError, ValueError, RuntimeError):  # simdjson's, for what is no such JSON
+        return None
+    if keep:
+        _spare.append(parser)
+    return found
+
+
+def _numbers(document: Any, raw: bytes) -> Numbers | None:
+    """The one list of a `:predict` body."""
+    keys = list(document.keys()) if isinstance(document, simdjson.Object) else []
+    named = document[_NAME] if _NAME in keys else ""
+    found = [key for key in keys if key in _KEYS]
+    plain = len(found) == 1 and len(keys) == 1 + (_NAME in keys) and isinstance(named, str)
+    values = document[found[0]] if plain else None
+    numbers = _list_of(values, raw, begin=raw.find(b"["), end=raw.rfind(b"]") + 1)
+    if numbers is None:
+        return None
+    return Numbers(signature=named, rows=found[0] == "instances", values=numbers)
+
+
+def _whole_list(document: Any, raw: bytes) -> NumberList | None:
+    return _list_of(document, raw, begin=0, end=len(raw))
+
+
+def _list_of(values: Any, raw: bytes, *, begin: int, end: int) -> NumberList | None:
+    """A parsed list that stands at `begin:end`; None where it is not dense, or not of numbers."""
+    shape, first = _outline(values)
+    if not shape or not isinstance(first, int | float):
+        return None
+    flat = _flat(values, whole=isinstance(first, int))
+    if flat.size != math.prod(shape) or not _is_dense(raw, shape, begin=begin, end=end):
+        return None
+    return NumberList(wide=flat.reshape(shape), raw=raw)
+
+
+def _flat(values: Any, *, whole: bool) -> Array:
+    """All numbers in order; a copy, which no parser has a part in."""
+    if whole:
+        try:
+            return np.frombuffer(values.as_buffer(of_type="i"), np.int64)
+        except TypeError:  # the first is a whole number, another is not
+            pass
+    return np.frombuffer(values.as_buffer(of_type="d"), np.float64)
+
+
+def _is_dense(raw: bytes, shape: tuple[int, ...], *, begin: int, end: int) -> bool:
+    """Whether the brackets and commas are those of the shape."""
+    if len(shape) == 1:
+        return raw.find(b"[", begin + 1, end) < 0
+    return raw[begin:end].translate(None, _NUMBERS) == _skeleton(shape)
+
+
+def _outline(values: Any) -> tuple[tuple[int, ...], Any]:
+    """The shape by the first element of every level, and the first value; () where it has none."""
     shape: list[int] = []
     while isinstance(values, simdjson.Array):
         if not len(values) or len(shape) == _MAX_RANK:
-            return None
+            return (), None
         shape.append(len(values))
         values = values[0]
-    return tuple(shape)
+    return tuple(shape), values
 
 
 def _skeleton(shape: tuple[int, ...]) -> bytes:

@@ -23,6 +23,7 @@ from stoker.serve.rest import decode
 from stoker.serve.rest.encode import number_texts
 from stoker.serve.rest.json_text import parse_json, shown
 from stoker.serve.rest.messages import RAW, Answer, Asked
+from stoker.serve.rest.numbers import NumberList, read_lists
 from stoker.serve.wire import MAX_RANK, checked_shape, from_bytes, to_bytes
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -73,8 +74,14 @@ class _Input:
     def array(self) -> np.ndarray[Any, Any]:
         if self.raw is not None:
             return from_bytes(self.raw, dtype=self.dtype, shape=self.shape, name=self.name)
+        data = self.data
+        if isinstance(data, NumberList):
+            array = data.as_dtype(self.dtype)
+            if array is not None and array.size == math.prod(self.shape):
+                return array.reshape(self.shape)
+            data = parse_json(data.raw)
         flat: list[Any] = []
-        _flatten(self.data, flat, 0, self.name)
+        _flatten(data, flat, 0, self.name)
         if len(flat) != math.prod(self.shape):
             raise UserError(
                 f"input {self.name!r} must have the values of shape {shape_text(self.shape)}",
@@ -98,7 +105,8 @@ class _Wanted:
 def _infer(plane: DataPlane, spec: Any, asked: Asked) -> Answer:
     try:
         head, tail = _parts(asked)
-        body = _object(parse_json(bytes(head)), "the body")
+        text = bytes(head)
+        body = _object(read_lists(text) or parse_json(text), "the body")
         name = body.get("id", "")
         if not isinstance(name, str):
             raise invalid("'id' must be a text")
