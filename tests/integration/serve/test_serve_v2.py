@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.serve.rest.numbers import read_lists
 from stoker.serve.server import Server
 
 HALF = "/v2/models/half_plus_two"
@@ -72,6 +73,26 @@ def test_json_tensors_are_answered_flat(server: Server, data: Any) -> None:
         "id": "42",
         "outputs": [output],
     }
+
+
+def test_many_numbers_are_answered_and_refused_as_few_are(server: Server) -> None:
+    sent = [number / 4 for number in range(8000)]
+    wanted = tensor("y", "FP32", [8000, 1], data=[number / 2 + 2 for number in sent])
+    for data in (sent, [[number] for number in sent]):
+        body = {"inputs": [tensor("x", "FP32", [8000, 1], data=data)]}
+        assert read_lists(json.dumps(body).encode()) is not None, "it is read by simdjson"
+        status, said, _ = ask(server, f"{HALF}/infer", body)
+        assert (status, said["outputs"]) == (200, [wanted])
+
+    few, many = [1.5, True, 2.5], [*sent, True]
+    said_of = [
+        ask(server, f"{HALF}/infer", {"inputs": [tensor("x", "FP32", [len(data), 1], data=data)]})
+        for data in (few, many)
+    ]
+    assert said_of[0] == said_of[1]
+    assert "must hold values of type float32" in said_of[0][1]["error"]
+    body = {"inputs": [tensor("x", "FP32", [1, 1], data=sent)]}
+    assert "8,000 values" in ask(server, f"{HALF}/infer", body)[1]["error"]
 
 
 def test_binary_tensors_go_both_ways_and_mixed(server: Server) -> None:
