@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simdjson
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -148,9 +149,14 @@ BIG = json.dumps({"instances": [[float(i), 0.5] for i in range(4000)]}).encode()
 def test_a_parser_is_used_again_though_what_it_read_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[object] = []
-    real = numbers.simdjson.Parser
-    monkeypatch.setattr(numbers.simdjson, "Parser", lambda: made.append(1) or real())
+    made: list[simdjson.Parser] = []
+    real = simdjson.Parser
+
+    def make() -> simdjson.Parser:
+        made.append(real())
+        return made[-1]
+
+    monkeypatch.setattr(simdjson, "Parser", make)
     numbers._spare.clear()
     kept = [read_numbers(b'{"inputs": [%d, 2.5]}' % i) for i in range(50)]
     assert read_numbers(b'{"inputs": ["a"]}') is None
@@ -348,6 +354,8 @@ def test_plain_lists_of_numbers_are_read_quickly(sent: tuple[str, int], datatype
         text_of(tensor('[1, 2], "note": "stoker:numbers:0"')),
         text_of(tensor('"stoker\\u003anumbers:0", "y": {"data": [1, 2]}')),
         text_of(tensor('[1, 2], "data": "stoker\\u003anumbers:0"')),
+        text_of(tensor('[1, 2], "data": "stoker:numbers:0"')),
+        text_of(tensor('"stoker:numbers:0"', name="w"), tensor("[1, 2]")),
         text_of(tensor('[1, 2], "x\\"data": [3, 4]')),
         text_of(tensor('[1, 2], "parameters": {"data": [3, 4]}')),
         text_of(tensor('[1, 2], "parameters": {"binary_data_size": 0}')),
@@ -373,6 +381,20 @@ def test_plain_lists_of_numbers_are_read_quickly(sent: tuple[str, int], datatype
 def test_bodies_of_tensors_that_are_odd_are_read_or_refused_alike(raw: bytes) -> None:
     both(raw)
     both(raw, b"tail")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        text_of(tensor('[1, 2], "data": [3, 4]')),
+        text_of(tensor('[1, 2], "parameters": {"data": [3, 4]}')),
+        text_of(tensor("[1, 2]")).replace(b'"outputs": [', b'"outputs": [{"data": [1, 2]}'),
+        text_of(tensor("[1, 2]")).replace(b'"inputs"', b'"data": [1, 2], "inputs"'),
+    ],
+)
+def test_a_list_that_is_no_input_leaves_the_body_to_the_plain_reader(raw: bytes) -> None:
+    assert read_lists(raw) is None
+    both(raw)
 
 
 def test_a_small_body_of_tensors_is_not_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
