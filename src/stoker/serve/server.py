@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import socket
 import threading
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.serve.access_file import AccessFile
@@ -30,7 +33,7 @@ from stoker.serve.rest.lane import Lane
 from stoker.serve.rest.probes import PROBES
 from stoker.serve.runs import Runs
 from stoker.serve.servable import LoadOptions
-from stoker.serve.sockets import BACKLOG, bound_socket
+from stoker.serve.sockets import BACKLOG, bound_path, bound_socket
 from stoker.serve.tls import Tls, read_tls
 from stoker.serve.worker import stuck_file
 
@@ -79,14 +82,19 @@ class Server:
         self.plane.on_answered = self._request_log.add
         self._access_log = _access_log(config, metrics.log_dropped)
         self._health = Health(self.plane)
-        self._socket, grpc_socket = _bind_both(config)
-        self.rest_port: int = self._socket.getsockname()[1]
-        self.grpc_port: int = grpc_socket.getsockname()[1]
-        self._grpc = make_grpc_server(
-            self.plane,
-            self._health,
-            _grpc_options(config, grpc_socket, keys=keys, tls=tls, access_log=self._access_log),
-        )
+        self._bound = bound = _bind_all(config)
+        self._socket = bound.rest
+        self.rest_port: int = bound.rest.getsockname()[1]
+        self.grpc_port: int = bound.grpc.getsockname()[1]
+        try:
+            self._grpc = make_grpc_server(
+                self.plane,
+                self._health,
+                _grpc_options(config, bound, keys=keys, tls=tls, access_log=self._access_log),
+            )
+        except ConfigError:
+            bound.close()
+            raise
         self._app = RestApp(self.plane, _rest_options(config, keys, self._access_log))
         self._rest = HttpServer(
             self._app,
@@ -165,6 +173,7 @@ class Server:
         time.sleep(self.config.lame_duck_s)
         self._rest.should_exit = True
         self._grpc.stop(self.config.drain_s).wait(self.config.drain_s + _CANCELLED_S)
+        self._bound.remove()
         if self._rest_thread.ident is not None:
             self._rest_thread.join()
         else:
@@ -225,15 +234,15 @@ def _rest_options(
 
 def _grpc_options(
     config: ServeConfig,
-    bound: socket.socket,
+    bound: _Bound,
     *,
     keys: Keys | None,
     tls: Tls | None,
     access_log: AccessLog | None,
 ) -> GrpcOptions:
     return GrpcOptions(
-        bound=bound,
-        socket_path=config.grpc_socket_path,
+        bound=bound.grpc,
+        local=bound.local,
         arguments=config.grpc_channel_arguments,
         workers=config.grpc_workers,
         max_in_flight=config.max_in_flight,
@@ -245,15 +254,62 @@ def _grpc_options(
     )
 
 
-def _bind_both(config: ServeConfig) -> tuple[socket.socket, socket.socket]:
-    """REST's socket and gRPC's."""
+@dataclass(kw_only=True)
+class _Bound:
+    """The sockets of a server."""
+
+    rest: socket.socket
+    grpc: socket.socket
+    local: socket.socket | None = None
+    path: Path = Path()
+    """The file of `local`."""
+
+    inode: int = 0
+    """And which it is."""
+
+    def close(self) -> None:
+        """Close them, and remove the file, if it is still this server's."""
+        for each in (self.rest, self.grpc):
+            each.close()
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the file of `local`; another server may have made its own in its place."""
+        if self.local is None:
+            return
+        with contextlib.suppress(OSError):
+            if self.path.stat().st_ino == self.inode:
+                self.path.unlink()
+        self.local.close()
+
+
+def _bind_all(config: ServeConfig) -> _Bound:
+    """REST's socket and gRPC's.
+
+    Raises:
+        ConfigError: a port or a path is taken.
+    """
     shared = config.worker_folder is not None
     rest = _bind(config.host, config.rest_port, name="REST", shared=shared)
     try:
-        return rest, _bind(config.host, config.grpc_port, name="gRPC", shared=shared)
+        bound = _Bound(
+            rest=rest, grpc=_bind(config.host, config.grpc_port, name="gRPC", shared=shared)
+        )
     except ConfigError:
         rest.close()
         raise
+    path = Path(config.grpc_socket_path) if config.grpc_socket_path else None
+    if path is not None:
+        try:
+            bound.local = bound_path(path)
+            bound.path, bound.inode = path, path.stat().st_ino
+        except OSError as error:
+            bound.close()
+            raise ConfigError(
+                "--grpc_socket_path must be a path where a socket can be made",
+                got=Plain(f"{path} ({error.strerror})"),
+            ) from error
+    return bound
 
 
 _FLAGS = {"REST": "--rest_api_port", "gRPC": "--port"}

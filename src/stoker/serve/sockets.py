@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""
@@ -31,6 +32,23 @@ def bound_socket(host: str, port: int, *, shared: bool = False) -> socket.socket
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def bound_path(path: Path) -> socket.socket:
+    """A Unix socket that is bound but does not listen yet, in the place of one that was there.
+
+    Raises:
+        OSError: something else is there, or the folder takes no file.
+    """
+    if path.is_socket():
+        path.unlink()  # of a server that is gone, or that this one follows
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(str(path))
     except OSError:
         bound.close()
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -18,10 +19,12 @@ from hpack import Encoder
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tests.integration.serve.frames import CALL, GREETING, data, head, message, talk, values
 
+from stoker.core.errors import ConfigError
 from stoker.export.repository import Repository
 from stoker.serve.batching.queue import QUICK_S
 from stoker.serve.config import ServeConfig
-from stoker.serve.grpc.http2 import frames
+from stoker.serve.grpc.call import ServerCall
+from stoker.serve.grpc.http2 import connection, frames
 from stoker.serve.grpc.http2.frames import Error
 from stoker.serve.limits import HttpLimits
 from stoker.serve.server import Server
@@ -234,6 +237,18 @@ ABUSES: dict[str, tuple[bytes, Error]] = {
         frames.frame(frames.SETTINGS, 0, 0, b"s" * 5),
         Error.FRAME_SIZE_ERROR,
     ),
+    "many settings in a frame": (
+        frames.frame(frames.SETTINGS, 0, 0, b"\x00\x04\x00\x00\xff\xff" * 33),
+        Error.ENHANCE_YOUR_CALM,
+    ),
+    "headers that are far too large": (
+        frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x20" * 9000),
+        Error.ENHANCE_YOUR_CALM,
+    ),
+    "a flood of calls that the server has to reset": (
+        b"".join(head(n) + frames.window_update(n, 0) for n in range(1, 4001, 2)),
+        Error.ENHANCE_YOUR_CALM,
+    ),
     "settings of a stream": (frames.frame(frames.SETTINGS, 0, 1), Error.PROTOCOL_ERROR),
     "a window that is too large": (
         frames.window_update(0, 2**31 - 1),
@@ -282,9 +297,14 @@ def test_what_is_no_http2_is_cut(strict: Server) -> None:
 
 
 def test_a_client_that_says_nothing_or_half_a_frame_is_cut(strict: Server) -> None:
-    with talk(strict.grpc_port, greeted=False) as silent, talk(strict.grpc_port) as half:
+    with (
+        talk(strict.grpc_port, greeted=False) as silent,
+        talk(strict.grpc_port) as half,
+        talk(strict.grpc_port) as endless,
+    ):
         half.say(head(1)[:-3])
-        for client in (silent, half):
+        endless.say(frames.frame(frames.HEADERS, 0, 1, b"\x82"))
+        for client in (silent, half, endless):
             assert client.until(frames.GOAWAY, 10) is not None
             assert client.next(5) is None
             assert client.closed
@@ -339,6 +359,170 @@ def test_an_answer_that_is_not_read_is_cut(strict: Server) -> None:
         farewell = client.until(frames.GOAWAY, 10)
         assert farewell is not None
         assert b"not read" in farewell.payload
+
+
+def test_nor_is_one_that_is_read_by_the_byte(strict: Server) -> None:
+    with talk(strict.grpc_port, greeted=False) as client:
+        client.say(
+            frames.PREFACE,
+            frames.settings({frames.INITIAL_WINDOW: 0}),
+            head(1),
+            data(1, message([[1.0]])),
+        )
+        farewell, end_s = None, time.monotonic() + 10
+        while farewell is None and time.monotonic() < end_s:
+            client.say(frames.window_update(1, 1), frames.window_update(0, 1))
+            farewell = client.until(frames.GOAWAY, 0.1)
+        assert farewell is not None
+        assert b"not read" in farewell.payload
+
+
+def test_calls_that_run_out_of_time_together_do_not_cost_the_connection(patient: Server) -> None:
+    numbers = range(1, 3001, 2)
+    with talk(patient.grpc_port) as client:
+        client.say(*(head(n) for n in numbers), frames.frame(frames.PING, 0, 0, b"are here"))
+        assert client.until(frames.PING) is not None
+        time.sleep(0.2)  # their time
+        client.say(*(frames.reset(n, Error.CANCEL) for n in numbers))
+        client.say(head(3001), data(3001, message([[1.0]])))
+        assert values(client.answers()[3001][1]) == [2.5]
+
+
+def test_a_client_that_pings_now_and_then_is_not_cut(
+    patient: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_PING_S", 1e-6)  # hours pass between two
+    with talk(patient.grpc_port) as client:
+        for _ in range(300):
+            client.say(frames.frame(frames.PING, 0, 0, b"keep me!"))
+            answer = client.until(frames.PING)
+            assert answer is not None
+
+
+def test_what_a_few_bytes_stand_for_is_not_made_in_the_loop(
+    patient: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    at_once = patient.plane.predict_at_once
+
+    def noted(*args: Any, **more: Any) -> Any:
+        seen.append(args)
+        return at_once(*args, **more)
+
+    monkeypatch.setattr(patient.plane, "predict_at_once", noted)
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "half"
+    tensor = request.inputs["x"]
+    tensor.dtype = 1
+    for size in (1 << 20, 1):
+        tensor.tensor_shape.dim.add(size=size)
+    tensor.float_val.append(3.0)
+    raw = request.SerializeToString()
+    with grpc.insecure_channel(
+        f"127.0.0.1:{patient.grpc_port}", options=[("grpc.max_receive_message_length", -1)]
+    ) as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        answer = stub.Predict(request, timeout=60)
+
+    assert len(raw) < 100
+    assert len(answer.outputs["y"].float_val) == 1 << 20
+    assert seen == []
+
+
+def test_a_stream_that_is_reset_leaves_nothing_behind(patient: Server) -> None:
+    watch = [*CALL[:2], (":path", "/grpc.health.v1.Health/Watch"), *CALL[3:]]
+    nobody = b"\x00\x00\x00\x00\x00"
+    with talk(patient.grpc_port) as client:
+        for number in range(1, 301, 2):
+            client.say(head(number, fields=watch), data(number, nobody))
+            assert client.until(frames.DATA) is not None
+            client.say(data(number, b"after its end"))
+        client.say(head(301), data(301, message([[1.0]])))
+        answered: dict[int, Any] = {}
+        while 301 not in answered:
+            answered |= client.answers()
+        assert values(answered[301][1]) == [2.5]
+        assert patient._health.watchers() == 0
+
+
+def test_watching_what_is_not_there_keeps_no_name(patient: Server) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{patient.grpc_port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        unknown = stub.Watch(health_pb2.HealthCheckRequest(service="no such service"))
+        assert next(unknown).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        assert patient._health.watchers() == 1
+        unknown.cancel()
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stub.Watch(health_pb2.HealthCheckRequest(service="x" * 100_000)))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        end_s = time.monotonic() + 10
+        while patient._health.watchers():
+            assert time.monotonic() < end_s
+            time.sleep(0.01)  # the end of a stream goes its way through another thread
+
+
+def test_a_call_that_has_ended_keeps_nothing(patient: Server) -> None:
+    rows = np.zeros((100_000, 1), np.float32)
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "half"
+    request.inputs["x"].CopyFrom(tf.make_tensor_proto(rows))
+    gc.collect()
+    gc.disable()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{patient.grpc_port}") as channel:
+            stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+            for _ in range(5):
+                stub.Predict(request, timeout=60)
+                assert stub.Predict.future(request, timeout=60).cancel()
+        end_s = time.monotonic() + 10
+        while any(isinstance(found, ServerCall) for found in gc.get_objects()):
+            assert time.monotonic() < end_s, "a call is kept until the next collection"
+            time.sleep(0.05)  # a thread may be at work for one that was given up
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"grpc.max_concurrent_streams": "abc"},
+        {"grpc.max_concurrent_streams": 5_000_000_000},
+        {"grpc.max_concurrent_streams": 0},
+        {"grpc.max_metadata_size": 0},
+        {"grpc.max_receive_message_length": -2},
+    ],
+)
+def test_a_setting_of_grpc_that_is_none_is_said_at_the_start(
+    base: Path, given: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        Server(
+            ServeConfig(
+                models={"half": base}, rest_port=0, grpc_port=0, grpc_channel_arguments=given
+            )
+        )
+
+
+def test_a_unix_socket_takes_no_files_place_and_is_its_servers_alone(
+    base: Path, tmp_path: Path
+) -> None:
+    file, path = tmp_path / "file", tmp_path / "socket"
+    file.write_text("kept")
+    with pytest.raises(ConfigError, match="grpc_socket_path"):
+        serving(base, grpc_socket_path=str(file))
+    assert file.read_text() == "kept"
+
+    first = serving(base, grpc_socket_path=str(path))
+    second = serving(base, grpc_socket_path=str(path))  # follows it
+    try:
+        first.stop()
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    finally:
+        second.stop()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 import zlib
+from urllib.parse import unquote
 
 import pytest
 from hpack import Decoder, Encoder
@@ -13,7 +14,7 @@ from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc.http2 import frames, heads
 from stoker.serve.grpc.http2.frames import ConnectionFault
 from stoker.serve.grpc.http2.heads import HeaderBlocks
-from stoker.serve.grpc.messages import Messages
+from stoker.serve.grpc.messages import Messages, Packed
 
 CALL = [
     (":method", "POST"),
@@ -140,7 +141,7 @@ def test_messages_are_found_wherever_the_bytes_are_cut() -> None:
     for _ in range(300):
         wanted = [chance.randbytes(chance.choice((0, 1, 5, 100))) for _ in range(5)]
         stream = b"".join(map(prefixed, wanted))
-        messages, found = Messages(encoding="identity", max_bytes=100), []
+        messages, found = cut("identity", 10), []
         while stream:
             size = chance.randrange(1, 40)
             found += messages.feed(stream[:size])
@@ -149,32 +150,61 @@ def test_messages_are_found_wherever_the_bytes_are_cut() -> None:
         assert not messages.is_amid
 
 
+def cut(encoding: str, most: int) -> Messages:
+    return Messages(encoding=encoding, max_bytes=10 * most, unpacked_bytes=most)
+
+
 def test_a_packed_message_is_unpacked_and_never_beyond_the_limit() -> None:
     plain = b"a" * 1000
     for encoding, pack in (("gzip", gzip.compress), ("deflate", zlib.compress)):
-        messages = Messages(encoding=encoding, max_bytes=1000)
-        assert messages.feed(prefixed(pack(plain), packed=True)) == [plain]
+        (found,) = cut(encoding, 1000).feed(prefixed(pack(plain), packed=True))
+        assert isinstance(found, Packed)
+        assert found.unpacked() == plain
         for wrong, code in (
             (pack(plain + b"a"), Code.RESOURCE_EXHAUSTED),
             (pack(plain)[:-5], Code.INVALID_ARGUMENT),
             (b"no such thing", Code.INVALID_ARGUMENT),
         ):
+            (found,) = cut(encoding, 1000).feed(prefixed(wrong, packed=True))
+            assert isinstance(found, Packed)
             with pytest.raises(ServeError) as caught:
-                Messages(encoding=encoding, max_bytes=1000).feed(prefixed(wrong, packed=True))
+                found.unpacked()
             assert caught.value.code is code
 
 
 def test_a_message_that_is_too_large_is_refused_by_its_length() -> None:
     with pytest.raises(ServeError) as caught:
-        Messages(encoding="identity", max_bytes=10).feed(prefixed(b"a" * 11)[:5])
+        cut("identity", 1).feed(prefixed(b"a" * 11)[:5])
 
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
 
 
 def test_an_unknown_compression_is_refused_when_it_is_used() -> None:
-    messages = Messages(encoding="snappy", max_bytes=10)
+    messages = cut("snappy", 10)
 
     assert messages.feed(prefixed(b"plain")) == [b"plain"]
+    (found,) = messages.feed(prefixed(b"x", packed=True))
+    assert isinstance(found, Packed)
     with pytest.raises(ServeError) as caught:
-        messages.feed(prefixed(b"x", packed=True))
+        found.unpacked()
     assert caught.value.code is Code.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("letter", ["x", "%", "é", "😀"])
+def test_a_long_reason_is_cut_to_what_every_client_takes(letter: str) -> None:
+    for size in range(1360, 1370):
+        decoded = Decoder(max_header_list_size=1 << 20).decode(heads.ending(5, letter * 3 * size))
+        said = {str(name): str(value) for name, value in decoded}["grpc-message"]
+        assert 4000 < len(said) <= 4096
+        again = unquote(said, errors="ignore")
+        assert again == letter * len(again)
+
+
+def test_what_little_hpack_unfolds_to_is_not_remembered() -> None:
+    encoder, blocks = Encoder(), HeaderBlocks(32 << 10)
+    large = ("x-large", "z" * 2000)
+    blocks.read(block([*CALL, large], encoder))
+    for number in range(50):
+        blocks.read(block([*CALL, *[large] * (number % 10 + 1)], encoder))
+
+    assert sum(map(len, blocks._known)) < 1024

@@ -18,7 +18,7 @@ from stoker.serve.grpc.context import Context
 from stoker.serve.grpc.http2.exchange import Stream
 from stoker.serve.grpc.http2.frames import Error
 from stoker.serve.grpc.http2.heads import CallHead
-from stoker.serve.grpc.messages import Messages
+from stoker.serve.grpc.messages import Message, Messages, Packed
 from stoker.serve.limits import HttpLimits
 
 _SMALL_BYTES = 64 << 10
@@ -80,10 +80,10 @@ class Engine(Protocol):
     held_bytes: int
     """What the messages of all calls under way take."""
 
-    def handler_of(self, details: Details) -> Any:
-        """What answers a call; None if nothing does."""
+    def handler_of(self, details: Details) -> tuple[Any, bool]:
+        """What answers a call, None if nothing does; and whether it only refuses it."""
 
-    def begin(self, call: ServerCall, message: bytes) -> None:
+    def begin(self, call: ServerCall, message: Message) -> None:
         """A call of one message is whole."""
 
     def work(self, call: ServerCall, message: Any) -> None:
@@ -97,6 +97,7 @@ class ServerCall:
         "_due_s",
         "_held_bytes",
         "_incoming",
+        "_is_refused",
         "_message",
         "_messages",
         "_server",
@@ -112,32 +113,40 @@ class ServerCall:
         self.head = head
         self.context = Context(head, peer=stream.exchange.peer, cancel=self._cancel_soon)
         self.handler: Any = None
-        self._messages = Messages(encoding=head.encoding, max_bytes=server.limits.receive_bytes)
-        self._message: bytes | None = None  # of a call of one
-        self._incoming: queue.SimpleQueue[bytes | None] | None = None  # of a call of many
+        self._messages = Messages(
+            encoding=head.encoding,
+            max_bytes=server.limits.receive_bytes,
+            unpacked_bytes=server.limits.held_bytes,
+        )
+        self._message: Message | None = None  # of a call of one
+        self._incoming: queue.SimpleQueue[Message | None] | None = None  # of a call of many
         self._due_s = time.monotonic() + server.limits.connection.body_s
         self._held_bytes = 0
+        self._is_refused = False
 
     # -- in the loop
 
     def begin(self) -> None:
-        """Find what answers it; its stream may have no `call` yet."""
+        """Find what answers it."""
         head = self.head
-        if head.malformed or head.http_status:
-            return
         if head.refusal is not None:
             self.end(*head.refusal)
             return
-        self.handler = self._server.handler_of(Details(head.path, head.metadata))
+        self.handler, refused = self._server.handler_of(Details(head.path, head.metadata))
         if self.handler is None:
             self.end(Code.UNIMPLEMENTED, "Method not found!")
+            return
+        self.stream.call = self
+        if refused:  # its message is not waited for
+            self._is_refused = True
+            self._server.work(self, b"")
         elif self.handler.request_streaming:
             self._incoming = queue.SimpleQueue()
             self._server.work(self, None)
 
     def feed(self, data: bytes, *, ended: bool) -> None:
         """Take what the client sends."""
-        if not self.stream.is_open:
+        if self._is_refused or not self.stream.is_open:
             return
         try:
             self._hold(len(data))
@@ -166,7 +175,7 @@ class ServerCall:
         if self._held_bytes > _SMALL_BYTES and self._server.held_bytes > most:
             raise ServeError(Code.RESOURCE_EXHAUSTED, "too many bytes of messages are under way")
 
-    def _take(self, messages: list[bytes], *, ended: bool) -> None:
+    def _take(self, messages: list[Message], *, ended: bool) -> None:
         """Of a call of one message."""
         if len(messages) + (self._message is not None) > 1:
             self.end(Code.UNIMPLEMENTED, "a call of this method has one message only")
@@ -221,6 +230,7 @@ class ServerCall:
         """It has ended: what it took is given back, and whoever works for it is told."""
         self._server.held_bytes -= self._held_bytes
         self._held_bytes = 0
+        self._message = None
         if self._incoming is not None:
             self._incoming.put(None)
         self.context.over()
@@ -248,7 +258,7 @@ class ServerCall:
         if handler.request_streaming:
             self._send_all(handler.stream_stream(self._requests(), context))
             return b""
-        request = self._read(message) if isinstance(message, bytes) else message
+        request = self._read(message) if isinstance(message, bytes | Packed) else message
         if not handler.response_streaming:
             found = handler.unary_unary(request, context)
             return b"" if context.code.value[0] else self._written(found)
@@ -264,7 +274,9 @@ class ServerCall:
         while (message := incoming.get()) is not None:
             yield self._read(message)
 
-    def _read(self, message: bytes) -> Any:
+    def _read(self, message: Message) -> Any:
+        if isinstance(message, Packed):
+            message = message.unpacked()
         read = self.handler.request_deserializer
         if read is None:
             return message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any, NoReturn
 import grpc
 
 from stoker.serve.grpc.http2.heads import CallHead
+
+_log = logging.getLogger(__name__)
 
 
 class Aborted(Exception):
@@ -34,7 +37,7 @@ class Context:
         """Args: head: what the call says of itself; peer: who calls; cancel: ends it at once."""
         self._head = head
         self._peer = peer
-        self._cancel = cancel
+        self._cancel: Callable[[], None] | None = cancel
         left_s = head.timeout_s
         self._deadline_s = None if left_s is None else time.monotonic() + left_s
         self._callbacks: list[Callable[[], None]] = []
@@ -72,12 +75,18 @@ class Context:
         with _LOCK:
             self._is_over = True
             callbacks, self._callbacks = self._callbacks, []
+        self._cancel = None  # which would keep the call, and its message, until the next collection
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - the others are told, and the loop goes on
+                _log.exception("what was told of a call's end met a bug")
 
     def cancel(self) -> None:
         """End the call at once."""
-        self._cancel()
+        cancel = self._cancel
+        if cancel is not None:
+            cancel()
 
     def set_code(self, code: Any) -> None:
         """End it with this status."""

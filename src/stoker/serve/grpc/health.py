@@ -5,8 +5,9 @@ Source: grpc/grpc, `health/v1/health.proto` and `reflection/v1alpha/reflection.p
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -17,6 +18,9 @@ from stoker.serve.dataplane import DataPlane
 
 SERVICES = ("tensorflow.serving.PredictionService", "tensorflow.serving.ModelService")
 """The services that are as healthy as the server is."""
+
+_MAX_NAME = 256
+"""Longest name that is watched; models' folders have no longer ones."""
 
 _STREAMS = 2
 """Reflection streams at once: each holds one of the threads that answer."""
@@ -31,8 +35,7 @@ class Health:
     def __init__(self, plane: DataPlane) -> None:
         """Args: plane: what is healthy when it is ready."""
         self._plane = plane
-        # Non-blocking: a client that watches holds no thread.
-        self._servicer = health.HealthServicer(experimental_non_blocking=True)
+        self._servicer = _Health()
         self._known: set[str] = set()
         self.refresh()
 
@@ -53,9 +56,74 @@ class Health:
             self._servicer.set(gone, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
         self._known = names
 
+    def watchers(self) -> int:
+        """How many streams are told of changes."""
+        return self._servicer.watchers()
+
     def _set(self, service: str, healthy: bool) -> None:
         status = health_pb2.HealthCheckResponse
         self._servicer.set(service, status.SERVING if healthy else status.NOT_SERVING)
+
+
+Send = Callable[[Any], None]
+"""Takes the next message of a stream, None for its end."""
+
+
+class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the package has no types
+    """The service; the package's own keeps every name that anybody ever watched."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._statuses: dict[str, int] = {}
+        self._sends: dict[str, set[Send]] = {}
+
+    def set(self, service: str, status: int) -> None:
+        """Tell whoever watches how a service is, if it is not as it was."""
+        with self._lock:
+            if self._statuses.get(service) == status:
+                return
+            self._statuses[service] = status
+            for send in self._sends.get(
+                service, ()
+            ):  # in the lock: none is told an older one later
+                send(health_pb2.HealthCheckResponse(status=status))
+
+    def watchers(self) -> int:
+        """How many streams there are."""
+        with self._lock:
+            return sum(map(len, self._sends.values()))
+
+    def Check(  # noqa: N802 - the protocol's name
+        self, request: Any, context: grpc.ServicerContext
+    ) -> Any:
+        status = self._statuses.get(request.service)
+        if status is None or status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    def Watch(  # noqa: N802 - the protocol's name
+        self, request: Any, context: grpc.ServicerContext, send: Send
+    ) -> None:
+        service = request.service
+        if len(service) > _MAX_NAME:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no service has so long a name")
+        unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        with self._lock:
+            self._sends.setdefault(service, set()).add(send)
+            status = self._statuses.get(service, unknown)
+            send(health_pb2.HealthCheckResponse(status=status))
+        if not context.add_callback(functools.partial(self._forget, service, send)):
+            self._forget(service, send)
+
+    # A client that watches holds no thread: it is told by `send`.
+    Watch.experimental_non_blocking = True  # type: ignore[attr-defined] # as grpcio marks it
+
+    def _forget(self, service: str, send: Send) -> None:
+        with self._lock:
+            sends = self._sends.get(service, set())
+            sends.discard(send)
+            if not sends:
+                self._sends.pop(service, None)
 
 
 def add_reflection(server: grpc.Server) -> None:

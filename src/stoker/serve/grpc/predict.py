@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ def _read(
     request: predict_pb2.PredictRequest, context: grpc.ServicerContext
 ) -> tuple[Asked, Tensors] | None:
     left_s = context.time_remaining()
-    if request.output_filter or (left_s is not None and left_s <= 0):
+    if request.output_filter or (left_s is not None and left_s <= 0) or not _is_plain(request):
         return None
     try:
         spec = read_spec(request)
@@ -160,6 +161,15 @@ def _read(
         return None
     kinds = tuple((name, array.dtype.str, array.shape[1:]) for name, array in inputs.items())
     return (spec, request.model_spec.signature_name, kinds), inputs
+
+
+def _is_plain(request: predict_pb2.PredictRequest) -> bool:
+    """Whether its tensors are as large as they look: one value may stand for millions."""
+    most = request.ByteSize()
+    return all(
+        math.prod(dim.size for dim in proto.tensor_shape.dim) <= most
+        for proto in request.inputs.values()
+    )
 
 
 def _rows(inputs: Tensors) -> int:

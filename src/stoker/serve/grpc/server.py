@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,8 +27,9 @@ from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc.call import Details, Limits, ServerCall
 from stoker.serve.grpc.context import Aborted, Context
 from stoker.serve.grpc.http2.connection import Connection
-from stoker.serve.grpc.http2.exchange import Call, Stream
+from stoker.serve.grpc.http2.exchange import Stream
 from stoker.serve.grpc.http2.heads import CallHead
+from stoker.serve.grpc.messages import Message
 from stoker.serve.limits import HttpLimits
 from stoker.serve.sockets import BACKLOG, SETTLE_S, rest_of_queue
 
@@ -84,7 +84,6 @@ class GrpcServer:
         self._known: dict[str, Any] = {}  # path -> its handler
         self._at_once: dict[str, AtOnce] = {}
         self._sockets: list[socket.socket] = []
-        self._path = ""
         self._thread = threading.Thread(target=self._run, name="stoker-grpc-loop", daemon=True)
         self._ended = threading.Event()
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
@@ -116,11 +115,13 @@ class GrpcServer:
         """
         self._at_once[method] = answer
 
-    def handler_of(self, details: Details) -> Any:
-        """What answers a call; None if nothing does."""
-        if self._intercept is None:
-            return self._handler(details)
-        return self._intercept(self._handler, details)
+    def handler_of(self, details: Details) -> tuple[Any, bool]:
+        """What answers a call, None if nothing does; and whether it only refuses it."""
+        known = self._handler(details)
+        if self._intercept is None or known is None:
+            return known, False
+        found = self._intercept(lambda _details: known, details)
+        return found, found is not known
 
     def _handler(self, details: Details) -> Any:
         found = self._known.get(details.method)
@@ -134,11 +135,9 @@ class GrpcServer:
 
     # -- where and when
 
-    def listen(self, bound: socket.socket | None = None, *, path: str = "") -> None:
-        """Answer on a socket, or on a Unix socket of a path, once it is started."""
-        if bound is not None:
-            self._sockets.append(bound)
-        self._path = path or self._path
+    def listen(self, bound: socket.socket) -> None:
+        """Answer on a socket that is bound, once it is started; on one of the file system without TLS."""
+        self._sockets.append(bound)
 
     def start(self) -> None:
         """Take connections; returns when the kernel does."""
@@ -170,30 +169,42 @@ class GrpcServer:
         try:
             self.loop.run_until_complete(self._serve())
         finally:
-            if self._path:
-                Path(self._path).unlink(missing_ok=True)
             self._pool.shutdown(wait=False, cancel_futures=True)
             self.loop.close()
             self._ended.set()
 
     async def _serve(self) -> None:
         kept = [bound.dup() for bound in self._sockets]
-        handshake_s = None if self._tls is None else self.limits.connection.head_s
-        how: dict[str, Any] = {"ssl": self._tls, "ssl_handshake_timeout": handshake_s}
         servers = [
-            await self.loop.create_server(self._protocol, sock=bound, backlog=BACKLOG, **how)
+            await self.loop.create_server(
+                self._protocol, sock=bound, backlog=BACKLOG, **self._tls_of(bound)
+            )
             for bound in self._sockets
         ]
-        if self._path:
-            servers.append(await self.loop.create_unix_server(self._protocol, path=self._path))
         self.loop.call_later(_LOOK_S, self._look)
         await self._stopping.wait()
         for server in servers:
             server.close()
-        for waiting in [found for bound in kept for found in rest_of_queue(bound)]:
-            with contextlib.suppress(OSError):  # the client has gone, or speaks no TLS
-                await self.loop.connect_accepted_socket(self._protocol, waiting, **how)
+        waiting = [
+            asyncio.ensure_future(
+                self.loop.connect_accepted_socket(self._protocol, found, **self._tls_of(found))
+            )
+            for bound in kept
+            for found in rest_of_queue(bound)
+        ]
+        if waiting:  # a handshake of TLS may never end
+            done, slow = await asyncio.wait(waiting, timeout=SETTLE_S)
+            for one in slow:
+                one.cancel()
+            for one in done:
+                one.exception()  # the client may have gone: nobody else asks why
         await self._drain()
+
+    def _tls_of(self, found: socket.socket) -> dict[str, Any]:
+        """Asyncio's words for the encryption of a socket."""
+        if self._tls is None or found.family == socket.AF_UNIX:
+            return {}
+        return {"ssl": self._tls, "ssl_handshake_timeout": self.limits.connection.head_s}
 
     def _protocol(self) -> Connection:
         return Connection(self)
@@ -236,13 +247,12 @@ class GrpcServer:
         """It is gone."""
         self._connections.discard(connection)
 
-    def call(self, stream: Stream, head: CallHead) -> Call:
+    def call(self, stream: Stream, head: CallHead) -> None:
         """A new call."""
-        found = ServerCall(self, stream, head)
-        found.begin()
-        return found
+        ServerCall(self, stream, head).begin()
 
     def _look(self) -> None:
+        self.loop.call_later(_LOOK_S, self._look)
         now_s = time.monotonic()
         for connection in list(self._connections):
             if connection.exchange.transport.is_closing():
@@ -256,18 +266,16 @@ class GrpcServer:
                 call.look(now_s)
             _renew(connection, self.limits, now_s)
             connection.exchange.flush()
-        self.loop.call_later(_LOOK_S, self._look)
 
     # -- calls
 
-    def begin(self, call: ServerCall, message: bytes) -> None:
+    def begin(self, call: ServerCall, message: Message) -> None:
         """A call is whole: answer it in this turn of the loop, or by a thread."""
         method, request = call.head.path, None
-        known = self._known.get(method)
-        small = len(message) <= _SMALL_BYTES and method in self._at_once
-        if small and known is not None and call.handler is known:
+        small = isinstance(message, bytes) and len(message) <= _SMALL_BYTES
+        if small and method in self._at_once:
             with contextlib.suppress(DecodeError):  # said where every error is
-                request = known.request_deserializer(message)
+                request = call.handler.request_deserializer(message)
         if request is None:
             self.work(call, message)
             return
@@ -344,11 +352,9 @@ def _waited_for(connection: Connection, limits: HttpLimits, now_s: float) -> str
         return "no HTTP/2 was spoken"
     if connection.is_amid_frame and now_s - connection.amid_s > limits.body_s:
         return "the rest of a frame did not come"
-    waits = connection.exchange.is_paused or connection.exchange.blocked
-    if (
-        waits
-        and now_s - max(connection.exchange.moved_s, connection.exchange.held_s) > limits.send_s
-    ):
+    exchange = connection.exchange
+    waits = exchange.is_paused or exchange.blocked or exchange.stalled
+    if waits and now_s - max(exchange.moved_s, exchange.held_s) > limits.send_s:
         return "an answer is not read"
     return ""
 

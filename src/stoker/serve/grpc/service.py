@@ -22,6 +22,7 @@ from tensorflow_serving.apis import (
     regression_pb2,
 )
 
+from stoker.core.errors import ConfigError
 from stoker.serve.access_log import AccessLog
 from stoker.serve.auth import Keys
 from stoker.serve.dataplane import DataPlane
@@ -42,6 +43,9 @@ from stoker.serve.tls import Tls
 _UNLIMITED = 2**31 - 1
 """The largest number that gRPC's settings have: bytes, milliseconds. Of a message it is TensorFlow
 Serving's limit, protobuf's own; gRPC in Python would stop at 4 MiB."""
+
+_LEAST_HEAD_BYTES, _MOST_HEAD_BYTES = 1 << 10, 1 << 20
+"""Between them the limit of headers must be: those of a plain call take some hundred bytes."""
 
 _MAX_STREAMS = 4096
 """Most calls of a connection at once."""
@@ -160,8 +164,8 @@ class GrpcOptions:
     bound: socket.socket
     """The socket to answer on."""
 
-    socket_path: str = ""
-    """A Unix socket to answer on too; none if empty."""
+    local: socket.socket | None = None
+    """A Unix socket to answer on too, without TLS as TensorFlow Serving has it; none if None."""
 
     arguments: Mapping[str, str | int] = field(default_factory=dict)
     """More of gRPC's own settings, by their names."""
@@ -189,7 +193,11 @@ class GrpcOptions:
 
 
 def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> GrpcServer:
-    """A server that answers once it is started."""
+    """A server that answers once it is started.
+
+    Raises:
+        ConfigError: one of gRPC's own settings is wrong.
+    """
     server = GrpcServer(
         workers=options.workers,
         limits=_limits(options),
@@ -206,25 +214,40 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
     v2.add_service(plane, calls, server)
     health.add_to(server)
     add_reflection(server)
-    server.listen(options.bound, path=options.socket_path)
+    for bound in (options.bound, options.local):
+        if bound is not None:
+            server.listen(bound)
     return server
 
 
 def _limits(options: GrpcOptions) -> Limits:
-    """Those of the options, changed by gRPC's own settings."""
+    """Those of the options, changed by gRPC's own settings.
+
+    Raises:
+        ConfigError: one of these is no such number.
+    """
     given = dict(options.arguments)
 
-    def taken(name: str, default: int) -> int:
-        value = int(given.pop(name, default))
-        return _UNLIMITED if value < 0 else value
+    def taken(name: str, default: int, *, least: int = 1) -> int:
+        value = given.pop(name, default)
+        if value == -1:  # gRPC's word for no limit
+            return _UNLIMITED
+        if not isinstance(value, int) or not least <= value <= _UNLIMITED:
+            raise ConfigError(
+                f"{name} must be a whole number from {least:,} to {_UNLIMITED:,}, or -1",
+                got=value,
+                fix="Correct it in --grpc_channel_arguments.",
+            )
+        return value
 
+    head_bytes = taken("grpc.max_metadata_size", options.limits.head_bytes, least=_LEAST_HEAD_BYTES)
     limits = Limits(
         connection=dataclasses.replace(
-            options.limits, head_bytes=taken("grpc.max_metadata_size", options.limits.head_bytes)
+            options.limits, head_bytes=min(head_bytes, _MOST_HEAD_BYTES)
         ),
         in_flight=options.max_in_flight,
-        receive_bytes=taken("grpc.max_receive_message_length", _UNLIMITED),
-        send_bytes=taken("grpc.max_send_message_length", _UNLIMITED),
+        receive_bytes=taken("grpc.max_receive_message_length", _UNLIMITED, least=0),
+        send_bytes=taken("grpc.max_send_message_length", _UNLIMITED, least=0),
         held_bytes=options.max_held_bytes,
         streams=taken("grpc.max_concurrent_streams", _MAX_STREAMS),
         age_s=taken("grpc.max_connection_age_ms", _UNLIMITED) / 1000,

@@ -19,10 +19,18 @@ _WINDOW = 64 << 20
 """The same of a connection."""
 
 _PINGS = 100
-"""Pings and settings that a client may send between two answers: each is answered itself."""
+"""Pings and settings that a client may send between two answers, each of which is answered itself;
+and one more each `_PING_S`."""
+
+_PING_S = 1.0
+
+_SETTINGS = 32
+"""Most settings in a frame; six are known."""
 
 _RESETS = 1000
-"""Calls that a client may give up before they are answered, in a second."""
+"""Calls that a client may give up in a second, each within `_SOON_S` of its begin."""
+
+_SOON_S = 0.05
 
 
 class Service(Protocol):
@@ -34,8 +42,8 @@ class Service(Protocol):
     max_streams: int
     """Most calls of a connection at once; another is refused, and its client may try again."""
 
-    def call(self, stream: Stream, head: CallHead) -> Call:
-        """A new call."""
+    def call(self, stream: Stream, head: CallHead) -> None:
+        """A new call: becomes the stream's, if it does not end at once."""
 
     def opened(self, connection: Connection) -> bool:
         """Whether another connection may be; it is known from here on."""
@@ -62,7 +70,9 @@ class Connection(asyncio.Protocol):
         self._block: tuple[int, int, bytearray] | None = None  # headers that go on
         self._parts: list[bytes] = []  # of a frame that is not whole
         self._have, self._need = 0, len(frames.PREFACE)
+        self._widened = False  # whether more may be sent since the last `pump`
         self._closing_s = 0.0  # since when it is seen to be closing
+        self._pinged_s = self.began_s
         self._resets = (0.0, 0)  # since when, and how many
 
     # -- asyncio's
@@ -88,11 +98,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         """Whoever works for it is told."""
-        streams, self.exchange.streams = list(self.exchange.streams.values()), {}
-        self.exchange.blocked.clear()
-        for stream in streams:
-            stream.call.cancelled()
         self._service.closed(self)
+        for stream in list(self.exchange.streams.values()):
+            self._give_up(stream)
 
     def pause_writing(self) -> None:
         """The client does not read: what he sends is not read either, so that no answer piles up."""
@@ -121,6 +129,9 @@ class Connection(asyncio.Protocol):
             self._parts.clear()
         try:
             self._read(data)
+            if self._widened:
+                self._widened = False
+                self.exchange.pump()
         except ConnectionFault as fault:
             self._fail(fault)
         self.exchange.flush()
@@ -150,7 +161,8 @@ class Connection(asyncio.Protocol):
                 return
         if at < end:
             self._parts.append(data[at:])
-            self.amid_s = self.exchange.heard_s
+            if self._block is None:  # else since the headers began
+                self.amid_s = self.exchange.heard_s
         self._have, self._need = end - at, need
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
@@ -182,32 +194,41 @@ class Connection(asyncio.Protocol):
         elif stream.room < STREAM_WINDOW // 2:
             self.exchange.put(frames.window_update(number, STREAM_WINDOW - stream.room))
             stream.room = STREAM_WINDOW
-        stream.call.feed(payload, ended=ended)
+        if stream.call is not None:
+            stream.call.feed(payload, ended=ended)
 
     def _after_its_end(self, number: int) -> None:
         """Data may still be under way for a stream that this side has ended; else it is a fault."""
         if number == 0 or number > self._last:
             raise ConnectionFault(Error.PROTOCOL_ERROR, "data of a stream that was never opened")
         if number in self.exchange.streams:  # the client has ended it
-            self.exchange.streams[number].reset(Error.STREAM_CLOSED)
+            self._reset(self.exchange.streams[number], Error.STREAM_CLOSED)
 
     def _take_headers(self, flags: int, number: int, payload: bytes) -> None:
         if number % 2 == 0:
             raise ConnectionFault(Error.PROTOCOL_ERROR, "a client's streams are odd")
         if flags & (frames.PADDED | frames.PRIORITISED):
             payload = frames.content(flags, payload)
+        self._check_block(payload)
         if flags & frames.END_HEADERS:
             self._open(number, payload, ended=bool(flags & frames.END_STREAM))
         else:
             self._block = (number, flags, bytearray(payload))
+            self.amid_s = self.exchange.heard_s
+
+    def _check_block(self, block: bytes | bytearray) -> None:
+        """Packed headers are hardly larger than what they mean."""
+        if len(block) > 2 * self._service.max_header_bytes:
+            raise ConnectionFault(Error.ENHANCE_YOUR_CALM, "headers are too large")
 
     def _take_continuation(self, flags: int, _number: int, payload: bytes) -> None:
         if self._block is None:
             raise ConnectionFault(Error.PROTOCOL_ERROR, "no headers are to go on")
         number, first, block = self._block
         block += payload
-        if len(block) > 4 * self._service.max_header_bytes or not payload:
-            raise ConnectionFault(Error.ENHANCE_YOUR_CALM, "headers are too large")
+        self._check_block(block)
+        if not payload:
+            raise ConnectionFault(Error.ENHANCE_YOUR_CALM, "headers go on in nothing")
         if flags & frames.END_HEADERS:
             self._block = None
             self._open(number, bytes(block), ended=bool(first & frames.END_STREAM))
@@ -227,13 +248,14 @@ class Connection(asyncio.Protocol):
         self.exchange.streams[number] = stream
         if not ended:
             self.exchange.unfinished.add(number)
-        stream.call = self._service.call(stream, head)
         if head.malformed:
-            stream.reset(Error.PROTOCOL_ERROR)
+            self._reset(stream, Error.PROTOCOL_ERROR)
         elif head.http_status:
             stream.refuse(head.http_status)
-        elif ended:
-            stream.call.feed(b"", ended=True)
+        else:
+            self._service.call(stream, head)
+            if ended and stream.call is not None:
+                stream.call.feed(b"", ended=True)
 
     def _trailers(self, number: int, *, ended: bool) -> None:
         """Headers after the messages: nothing in them is needed."""
@@ -243,7 +265,9 @@ class Connection(asyncio.Protocol):
             raise ConnectionFault(Error.PROTOCOL_ERROR, "headers amid the messages of a call")
         else:
             self.exchange.unfinished.discard(number)
-            self.exchange.streams[number].call.feed(b"", ended=True)
+            call = self.exchange.streams[number].call
+            if call is not None:
+                call.feed(b"", ended=True)
 
     def _take_reset(self, _flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -252,10 +276,23 @@ class Connection(asyncio.Protocol):
             raise ConnectionFault(Error.PROTOCOL_ERROR, "a stream that was never opened is reset")
         stream = self.exchange.streams.get(number)
         if stream is not None:
-            self._spend_reset()
             self.exchange.unfinished.discard(number)  # he knows
-            self.exchange.forget(stream)
-            stream.call.cancelled()
+            self._give_up(stream)
+            self._spend_reset(stream)
+
+    def _reset(self, stream: Stream, error: Error) -> None:
+        """End a stream for what its client did; that costs no less than a reset of his own."""
+        call = stream.call
+        stream.reset(error)
+        if call is not None:
+            call.cancelled()
+        self._spend_reset(stream)
+
+    def _give_up(self, stream: Stream) -> None:
+        call = stream.call
+        self.exchange.forget(stream)
+        if call is not None:
+            call.cancelled()
 
     def _take_settings(self, flags: int, number: int, payload: bytes) -> None:
         if number:
@@ -263,7 +300,10 @@ class Connection(asyncio.Protocol):
         if flags & frames.ACK:
             return
         self._spend_ping()
-        for name, value in frames.read_settings(payload):
+        given = frames.read_settings(payload)
+        if len(given) > _SETTINGS:
+            raise ConnectionFault(Error.ENHANCE_YOUR_CALM, "too many settings in a frame")
+        for name, value in given:
             if name == frames.INITIAL_WINDOW:
                 self._resize(value)
             elif name == frames.MAX_FRAME:
@@ -271,7 +311,6 @@ class Connection(asyncio.Protocol):
                     raise ConnectionFault(Error.PROTOCOL_ERROR, "no size of a frame")
                 self.exchange.frame = min(value, _FRAME)
         self.exchange.put(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        self.exchange.pump()
 
     def _resize(self, window: int) -> None:
         if window > frames.STREAM_BITS:
@@ -279,6 +318,9 @@ class Connection(asyncio.Protocol):
         for stream in self.exchange.streams.values():
             stream.window += window - self.exchange.initial_window
         self.exchange.initial_window = window
+        for stream in list(self.exchange.stalled.values()):
+            if stream.window > 0:
+                stream.pump()
 
     def _take_ping(self, flags: int, number: int, payload: bytes) -> None:
         if number or len(payload) != 8:
@@ -291,12 +333,11 @@ class Connection(asyncio.Protocol):
         if len(payload) != 4:
             raise ConnectionFault(Error.FRAME_SIZE_ERROR, "a window has 4 bytes")
         by = int.from_bytes(payload, "big") & frames.STREAM_BITS
-        self.exchange.moved_s = time.monotonic()
         if number == 0:
             self.exchange.window += by
             if not 0 < by <= self.exchange.window <= frames.STREAM_BITS:
                 raise ConnectionFault(Error.FLOW_CONTROL_ERROR, "no size of a window")
-            self.exchange.pump()
+            self._widened = True
             return
         if number > self._last:
             raise ConnectionFault(Error.PROTOCOL_ERROR, "a window of a stream never opened")
@@ -305,20 +346,24 @@ class Connection(asyncio.Protocol):
             return
         stream.window += by
         if not 0 < by <= stream.window <= frames.STREAM_BITS:
-            stream.reset(Error.FLOW_CONTROL_ERROR)
-            stream.call.cancelled()
-        elif number in self.exchange.blocked:
+            self._reset(stream, Error.FLOW_CONTROL_ERROR)
+        elif number in self.exchange.stalled:
             stream.pump()
 
     def _take_push(self, _flags: int, _number: int, _payload: bytes) -> None:
         raise ConnectionFault(Error.PROTOCOL_ERROR, "a client pushes nothing")
 
     def _spend_ping(self) -> None:
-        self.exchange.pings += 1
-        if self.exchange.pings > _PINGS:
+        now_s, exchange = self.exchange.heard_s, self.exchange
+        exchange.pings = max(0.0, exchange.pings - (now_s - self._pinged_s) / _PING_S) + 1
+        self._pinged_s = now_s
+        if exchange.pings > _PINGS:
             raise ConnectionFault(Error.ENHANCE_YOUR_CALM, "too_many_pings")
 
-    def _spend_reset(self) -> None:
+    def _spend_reset(self, stream: Stream) -> None:
+        """A call that is given up as soon as it is begun costs this side only."""
+        if self.exchange.heard_s - stream.began_s > _SOON_S:
+            return
         since_s, spent = self._resets
         if self.exchange.heard_s - since_s > 1.0:
             since_s, spent = self.exchange.heard_s, 0
@@ -343,12 +388,13 @@ class Connection(asyncio.Protocol):
     @property
     def calls(self) -> list[Call]:
         """Those under way."""
-        return [stream.call for stream in self.exchange.streams.values()]
+        found = [stream.call for stream in self.exchange.streams.values()]
+        return [call for call in found if call is not None]
 
     @property
     def is_amid_frame(self) -> bool:
-        """Whether the client still has to say the rest of a frame."""
-        return bool(self._parts)
+        """Whether the client still has to say the rest of a frame, or of headers."""
+        return bool(self._parts) or self._block is not None
 
     def leave(self, *, now: bool) -> None:
         """Take no new calls.

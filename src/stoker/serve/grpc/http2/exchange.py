@@ -6,13 +6,16 @@ import asyncio
 import struct
 import time
 from collections import deque
-from typing import Protocol, cast
+from typing import Protocol
 
 from stoker.serve.grpc.http2 import frames, heads
 from stoker.serve.grpc.http2.frames import Error
 
 STREAM_WINDOW = 8 << 20
 """What a client may send on a stream before it hears more."""
+
+_MOVED_BYTES = 16 << 10
+"""What a client takes within its time at least, of an answer that waits for it."""
 
 _LAST = frames.END_HEADERS | frames.END_STREAM
 _PREFIX = struct.Struct(">BI")
@@ -52,13 +55,15 @@ class Exchange:
         self.peer = _peer_text(transport)
         self.streams: dict[int, Stream] = {}
         self.unfinished: set[int] = set()  # streams whose client has more to say
-        self.blocked: dict[int, Stream] = {}  # streams with data that a window holds back
+        self.blocked: dict[int, Stream] = {}  # streams that the connection's window holds back
+        self.stalled: dict[int, Stream] = {}  # those that their own window holds back
         self.initial_window = self.window = frames.DEFAULT_WINDOW
         self.frame = frames.DEFAULT_FRAME
         self.is_paused = False  # the client reads nothing
         self.heard_s = self.moved_s = time.monotonic()  # when he last spoke, and took something
         self.held_s = 0.0  # since when data waits for him
-        self.pings = 0  # of the client, and settings, since the last answer
+        self.pings = 0.0  # of the client, and settings, that nothing has paid for
+        self._moved_bytes = 0  # since `moved_s`
         self._out: list[bytes] = []
 
     def put(self, data: bytes) -> None:
@@ -86,32 +91,64 @@ class Exchange:
         number = stream.number
         self.streams.pop(number, None)
         self.blocked.pop(number, None)
+        self.stalled.pop(number, None)
+        stream.call = None
         if number in self.unfinished:
             self.unfinished.discard(number)
             self.put(frames.reset(number, Error.NO_ERROR))
 
     def block(self, stream: Stream) -> None:
         """A stream has data that may not be sent yet."""
-        if not self.blocked:
+        if not self.blocked and not self.stalled:
             self.held_s = time.monotonic()
-        self.blocked[stream.number] = stream
+        here, there = self.blocked, self.stalled
+        if stream.window <= 0:
+            here, there = there, here
+        here[stream.number] = stream
+        there.pop(stream.number, None)
+
+    def unblock(self, stream: Stream) -> None:
+        """It has none any more."""
+        self.blocked.pop(stream.number, None)
+        self.stalled.pop(stream.number, None)
+
+    def moved(self, size: int) -> None:
+        """The client takes what waits for him; a few bytes now and then are not enough."""
+        self._moved_bytes += size
+        self.pings = 0.0
+        if self._moved_bytes >= _MOVED_BYTES:
+            self._moved_bytes = 0
+            self.moved_s = time.monotonic()
 
     def pump(self) -> None:
-        """Send what may be sent now of all that waits."""
+        """Send what the connection's window lets go."""
         for stream in list(self.blocked.values()):
+            if self.window <= 0 or self.is_paused:
+                return
             stream.pump()
 
 
 class Stream:
     """A call's way back to its client; used by the loop's thread only."""
 
-    __slots__ = ("_begun", "_last", "_waiting", "call", "exchange", "number", "room", "window")
+    __slots__ = (
+        "_begun",
+        "_last",
+        "_waiting",
+        "began_s",
+        "call",
+        "exchange",
+        "number",
+        "room",
+        "window",
+    )
 
     def __init__(self, exchange: Exchange, number: int) -> None:
         """Args: exchange: the connection's; number: the stream's."""
         self.exchange = exchange
         self.number = number
-        self.call = cast("Call", None)  # set at once by the connection
+        self.call: Call | None = None  # as long as it is open
+        self.began_s = exchange.heard_s
         self.room = STREAM_WINDOW  # what the client may still send
         self.window = exchange.initial_window  # what may still be sent to him
         self._begun = False
@@ -150,7 +187,7 @@ class Stream:
                 )
             )
         )
-        exchange.pings = 0
+        exchange.pings = 0.0
         exchange.forget(self)
 
     def send(self, message: bytes) -> None:
@@ -210,10 +247,10 @@ class Stream:
             self.window -= size
             exchange.window -= size
             exchange.put(frames.frame(frames.DATA, 0, self.number, bytes(data)))
-            exchange.pings = 0
+            exchange.moved(size)
             if self._waiting:
                 exchange.flush()  # which may say that the client does not read
-        exchange.blocked.pop(self.number, None)
+        exchange.unblock(self)
         if self._last:
             exchange.put(frames.frame(frames.HEADERS, _LAST, self.number, self._last))
             exchange.forget(self)

@@ -32,11 +32,14 @@ _OF_CONNECTIONS = frozenset(("connection", "keep-alive", "proxy-connection", "up
 
 _PSEUDO = frozenset((":method", ":scheme", ":path", ":authority"))
 
-_KNOWN = 256
-"""Most header blocks of a connection that are remembered."""
+_KNOWN = 64
+"""Most heads of a connection that are remembered."""
 
 _KNOWN_BYTES = 1024
-"""Longest header block that is remembered."""
+"""Largest of them, unpacked: a few bytes of HPACK may mean thousands."""
+
+_MAX_SAID = 4096
+"""Longest reason as it is sent: all headers must fit a frame of any client."""
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -104,7 +107,7 @@ class HeaderBlocks:
         after = _state(table)
         if after[:2] != (size, count) or after[2] is not newest or len(self._known) >= _KNOWN:
             self._known.clear()
-        elif len(block) <= _KNOWN_BYTES:
+        elif len(block) + sum(len(name) + len(value) for name, value in fields) <= _KNOWN_BYTES:
             self._known[block] = head
         return head
 
@@ -219,7 +222,11 @@ def ending(code: int, said: str) -> bytes:
     """
     fields = [("grpc-status", str(code))]
     if said:
-        fields.append(("grpc-message", quote(said, safe=_PLAIN, errors="replace")))
+        text = quote(said, safe=_PLAIN, errors="replace")
+        cut = text[:_MAX_SAID]
+        if len(text) > _MAX_SAID and "%" in cut[-2:]:  # amid a byte
+            cut = cut[: cut.rindex("%")]
+        fields.append(("grpc-message", cut))
     return block_of(fields)
 
 
