@@ -11,6 +11,7 @@ from pathlib import Path
 from stoker.app.experiment import Experiment, ServeSection
 from stoker.cluster.resources import Resources
 from stoker.data.feed.augment import AugmentConfig, ColorJitter, RandomResizedCrop
+from stoker.data.feed.config import FeedConfig
 from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.own.config import OwnDatasetConfig, PipelineConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
@@ -29,6 +30,7 @@ SECTIONS: list[tuple[str, type]] = [
     ("data, a dataset of your own", OwnDatasetConfig),
     ("data.pipeline", PipelineConfig),
     ("train", TrainConfig),
+    ("train.feed", FeedConfig),
     ("train.augment", AugmentConfig),
     ("train.augment.random_resized_crop", RandomResizedCrop),
     ("train.augment.color_jitter", ColorJitter),

@@ -217,7 +217,12 @@ def _two_elements(
 
     # Of no memory nothing is kept: two batches are wanted, not an epoch.
     local, _ = open_feeds(
-        dataset, transform, augment=train.augment, seed=train.seed, memory_bytes=0
+        dataset,
+        transform,
+        augment=train.augment,
+        seed=train.seed,
+        memory_bytes=0,
+        config=train.feed,
     )
     feed = whole_steps(local, resolved) if resolved.strategy == "tpu" else local
     size = resolved.global_batch

@@ -75,7 +75,10 @@ def training_identity(context: Context, resolved: ResolvedTraining) -> Identity:
 def training_settings(experiment: Experiment) -> dict[str, Any]:
     """The section `train`, JSON values, without what changes no weight."""
     settings: dict[str, Any] = experiment.to_json()["train"]
-    return {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
+    # How batches are made ready changes none of them, but for what decodes images.
+    decoder = settings.pop("feed")["decoder"]
+    named = {} if decoder == "auto" else {"feed": {"decoder": decoder}}
+    return {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT} | named
 
 
 def pipeline_settings(experiment: Experiment) -> dict[str, Any]:

@@ -220,8 +220,15 @@ class Session:
         from stoker.app.trial_situation import situation_of
 
         context, transform, _, _ = self._open()
-        model = self._measured().run.built.model
-        return situation_of(context, transform, self._as_set, model=model, per_epoch=per_epoch)
+        probe = self._measured()
+        return situation_of(
+            context,
+            transform,
+            self._as_set,
+            model=probe.run.built.model,
+            per_epoch=per_epoch,
+            made_here=probe.made_here,
+        )
 
     def _open(self) -> tuple[Context, AnyTransform, ResolvedTraining, Distribution]:
         if self._prepared is None:

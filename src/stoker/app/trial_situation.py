@@ -20,6 +20,7 @@ def situation_of(
     *,
     model: Any,
     per_epoch: int,
+    made_here: bool,
 ) -> Situation:
     """What can be changed about a training.
 
@@ -29,6 +30,7 @@ def situation_of(
         resolved: What the `auto`s of `train` became.
         model: The compiled model.
         per_epoch: Steps of an epoch.
+        made_here: Whether batches are made by this process, as they are needed.
     """
     from stoker.app.training import service_of
     from stoker.cluster.devices import find_devices
@@ -41,10 +43,19 @@ def situation_of(
         own_dataset=own is not None,
         passes_agree=own is not None and _passes_agree(context),
         image_store=None if own is not None else _store(context.shards().image_store),
+        decoder=train.feed.decoder,
+        made_here=made_here,
+        byte_features={} if train.feed.uint8 or own is None else _byte_features(context),
+        feed_threads=train.feed.threads,
+        parallel_batches=train.feed.parallel_batches,
+        prefetch=train.feed.prefetch,
+        autotune=train.feed.autotune,
+        slack=train.feed.slack,
         string_features=any(feature.dtype == "string" for feature in transform.features),
         gpus=len(gpus),
         cores=devices.cpu_cores,
         intra_op_threads=train.intra_op_threads,
+        inter_op_threads=train.inter_op_threads,
         replicas=resolved.replicas,
         strategy=resolved.strategy,
         reduction_dtype=train.reduction_dtype,
@@ -70,6 +81,14 @@ def _passes_agree(context: Context) -> bool:
 
     dataset = context.dataset()
     return isinstance(dataset, OwnDataset) and passes_agree(dataset.datasets["train"])
+
+
+def _byte_features(context: Context) -> dict[str, float]:
+    from stoker.data.own.as_bytes import byte_scales
+    from stoker.data.own.opening import OwnDataset
+
+    dataset = context.dataset()
+    return byte_scales(dataset.datasets["train"]) if isinstance(dataset, OwnDataset) else {}
 
 
 def _blocks(model: Any) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Literal
 from stoker.cluster.devices import Devices
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.feed.augment import AugmentConfig
+from stoker.data.feed.config import FeedConfig
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.health.divergence import DivergenceConfig
 from stoker.train.memory_config import MemoryConfig
@@ -151,6 +152,10 @@ class TrainConfig:
 
     augment: AugmentConfig | None = None
     """What is done to training images; validation, evaluation and serving never see it."""
+
+    feed: FeedConfig = field(default_factory=FeedConfig)
+    """How batches are made ready beside the step; none of it changes what training computes, but for
+    `decoder`."""
 
     monitor: str = "val_loss"
     """The metric that names the best epoch: `val_loss` or `val_` + one of the model's metrics."""

@@ -19,10 +19,13 @@ from stoker.data.features.images import decode_images, decode_whole
 from stoker.data.features.transform import Transform
 from stoker.data.feed.agreement import AnswerAgreement, agrees, compare_answers
 from stoker.data.feed.augment import AugmentConfig
+from stoker.data.feed.config import AS_IT_IS, FeedConfig
+from stoker.data.feed.decode import Engine
 from stoker.data.feed.decode_engines import choose_engine
 from stoker.data.feed.image_feed import ImageFeed, Reference
 from stoker.data.feed.image_rows import ImageRows
 from stoker.data.feed.images import ImageSplit
+from stoker.data.feed.native.library import NotBuilt
 from stoker.data.feed.pipeline import Feed, Raw, RawRows, as_it_is
 from stoker.data.feed.service.reading import ServiceFeed
 from stoker.data.feed.service.records import copied
@@ -47,6 +50,7 @@ def open_feeds(
     memory_bytes: int,
     service: ServiceConfig | None = None,
     work_dir: Path | None = None,
+    config: FeedConfig = AS_IT_IS,
 ) -> tuple[AnyFeed | ServiceFeed, AnyFeed]:
     """The feeds of the training and the eval split.
 
@@ -58,29 +62,34 @@ def open_feeds(
         memory_bytes: What this machine has; a part of it may hold transformed features.
         service: A tf.data service whose workers make the training batches.
         work_dir: Where the copy of the training split goes that those workers read.
+        config: How batches are made ready.
 
     Raises:
-        ConfigError: there is augmentation, and no image that the model sees; or the label is made
+        ConfigError: `config` says what this data cannot be given; there is augmentation, and no image that the model sees; or the label is made
             of an image; or the service is not there, or cannot do what is asked.
         DataError: a shard is missing, cut or damaged.
     """
+    _check_feed(config, dataset, transform)
     if isinstance(dataset, OwnDataset):
-        return OwnFeed(dataset, "train"), OwnFeed(dataset, "eval")
+        return OwnFeed(dataset, "train", config=config), OwnFeed(dataset, "eval", config=config)
     if isinstance(transform, OwnFeatures):
         raise RuntimeError("shards come with a transform")
     images = [column for column in transform.serving_columns if column.dtype == "image"]
     _check(transform, images, augment)
     if images:
         prepare, finish = _of_images(transform, [column.name for column in images])
-        feeds = {c.name: _image_feeds(dataset, c, augment=augment, seed=seed) for c in images}
+        feeds = {
+            c.name: _image_feeds(dataset, c, augment=augment, seed=seed, config=config)
+            for c in images
+        }
     else:
         prepare, finish, feeds = _of_table(transform), as_it_is, {}
 
     def local(split: str) -> Feed:
         rows: RawRows = (
-            _image_rows(dataset, split, transform, feeds)
+            _image_rows(dataset, split, transform, feeds, config=config)
             if feeds
-            else TableRows(dataset, split, columns=transform.columns)
+            else TableRows(dataset, split, columns=transform.columns, threads=config.threads)
         )
         return Feed(
             rows,
@@ -88,6 +97,7 @@ def open_feeds(
             finish=finish,
             memory_bytes=int(memory_bytes * KEPT_SHARE),
             reference=_reference_rows(dataset, transform, feeds) if split == "eval" else None,
+            config=config,
         )
 
     if service is None or work_dir is None:
@@ -116,6 +126,36 @@ def _check(transform: Transform, images: list[Column], augment: AugmentConfig | 
             got=of_image[0],
             fix="Write it into a column of its own.",
         )
+
+
+def _check_feed(config: FeedConfig, dataset: AnyDataset, transform: AnyTransform) -> None:
+    """Refuse what would have no effect."""
+    own = isinstance(dataset, OwnDataset)
+    images = not own and any(column.dtype == "image" for column in transform.serving_columns)
+    of_images = {"decoder": config.decoder != "auto", "parallel_batches": config.parallel_batches}
+    of_own = {"uint8": config.uint8, "slack": config.slack, "autotune": not config.autotune}
+    for needed, there, settings in (
+        ("images that Stoker reads", images, of_images),
+        ("a dataset of your own (data.dataset)", own, of_own),
+    ):
+        asked = [f"train.feed.{name}" for name, is_asked in settings.items() if is_asked]
+        if asked and not there:
+            raise ConfigError(
+                f"{asked[0]} needs {needed}",
+                got=Plain("an experiment without"),
+                fix="Leave it out.",
+            )
+
+
+def _engine(config: FeedConfig) -> Engine:
+    try:
+        return choose_engine(decode_whole, prefer=config.decoder, threads=config.threads)
+    except NotBuilt as error:
+        raise ConfigError(
+            "train.feed.decoder: native must be built on this machine",
+            got=Plain(str(error)),
+            fix="Leave it out: OpenCV decodes then, or install a C compiler.",
+        ) from None
 
 
 def _of_table(transform: Transform) -> Callable[[Raw], Any]:
@@ -174,10 +214,15 @@ SplitFeeds = dict[str, _ImageFeeds]
 
 
 def _image_feeds(
-    dataset: Dataset, column: Column, *, augment: AugmentConfig | None, seed: int
+    dataset: Dataset,
+    column: Column,
+    *,
+    augment: AugmentConfig | None,
+    seed: int,
+    config: FeedConfig,
 ) -> SplitFeeds:
     """Split -> how its images are read."""
-    engine = choose_engine(decode_whole)
+    engine = _engine(config)
     splits = {s: ImageSplit(dataset, s, column=column, engine=engine) for s in ("train", "eval")}
     reference = _reference(dataset)
     exact = None if agrees(splits["eval"], reference) else reference
@@ -199,7 +244,12 @@ def _image_feeds(
 
 
 def _image_rows(
-    dataset: Dataset, split: str, transform: Transform, feeds: Mapping[str, SplitFeeds]
+    dataset: Dataset,
+    split: str,
+    transform: Transform,
+    feeds: Mapping[str, SplitFeeds],
+    *,
+    config: FeedConfig,
 ) -> ImageRows:
     return ImageRows(
         dataset,
@@ -207,6 +257,7 @@ def _image_rows(
         columns=transform.columns,
         training={name: each[split].training for name, each in feeds.items()},
         evaluation={name: each[split].evaluation for name, each in feeds.items()},
+        config=config,
     )
 
 

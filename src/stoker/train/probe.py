@@ -49,9 +49,9 @@ IDLE_SHARE, IDLE_POLL_S, IDLE_MOST_S = 0.1, 0.02, 3.0
 """A window of the step begins when the rest of the process uses less than this share of a core, as
 input that fills its buffers does, or when this has been waited for, seconds."""
 
-UNSEEN = 3 * PREFETCHED
-"""Elements that are taken of Stoker's own feeds, of which TensorFlow keeps no model: so many use up
-those that lie ready where the input is slower than two thirds of the step, and few are left of a
+UNSEEN = 3
+"""How many times what is made ahead is taken of Stoker's own feeds, of which TensorFlow keeps no model:
+that uses up those that lie ready where the input is slower than two thirds of the step, and few are left of a
 faster one."""
 
 STAGE_BATCHES, STAGE_SAMPLES = 32, 256
@@ -72,8 +72,17 @@ class Probe:
         self._memory = iter(tf.data.Dataset.from_tensors(element).repeat())
         self._resident = run.resident()
         self._take: Any = None
+        self._unseen = UNSEEN * (run.config.feed.prefetch or PREFETCHED)
         self.first_pass_s: float | None = None
         """Wall time of a dataset's first pass, where one was made to its end."""
+
+    @property
+    def made_here(self) -> bool:
+        """Whether this process makes batches as they are needed: none are kept, nobody else does."""
+        feed = self._feed
+        if isinstance(feed, OwnFeed):
+            return not feed.in_memory
+        return isinstance(feed, Feed) and not feed.keeps_features
 
     def window(self, kind: Kind, seconds: float) -> Window:
         """Measure for so long.
@@ -169,7 +178,7 @@ class Probe:
             if spent_s + call_s < least_s:
                 continue
             if before is None:
-                if taken >= UNSEEN or wait_s > WAITED_SHARE * call_s:
+                if taken >= self._unseen or wait_s > WAITED_SHARE * call_s:
                     return
             elif taken >= LEAD_LEAST:
                 ready = elements_ready(self._iterator) or 0.0

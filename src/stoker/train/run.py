@@ -117,6 +117,7 @@ def open_run(
         memory_bytes=around.memory_bytes,
         service=around.service,
         work_dir=around.work_dir,
+        config=config.feed,
     )
     feed = whole_steps(local, resolved) if resolved.strategy == "tpu" else local
     found = newest_good(around.checkpoints)

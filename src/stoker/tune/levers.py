@@ -37,6 +37,12 @@ class Lever:
     only_proposed: bool = False
     """It is another training: whoever owns the model decides, with the gain before their eyes."""
 
+    by_speed: bool = False
+    """Of the input, but its work stays what it is: samples a second decide, not its CPU time."""
+
+    needs_idle_cores: bool = False
+    """It lets more be done at once, which helps only where a core has nothing to do."""
+
     only_for: Bottleneck | None = None
     """What has to be waited for, where it shortens nothing else."""
 
@@ -60,6 +66,24 @@ class Situation:
     image_store: str | None
     """How images lie in the shards; None without images."""
 
+    decoder: str
+    """`train.feed.decoder`."""
+
+    made_here: bool
+    """Batches are made as they are needed, by this process: none are kept, and there is no data
+    service."""
+
+    byte_features: Mapping[str, float]
+    """Features of a dataset of the user's that could be sent as uint8, as `train.feed.uint8` has
+    them; none where some are."""
+
+    feed_threads: int | None
+    parallel_batches: int | None
+    prefetch: int | None
+    autotune: bool
+    slack: bool
+    """As `train.feed` has them."""
+
     string_features: bool
     """XLA has no strings."""
 
@@ -68,6 +92,7 @@ class Situation:
     """That this process may use."""
 
     intra_op_threads: int | None
+    inter_op_threads: int | None
     replicas: int
     strategy: str
     reduction_dtype: str
@@ -98,6 +123,12 @@ class Situation:
 
 LARGER = 4
 """How many times the batch is tried."""
+
+AT_ONCE = 4
+"""Batches of images that are made at once for trial."""
+
+AHEAD = 32
+"""Batches that are made ahead for trial."""
 
 CALL_LENGTHS = (10, 50)
 """Steps of a call that are tried; of a shorter epoch all of its steps."""
@@ -144,6 +175,97 @@ def _input(situation: Situation) -> Iterator[Lever]:
             part="input",
             changes_numbers=True,
             why="nothing is decoded for a sample",
+        )
+    if situation.made_here:
+        yield from _decoding(situation)
+        yield from _feeding(situation)
+    if situation.own_dataset and situation.made_here:
+        yield from _tensorflow_options(situation)
+    if situation.own_dataset and (situation.made_here or situation.gpus):
+        yield from _bytes(situation)
+
+
+def _decoding(situation: Situation) -> Iterator[Lever]:
+    """What decodes images; raw ones need no decoder."""
+    if situation.image_store not in {"original", "resized"}:
+        return
+    other = "native" if situation.decoder == "opencv" else "opencv"
+    yield Lever(
+        name=f"images decoded by {other}",
+        settings={"train.feed.decoder": other},
+        part="input",
+        changes_numbers=True,
+        why="which decoder is quicker depends on the images and on the machine",
+    )
+
+
+def _feeding(situation: Situation) -> Iterator[Lever]:
+    """How much of the input is done at once, and how far ahead of the step."""
+    if situation.feed_threads is None:
+        # Half of them leave cores to the step; twice as many have something to do while others read.
+        half, twice = situation.cores // 2, 2 * situation.cores
+        for threads, idle in ((half, False), (twice, True)):
+            if threads:
+                yield Lever(
+                    name=f"input on {threads} thread{'s' * (threads > 1)}",
+                    settings={"train.feed.threads": threads},
+                    part="input",
+                    by_speed=True,
+                    needs_idle_cores=idle,
+                    why="threads that wait for a file leave their core idle"
+                    if idle
+                    else "the input leaves cores to the step",
+                )
+    if situation.image_store is not None and situation.parallel_batches is None:
+        yield Lever(
+            name=f"{AT_ONCE} batches of images at once",
+            settings={"train.feed.parallel_batches": AT_ONCE},
+            part="input",
+            by_speed=True,
+            needs_idle_cores=True,
+            why="small batches do not fill all threads",
+        )
+    if situation.prefetch is None:
+        yield Lever(
+            name=f"{AHEAD} batches made ahead",
+            settings={"train.feed.prefetch": AHEAD},
+            part="input",
+            by_speed=True,
+            needs_idle_cores=True,
+            why="longer pauses of the input are bridged",
+        )
+
+
+def _tensorflow_options(situation: Situation) -> Iterator[Lever]:
+    """`tf.data.Options` of a pipeline that the user wrote."""
+    if situation.autotune:
+        yield Lever(
+            name="the dataset as it is written, without TensorFlow's autotuner",
+            settings={"train.feed.autotune": False},
+            part="input",
+            by_speed=True,
+            why="parallelism and buffers that are written stay, and nobody searches for others",
+        )
+    if situation.gpus and not situation.slack:
+        yield Lever(
+            name="the input held back while a step is launched",
+            settings={"train.feed.slack": True},
+            part="input",
+            by_speed=True,
+            why="what launches the step's kernels has the CPU to itself",
+        )
+
+
+def _bytes(situation: Situation) -> Iterator[Lever]:
+    if situation.byte_features:
+        yield Lever(
+            name=f"{', '.join(situation.byte_features)} sent as uint8",
+            settings={"train.feed.uint8": dict(situation.byte_features)},
+            part="input",
+            # A compiler may multiply by the inverse where a quotient is meant.
+            changes_numbers=True,
+            by_speed=True,
+            why="a quarter of the bytes is kept, copied and sent to the device",
         )
 
 
@@ -244,16 +366,26 @@ def _packs(situation: Situation) -> Iterator[Lever]:
 
 
 def _threads(situation: Situation) -> Iterator[Lever]:
-    if situation.gpus or situation.cores < 2 or situation.intra_op_threads is not None:
+    if situation.gpus or situation.cores < 2:
         return
     threads = situation.cores // 2
-    yield Lever(
-        name=f"{threads} thread{'s' * (threads > 1)} for an operation",
-        settings={"train.intra_op_threads": threads},
-        part="step",
-        changes_numbers=True,
-        why="small operations are not cut up, and cores are left to the input",
-    )
+    if situation.intra_op_threads is None:
+        yield Lever(
+            name=f"{threads} thread{'s' * (threads > 1)} for an operation",
+            settings={"train.intra_op_threads": threads},
+            part="step",
+            changes_numbers=True,
+            why="small operations are not cut up, and cores are left to the input",
+        )
+    # Replicas wait for each other, each on a thread of its own.
+    if situation.inter_op_threads is None and situation.replicas == 1:
+        yield Lever(
+            name=f"{threads} operation{'s' * (threads > 1)} at once",
+            settings={"train.inter_op_threads": threads},
+            part="step",
+            changes_numbers=True,
+            why="operations do not take each other's cores and caches",
+        )
 
 
 def other_precision(situation: Situation) -> str:

@@ -90,6 +90,11 @@ class Profile:
         """Wall time of an epoch's steps; validation is not in it."""
         return self.per_epoch * self.split.step_s
 
+    @property
+    def cores_used(self) -> float:
+        """CPU seconds of training by second."""
+        return self.process_cpu_s_per_sample * self.samples_per_s
+
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         return asdict(self) | {

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from stoker.tune.compare import SAME, Gain, compare, gain_of, threshold_of
 from stoker.tune.diagnosis import GOAL, Diagnosis, diagnose
 from stoker.tune.ledger import Ledger, decide
-from stoker.tune.levers import Lever, Situation, data_service, levers
+from stoker.tune.levers import EXHAUSTED, Lever, Situation, data_service, levers
 from stoker.tune.parity import SEEDS, Parity, parity_of, stretches
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile
@@ -233,7 +233,7 @@ def _next(state: _Search, profile: Profile, diagnosis: Diagnosis) -> Lever | Non
     for lever in levers(state.now.situation):
         if lever.name in done or lever.after_memory_of not in {None, *no_memory}:
             continue
-        why = _why_not(lever, profile, diagnosis, goal=state.limits.busy_goal)
+        why = _why_not(lever, profile, diagnosis, state)
         if why is None:
             return lever
         waiting.append((lever, why))
@@ -250,9 +250,8 @@ def _propose(state: _Search, profile: Profile, diagnosis: Diagnosis) -> None:
     """What cannot be tried here, where it is what is left."""
     if state.now is None or diagnosis.bottleneck != "input":
         return
-    cores_used = profile.process_cpu_s_per_sample * profile.samples_per_s
     lever = data_service(
-        state.now.situation, cores_used=cores_used, busy_fraction=profile.busy_fraction
+        state.now.situation, cores_used=profile.cores_used, busy_fraction=profile.busy_fraction
     )
     if lever is not None:
         outcome = Outcome(lever=lever.name, settings={}, decision="proposed", why=lever.why)
@@ -260,13 +259,22 @@ def _propose(state: _Search, profile: Profile, diagnosis: Diagnosis) -> None:
         state.ledger.write("decision", _facts(outcome))
 
 
-def _why_not(lever: Lever, profile: Profile, diagnosis: Diagnosis, *, goal: float) -> str | None:
-    if lever.part == "input" and profile.busy_high >= goal:
+def _why_not(lever: Lever, profile: Profile, diagnosis: Diagnosis, state: _Search) -> str | None:
+    waits = diagnosis.bottleneck == "input"
+    # A single window of many that was busy enough says nothing where the input is waited for.
+    busy = profile.busy_fraction if waits else profile.busy_high
+    if lever.part == "input" and busy >= state.limits.busy_goal:
         return (
             f"the device is busy {profile.busy_low:.0%} to {profile.busy_high:.0%} of the time "
             "already"
         )
-    if lever.part != "input" and diagnosis.bottleneck == "input":
+    cores = state.now.situation.cores if state.now is not None else 1
+    if lever.needs_idle_cores and profile.cores_used >= EXHAUSTED * cores:
+        return (
+            f"training uses {profile.cores_used:.1f} of {cores} cores: nothing more can be done at "
+            "once"
+        )
+    if lever.part != "input" and waits:
         return "the input is what is waited for: a faster step would wait longer"
     if lever.only_for not in {None, diagnosis.bottleneck}:
         return f"{lever.only_for} is not what is waited for"
@@ -314,7 +322,7 @@ def _measure(
     """Take the samples that decide about a lever."""
     now, candidate = benches
     threshold = state.threshold
-    if lever.part == "input":
+    if lever.part == "input" and not lever.by_speed:
         _, samples["input_pairs"] = compare(
             now.input_speed, candidate.input_speed, threshold=threshold
         )

@@ -9,7 +9,8 @@ from tests.unit.tune.situations import PLAIN
 
 from stoker.tune.levers import Lever, Situation, data_service, levers, other_precision
 
-CPU = replace(PLAIN, image_store="original", cores=8, per_epoch=200)
+CPU = replace(PLAIN, image_store="original", cores=8, per_epoch=200, made_here=True)
+OWN = replace(CPU, own_dataset=True, image_store=None, batch_is_set=False)
 
 
 def settings(situation: Situation) -> list[dict[str, object]]:
@@ -28,11 +29,17 @@ def test_what_others_depend_on_comes_first() -> None:
     assert settings(CPU) == [
         {"data.images.store": "resized"},
         {"data.images.store": "raw"},
+        {"train.feed.decoder": "opencv"},
+        {"train.feed.threads": 4},
+        {"train.feed.threads": 16},
+        {"train.feed.parallel_batches": 4},
+        {"train.feed.prefetch": 32},
         {"train.steps_per_call": 10},
         {"train.steps_per_call": 50},
         {"train.precision": "mixed_bfloat16"},
         {"train.xla": True},
         {"train.intra_op_threads": 4},
+        {"train.inter_op_threads": 4},
         {"train.batch_size": 128},
     ]
 
@@ -45,13 +52,11 @@ def test_a_call_has_no_more_steps_than_an_epoch() -> None:
 
 
 def test_a_first_pass_is_kept_only_where_it_may_stand_for_all() -> None:
-    own = replace(CPU, own_dataset=True, image_store=None, batch_is_set=False)
-
-    assert {"data.pipeline.cache": "memory"} not in settings(own)
-    assert {"data.pipeline.cache": "memory"} in settings(replace(own, passes_agree=True))
-    cached = replace(own, passes_agree=True, cached=True)
+    assert {"data.pipeline.cache": "memory"} not in settings(OWN)
+    assert {"data.pipeline.cache": "memory"} in settings(replace(OWN, passes_agree=True))
+    cached = replace(OWN, passes_agree=True, cached=True)
     assert {"data.pipeline.cache": "memory"} not in settings(cached)
-    assert {"data.pipeline.batch_size": 128} in settings(own)
+    assert {"data.pipeline.batch_size": 128} in settings(OWN)
 
 
 def test_strings_know_no_xla() -> None:
@@ -78,6 +83,69 @@ def test_threads_are_a_cpus_business() -> None:
     assert lever(CPU, "train.intra_op_threads").changes_numbers
     for other in (replace(CPU, gpus=1), replace(CPU, cores=1), replace(CPU, intra_op_threads=2)):
         assert not any("train.intra_op_threads" in s for s in settings(other))
+
+
+def test_operations_at_once_are_the_business_of_one_replica_on_a_cpu() -> None:
+    name = "train.inter_op_threads"
+    assert lever(CPU, name).changes_numbers
+    for other in (
+        replace(CPU, gpus=1),
+        replace(CPU, cores=1),
+        replace(CPU, inter_op_threads=2),
+        replace(CPU, replicas=2),
+    ):
+        assert not any(name in each for each in settings(other))
+
+
+def names(situation: Situation) -> set[str]:
+    return {name for each in settings(situation) for name in each if "feed" in name}
+
+
+def test_how_batches_are_made_ready_is_tried_where_they_are_made() -> None:
+    of_all = {"train.feed.threads", "train.feed.prefetch"}
+    of_images = {"train.feed.decoder", "train.feed.parallel_batches"}
+
+    assert names(CPU) == of_all | of_images
+    assert names(OWN) == of_all | {"train.feed.autotune"}
+    assert names(replace(OWN, gpus=1)) == of_all | {"train.feed.autotune", "train.feed.slack"}
+    for other in (CPU, OWN):
+        assert names(replace(other, made_here=False)) == set()
+    # What is set already is not tried again.
+    assert (
+        names(replace(CPU, feed_threads=2, parallel_batches=2, prefetch=8, image_store="raw"))
+        == set()
+    )
+    assert (
+        names(replace(OWN, feed_threads=2, prefetch=8, autotune=False, slack=True, gpus=1)) == set()
+    )
+    assert dict(lever(replace(CPU, decoder="opencv"), "train.feed.decoder").settings) == {
+        "train.feed.decoder": "native"
+    }
+
+
+def test_more_at_once_needs_an_idle_core_and_is_judged_by_speed() -> None:
+    found = {tuple(each.settings.items()): each for each in levers(CPU) if each.part == "input"}
+
+    idle = {settings for settings, each in found.items() if each.needs_idle_cores}
+    assert idle == {
+        (("train.feed.threads", 16),),
+        (("train.feed.parallel_batches", 4),),
+        (("train.feed.prefetch", 32),),
+    }
+    by_cpu = {settings[0][0] for settings, each in found.items() if not each.by_speed}
+    assert by_cpu == {"data.images.store", "train.feed.decoder"}
+
+
+def test_numbers_that_are_bytes_may_be_sent_as_such() -> None:
+    pixels = replace(OWN, byte_features={"image": 255.0})
+
+    assert dict(lever(pixels, "train.feed.uint8").settings) == {
+        "train.feed.uint8": {"image": 255.0}
+    }
+    assert lever(pixels, "train.feed.uint8").changes_numbers
+    # From memory there is nothing to send but to a GPU.
+    assert "train.feed.uint8" not in names(replace(pixels, made_here=False))
+    assert "train.feed.uint8" in names(replace(pixels, made_here=False, gpus=1))
 
 
 def test_replicas_may_send_less() -> None:

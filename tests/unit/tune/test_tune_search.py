@@ -37,6 +37,9 @@ class World:
     input_noise: float = 1.0
     """How much slower every second process is while the input is waited for."""
 
+    lucky: bool = False
+    """One of three windows of a profile waits for nothing."""
+
     situation: Situation = BASE
     broken: Mapping[str, TrialFailed] | None = None
     """Setting -> what becomes of a process that has it, unless it has rematerialisation too."""
@@ -87,7 +90,8 @@ class Bench:
 
     @property
     def input_ms(self) -> float:
-        return 0.01 if self.situation.cached else self.world.input_ms
+        at_once = 2 if self.settings.get("train.feed.threads", 0) > self.situation.cores else 1
+        return 0.01 if self.situation.cached else self.world.input_ms / at_once
 
     @property
     def python_ms(self) -> float:
@@ -110,9 +114,11 @@ class Bench:
 
     def profile(self) -> Profile:
         wait = max(0.0, self.input_ms - self.step_ms - self.python_ms)
+        as_always = [window(self.step_ms), window(self.real_ms, wait_ms=wait)]
+        third = [window(self.step_ms)] * 2 if self.world.lucky else as_always
         return profile_of(
             {"rows_a_step": 1.0, "per_epoch": 100, "steps_per_call": 1},
-            turns=[[window(self.step_ms), window(self.real_ms, wait_ms=wait)]] * 3,
+            turns=[as_always, as_always, third],
             called=[window(self.step_ms + self.python_ms)],
             taken=[window(self.input_ms)],
             communication_s=self.sending_ms / 1e3,
@@ -216,6 +222,35 @@ def test_what_cannot_help_while_the_input_is_waited_for_is_not_measured(tmp_path
         "XLA": "skipped",
         "4 times the batch": "skipped",
     }
+
+
+def test_more_of_the_input_is_done_at_once_only_where_a_core_is_idle(tmp_path: Path) -> None:
+    waits = replace(PLAIN, made_here=True, prefetch=8, cores=8)
+
+    idle = tuned(World(situation=waits), tmp_path / "idle")
+    used_up = tuned(World(situation=replace(waits, cores=1)), tmp_path / "used-up")
+
+    assert idle.settings["train.feed.threads"] == 16
+    assert decisions(idle)["input on 4 threads"] == "reverted"
+    assert decisions(used_up)["input on 2 threads"] == "skipped"
+    (why,) = {each.why for each in used_up.outcomes if each.lever == "input on 2 threads"}
+    assert why == "training uses 1.0 of 1 cores: nothing more can be done at once"
+    # Its work stays what it is, so CPU time does not decide.
+    (event,) = [
+        each
+        for each in events(tmp_path / "idle" / "ledger.jsonl")
+        if each["event"] == "decision" and each["lever"] == "input on 16 threads"
+    ]
+    assert "input_pairs" not in event
+    assert replay(tmp_path / "idle" / "ledger.jsonl") == []
+
+
+def test_one_lucky_window_hides_no_input_that_is_waited_for(tmp_path: Path) -> None:
+    found = tuned(World(lucky=True), tmp_path)
+
+    assert found.before.busy_high >= 0.95
+    assert found.diagnosis_before.bottleneck == "input"
+    assert decisions(found)[CACHE] == "kept"
 
 
 def test_gradients_are_sent_in_packs_only_where_sending_them_is_what_is_waited_for(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stoker.data.columns import Column, to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.feed.calls import Calls, RowOrder, shaped_batch
+from stoker.data.feed.config import AS_IT_IS, FeedConfig
 from stoker.data.feed.decode_engines import usable_cores
 from stoker.data.feed.image_feed import PARALLEL_CALLS, ImageFeed
 from stoker.data.feed.options import as_written
@@ -37,6 +38,7 @@ class ImageRows:
         columns: Sequence[Column],
         training: Mapping[str, ImageFeed],
         evaluation: Mapping[str, ImageFeed],
+        config: FeedConfig = AS_IT_IS,
     ) -> None:
         """Read the other columns.
 
@@ -46,12 +48,15 @@ class ImageRows:
             columns: The columns to read.
             training: Image column -> how `shuffled` reads it.
             evaluation: Image column -> how `in_order` reads it.
+            config: How many batches are made at once, each by how many threads.
 
         Raises:
             DataError: a shard is missing, cut or damaged.
         """
         self._others = [column for column in columns if column.dtype != "image"]
         self.rows = dataset.rows(split)
+        self._at_once = config.parallel_batches or PARALLEL_CALLS
+        self._threads = config.threads or usable_cores()
         self._training = {c.name: training[c.name] for c in columns if c.dtype == "image"}
         self._evaluation = {name: evaluation[name] for name in self._training}
         table = dataset.table(split, columns=[column.name for column in self._others])
@@ -88,14 +93,13 @@ class ImageRows:
     def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
         """How a batch is made; see `measure_stages`."""
         rows = self.order(seed=seed)(0, 0, min(samples, self.rows))
-        threads = usable_cores()
         for name, feed in self._training.items():
-            yield from feed.stages(name, rows=rows, threads=threads)
+            yield from feed.stages(name, rows=rows, threads=self._threads)
         if self._others:
             yield StageWork(
                 name="columns",
                 samples=len(rows),
-                parallelism=PARALLEL_CALLS,
+                parallelism=self._at_once,
                 run=lambda: self._gather(rows),
             )
         size = min(batch_size, len(rows))
@@ -103,7 +107,7 @@ class ImageRows:
         yield StageWork(
             name="batch",
             samples=HANDED * size,
-            parallelism=PARALLEL_CALLS,
+            parallelism=self._at_once,
             run=lambda: _drained(handed),
         )
 
@@ -118,7 +122,7 @@ class ImageRows:
             return tf.numpy_function(lambda _: ready, [turn], dtypes, stateful=False)
 
         return tf.data.Dataset.range(HANDED).map(
-            hand_over, num_parallel_calls=PARALLEL_CALLS, deterministic=True
+            hand_over, num_parallel_calls=self._at_once, deterministic=True
         )
 
     def _read(
@@ -129,7 +133,7 @@ class ImageRows:
                 name: feed.read(indices, epoch) for name, feed in images.items()
             }
 
-        return steps.map(read, num_parallel_calls=PARALLEL_CALLS, deterministic=True)
+        return steps.map(read, num_parallel_calls=self._at_once, deterministic=True)
 
     def _gathered(self, indices: tf.Tensor) -> dict[str, Any]:
         dtypes = [tf.as_dtype(column.tensor_dtype) for column in self._others]

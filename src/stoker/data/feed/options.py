@@ -54,6 +54,9 @@ class DatasetOptions:
     threads: int | None = None
     """Threads of the pipeline's own; None: the process's shared ones."""
 
+    ahead: int | None = None
+    """Elements that the last prefetch holds; None: as many as TensorFlow finds."""
+
     slack: bool = False
     """Hold the input back at the start of a step, where it would compete with the step's own
     launch on the CPU. Worth trying where the step runs on an accelerator."""
@@ -81,8 +84,10 @@ def tuned(dataset: tf.data.Dataset[Any], options: DatasetOptions) -> tf.data.Dat
         options: What may be done to it.
     """
     faster = dataset.with_options(_to_tensorflow(options))
+    if options.ahead is None and not options.slack:
+        return faster
     # TensorFlow gives slack only to a prefetch that stands after the options that ask for it.
-    return faster.prefetch(tf.data.AUTOTUNE) if options.slack else faster
+    return faster.prefetch(tf.data.AUTOTUNE if options.ahead is None else options.ahead)
 
 
 def as_written(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:

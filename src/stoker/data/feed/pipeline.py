@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from stoker.data.feed.calls import Calls, RowOrder
+from stoker.data.feed.config import AS_IT_IS, FeedConfig
 from stoker.data.feed.decode_engines import usable_cores
 from stoker.data.feed.options import as_written
 from stoker.data.feed.stages import StageWork
@@ -69,6 +70,7 @@ class Feed:
         finish: Callable[[Any], Any],
         memory_bytes: int,
         reference: RawRows | None = None,
+        config: FeedConfig = AS_IT_IS,
     ) -> None:
         """Look at some rows' size, and make and keep all where they fit.
 
@@ -79,6 +81,7 @@ class Feed:
             finish: Maps that to a batch, inside the compiled step.
             memory_bytes: Most that the kept batches may hold; 0: none are.
             reference: The same rows by the exported graph's decoder, where `source` is quicker.
+            config: How many threads there are, and how much is made ahead.
 
         Raises:
             DataError: a shard is missing, cut or damaged.
@@ -88,6 +91,7 @@ class Feed:
         self._prepare = prepare
         self._finish = finish
         self._reference = reference
+        self._config = config
         self.kept_bytes = 0
         keeps = memory_bytes > 0 and not source.changes
         self._kept = self._make_all(memory_bytes) if keeps else None
@@ -106,7 +110,13 @@ class Feed:
         """The same rows by the exported graph's own decoder, kept nowhere; None where these are."""
         if self._reference is None:
             return None
-        return Feed(self._reference, prepare=self._prepare, finish=self._finish, memory_bytes=0)
+        return Feed(
+            self._reference,
+            prepare=self._prepare,
+            finish=self._finish,
+            memory_bytes=0,
+            config=self._config,
+        )
 
     @property
     def shares_rows(self) -> bool:
@@ -135,11 +145,11 @@ class Feed:
         """
         if self.keeps_features:
             indices = calls.indices(self._source.order(seed=calls.seed))
-            yield as_written(indices.prefetch(PREFETCHED))
+            yield as_written(indices.prefetch(self._config.prefetch or PREFETCHED))
             return
-        ahead = 1 if self._source.whole_calls else PREFETCHED
+        ahead = self._config.prefetch or (1 if self._source.whole_calls else PREFETCHED)
         with self._source.shuffled(calls) as raw:
-            yield as_written(mapped(raw, self._prepare).prefetch(ahead))
+            yield as_written(self._prepared(raw).prefetch(ahead))
 
     @contextmanager
     def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:
@@ -152,7 +162,7 @@ class Feed:
             yield as_written(tf.data.Dataset.range(self.rows).batch(batch_size))
             return
         with self._source.in_order(batch_size=batch_size) as raw:
-            yield as_written(mapped(raw, self._prepare).prefetch(PREFETCHED))
+            yield as_written(self._prepared(raw).prefetch(PREFETCHED))
 
     def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
         """How batches are made where none are kept, up to what the host hands to the step."""
@@ -168,7 +178,7 @@ class Feed:
         yield StageWork(
             name="transform",
             samples=int(tf.nest.flatten(raw)[0].shape[0]),
-            parallelism=usable_cores(),
+            parallelism=self._config.threads or usable_cores(),
             run=transform,
         )
 
@@ -181,6 +191,9 @@ class Feed:
         if self._kept is None:
             return self._finish(element)
         return tf.nest.map_structure(lambda tensor: tf.gather(tensor, element), self._kept)
+
+    def _prepared(self, raw: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
+        return mapped(raw, self._prepare, threads=self._config.threads)
 
     def _make_all(self, memory_bytes: int) -> Any | None:
         """All batches in one, or None where they do not fit."""
@@ -221,6 +234,9 @@ def tensor_bytes(tensor: tf.Tensor) -> int:
     return int(tf.size(tensor)) * size
 
 
-def mapped(dataset: tf.data.Dataset[Any], function: Callable[..., Any]) -> tf.data.Dataset[Any]:
+def mapped(
+    dataset: tf.data.Dataset[Any], function: Callable[..., Any], *, threads: int | None = None
+) -> tf.data.Dataset[Any]:
     """Apply a function of TensorFlow's operations to every element, several at a time, in order."""
-    return dataset.map(function, num_parallel_calls=usable_cores(), deterministic=True)
+    at_once = threads or usable_cores()
+    return dataset.map(function, num_parallel_calls=at_once, deterministic=True)

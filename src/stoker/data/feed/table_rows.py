@@ -25,13 +25,26 @@ class TableRows:
     whole_calls = True
     changes = False
 
-    def __init__(self, dataset: Dataset, split: str, *, columns: Sequence[Column]) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        split: str,
+        *,
+        columns: Sequence[Column],
+        threads: int | None = None,
+    ) -> None:
         """Read the shards' footers.
+
+        Args:
+            dataset: What ingest wrote.
+            split: Its name.
+            columns: The columns to read.
+            threads: That decode and permute; None: as many as cores.
 
         Raises:
             DataError: a shard is missing, cut or not what its manifest says.
         """
-        self._stream = TableStream(dataset, split, columns=columns)
+        self._stream = TableStream(dataset, split, columns=columns, threads=threads)
 
     @property
     def rows(self) -> int:

@@ -71,6 +71,7 @@ class TableStream:
         *,
         columns: Sequence[Column],
         window_bytes: int = WINDOW_BYTES,
+        threads: int | None = None,
     ) -> None:
         """Check every shard's hash and read its footer.
 
@@ -80,11 +81,13 @@ class TableStream:
             columns: The columns to read; no images.
             window_bytes: Memory of a window, as far as `MIN_WINDOW_GROUPS` row groups fit into it.
                 The order depends on it: a run that goes on must have the same.
+            threads: That decode and permute; None: as many as cores.
 
         Raises:
             DataError: a shard is missing, cut or not what its manifest says; names it.
         """
         self.columns = tuple(columns)
+        self._threads = threads or THREADS
         self._shards = TableShards(dataset, split, columns=columns)
         self.rows = int(self._shards.group_rows.sum())
         group_bytes = self._shards.row_bytes() * int(self._shards.group_rows.max())
@@ -150,11 +153,11 @@ class TableStream:
         """
         window = self._windows(0, seed, 0, 1)[0]
         decoded: dict[int, pa.Table] = {}
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="stoker-table") as pool:
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="stoker-table") as pool:
             yield StageWork(
                 name="read",
                 samples=window.rows,
-                parallelism=THREADS,
+                parallelism=self._threads,
                 run=lambda: self._shards.read(window.groups, pool=pool, take=decoded.__setitem__),
             )
             part = _Part(window=window, skipped=0, is_last=True)
@@ -163,7 +166,9 @@ class TableStream:
             def shuffle() -> None:
                 made[:] = [_BlockMaker(shards, batch_size=batch_size, pool=pool).block(part)]
 
-            yield StageWork(name="shuffle", samples=window.rows, parallelism=THREADS, run=shuffle)
+            yield StageWork(
+                name="shuffle", samples=window.rows, parallelism=self._threads, run=shuffle
+            )
 
     def _windows(self, epoch: int, seed: int, worker: int, workers: int) -> list[Window]:
         return shuffled_windows(
@@ -176,7 +181,7 @@ class TableStream:
         )
 
     def _blocks(self, windows: Iterator[_Part], batch_size: int) -> Iterator[Block]:
-        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="stoker-table")
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="stoker-table")
         ahead = ThreadPoolExecutor(1, thread_name_prefix="stoker-window")
         maker = _BlockMaker(self._shards, batch_size=batch_size, pool=pool)
         try:

@@ -10,8 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.data.feed.calls import Calls
+from stoker.data.feed.config import AS_IT_IS, FeedConfig
 from stoker.data.feed.options import DatasetOptions, tuned
 from stoker.data.feed.pipeline import Feed
+from stoker.data.own.as_bytes import Bytes
 from stoker.data.own.cache import in_memory
 from stoker.data.own.elements import parts_of
 from stoker.data.own.opening import OwnDataset
@@ -24,16 +26,23 @@ class OwnFeed:
     keeps_features = False
     shares_rows = False
 
-    def __init__(self, dataset: OwnDataset, split: str) -> None:
+    def __init__(self, dataset: OwnDataset, split: str, *, config: FeedConfig = AS_IT_IS) -> None:
         """Stand for a split that has been counted.
 
         Args:
             dataset: The user's, as `piped` made it.
             split: Name of the split.
+            config: How batches are made ready.
+
+        Raises:
+            ConfigError: a feature that is to be sent as uint8 is not there, or has no numbers.
         """
-        self._dataset = dataset.datasets[split]
+        self._config = config
+        self._bytes = Bytes(dataset.description, config.uint8)
+        self._dataset = self._bytes.kept(dataset.datasets[split])
         self._what, self._split = dataset.what, split
-        self._in_memory = dataset.in_memory
+        self.in_memory = dataset.in_memory
+        """Whether a pass is kept."""
         self._count = dataset.counts[split]
         self.rows = self._count.rows
 
@@ -46,7 +55,7 @@ class OwnFeed:
     def _kept(self) -> tf.data.Dataset[Any]:
         """A pass from memory, which is filled when it is first asked for."""
         # Its autotuner could hold up the end of the pass.
-        once = _faster(self._counted, autotune=False)
+        once = self._faster(self._counted, autotune=False)
         return in_memory(once, self._count, what=self._what, split=self._split)
 
     def rows_at(
@@ -73,28 +82,36 @@ class OwnFeed:
         """
         epochs, within = divmod(calls.first, calls.per_epoch)
         done = epochs * self._count.batches + within * calls.steps_per_call + calls.skipped_steps
-        if self._in_memory:
-            yield _faster(self._kept.repeat().skip(done % self._count.batches))
+        if self.in_memory:
+            yield self._faster(self._kept.repeat().skip(done % self._count.batches))
             return
-        yield _faster(self._counted.repeat().skip(done))
+        yield self._faster(self._counted.repeat().skip(done))
 
     @contextmanager
     def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002
         """One pass; batches are the user's."""
-        yield _faster(self._kept if self._in_memory else self._dataset)
+        yield self._faster(self._kept if self.in_memory else self._dataset)
 
     def load(self, element: Any) -> Any:
         """An element as ({name: feature}, label) or ({name: feature}, label, weight)."""
-        return parts_of(element)
+        return self._bytes.loaded(parts_of(element))
+
+    def _faster(
+        self, dataset: tf.data.Dataset[Any], *, autotune: bool = True
+    ) -> tf.data.Dataset[Any]:
+        config, set_to = self._config, dataset.options()
+        # What the user turned off on purpose stays off: their order may be loose.
+        ordered = set_to.deterministic is not False
+        autotuned = autotune and config.autotune and set_to.autotune.enabled is not False
+        options = DatasetOptions(
+            deterministic=ordered,
+            autotune=autotuned,
+            threads=config.threads,
+            ahead=config.prefetch,
+            slack=config.slack,
+        )
+        return tuned(dataset, options)
 
 
 AnyFeed = Feed | OwnFeed
 """What the loop reads."""
-
-
-def _faster(dataset: tf.data.Dataset[Any], *, autotune: bool = True) -> tf.data.Dataset[Any]:
-    # What the user turned off on purpose stays off: their order may be loose.
-    set_to = dataset.options()
-    ordered = set_to.deterministic is not False
-    autotuned = autotune and set_to.autotune.enabled is not False
-    return tuned(dataset, DatasetOptions(deterministic=ordered, autotune=autotuned))

@@ -1,0 +1,176 @@
+"""`train.feed` on a dataset of the user's own: the same batches, whatever it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError
+from stoker.data.feed.calls import Calls
+from stoker.data.feed.config import FeedConfig
+from stoker.data.own.as_bytes import byte_scales
+from stoker.data.own.config import OwnDatasetConfig, PipelineConfig
+from stoker.data.own.description import SPLITS, Count
+from stoker.data.own.feed import OwnFeed
+from stoker.data.own.opening import open_own_dataset, piped
+
+ROWS, SIZE = 24, (24, 24, 3)
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (ROWS, *SIZE), np.uint8)
+
+FEATURES: dict[str, Any] = {
+    "whole": PIXELS.astype(np.float32),
+    "ids": PIXELS.astype(np.int64),
+    "of_one": PIXELS.astype(np.float32) / np.float32(255),
+    "halves": PIXELS.astype(np.float32) / 2,
+    "below": PIXELS.astype(np.float32) - 1,
+    "sent_so": PIXELS,
+    "small": np.arange(ROWS, dtype=np.float32)[:, None],
+    "name": np.array([f"row {n}" for n in range(ROWS)]),
+}
+
+
+def dataset(split: str) -> tf.data.Dataset[Any]:
+    del split
+    rows: Any = (FEATURES, np.arange(ROWS))
+    return tf.data.Dataset.from_tensor_slices(rows).batch(5)
+
+
+def alone(split: str) -> tf.data.Dataset[Any]:
+    """One feature without a name."""
+    del split
+    rows: Any = (FEATURES["of_one"], np.arange(ROWS))
+    return tf.data.Dataset.from_tensor_slices(rows).batch(5)
+
+
+def feed(config: FeedConfig, *, function: Any = dataset, cache: str = "none") -> OwnFeed:
+    own = OwnDatasetConfig(
+        dataset="model:dataset",
+        pipeline=PipelineConfig(cache=cache),  # type: ignore[arg-type]
+    )
+    made = open_own_dataset(function, own)
+    counts = dict.fromkeys(SPLITS, Count(rows=ROWS, batches=5, batch_size=5))
+    return OwnFeed(piped(made, own.pipeline, counts=counts), "train", config=config)
+
+
+def elements(own: OwnFeed) -> Iterator[Any]:
+    """The first pass and a half, as they come and as the step sees them."""
+    calls = Calls(rows=25, batch_size=5, steps_per_call=1, seed=0, first=0, last=8)
+    with own.shuffled(calls) as batches:
+        for element in batches.take(8):
+            yield element, own.load(element)
+
+
+def loaded(config: FeedConfig, **options: Any) -> list[Any]:
+    return [batch for _, batch in elements(feed(config, **options))]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FeedConfig(threads=1),
+        FeedConfig(threads=5, prefetch=3),
+        FeedConfig(prefetch=32),
+        FeedConfig(autotune=False),
+        FeedConfig(slack=True),
+        FeedConfig(slack=True, prefetch=2, threads=2),
+        FeedConfig(uint8={"whole": 1, "ids": 1, "of_one": 255}),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_however_they_are_made_ready_batches_are_the_same(config: FeedConfig, cache: str) -> None:
+    expected, found = loaded(FeedConfig()), loaded(config, cache=cache)
+
+    tf.nest.assert_same_structure(expected, found)
+    for one, other in zip(tf.nest.flatten(expected), tf.nest.flatten(found), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_is_named_is_kept_and_handed_over_as_bytes() -> None:
+    element, _ = next(elements(feed(FeedConfig(uint8={"whole": 1, "of_one": 255}))))
+
+    kinds = {name: tensor.dtype.name for name, tensor in element[0].items()}
+    assert (kinds["whole"], kinds["of_one"]) == ("uint8", "uint8")
+    assert (kinds["ids"], kinds["small"], kinds["name"]) == ("int64", "float32", "string")
+
+
+def test_a_feature_without_a_name_is_sent_as_bytes_too() -> None:
+    config = FeedConfig(uint8={"inputs": 255})
+
+    element, batch = next(elements(feed(config, function=alone)))
+
+    assert element[0]["inputs"].dtype == tf.uint8
+    np.testing.assert_array_equal(batch[0]["inputs"], FEATURES["of_one"][:5])
+
+
+def test_under_xla_they_are_what_they_were_to_the_last_bit_but_one() -> None:
+    own = feed(FeedConfig(uint8={"of_one": 255}))
+    element, _ = next(elements(own))
+
+    made = tf.function(
+        lambda pixels: own.load(({**element[0], "of_one": pixels}, element[1]))[0]["of_one"],
+        jit_compile=True,
+    )(element[0]["of_one"])
+
+    np.testing.assert_allclose(made, FEATURES["of_one"][:5], rtol=2e-7)
+
+
+@pytest.mark.parametrize("name", ["halves", "below"])
+def test_another_number_ends_the_run_and_is_named(name: str) -> None:
+    own = feed(FeedConfig(uint8={name: 1}))
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=f"the feature .{{1,2}}{name}.{{1,2}} times 1 must be whole",
+    ):
+        list(elements(own))
+
+
+def test_not_a_number_ends_the_run_too() -> None:
+    def broken(split: str) -> tf.data.Dataset[Any]:
+        return dataset(split).map(
+            lambda features, label: ({**features, "whole": features["whole"] * np.nan}, label)
+        )
+
+    own = feed(FeedConfig(uint8={"whole": 1}), function=broken)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be whole numbers from 0 to 255"):
+        list(elements(own))
+
+
+@pytest.mark.parametrize(
+    ("scales", "said"),
+    [
+        ({"picture": 1.0}, "must name features of the dataset, not 'picture'"),
+        ({"name": 1.0}, "the feature 'name' must be numbers"),
+    ],
+)
+def test_what_cannot_be_sent_as_bytes_is_refused(scales: dict[str, float], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        feed(FeedConfig(uint8=scales))
+
+
+def test_what_could_be_sent_as_bytes_is_found() -> None:
+    assert byte_scales(dataset("train")) == {"whole": 1.0, "ids": 1.0, "of_one": 255.0}
+    assert byte_scales(alone("train")) == {"inputs": 255.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"threads": 0}, "train.feed.threads must be from 1 to 1,024"),
+        ({"prefetch": 10**6}, "train.feed.prefetch must be from 1 to 100,000"),
+        ({"parallel_batches": -1}, "train.feed.parallel_batches must be"),
+        ({"uint8": {"image": 0.0}}, "'image' must be multiplied by a number above 0"),
+        ({"uint8": {"image": float("nan")}}, "'image' must be multiplied by a number above 0"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        FeedConfig(**settings)
