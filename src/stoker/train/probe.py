@@ -142,10 +142,9 @@ class Probe:
         """What each stage of the input costs; none where samples lie ready, or are made elsewhere."""
         feed, run = self._feed, self.run
         if isinstance(feed, OwnFeed):
-            with feed.shuffled(_first_of(run.calls())) as batches:
-                # Where a pass ends, TensorFlow's model forgets the generator that has ended.
-                most = max(1, run.position.per_epoch // 2)
-                return dataset_stages(batches, elements=min(STAGE_BATCHES, most))
+            # Where a pass ends, TensorFlow's model forgets the generator that has ended.
+            most = max(1, run.position.per_epoch // 2)
+            return dataset_stages(feed.watched(), elements=min(STAGE_BATCHES, most))
         if not isinstance(feed, Feed) or feed.keeps_features:
             return ()
         size = run.resolved.global_batch

@@ -12,6 +12,7 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.config import FeedConfig
+from stoker.data.feed.dataset_stages import dataset_stages
 from stoker.data.own.as_bytes import byte_scales
 from stoker.data.own.config import OwnDatasetConfig, PipelineConfig
 from stoker.data.own.description import SPLITS, Count
@@ -174,3 +175,23 @@ def test_what_could_be_sent_as_bytes_is_found() -> None:
 def test_impossible_settings_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         FeedConfig(**settings)
+
+
+@pytest.mark.parametrize("function", ["as set", "by the user"])
+def test_stages_are_known_without_the_autotuner_too(function: str) -> None:
+    def plain(split: str) -> tf.data.Dataset[Any]:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return dataset(split).with_options(options)
+
+    own = (
+        feed(FeedConfig(autotune=False))
+        if function == "as set"
+        else feed(FeedConfig(), function=plain)
+    )
+
+    assert [stage.name for stage in dataset_stages(own.watched(), elements=4)]
+    with own.shuffled(
+        Calls(rows=25, batch_size=5, steps_per_call=1, seed=0, first=0, last=8)
+    ) as batches:
+        assert not batches.options().autotune.enabled

@@ -87,6 +87,13 @@ class OwnFeed:
             return
         yield self._faster(self._counted.repeat().skip(done))
 
+    def watched(self) -> tf.data.Dataset[Any]:
+        """Pass after pass with TensorFlow's autotuner on, whatever is set: it keeps the model of what
+        stages cost.
+        """
+        passes = self._kept if self.in_memory else self._counted
+        return self._faster(passes.repeat(), autotune=True)
+
     @contextmanager
     def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002
         """One pass; batches are the user's."""
@@ -97,15 +104,15 @@ class OwnFeed:
         return self._bytes.loaded(parts_of(element))
 
     def _faster(
-        self, dataset: tf.data.Dataset[Any], *, autotune: bool = True
+        self, dataset: tf.data.Dataset[Any], *, autotune: bool | None = None
     ) -> tf.data.Dataset[Any]:
         config, set_to = self._config, dataset.options()
         # What the user turned off on purpose stays off: their order may be loose.
         ordered = set_to.deterministic is not False
-        autotuned = autotune and config.autotune and set_to.autotune.enabled is not False
+        as_set = config.autotune and set_to.autotune.enabled is not False
         options = DatasetOptions(
             deterministic=ordered,
-            autotune=autotuned,
+            autotune=as_set if autotune is None else autotune,
             threads=config.threads,
             ahead=config.prefetch,
             slack=config.slack,
