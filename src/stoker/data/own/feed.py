@@ -88,8 +88,9 @@ class OwnFeed:
         yield self._faster(self._counted.repeat().skip(done))
 
     def watched(self) -> tf.data.Dataset[Any]:
-        """Pass after pass with TensorFlow's autotuner on, whatever is set: it keeps the model of what
-        stages cost.
+        """Pass after pass with TensorFlow's autotuner on, whatever is set.
+
+        It keeps the model of what stages cost.
         """
         passes = self._kept if self.in_memory else self._counted
         return self._faster(passes.repeat(), autotune=True)
