@@ -40,8 +40,8 @@ class Lever:
     by_speed: bool = False
     """Of the input, but its work stays what it is: samples a second decide, not its CPU time."""
 
-    needs_idle_cores: bool = False
-    """It lets more be done at once, which helps only where a core has nothing to do."""
+    does_more_at_once: bool = False
+    """Of the input; it helps only where batches are waited for and a core has nothing to do."""
 
     only_for: Bottleneck | None = None
     """What has to be waited for, where it shortens nothing else."""
@@ -211,7 +211,7 @@ def _feeding(situation: Situation) -> Iterator[Lever]:
                     settings={"train.feed.threads": threads},
                     part="input",
                     by_speed=True,
-                    needs_idle_cores=idle,
+                    does_more_at_once=idle,
                     why="threads that wait for a file leave their core idle"
                     if idle
                     else "the input leaves cores to the step",
@@ -222,7 +222,7 @@ def _feeding(situation: Situation) -> Iterator[Lever]:
             settings={"train.feed.parallel_batches": AT_ONCE},
             part="input",
             by_speed=True,
-            needs_idle_cores=True,
+            does_more_at_once=True,
             why="small batches do not fill all threads",
         )
     if situation.prefetch is None:
@@ -231,7 +231,7 @@ def _feeding(situation: Situation) -> Iterator[Lever]:
             settings={"train.feed.prefetch": AHEAD},
             part="input",
             by_speed=True,
-            needs_idle_cores=True,
+            does_more_at_once=True,
             why="longer pauses of the input are bridged",
         )
 

@@ -17,6 +17,10 @@ from stoker.tune.parity import SEEDS, Parity, parity_of, stretches
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile
 
+LEAST_WAIT = 0.05
+"""Share of the time that has to be waited for batches, so that more of them at once can help: what else
+the input costs is what it takes from the step."""
+
 Settings = Mapping[str, Any]
 """Dotted names of `stoker.yaml` -> values."""
 
@@ -269,7 +273,9 @@ def _why_not(lever: Lever, profile: Profile, diagnosis: Diagnosis, state: _Searc
             "already"
         )
     cores = state.now.situation.cores if state.now is not None else 1
-    if lever.needs_idle_cores and profile.cores_used >= EXHAUSTED * cores:
+    if lever.does_more_at_once and profile.input_wait < LEAST_WAIT:
+        return f"batches are waited for {profile.input_wait:.1%} of the time: more would lie there"
+    if lever.does_more_at_once and profile.cores_used >= EXHAUSTED * cores:
         return (
             f"training uses {profile.cores_used:.1f} of {cores} cores: nothing more can be done at "
             "once"

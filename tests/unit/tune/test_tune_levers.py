@@ -126,7 +126,7 @@ def test_how_batches_are_made_ready_is_tried_where_they_are_made() -> None:
 def test_more_at_once_needs_an_idle_core_and_is_judged_by_speed() -> None:
     found = {tuple(each.settings.items()): each for each in levers(CPU) if each.part == "input"}
 
-    idle = {settings for settings, each in found.items() if each.needs_idle_cores}
+    idle = {settings for settings, each in found.items() if each.does_more_at_once}
     assert idle == {
         (("train.feed.threads", 16),),
         (("train.feed.parallel_batches", 4),),

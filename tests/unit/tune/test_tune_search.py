@@ -37,6 +37,9 @@ class World:
     input_noise: float = 1.0
     """How much slower every second process is while the input is waited for."""
 
+    beside: bool = False
+    """What the input costs, it takes from the step: no batch is waited for."""
+
     lucky: bool = False
     """One of three windows of a profile waits for nothing."""
 
@@ -113,7 +116,8 @@ class Bench:
         return 1e3 / self.input_ms
 
     def profile(self) -> Profile:
-        wait = max(0.0, self.input_ms - self.step_ms - self.python_ms)
+        late = max(0.0, self.input_ms - self.step_ms - self.python_ms)
+        wait = 0.0 if self.world.beside else late
         as_always = [window(self.step_ms), window(self.real_ms, wait_ms=wait)]
         third = [window(self.step_ms)] * 2 if self.world.lucky else as_always
         return profile_of(
@@ -243,6 +247,17 @@ def test_more_of_the_input_is_done_at_once_only_where_a_core_is_idle(tmp_path: P
     ]
     assert "input_pairs" not in event
     assert replay(tmp_path / "idle" / "ledger.jsonl") == []
+
+
+def test_more_at_once_is_not_tried_where_no_batch_is_waited_for(tmp_path: Path) -> None:
+    waits = replace(PLAIN, made_here=True, prefetch=8, cores=8)
+
+    found = tuned(World(situation=waits, beside=True), tmp_path)
+
+    assert found.diagnosis_before.bottleneck == "input"
+    assert decisions(found)["input on 4 threads"] == "reverted"
+    (why,) = {each.why for each in found.outcomes if each.lever == "input on 16 threads"}
+    assert why == "batches are waited for 0.0% of the time: more would lie there"
 
 
 def test_one_lucky_window_hides_no_input_that_is_waited_for(tmp_path: Path) -> None:
