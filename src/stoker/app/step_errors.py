@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,12 +39,23 @@ def steps_are_the_users(*, workers: int) -> Iterator[None]:
             raise
         raise ConfigError(
             f"a training step must not fail{place_told(error)}",
-            got=Plain(first_line(error)),
-            fix=f"{_advice(error)} Run it again with --debug for the whole traceback.",
+            got=Plain(_said(error)),
+            fix=f"{_advice(error)}Run it again with --debug for the whole traceback.",
         ) from error
 
 
+_ASSERTED = re.compile(r"assertion failed: \[(.*?)\](?:\s|$)", re.DOTALL)
+"""What an assertion says, ours or the user's; around it stands where in the graph it is."""
+
+
+def _said(error: tf.errors.OpError) -> str:
+    asserted = _ASSERTED.search(error.message)
+    return asserted[1].replace("\\'", "'") if asserted else first_line(error)
+
+
 def _advice(error: tf.errors.OpError) -> str:
+    if _ASSERTED.search(error.message):
+        return ""
     if "was expected to contain" in error.message:
-        return "A dataset must give as many batches in every pass as when it was analyzed."
-    return "An id may lie outside its Embedding, or a label outside the classes."
+        return "A dataset must give as many batches in every pass as when it was analyzed. "
+    return "An id may lie outside its Embedding, or a label outside the classes. "

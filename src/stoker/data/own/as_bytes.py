@@ -39,7 +39,7 @@ class Bytes:
             ConfigError: a feature is not there, or is no numbers.
         """
         types = {column.name: column.dtype for column in description.features}
-        for name in scales:
+        for name, scale in scales.items():
             if name not in types:
                 raise ConfigError(
                     f"train.feed.uint8 must name features of the dataset, not {name!r}",
@@ -52,18 +52,24 @@ class Bytes:
                     got=Plain(types[name]),
                     fix="Leave it out.",
                 )
-        self._scales = {name: (types[name], scale) for name, scale in scales.items()}
+            if scale != 1 and not types[name].startswith("float"):
+                raise ConfigError(
+                    f"train.feed.uint8: the feature {name!r} must be multiplied by 1",
+                    got=Plain(f"{scale:g}, of {types[name]} numbers"),
+                    fix=f"Write `{name}: 1`.",
+                )
+        self._kept = {name: _Scale(scale, types[name]) for name, scale in scales.items()}
 
     def kept(self, dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
         """The dataset with the named features as uint8; its iterator fails at any other number."""
-        if not self._scales:
+        if not self._kept:
             return dataset
 
         def narrow(*element: Any) -> Any:
             features, *rest = parts_of(element)
             narrowed = {
                 name: _narrowed(features[name], scale, name=name)
-                for name, (_, scale) in self._scales.items()
+                for name, scale in self._kept.items()
             }
             return features | narrowed, *rest
 
@@ -71,14 +77,34 @@ class Bytes:
 
     def loaded(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
         """A batch with the features as they were; call it inside the compiled step."""
-        if not self._scales:
+        if not self._kept:
             return parts
         features, *rest = parts
-        widened = {
-            name: _widened(features[name], scale, dtype)
-            for name, (dtype, scale) in self._scales.items()
-        }
+        widened = {name: scale.widened(features[name]) for name, scale in self._kept.items()}
         return dict(features) | widened, *rest
+
+
+class _Scale:
+    """What a feature's numbers are multiplied by."""
+
+    def __init__(self, scale: float, dtype: str) -> None:
+        self.value = scale
+        self._dtype = dtype
+        # A tensor that a function captures, and no constant in it: TensorFlow and XLA multiply by the
+        # inverse of a constant, which gives other numbers than a quotient.
+        self._divisor = tf.cast(tf.constant(scale, tf.float64), dtype)
+
+    def rounded(self, value: tf.Tensor) -> tf.Tensor:
+        """As uint8, whatever is lost."""
+        if not value.dtype.is_floating:
+            value = tf.cast(value, tf.float64)
+        number = tf.round(value * tf.cast(self.value, value.dtype))
+        return tf.cast(tf.clip_by_value(number, 0, 255), tf.uint8)
+
+    def widened(self, value: tf.Tensor) -> tf.Tensor:
+        """As it was."""
+        number = tf.cast(value, self._dtype)
+        return number if self.value == 1 else number / self._divisor
 
 
 def byte_scales(dataset: tf.data.Dataset[Any]) -> dict[str, float]:
@@ -104,27 +130,15 @@ def _is_bytes(value: tf.Tensor, scale: float) -> bool:
         return False
     if not value.dtype.is_floating and scale != 1:
         return False
-    same = tf.equal(_widened(_rounded(value, scale), scale, value.dtype.name), value)
-    return bool(tf.reduce_all(same))
+    by = _Scale(scale, value.dtype.name)
+    return bool(tf.reduce_all(tf.equal(by.widened(by.rounded(value)), value)))
 
 
-def _rounded(value: tf.Tensor, scale: float) -> tf.Tensor:
-    if not value.dtype.is_floating:
-        value = tf.cast(value, tf.float64)
-    number = tf.round(value * tf.cast(scale, value.dtype))
-    return tf.cast(tf.clip_by_value(number, 0, 255), tf.uint8)
-
-
-def _widened(value: tf.Tensor, scale: float, dtype: str) -> tf.Tensor:
-    number = tf.cast(value, dtype)
-    return number if scale == 1 else number / tf.cast(scale, dtype)
-
-
-def _narrowed(value: tf.Tensor, scale: float, *, name: str) -> tf.Tensor:
-    found = _rounded(value, scale)
-    same = tf.reduce_all(tf.equal(_widened(found, scale, value.dtype.name), value))
+def _narrowed(value: tf.Tensor, scale: _Scale, *, name: str) -> tf.Tensor:
+    found = scale.rounded(value)
+    same = tf.reduce_all(tf.equal(scale.widened(found), value))
     said = (
-        f"train.feed.uint8: the feature {name!r} times {scale:g} must be whole numbers from 0 to 255; "
+        f"train.feed.uint8: the feature {name!r} times {scale.value:g} must be whole numbers from 0 to 255; "
         "leave it out there"
     )
     with tf.control_dependencies([tf.debugging.Assert(same, [said])]):
