@@ -28,10 +28,10 @@ from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.config import ServeConfig
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.loops import may_not_end
-from stoker.serve.saved_model import read_saved_model
 from stoker.serve.metrics import ServeMetrics
 from stoker.serve.patience import Patience
 from stoker.serve.runs import Runs
+from stoker.serve.saved_model import read_saved_model
 from stoker.serve.server import Server
 from stoker.serve.workers import WorkerEndedError, run_workers
 

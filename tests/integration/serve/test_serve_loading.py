@@ -16,6 +16,7 @@ from stoker.app.cli.serve_command import without_meaningless
 from stoker.export.callpath import LoadedModel
 from stoker.serve import servable
 from stoker.serve.breath import Breathe, hurry
+from stoker.serve.loading import load_checked
 from stoker.serve.servable import LoadOptions, Servable, State
 
 
@@ -23,11 +24,9 @@ def test_what_is_loaded_beside_a_version_that_serves_stands_back(
     exported: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, bool]] = []
-    real = servable.load_checked
-
     def recorded(*args: Any, breathe: Breathe) -> LoadedModel:
         seen.append((os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), breathe is hurry))
-        return real(*args, breathe=breathe)
+        return load_checked(*args, breathe=breathe)
 
     monkeypatch.setattr(servable, "load_checked", recorded)
     monkeypatch.setattr(servable, "_first_is_loaded", threading.Event())
