@@ -51,7 +51,7 @@ def load_checked(
 
     Args:
         folder: Where its variables and assets are.
-        saved: The file's content. It is changed.
+        saved: The file's content.
         breathe: Called between the pieces.
 
     Raises:
@@ -71,7 +71,7 @@ def load_checked(
             breathe()
             _initialise(session, meta_graph, folder)
         breathe()
-        return _bound(LoadedModel(session, meta_graph.signature_def, folder))
+        return _bound(LoadedModel(session, _definitions(meta_graph), folder))
     except _FAILURES as error:
         session.close()
         _log.info("%s is loaded by TensorFlow's own loader: %s", folder, first_line(error))
@@ -96,6 +96,16 @@ def _session_config() -> tf.compat.v1.ConfigProto:
     return config
 
 
+def _definitions(
+    meta_graph: meta_graph_pb2.MetaGraphDef,
+) -> dict[str, meta_graph_pb2.SignatureDef]:
+    """The signatures for themselves: a part of a message keeps all of it in memory, frozen weights too."""
+    found = {name: meta_graph_pb2.SignatureDef() for name in meta_graph.signature_def}
+    for name, copy in found.items():
+        copy.CopyFrom(meta_graph.signature_def[name])
+    return found
+
+
 def _bound(model: LoadedModel) -> LoadedModel:
     if not model.signatures:
         raise ValueError("it has no signature with inputs and outputs")
@@ -109,8 +119,7 @@ def _pieces(
     whole = meta_graph.graph_def
     roots = [*roots_of(meta_graph), node_of(meta_graph.saver_def.filename_tensor_name)]
     kept = {node.name: node for node in reached(nodes_by_name(whole), roots)}
-    functions = reached_functions(whole.library, kept.values())
-    breathe()
+    functions = reached_functions(whole.library, kept.values(), breathe=breathe)
     if whole.library.gradient:
         piece = _empty(whole)
         piece.library.function.extend(functions)
@@ -123,7 +132,7 @@ def _pieces(
             piece.library.function.append(function)
             yield piece
     names = {found.signature.name for found in functions} | set(_CALLS)
-    for run in _runs(in_order(kept), kept):
+    for run in _runs(in_order(kept, breathe=breathe), kept):
         piece = _empty(whole)
         for name in run:
             node = piece.node.add()

@@ -8,6 +8,8 @@ from typing import Any
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
+from stoker.serve.breath import Breathe, hurry
+
 INIT_SIGNATURE = "__saved_model_init_op"
 """The signature whose output is the initialiser."""
 
@@ -48,7 +50,10 @@ def reached(
 
 
 def reached_functions(
-    library: function_pb2.FunctionDefLibrary, nodes: Iterable[node_def_pb2.NodeDef]
+    library: function_pb2.FunctionDefLibrary,
+    nodes: Iterable[node_def_pb2.NodeDef],
+    *,
+    breathe: Breathe = hurry,
 ) -> list[function_pb2.FunctionDef]:
     """The functions that nodes call, and those that these call, in the library's order."""
     functions = {found.signature.name: found for found in library.function}
@@ -60,12 +65,14 @@ def reached_functions(
         if name in seen or name not in functions:
             continue
         seen.add(name)
-        pending += [called for node in functions[name].node_def for called in called_by(node)]
+        for node in functions[name].node_def:
+            breathe()
+            pending += called_by(node)
         pending += [gradients[name]] if name in gradients else []
     return [found for found in library.function if found.signature.name in seen]
 
 
-def in_order(nodes: Mapping[str, node_def_pb2.NodeDef]) -> list[str]:
+def in_order(nodes: Mapping[str, node_def_pb2.NodeDef], *, breathe: Breathe = hurry) -> list[str]:
     """The names of nodes, each behind those that it needs; those of a ring last."""
     needs = {name: {node_of(i) for i in node.input} & nodes.keys() for name, node in nodes.items()}
     users: dict[str, list[str]] = {name: [] for name in nodes}
@@ -76,6 +83,7 @@ def in_order(nodes: Mapping[str, node_def_pb2.NodeDef]) -> list[str]:
     ready = [name for name, count in left.items() if not count]
     ordered: list[str] = []
     while ready:
+        breathe()
         name = ready.pop()
         ordered.append(name)
         for user in users[name]:

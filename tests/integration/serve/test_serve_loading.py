@@ -24,6 +24,7 @@ def test_what_is_loaded_beside_a_version_that_serves_stands_back(
     exported: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, bool]] = []
+
     def recorded(*args: Any, breathe: Breathe) -> LoadedModel:
         seen.append((os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), breathe is hurry))
         return load_checked(*args, breathe=breathe)
