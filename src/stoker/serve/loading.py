@@ -2,7 +2,7 @@
 
 TensorFlow's own loader (`tf.compat.v1.saved_model.load`) parses the file once more, and imports the
 graph in one call that holds the interpreter's lock for all of its C++: most of that infers the shapes
-within every function, which a session does again for itself. Here only what is reached is imported,
+within every function, which no answer needs. Here only what is reached is imported,
 function by function and some nodes at a time, without that; restoring, initialising and optimising
 hold no lock anyway.
 """
