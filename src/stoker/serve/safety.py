@@ -9,17 +9,18 @@ model's own checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from tensorflow.core.framework import graph_pb2, node_def_pb2
-from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from stoker.core.errors import DataError, Plain
+from stoker.serve.breath import Breathe, hurry
+from stoker.serve.reach import called_by, node_of, nodes_by_name, reached, roots_of
 from stoker.serve.saved_model import check_assets, check_files, read_saved_model
 
 _FROM_ASSET = {
@@ -33,8 +34,6 @@ _FROM_CHECKPOINT = {"Restore": 0, "RestoreV2": 0, "RestoreSlice": 0}
 
 _SAME_VALUE = ("Identity", "StopGradient")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_INITIALISERS = ("saved_model_main_op", "legacy_init_op")
-_INIT_SIGNATURE = "__saved_model_init_op"
 
 _ASSET, _CHECKPOINT, _OTHER = "asset", "checkpoint", "other"
 
@@ -49,21 +48,30 @@ def allowed_operations() -> frozenset[str]:
     return frozenset(text.split())
 
 
-def check_model(folder: Path, *, allow: frozenset[str] = frozenset()) -> None:
+def check_model(
+    folder: Path, *, allow: frozenset[str] = frozenset(), breathe: Breathe = hurry
+) -> saved_model_pb2.SavedModel:
     """Refuse a SavedModel that could do anything but compute, before any of it is run.
 
     Args:
         folder: The version's folder.
         allow: Names of operations that it may have beside those on the list.
+        breathe: Called often.
+
+    Returns:
+        What was checked: the file may be another by the time that somebody reads it again.
 
     Raises:
         DataError: a signature or an initialiser reaches another operation, or a file lies outside of
             the folder; it is named.
     """
     check_files(folder)
-    for meta_graph in read_saved_model(folder).meta_graphs:
+    saved = read_saved_model(folder)
+    for meta_graph in saved.meta_graphs:
+        breathe()
         check_assets(folder, meta_graph)
-        _Walk(folder, meta_graph, allow).check()
+        _Walk(folder, meta_graph, allow, breathe).check()
+    return saved
 
 
 @dataclass(frozen=True)
@@ -82,22 +90,24 @@ class _Walk:
     folder: Path
     meta_graph: meta_graph_pb2.MetaGraphDef
     allow: frozenset[str]
+    breathe: Breathe
     seen: set[tuple[str, Origins]] = field(default_factory=set)
     pending: list[tuple[str, Origins]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         graph = self.meta_graph.graph_def
         self.functions = {found.signature.name: found for found in graph.library.function}
+        # `SymbolicGradient` names a function, and runs the one that the library has for its gradient.
+        self.gradients = {g.function_name: g.gradient_func for g in graph.library.gradient}
         self.allowed = allowed_operations() | self.allow
-        self.known = {_node(a.tensor_info.name): _ASSET for a in self.meta_graph.asset_file_def}
-        self.known[_node(self.meta_graph.saver_def.filename_tensor_name)] = _CHECKPOINT
+        self.known = {node_of(a.tensor_info.name): _ASSET for a in self.meta_graph.asset_file_def}
+        self.known[node_of(self.meta_graph.saver_def.filename_tensor_name)] = _CHECKPOINT
         for signature in self.meta_graph.signature_def.values():  # what clients may feed
-            self.known |= {_node(info.name): _OTHER for info in signature.inputs.values()}
+            self.known |= {node_of(info.name): _OTHER for info in signature.inputs.values()}
 
     def check(self) -> None:
-        graph: graph_pb2.GraphDef = self.meta_graph.graph_def
-        outer = _Scope({node.name: node for node in graph.node}, {}, outer=True)
-        for node in _reached(outer.nodes, self._roots()):
+        outer = _Scope(nodes_by_name(self.meta_graph.graph_def), {}, outer=True)
+        for node in reached(outer.nodes, roots_of(self.meta_graph)):
             self._check_node(node, outer, place="its graph")
         while self.pending:
             name, origins = self.pending.pop()
@@ -111,21 +121,8 @@ class _Walk:
             for node in function.node_def:
                 self._check_node(node, inner, place=f"its function {name[:80]!r}")
 
-    def _roots(self) -> list[str]:
-        names: list[str] = []
-        for signature in self.meta_graph.signature_def.values():
-            for info in [*signature.outputs.values(), *signature.inputs.values()]:
-                names += [info.name] if info.name else _parts_of(info)
-        for key in (*_INITIALISERS, _INIT_SIGNATURE):
-            names += (
-                list(self.meta_graph.collection_def[key].node_list.value)
-                if (key in self.meta_graph.collection_def)
-                else []
-            )
-        names.append(self.meta_graph.saver_def.restore_op_name)
-        return [_node(name) for name in names if name]
-
     def _check_node(self, node: node_def_pb2.NodeDef, scope: _Scope, *, place: str) -> None:
+        self.breathe()
         self._follow(node, scope)
         if node.op in self.functions or node.op in self.allowed:
             return
@@ -150,23 +147,26 @@ class _Walk:
         if node.op in _CALLS or node.op in self.functions:
             data = [name for name in node.input if not name.startswith("^")]
             origins = tuple(self._origin(name, scope) for name in data)
-        called = [node.op] if node.op in self.functions else []
-        for name in [*called, *functions_of(node)]:
-            if name in self.functions and (name, origins) not in self.seen:
-                self.seen.add((name, origins))
-                self.pending.append((name, origins))
+        for name in called_by(node):
+            self._enter(name, origins)
+            self._enter(self.gradients.get(name, ""), ())
+
+    def _enter(self, name: str, origins: Origins) -> None:
+        if name in self.functions and (name, origins) not in self.seen:
+            self.seen.add((name, origins))
+            self.pending.append((name, origins))
 
     def _origin(self, name: str, scope: _Scope) -> str:
         """Where a tensor comes from, through operations that change nothing."""
         for _ in range(len(scope.nodes) + 1):
-            node_name = _node(name)
+            node_name = node_of(name)
             if node_name in scope.arguments:
                 return scope.arguments[node_name]
             if scope.outer and node_name in self.known:
                 return self.known[node_name]
             node = scope.nodes.get(node_name)
             if scope.outer and node is not None and node.op == "ReadVariableOp":
-                return self._kept(_node(node.input[0]), scope)
+                return self._kept(node_of(node.input[0]), scope)
             if node is None or node.op not in _SAME_VALUE or not node.input:
                 return _OTHER
             name = node.input[0]
@@ -183,9 +183,9 @@ class _Walk:
             return _OTHER
         found = _OTHER
         for node in scope.nodes.values():
-            if handle not in map(_node, node.input) or node.op in _READS:
+            if handle not in map(node_of, node.input) or node.op in _READS:
                 continue
-            first = node.op == "AssignVariableOp" and _node(_input(node, 0)) == handle
+            first = node.op == "AssignVariableOp" and node_of(_input(node, 0)) == handle
             if not first or self._origin(_input(node, 1), scope) != _ASSET:
                 return _OTHER
             found = _ASSET
@@ -205,51 +205,8 @@ def _shared_name(node: node_def_pb2.NodeDef) -> str:
     return node.attr["shared_name"].s.decode(errors="replace") or node.name
 
 
-def _reached(
-    nodes: Mapping[str, node_def_pb2.NodeDef], roots: list[str]
-) -> Iterator[node_def_pb2.NodeDef]:
-    seen, pending = set(roots), list(roots)
-    while pending:
-        node = nodes.get(pending.pop())
-        if node is None:
-            continue
-        yield node
-        for name in map(_node, node.input):
-            if name not in seen:
-                seen.add(name)
-                pending.append(name)
-
-
-def functions_of(node: node_def_pb2.NodeDef) -> Iterator[str]:
-    """The functions that a node names in its attributes."""
-    for value in node.attr.values():
-        kind = value.WhichOneof("value")
-        if kind == "func":
-            yield value.func.name
-        elif kind == "list":
-            for function in value.list.func:
-                yield function.name
-
-
-def _parts_of(info: Any) -> list[str]:
-    """The tensors of a sparse or composite one."""
-    if info.WhichOneof("encoding") == "coo_sparse":
-        sparse = info.coo_sparse
-        return [
-            sparse.values_tensor_name,
-            sparse.indices_tensor_name,
-            sparse.dense_shape_tensor_name,
-        ]
-    return [part.name for part in info.composite_tensor.components]
-
-
 def _input(node: node_def_pb2.NodeDef, number: int) -> str:
     return node.input[number] if number < len(node.input) else ""
-
-
-def _node(tensor: str) -> str:
-    """The node of a tensor's name: `^a`, `a`, `a:0` and `a:output:0` are all of node `a`."""
-    return tensor.removeprefix("^").split(":")[0]
 
 
 def _refused(folder: Path, got: str, fix: str = "") -> DataError:

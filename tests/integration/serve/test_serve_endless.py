@@ -31,6 +31,7 @@ from stoker.serve.loops import may_not_end
 from stoker.serve.metrics import ServeMetrics
 from stoker.serve.patience import Patience
 from stoker.serve.runs import Runs
+from stoker.serve.saved_model import read_saved_model
 from stoker.serve.server import Server
 from stoker.serve.workers import WorkerEndedError, run_workers
 
@@ -281,10 +282,10 @@ def test_all_that_wait_for_a_stuck_run_are_told_and_no_more_are_taken(
 
 
 def test_only_what_loops_may_not_end(repository: Repository, exported: dict[str, Path]) -> None:
-    assert may_not_end(repository.base("counts") / "1")
-    assert may_not_end(exported["image"])  # map_fn
-    assert not may_not_end(exported["half_plus_two"])
-    assert not may_not_end(exported["words"])
+    assert may_not_end(read_saved_model(repository.base("counts") / "1"))
+    assert may_not_end(read_saved_model(exported["image"]))  # map_fn
+    assert not may_not_end(read_saved_model(exported["half_plus_two"]))
+    assert not may_not_end(read_saved_model(exported["words"]))
 
 
 def test_a_rest_client_that_hangs_up_leaves_the_queue(repository: Repository) -> None:

@@ -8,33 +8,35 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.app.cli.serve_command import without_meaningless
-from stoker.export import callpath
+from stoker.export.callpath import LoadedModel
 from stoker.serve import servable
+from stoker.serve.breath import Breathe, hurry
+from stoker.serve.loading import load_checked
 from stoker.serve.servable import LoadOptions, Servable, State
 
 
 def test_what_is_loaded_beside_a_version_that_serves_stands_back(
     exported: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
-    real = callpath.load_model
+    seen: list[tuple[int, bool]] = []
 
-    def recorded(path: Path) -> callpath.LoadedModel:
-        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        return real(path)
+    def recorded(*args: Any, breathe: Breathe) -> LoadedModel:
+        seen.append((os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), breathe is hurry))
+        return load_checked(*args, breathe=breathe)
 
-    monkeypatch.setattr(servable, "load_model", recorded)
+    monkeypatch.setattr(servable, "load_checked", recorded)
     monkeypatch.setattr(servable, "_first_is_loaded", threading.Event())
     mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     versions = [Servable(n, exported["half_plus_two"]) for n in (1, 2)]
     for version in versions:
         assert version.load(), version.reason
         version.unload()
-    assert seen == [mine, 10]
+    assert seen == [(mine, True), (10, False)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
     broken = Servable(3, exported["half_plus_two"] / "none")
     assert not broken.load()
