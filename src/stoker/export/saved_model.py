@@ -97,7 +97,7 @@ def named_outputs(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
 
 def _transformed_specs(transform: AnyTransform) -> dict[str, tf.TensorSpec]:
     """Feature -> what the model takes of it; nothing where the model takes the raw columns."""
-    traced = tf.function(transform.apply_features).get_concrete_function(
+    traced = tf.function(transform.apply_features, autograph=False).get_concrete_function(
         feature_specs(transform.serving_columns)
     )
     if {operation.type for operation in traced.graph.get_operations()} <= _NO_WORK:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import tensorflow as tf
+
 from stoker.data.own.feed import AnyFeed
 from stoker.export.saved_model import named_outputs
 from stoker.train.feeds import held_to_reference
@@ -43,6 +45,7 @@ def agreed_metrics(
     if not outputs:
         return dict(metrics), None
 
+    @tf.autograph.experimental.do_not_convert
     def answer(features: Any) -> list[Any]:
         answered = built.model(built.adapt(features), training=False)
         scores = named_outputs(built.model, answered)

@@ -44,7 +44,8 @@ def make_run_fed(
     of_batches = _OfBatches(step, alone=alone)
     of_call = None if rows_a_step is None else _OfCall(step, rows_a_step=rows_a_step, alone=alone)
 
-    @tf.function(reduce_retracing=True)
+    # AutoGraph took a third of the time that it takes to trace this, in every process.
+    @tf.function(reduce_retracing=True, autograph=False)
     def run_fed(iterator: Any, steps: tf.Tensor, look: Any = True) -> Sums:
         sums = (of_call or of_batches)(iterator, steps)
         if sound is None:
@@ -175,19 +176,32 @@ def _until_ended(
             steps; gives what they did, and what was taken ahead for those after them.
         ahead: What was taken for the first ones.
     """
-    done, going, finite = tf.constant(0, tf.int64), tf.constant(True), tf.constant(True)
-    signals, last_loss = tf.constant([0, 0]), tf.constant(0.0)
-    loss_sum, rows, wait_s = tf.constant(0.0), tf.constant(0.0), tf.constant(0.0, tf.float64)
-    while tf.logical_and(done < steps, going):
-        tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-        sums, ahead = some(done, loss_sum, ahead)
-        finite, signals, last_loss = sums.finite, sums.signals, sums.last_loss
-        loss_sum += sums.loss_sum
-        rows += sums.rows
-        done += sums.steps
-        wait_s += sums.wait_s
-        going = tf.logical_and(finite, tf.equal(signals[0], 0))
-    return Sums(loss_sum, rows, wait_s, done, finite, signals, last_loss)
+
+    def is_left(so_far: Sums, _: Any) -> tf.Tensor:
+        going = tf.logical_and(so_far.finite, tf.equal(so_far.signals[0], 0))
+        return tf.logical_and(so_far.steps < steps, going)
+
+    def some_more(so_far: Sums, ahead: Any) -> tuple[Sums, Any]:
+        sums, ahead = some(so_far.steps, so_far.loss_sum, ahead)
+        return sums._replace(
+            loss_sum=so_far.loss_sum + sums.loss_sum,
+            rows=so_far.rows + sums.rows,
+            wait_s=so_far.wait_s + sums.wait_s,
+            steps=so_far.steps + sums.steps,
+        ), ahead
+
+    nothing = Sums(
+        loss_sum=tf.constant(0.0),
+        rows=tf.constant(0.0),
+        wait_s=tf.constant(0.0, tf.float64),
+        steps=tf.constant(0, tf.int64),
+        finite=tf.constant(True),
+        signals=tf.constant([0, 0]),
+        last_loss=tf.constant(0.0),
+    )
+    all_of_them: Sums
+    all_of_them, _ = tf.while_loop(is_left, some_more, (nothing, ahead), parallel_iterations=1)
+    return all_of_them
 
 
 @tf.autograph.experimental.do_not_convert
@@ -293,15 +307,17 @@ def make_run_resident(step: Step, sample: Any) -> Callable[[Any, tf.Tensor], tf.
         )
         return program.several(batches, tf.minimum(left, program.together))
 
-    @tf.function(input_signature=[batch_spec, tf.TensorSpec([], tf.int64)])
+    @tf.function(input_signature=[batch_spec, tf.TensorSpec([], tf.int64)], autograph=False)
     def run_resident(element: Any, steps: tf.Tensor) -> tf.Tensor:
-        loss_sum, done = tf.constant(0.0), tf.constant(0, tf.int64)
-        while done < steps:
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+        def some_more(loss_sum: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             sums = some(element, steps - done)
-            loss_sum += sums.loss_sum
             # Also where a step is not finite: what is measured ends.
-            done += tf.maximum(sums.steps, 1)
+            return loss_sum + sums.loss_sum, done + tf.maximum(sums.steps, 1)
+
+        nothing = tf.constant(0.0), tf.constant(0, tf.int64)
+        loss_sum, _ = tf.while_loop(
+            lambda _, done: done < steps, some_more, nothing, parallel_iterations=1
+        )
         return loss_sum
 
     return run_resident

@@ -86,8 +86,8 @@ class TrainingState:
             if slot.by_replica and self.strategy.num_replicas_in_sync > 1
         }
         # A TPU runs nothing that is not in a graph.
-        self._gather = tf.function(self._gather_rows)
-        self._ids = tf.function(lambda: self.strategy.run(_replica_id))
+        self._gather = tf.function(self._gather_rows, autograph=False)
+        self._ids = tf.function(lambda: self.strategy.run(_replica_id), autograph=False)
 
     def capture(self) -> dict[str, NDArray[Any]]:
         """A copy of every value on the host.

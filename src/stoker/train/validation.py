@@ -89,7 +89,7 @@ def _look_at_elements(
         none = tf.constant(0.0), tf.constant(0.0)
         return tf.cond(rows > 0, lambda: look(load(part)), lambda: none)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def step(element: Any) -> tuple[tf.Tensor, tf.Tensor]:
         return _summed(strategy, strategy.run(replica, args=(element,)))
 
@@ -117,7 +117,7 @@ def _look_at_shares(
         none = tf.constant(0.0), tf.constant(0.0)
         return tf.cond(is_own, lambda: look(part), lambda: none)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
         return _summed(strategy, strategy.run(replica, args=share))
 

@@ -453,17 +453,25 @@ class Heard:
     def stage_ended(self, outcome: object) -> None: ...
 
 
+@pytest.fixture(scope="module")
+def cancer(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Where the runs lie, one beside the other: the stages before training are done once."""
+    folder = tmp_path_factory.mktemp("cancer")
+    return [f"runs={folder}/runs", f"models={folder}/models"]
+
+
 def test_a_run_trains_on_what_the_workers_make(
-    service: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    service: Running, cancer: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    # Few epochs of many steps: each epoch waits for the service to begin it.
     experiment = load_experiment(
         RECIPES / "cancer",
         overrides=[
-            f"runs={tmp_path}/runs",
-            f"models={tmp_path}/models",
+            *cancer,
             f"data.service.address={service.config.address}",
             "data.service.workers=2",
-            "train.epochs=12",
+            "train.epochs=4",
+            "train.batch_size=8",
         ],
     )
 
@@ -472,7 +480,7 @@ def test_a_run_trains_on_what_the_workers_make(
     assert "promises no order and no resume" in caplog.text
     rows = result.result("ingest")["rows"]["train"]
     batch_size = result.result("train")["resolved"]["batch_size"]
-    assert result.result("train")["steps"] == 12 * -(-rows // batch_size)
+    assert result.result("train")["steps"] == 4 * -(-rows // batch_size)
     assert result.result("evaluate")["metrics"]["auc"] > 0.97
 
 
@@ -481,13 +489,12 @@ def test_a_run_trains_on_what_the_workers_make(
     [("train.deterministic=true", "train.deterministic"), ("train.augment.flip=0.5", "augment")],
 )
 def test_what_a_service_cannot_do_is_refused(
-    service: Running, tmp_path: Path, setting: str, named: str
+    service: Running, cancer: list[str], setting: str, named: str
 ) -> None:
     experiment = load_experiment(
         RECIPES / "cancer",
         overrides=[
-            f"runs={tmp_path}/runs",
-            f"models={tmp_path}/models",
+            *cancer,
             f"data.service.address={service.config.address}",
             setting,
         ],

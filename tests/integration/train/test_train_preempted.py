@@ -111,11 +111,12 @@ def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
     assert trainer.end() not in (0, EXIT_PREEMPTED)
     assert newest(runs).step > before
 
-    # Twice: at once, in the middle of a step.
-    lines = lines_of(runs)
-    pid = trainer.start(folder, runs, environment={"STEP_S": "0.5"})
+    # Twice: at once, in the middle of a step, of which each takes half a second from now on.
+    lines, slower = lines_of(runs), tmp_path / "slower"
+    pid = trainer.start(folder, runs, environment=slow | {"SLOWER": str(slower)})
     until(lambda: has_begun(runs, lines) and last_step(runs) % position["per_epoch"] != 0)
-    time.sleep(0.1)
+    slower.touch()
+    time.sleep(2 * STEP_S)
     os.kill(pid, signal.SIGTERM)
     time.sleep(0.1)
     os.kill(pid, signal.SIGTERM)

@@ -255,7 +255,7 @@ def _cut_out(
         found = pruned(*[raw[name] for name in inputs.values()])
         return dict(zip(results.values(), found, strict=True))
 
-    function = tf.function(compute, input_signature=[signature])
+    function = tf.function(compute, input_signature=[signature], autograph=False)
     return Part(compute=function, objects=_captured(pruned, resolved.objects))
 
 

@@ -13,6 +13,8 @@ from stoker.data.dataset import ImageShape
 from stoker.data.features.decoding import decoded, turns
 
 
+# AutoGraph has nothing to convert here, and takes a second to find that out.
+@tf.autograph.experimental.do_not_convert
 def decode_images(encoded: tf.Tensor, shape: ImageShape) -> tf.Tensor:
     """Decode JPEG, PNG, GIF and WebP, stand them upright, and bring every image to one size.
 
@@ -54,7 +56,7 @@ def decode_whole(data: bytes, channels: int) -> NDArray[np.uint8]:
 
 @functools.cache
 def _whole_decoder(channels: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    @tf.function(input_signature=[tf.TensorSpec([1], tf.string)])
+    @tf.function(input_signature=[tf.TensorSpec([1], tf.string)], autograph=False)
     def decoder(encoded: tf.Tensor) -> tf.Tensor:
         return decoded(encoded[0], turns(encoded)[0], channels)
 

@@ -80,6 +80,8 @@ class Transform:
         """The features' part of the graph, for an export to track: nothing of the label is in it."""
         return self._root().serving
 
+    # AutoGraph has nothing to convert in a graph that was loaded, and takes a while to find that out.
+    @tf.autograph.experimental.do_not_convert
     def apply_features(self, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Compute the features.
 
@@ -96,6 +98,7 @@ class Transform:
         """
         return self._features_of(self.module(), inputs)
 
+    @tf.autograph.experimental.do_not_convert
     def apply_decoded(self, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Compute the features where a feed has decoded the images.
 
@@ -122,6 +125,7 @@ class Transform:
             feature.name: _shaped(found[keys[feature.name]], feature) for feature in self.features
         }
 
+    @tf.autograph.experimental.do_not_convert
     def apply_label(self, inputs: Mapping[str, tf.Tensor]) -> Any:
         """Compute the label, or of a model of several outputs the labels.
 
@@ -148,6 +152,7 @@ class Transform:
             }
         )
 
+    @tf.autograph.experimental.do_not_convert
     def apply_weight(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Compute how much each row counts.
 
@@ -167,6 +172,7 @@ class Transform:
         found = part.compute({key: _column(inputs, name) for name, key in names.items()})
         return tf.ensure_shape(found["f0"], [None])
 
+    @tf.autograph.experimental.do_not_convert
     def apply_targets(self, inputs: Mapping[str, tf.Tensor]) -> tuple[Any, ...]:
         """What stands beside the features in a batch: the label, and the weight where there is one.
 

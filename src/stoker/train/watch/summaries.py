@@ -94,17 +94,23 @@ def histogram(values: Any) -> Histogram:
     return np.stack([edges[:-1], edges[1:], counts.astype(np.float64)], axis=1)
 
 
-@tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+@tf.function(input_signature=[tf.TensorSpec([None], tf.float32)], autograph=False)
 def _counted(flat: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     finite = tf.boolean_mask(flat, tf.math.is_finite(flat))
     finite = tf.clip_by_value(finite, -_LARGEST, _LARGEST)
-    if tf.size(finite) == 0:
+
+    def of_some() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        low, high = tf.reduce_min(finite), tf.reduce_max(finite)
+        # Not `histogram_fixed_width`, which refuses values that are all the same.
+        places = tf.math.divide_no_nan(finite - low, high - low) * BUCKETS
+        buckets = tf.minimum(tf.cast(places, tf.int32), BUCKETS - 1)
+        return low, high, tf.math.bincount(buckets, minlength=BUCKETS, maxlength=BUCKETS)
+
+    def of_none() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         return tf.constant(0.0), tf.constant(0.0), tf.zeros([BUCKETS], tf.int32)
-    low, high = tf.reduce_min(finite), tf.reduce_max(finite)
-    # Not `histogram_fixed_width`, which refuses values that are all the same.
-    places = tf.math.divide_no_nan(finite - low, high - low) * BUCKETS
-    buckets = tf.minimum(tf.cast(places, tf.int32), BUCKETS - 1)
-    return low, high, tf.math.bincount(buckets, minlength=BUCKETS, maxlength=BUCKETS)
+
+    found: tuple[tf.Tensor, tf.Tensor, tf.Tensor] = tf.cond(tf.size(finite) > 0, of_some, of_none)
+    return found
 
 
 def graph_bytes(graph: tf.Graph) -> bytes:
