@@ -44,6 +44,8 @@ from stoker.train.surroundings import Progress, Surroundings
 
 SERVE = """
 import os
+from stoker.app.quiet import import_tensorflow
+import_tensorflow()
 from stoker.cluster.resolver import read_tf_config
 from stoker.train.parameter_server.cluster import serve_parameter_role
 serve_parameter_role(read_tf_config(os.environ))
