@@ -159,7 +159,7 @@ def _engine(config: FeedConfig) -> Engine:
 
 
 def _of_table(transform: Transform) -> Callable[[Raw], Any]:
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def prepare(raw: Raw) -> Any:
         return transform.apply_features(raw), *transform.apply_targets(raw)
 
@@ -182,7 +182,7 @@ def _of_images(
         seen = {name: ImageFeed.finish(raw[name]) for name in images}
         return transform.apply_decoded(raw | seen)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def prepare(raw: Raw) -> Any:
         inputs = features(raw) if on_host else {c.name: raw[c.name] for c in columns}
         return inputs, *transform.apply_targets(raw)

@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 RowOrder = Callable[[int, int, int], NDArray[np.int64]]
 """Epoch, first and last position -> [last - first] which rows of the split stand there."""
 
+plain = tf.autograph.experimental.do_not_convert
+"""For functions without a Python `if` or loop over tensors: to convert them costs every process that
+traces them more than to trace them."""
+
 BLOCK_POSITIONS = 1 << 16
 """Positions of the order that are computed at once: 0.5 MB of indices, some ms of one core."""
 
@@ -79,6 +83,7 @@ class Calls:
         if not self.skipped_steps:
             return calls
 
+        @plain
         def cut(number: tf.Tensor, element: Any) -> Any:
             first = tf.where(tf.equal(number, 0), self.skipped_rows, 0)
             return tf.nest.map_structure(lambda tensor: tensor[first:], element)
@@ -89,6 +94,7 @@ class Calls:
         """Elements are the rows of each call, [rows] int64."""
         rows_of = _BlockedOrder(self, order)
 
+        @plain
         def of_call(call: tf.Tensor) -> tf.Tensor:
             return shaped_batch(tf.numpy_function(rows_of, [call], tf.int64, stateful=False))
 
@@ -103,16 +109,17 @@ class Calls:
             own = rows[count * self.worker // workers : count * (self.worker + 1) // workers]
             return rows if workers == 1 else tf.cond(count < workers, lambda: rows, lambda: own)
 
+        @plain
         def cut(call: tf.Tensor, rows: tf.Tensor) -> tf.data.Dataset[Any]:
             epoch = call // self.per_epoch
             steps = -(-tf.size(rows, tf.int64) // size)
             return tf.data.Dataset.range(steps).map(
-                lambda step: (share(rows[step * size : (step + 1) * size]), epoch)
+                plain(lambda step: (share(rows[step * size : (step + 1) * size]), epoch))
             )
 
         calls = tf.data.Dataset.range(self.first, self.last)
         both: tf.data.Dataset[Any] = tf.data.Dataset.zip((calls, self.indices(order)))
-        return both.flat_map(cut)  # type: ignore[arg-type]  # the stubs know no unpacking
+        return both.flat_map(cut)
 
 
 class _BlockedOrder:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.data.columns import Column, to_numpy
 from stoker.data.dataset import Dataset
-from stoker.data.feed.calls import Calls, RowOrder, shaped_batch
+from stoker.data.feed.calls import Calls, RowOrder, plain, shaped_batch
 from stoker.data.feed.config import AS_IT_IS, FeedConfig
 from stoker.data.feed.decode_engines import usable_cores
 from stoker.data.feed.image_feed import PARALLEL_CALLS, ImageFeed
@@ -88,7 +88,7 @@ class ImageRows:
         rows = tf.data.Dataset.range(self.rows).batch(batch_size)
         epoch = tf.constant(0, tf.int64)
         with _own_error(self._evaluation):
-            yield self._read(rows.map(lambda indices: (indices, epoch)), self._evaluation)
+            yield self._read(rows.map(plain(lambda indices: (indices, epoch))), self._evaluation)
 
     def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
         """How a batch is made; see `measure_stages`."""
@@ -118,6 +118,7 @@ class ImageRows:
         dtypes: list[Any] = [array.dtype for array in ready[: len(self._training)]]
         dtypes += [tf.as_dtype(column.tensor_dtype) for column in self._others]
 
+        @plain
         def hand_over(turn: tf.Tensor) -> Any:
             return tf.numpy_function(lambda _: ready, [turn], dtypes, stateful=False)
 
@@ -128,6 +129,7 @@ class ImageRows:
     def _read(
         self, steps: tf.data.Dataset[Any], images: Mapping[str, ImageFeed]
     ) -> tf.data.Dataset[Any]:
+        @plain
         def read(indices: tf.Tensor, epoch: tf.Tensor) -> dict[str, Any]:
             return self._gathered(indices) | {
                 name: feed.read(indices, epoch) for name, feed in images.items()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from stoker.data.feed.calls import Calls, RowOrder
+from stoker.data.feed.calls import Calls, RowOrder, plain
 from stoker.data.feed.config import AS_IT_IS, FeedConfig
 from stoker.data.feed.decode_engines import usable_cores
 from stoker.data.feed.options import as_written
@@ -239,4 +239,4 @@ def mapped(
 ) -> tf.data.Dataset[Any]:
     """Apply a function of TensorFlow's operations to every element, several at a time, in order."""
     at_once = threads or usable_cores()
-    return dataset.map(function, num_parallel_calls=at_once, deterministic=True)
+    return dataset.map(plain(function), num_parallel_calls=at_once, deterministic=True)

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.data.feed.calls import plain
 from stoker.data.feed.options import as_written
 from stoker.data.own.description import Description
 from stoker.data.own.elements import parts_of
@@ -65,6 +66,7 @@ class Bytes:
         if not self._kept:
             return dataset
 
+        @plain
         def narrow(*element: Any) -> Any:
             features, *rest = parts_of(element)
             narrowed = {
