@@ -60,7 +60,7 @@ def _analyze(context: Context, folder: Path) -> Done:
         context.progress(f"{done:,} {what}", min(1.0, done / total) if total else None)
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        counts, anomalies = analyze_own_dataset(
+        counts, anomalies, forms = analyze_own_dataset(
             dataset,
             folder,
             scratch=Path(scratch),
@@ -68,7 +68,7 @@ def _analyze(context: Context, folder: Path) -> Done:
             progress=tell,
         )
     return Done(
-        result=anomaly_facts(anomalies) | {"counts": counts_as_facts(counts)},
+        result=anomaly_facts(anomalies) | {"counts": counts_as_facts(counts), "bytes": forms},
         # What the function reads from outside is seen here, and where else would it be?
         content=sha256_file(folder / "statistics.json"),
     )

@@ -45,7 +45,7 @@ def situation_of(
         image_store=None if own is not None else _store(context.shards().image_store),
         decoder=train.feed.decoder,
         made_here=made_here,
-        byte_features={} if train.feed.uint8 or own is None else _byte_features(context),
+        byte_features={} if train.feed.uint8 else context.results["analyze"].get("bytes", {}),
         feed_threads=train.feed.threads,
         parallel_batches=train.feed.parallel_batches,
         prefetch=train.feed.prefetch,
@@ -81,14 +81,6 @@ def _passes_agree(context: Context) -> bool:
 
     dataset = context.dataset()
     return isinstance(dataset, OwnDataset) and passes_agree(dataset.datasets["train"])
-
-
-def _byte_features(context: Context) -> dict[str, float]:
-    from stoker.data.own.as_bytes import byte_scales
-    from stoker.data.own.opening import OwnDataset
-
-    dataset = context.dataset()
-    return byte_scales(dataset.datasets["train"]) if isinstance(dataset, OwnDataset) else {}
 
 
 def _blocks(model: Any) -> tuple[str, ...]:

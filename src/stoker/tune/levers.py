@@ -73,9 +73,9 @@ class Situation:
     """Batches are made as they are needed, by this process: none are kept, and there is no data
     service."""
 
-    byte_features: Mapping[str, float]
+    byte_features: Mapping[str, str]
     """Features of a dataset of the user's that could be sent as uint8, as `train.feed.uint8` has
-    them; none where some are."""
+    them: all their numbers, in every split, were seen to be bytes. None where some are sent so."""
 
     feed_threads: int | None
     parallel_batches: int | None
@@ -262,8 +262,6 @@ def _bytes(situation: Situation) -> Iterator[Lever]:
             name=f"{', '.join(situation.byte_features)} sent as uint8",
             settings={"train.feed.uint8": dict(situation.byte_features)},
             part="input",
-            # A compiler may multiply by the inverse where a quotient is meant.
-            changes_numbers=True,
             by_speed=True,
             why="a quarter of the bytes is kept, copied and sent to the device",
         )

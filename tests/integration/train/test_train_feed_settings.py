@@ -103,7 +103,7 @@ def test_images_are_the_same(photographs: Data, config: FeedConfig) -> None:
         (FeedConfig(parallel_batches=3), "train.feed.parallel_batches needs images"),
         (FeedConfig(slack=True), "train.feed.slack needs a dataset of your own"),
         (FeedConfig(autotune=False), "train.feed.autotune needs a dataset of your own"),
-        (FeedConfig(uint8={"a": 1}), "train.feed.uint8 needs a dataset of your own"),
+        (FeedConfig(uint8={"a": "x"}), "train.feed.uint8 needs a dataset of your own"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError
 from stoker.data.feed.calls import Calls
-from stoker.data.feed.config import FeedConfig
+from stoker.data.feed.config import ByteForm, FeedConfig
 from stoker.data.feed.dataset_stages import dataset_stages
-from stoker.data.own.as_bytes import byte_scales
+from stoker.data.own.analysis import analyze_own_dataset
 from stoker.data.own.config import OwnDatasetConfig, PipelineConfig
 from stoker.data.own.description import SPLITS, Count
 from stoker.data.own.feed import OwnFeed
@@ -27,11 +29,24 @@ FEATURES: dict[str, Any] = {
     "whole": PIXELS.astype(np.float32),
     "ids": PIXELS.astype(np.int64),
     "of_one": PIXELS.astype(np.float32) / np.float32(255),
+    "scaled": PIXELS.astype(np.float32) * np.float32(1 / 255),
+    "wide": PIXELS.astype(np.float64) / 255,
+    "half": PIXELS.astype(np.float16) / np.float16(255),
+    "minus": PIXELS.astype(np.float32) * np.float32(-0.0),
     "halves": PIXELS.astype(np.float32) / 2,
     "below": PIXELS.astype(np.float32) - 1,
     "sent_so": PIXELS,
     "small": np.arange(ROWS, dtype=np.float32)[:, None],
     "name": np.array([f"row {n}" for n in range(ROWS)]),
+}
+
+FORMS: dict[str, ByteForm] = {
+    "whole": "x",
+    "ids": "x",
+    "of_one": "x/255",
+    "scaled": "x*(1/255)",
+    "wide": "x/255",
+    "half": "x/255",
 }
 
 
@@ -79,7 +94,7 @@ def loaded(config: FeedConfig, **options: Any) -> list[Any]:
         FeedConfig(autotune=False),
         FeedConfig(slack=True),
         FeedConfig(slack=True, prefetch=2, threads=2),
-        FeedConfig(uint8={"whole": 1, "ids": 1.0, "of_one": 255}),
+        FeedConfig(uint8=FORMS),
     ],
     ids=repr,
 )
@@ -94,7 +109,7 @@ def test_however_they_are_made_ready_batches_are_the_same(config: FeedConfig, ca
 
 
 def test_what_is_named_is_kept_and_handed_over_as_bytes() -> None:
-    element, _ = next(elements(feed(FeedConfig(uint8={"whole": 1, "of_one": 255}))))
+    element, _ = next(elements(feed(FeedConfig(uint8={"whole": "x", "of_one": "x/255"}))))
 
     kinds = {name: tensor.dtype.name for name, tensor in element[0].items()}
     assert (kinds["whole"], kinds["of_one"]) == ("uint8", "uint8")
@@ -102,7 +117,7 @@ def test_what_is_named_is_kept_and_handed_over_as_bytes() -> None:
 
 
 def test_a_feature_without_a_name_is_sent_as_bytes_too() -> None:
-    config = FeedConfig(uint8={"inputs": 255})
+    config = FeedConfig(uint8={"inputs": "x/255"})
 
     element, batch = next(elements(feed(config, function=alone)))
 
@@ -112,25 +127,29 @@ def test_a_feature_without_a_name_is_sent_as_bytes_too() -> None:
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_compiled_step_sees_what_they_were_to_the_last_bit(*, jit_compile: bool) -> None:
-    own = feed(FeedConfig(uint8={"of_one": 255}))
+    own = feed(FeedConfig(uint8=FORMS))
     element, _ = next(elements(own))
+    features = {name: element[0][name] for name in FORMS}
 
     made = tf.function(
-        lambda pixels: own.load(({**element[0], "of_one": pixels}, element[1]))[0]["of_one"],
+        lambda parts: {
+            name: own.load(({**element[0], **parts}, element[1]))[0][name] for name in FORMS
+        },
         jit_compile=jit_compile,
         autograph=False,
-    )(element[0]["of_one"])
+    )(features)
 
-    np.testing.assert_array_equal(made, FEATURES["of_one"][:5])
+    for name in FORMS:
+        np.testing.assert_array_equal(made[name], FEATURES[name][:5], err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["halves", "below"])
+@pytest.mark.parametrize("name", ["halves", "below", "minus", "of_one"])
 def test_another_number_ends_the_run_and_is_named(name: str) -> None:
-    own = feed(FeedConfig(uint8={name: 1}))
+    own = feed(FeedConfig(uint8={name: "x"}))
 
     with pytest.raises(
         tf.errors.InvalidArgumentError,
-        match=f"the feature .{{1,2}}{name}.{{1,2}} times 1 must be whole",
+        match=f"the feature .{{1,2}}{name}.{{1,2}} must be what x makes of whole",
     ):
         list(elements(own))
 
@@ -141,28 +160,73 @@ def test_not_a_number_ends_the_run_too() -> None:
             lambda features, label: ({**features, "whole": features["whole"] * np.nan}, label)
         )
 
-    own = feed(FeedConfig(uint8={"whole": 1}), function=broken)
+    own = feed(FeedConfig(uint8={"whole": "x"}), function=broken)
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must be whole numbers from 0 to 255"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="must be what x makes of whole numbers"
+    ):
         list(elements(own))
 
 
 @pytest.mark.parametrize(
-    ("scales", "said"),
+    ("forms", "said"),
     [
-        ({"picture": 1.0}, "must name features of the dataset, not 'picture'"),
-        ({"name": 1.0}, "the feature 'name' must be numbers"),
-        ({"ids": 255}, "the feature 'ids' must be multiplied by 1"),
+        ({"picture": "x"}, "must name features of the dataset, not 'picture'"),
+        ({"name": "x"}, "the feature 'name' must be numbers that x makes"),
+        ({"ids": "x/255"}, "the feature 'ids' must be numbers that x/255 makes"),
     ],
 )
-def test_what_cannot_be_sent_as_bytes_is_refused(scales: dict[str, float], said: str) -> None:
+def test_what_cannot_be_sent_as_bytes_is_refused(forms: dict[str, ByteForm], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        feed(FeedConfig(uint8=scales))
+        feed(FeedConfig(uint8=forms))
 
 
-def test_what_could_be_sent_as_bytes_is_found() -> None:
-    assert byte_scales(dataset("train")) == {"whole": 1.0, "ids": 1.0, "of_one": 255.0}
-    assert byte_scales(alone("train")) == {"inputs": 255.0}
+def found_bytes(function: Any, folder: Path) -> dict[str, ByteForm]:
+    made = open_own_dataset(function, OwnDatasetConfig(dataset="model:dataset"))
+    (scratch := folder / "scratch").mkdir()
+    _, _, forms = analyze_own_dataset(
+        made, folder, scratch=scratch, fingerprint="f", progress=lambda *_: None
+    )
+    return forms
+
+
+def test_what_could_be_sent_as_bytes_is_found(tmp_path: Path) -> None:
+    assert found_bytes(dataset, tmp_path) == FORMS
+
+
+@pytest.mark.parametrize(
+    ("make", "form"),
+    [
+        (lambda x: tf.cast(x, tf.float32) / 255.0, "x/255"),
+        (keras.layers.Rescaling(1 / 255), "x*(1/255)"),
+        (lambda x: tf.image.convert_image_dtype(x, tf.float32), "x*(1/255)"),
+        (keras.layers.Rescaling(1 / 127.5, offset=-1), None),
+    ],
+    ids=["divided", "Rescaling", "convert_image_dtype", "from -1 to 1"],
+)
+def test_the_ways_in_which_pixels_are_scaled_are_known(
+    make: Any, form: str | None, tmp_path: Path
+) -> None:
+    def scaled(split: str) -> tf.data.Dataset[Any]:
+        del split
+        rows = tf.data.Dataset.from_tensor_slices((PIXELS, np.arange(ROWS))).batch(5)
+        return rows.map(lambda x, y: (make(x), y))
+
+    assert found_bytes(scaled, tmp_path) == ({} if form is None else {"inputs": form})
+
+
+@pytest.mark.parametrize("where", ["eval", "late"])
+def test_one_value_in_all_splits_tells_that_a_feature_is_no_bytes(
+    where: str, tmp_path: Path
+) -> None:
+    def one_other(split: str) -> tf.data.Dataset[Any]:
+        pixels = FEATURES["of_one"].copy()
+        if split == "eval" or where == "late":
+            pixels[-1, 0, 0, 0] = 0.5
+        rows: Any = (pixels, np.arange(ROWS))
+        return tf.data.Dataset.from_tensor_slices(rows).batch(5)
+
+    assert found_bytes(one_other, tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -171,8 +235,6 @@ def test_what_could_be_sent_as_bytes_is_found() -> None:
         ({"threads": 0}, "train.feed.threads must be from 1 to 1,024"),
         ({"prefetch": 10**6}, "train.feed.prefetch must be from 1 to 100,000"),
         ({"parallel_batches": -1}, "train.feed.parallel_batches must be"),
-        ({"uint8": {"image": 0.0}}, "'image' must be multiplied by a number above 0"),
-        ({"uint8": {"image": float("nan")}}, "'image' must be multiplied by a number above 0"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], said: str) -> None:

@@ -10,10 +10,11 @@ from stoker.core.errors import ConfigError
 Decoder = Literal["auto", "native", "opencv"]
 """What decodes images on the host."""
 
+ByteForm = Literal["x", "x/255", "x*(1/255)"]
+"""How numbers were made of bytes x. A quotient and a product with the inverse differ in the last bit."""
+
 MOST = {"threads": 1024, "parallel_batches": 1024, "prefetch": 100_000}
 """More is a slip of the pen."""
-
-MOST_SCALE = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,23 +44,16 @@ class FeedConfig:
     """Hold a dataset of your own back at the start of a step, where it would take the CPU from the
     step's own launch. For steps on an accelerator."""
 
-    uint8: dict[str, float] = field(default_factory=dict)
-    """Feature of a dataset of your own -> what its numbers are multiplied by to be whole ones from 0 to
-    255: `{image: 255}` of pixels from 0 to 1. It is kept and sent to the device as uint8, and made
-    again what it was within the step; a value that is no such number ends the run."""
+    uint8: dict[str, ByteForm] = field(default_factory=dict)
+    """Feature of a dataset of your own -> how its numbers were made of bytes x. x: pixels from 0 to 255;
+    x/255: divided; x*(1/255): multiplied, as Rescaling and convert_image_dtype do. It is kept and sent
+    to the device as uint8, and is the same numbers again within the step; another value ends the run."""
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise ConfigError(f"train.feed.{name} must be from 1 to {most:,}", got=value)
-        for name, scale in self.uint8.items():
-            if not 0 < scale <= MOST_SCALE:
-                raise ConfigError(
-                    f"train.feed.uint8: {name!r} must be multiplied by a number above 0",
-                    got=scale,
-                    fix="1 for pixels from 0 to 255, 255 for pixels from 0 to 1.",
-                )
 
 
 AS_IT_IS = FeedConfig()

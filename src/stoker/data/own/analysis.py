@@ -21,6 +21,8 @@ from stoker.data.features.analyze import write_analysis
 from stoker.data.features.anomalies import Anomaly
 from stoker.data.features.measure import compute_statistics
 from stoker.data.features.statistics import ColumnStatistics, Statistics
+from stoker.data.feed.config import ByteForm
+from stoker.data.own.byte_forms import ByteForms
 from stoker.data.own.description import Count, TensorColumn
 from stoker.data.own.moments import Moments
 from stoker.data.own.opening import OwnDataset, empty_split
@@ -34,7 +36,7 @@ Progress = Callable[[int, int, str], None]
 
 def analyze_own_dataset(
     dataset: OwnDataset, folder: Path, *, scratch: Path, fingerprint: str, progress: Progress
-) -> tuple[dict[str, Count], list[Anomaly]]:
+) -> tuple[dict[str, Count], list[Anomaly], dict[str, ByteForm]]:
     """Look at every record of every split, once, and write down what the data is.
 
     Args:
@@ -45,7 +47,8 @@ def analyze_own_dataset(
         progress: Told after each batch.
 
     Returns:
-        What the splits hold, and what is wrong with them, errors first.
+        What the splits hold; what is wrong with them, errors first; and feature -> how all of its
+        numbers, in every split, were made of bytes, where they were.
 
     Raises:
         ConfigError: the user's pipeline raised.
@@ -55,8 +58,9 @@ def analyze_own_dataset(
     moments: dict[str, dict[str, Moments]] = {}
     shards: dict[str, tuple[Shard, ...]] = {}
     columns: dict[str, Column] | None = None
+    forms = {column.name: ByteForms() for column in dataset.description.features}
     for split in dataset.datasets:
-        look = _Look(dataset, split, scratch / f"{split}.parquet", columns)
+        look = _Look(dataset, split, scratch / f"{split}.parquet", columns, forms)
         counts[split] = look.run(progress)
         columns, moments[split] = look.columns, look.moments
         shards[split] = look.shards(counts[split].rows)
@@ -76,7 +80,8 @@ def analyze_own_dataset(
     # One of many numbers of a label is no class.
     named = [label.name for label in labels if label.shape in ((), (1,))]
     _, anomalies = write_analysis(statistics, folder, labels=named)
-    return counts, anomalies
+    found = {name: seen.form for name, seen in forms.items()}
+    return counts, anomalies, {name: form for name, form in found.items() if form is not None}
 
 
 def _in_order(
@@ -93,9 +98,15 @@ class _Look:
     """One pass over one split."""
 
     def __init__(
-        self, dataset: OwnDataset, split: str, path: Path, columns: dict[str, Column] | None
+        self,
+        dataset: OwnDataset,
+        split: str,
+        path: Path,
+        columns: dict[str, Column] | None,
+        forms: Mapping[str, ByteForms],
     ) -> None:
         self._dataset, self._split, self._path = dataset, split, path
+        self._forms = forms
         # Whether a string is a text is seen in the first batch of the first split.
         self._known = columns
         self.columns: dict[str, Column] = columns or {}
@@ -145,6 +156,8 @@ class _Look:
     def _take(self, parts: Mapping[str, NDArray[Any]], writer: pq.ParquetWriter) -> None:
         for name, moments in self.moments.items():
             moments.add(parts[name])
+        for name, forms in self._forms.items():
+            forms.add(parts[name])
         cells = [_to_arrow(column, parts[name]) for name, column in self.columns.items()]
         if cells:
             writer.write_batch(pa.record_batch(cells, schema=writer.schema))
