@@ -10,6 +10,7 @@ from typing import Any
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.config import build
+from stoker.core.errors import ConfigError, Plain
 from stoker.tune.lock import FILE, Lock, differing, read_lock
 
 _LOG = logging.getLogger("stoker")
@@ -99,7 +100,13 @@ def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experi
         *sections, last = name.split(".")
         where = values
         for section in sections:
-            where = where[section]
+            where = where.get(section)
+            if not isinstance(where, dict):
+                raise ConfigError(
+                    f"{name} must be a setting of stoker.yaml",
+                    got=Plain(f"no section {section!r}"),
+                    fix=f"Run `stoker tune` again, or delete {FILE}.",
+                )
         where[last] = value
     return build(Experiment, values)
 

@@ -86,6 +86,9 @@ def read_lock(path: Path) -> Lock | None:
     for name, value in raw.items():
         if name not in known or not isinstance(value, kinds[name]):
             raise ConfigError(f"{path}: {name} is not what a lock file holds", got=value, fix=fix)
+    for name in raw["settings"]:
+        if not isinstance(name, str):
+            raise ConfigError(f"{path}: a setting must have a name", got=name, fix=fix)
     return Lock(**raw)
 
 

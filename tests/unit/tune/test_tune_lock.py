@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -131,6 +132,22 @@ def test_a_setting_that_cannot_be_is_an_error(experiment: Path) -> None:
     write_lock(experiment / FILE, lock)
 
     with pytest.raises(ConfigError, match=r"train\.xla"):
+        load_tuned(experiment)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("train.feed.warp", "warp"),
+        ("train.warp.speed", "train.warp.speed must be a setting of stoker.yaml"),
+        ("name.first", "name.first must be a setting of stoker.yaml"),
+        (3, "a setting must have a name"),
+    ],
+)
+def test_a_setting_that_is_not_known_is_an_error(experiment: Path, name: Any, said: str) -> None:
+    write_lock(experiment / FILE, replace(LOCK, settings={name: 9}))
+
+    with pytest.raises(ConfigError, match=said):
         load_tuned(experiment)
 
 
