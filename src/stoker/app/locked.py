@@ -98,7 +98,7 @@ def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experi
     values = experiment.to_json()
     for name, value in settings.items():
         *sections, last = name.split(".")
-        where = values
+        where: Any = values
         for section in sections:
             where = where.get(section)
             if not isinstance(where, dict):
