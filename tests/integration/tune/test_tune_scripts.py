@@ -16,7 +16,7 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 NAMES = (
     "mnist_fit", "image_generator", "custom_loop", "eager_loop", "retraced", "looks_first",
-    "mixed_float16", "mirrored_outside_scope", "no_autotune",
+    "mixed_float16", "mirrored_outside_scope", "no_autotune", "xla_eager",
 )  # fmt: skip
 
 
@@ -167,6 +167,22 @@ def test_an_output_that_stays_in_float16(ran: Mapping[str, Ran]) -> None:
 
     assert script.found()["half_output"] == script.line('activation="softmax"')
     assert set(script.found()) <= {"half_output", *IF_SLOW}
+    # On a GPU the second one's 4 units would be told.
+    [loop] = script.profile.loops
+    kernels = [(each["sides"], each["place"][1]) for each in loop.model["kernels"]]
+    assert kernels == [
+        ([16, 16], script.line('activation="relu"')),
+        ([16, 4], script.line('activation="softmax"')),
+    ]
+    assert loop.model["devices"] == ["CPU:0"]
+
+
+def test_xla_that_an_eager_step_leaves_out(ran: Mapping[str, Ran]) -> None:
+    script = ran["xla_eager"]
+
+    compiled = script.line("model.compile(")
+    assert script.found() == {"xla_not_used": compiled, "eager_loop": compiled}
+    assert "it runs eagerly" in script.said("xla_not_used")
 
 
 def test_a_model_outside_of_its_strategy(ran: Mapping[str, Ran]) -> None:

@@ -178,6 +178,13 @@ class Seen:
     """What went wrong with the watcher itself."""
 
 
+def place_told(told: object) -> Place | None:
+    """A place as the watcher told it; None where it was not known."""
+    if isinstance(told, (list, tuple)) and len(told) == 2 and told[0]:
+        return Place(file=str(told[0]), line=int(told[1]))
+    return None
+
+
 def read_all(folder: Path) -> list[Seen]:
     """Every process that was watched, those that trained first.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from stoker.tune.attach.finding import ScriptFinding, gain_of
-from stoker.tune.attach.seen import Function, Loop, Place, Seen
+from stoker.tune.attach.gpu_rules import gpu_findings
+from stoker.tune.attach.seen import Function, Loop, Seen, place_told
 from stoker.tune.attach.split import StepSplit
 
 MOST_TRACES = 4
@@ -44,6 +45,7 @@ def step_findings(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[S
         yield from _half_output(loop)
         yield from _float64_model(loop)
         yield from _outside_scope(loop, seen)
+    yield from gpu_findings(loop, seen)
 
 
 def _eager(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFinding]:
@@ -65,7 +67,7 @@ def _eager(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFi
     elif loop.model.get("run_eagerly"):
         yield ScriptFinding(
             kind="eager_loop",
-            place=_place(loop.model.get("compiled")) or loop.place,
+            place=place_told(loop.model.get("compiled")) or loop.place,
             seen="the model was compiled with run_eagerly=True",
             change="model.compile(..., run_eagerly=False)",
             **common,  # type: ignore[arg-type]
@@ -116,7 +118,7 @@ def _python_bound(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding
     if loop.kind == "fit" and one and split.step_s < TINY_STEP_S:
         yield ScriptFinding(
             kind="steps_per_execution",
-            place=_place(loop.model.get("compiled")) or loop.place,
+            place=place_told(loop.model.get("compiled")) or loop.place,
             seen=f"{seen}, and each call of the compiled step does one",
             why="Callbacks, the progress bar and the call itself cost the same however little a step "
             "does.",
@@ -150,7 +152,7 @@ def _half_output(loop: Loop) -> Iterator[ScriptFinding]:
     for output in loop.model.get("half_outputs", ()):
         yield ScriptFinding(
             kind="half_output",
-            place=_place(output["place"]) or loop.place,
+            place=place_told(output["place"]) or loop.place,
             seen=f"the output layer {output['name']} computes in {output['dtype']}",
             why="Softmax, sigmoid and the loss lose small probabilities in half precision: training "
             "becomes unstable, or stands still.",
@@ -164,7 +166,7 @@ def _float64_model(loop: Loop) -> Iterator[ScriptFinding]:
     if variables := loop.model.get("float64"):
         yield ScriptFinding(
             kind="float64_model",
-            place=_place(loop.model.get("made")) or loop.place,
+            place=place_told(loop.model.get("made")) or loop.place,
             seen=f"variables are float64: {', '.join(variables[:3])}",
             why="It takes twice the memory, and on a GPU up to 64 times the time, of float32.",
             change='keras.config.set_floatx("float32"), or dtype="float32" for these layers.',
@@ -180,7 +182,7 @@ def _outside_scope(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
         if replicas > 1:
             yield ScriptFinding(
                 kind="outside_scope",
-                place=_place(loop.model.get("made")) or loop.place,
+                place=place_told(loop.model.get("made")) or loop.place,
                 seen=f"{kind} of {replicas} replicas was made in {place}, and this model was made "
                 "outside of its scope: one device trains, and nothing says so",
                 why="Keras takes the strategy from where the model is made; the other devices stay "
@@ -254,9 +256,3 @@ def _changing(causes: tuple[Mapping[str, str], ...]) -> tuple[str, list[str]]:
 def _gain_of_traces(function: Function, seen: Seen) -> tuple[float, float]:
     trained_s = sum(loop.period_s + loop.first_s for loop in seen.loops)
     return gain_of(function.trace_s / max(trained_s, function.trace_s, 1e-9), least=0.5)
-
-
-def _place(told: object) -> Place | None:
-    if isinstance(told, (list, tuple)) and len(told) == 2 and told[0]:
-        return Place(file=str(told[0]), line=int(told[1]))
-    return None

@@ -409,6 +409,56 @@ def test_a_model_outside_of_its_strategy_is_told() -> None:
     assert kinds(fit(), strategies=(("MirroredStrategy", at(5), 1),)) == []
 
 
+def test_gpus_that_stay_idle_are_told() -> None:
+    one = fit()
+    one = replace(one, model={**one.model, "devices": ["GPU:0"]})
+
+    [finding] = findings(one, gpus=4)
+
+    assert (finding.kind, finding.place, finding.gain) == ("one_gpu_of_several", at(10), (1.0, 4.0))
+    assert "4 GPUs, and every variable of the model is on GPU:0" in finding.seen
+    assert kinds(one, gpus=1) == []
+    spread = replace(one, model={**one.model, "replicas": 4})
+    assert kinds(spread, gpus=4) == []
+    by_hand = replace(one, model={**one.model, "devices": ["GPU:0", "GPU:1"]})
+    assert kinds(by_hand, gpus=4) == []
+    # Outside of its strategy's scope: that is what is wrong.
+    outside = (("MirroredStrategy", at(5), 4),)
+    assert kinds(one, gpus=4, strategies=outside) == ["outside_scope"]
+
+
+def test_xla_that_was_asked_for_and_is_not_used_is_told() -> None:
+    asked = fit()
+    asked = replace(asked, model={**asked.model, "jit_asked": True, "jit_compile": False})
+
+    [finding] = findings(asked)
+
+    assert (finding.kind, finding.place) == ("xla_not_used", at(20))
+    assert kinds(replace(asked, model={**asked.model, "jit_compile": True})) == []
+    assert kinds(replace(asked, model={**asked.model, "jit_asked": False})) == []
+    eager = replace(asked, model={**asked.model, "jit_compile": True, "run_eagerly": True})
+    assert sorted(kinds(eager)) == ["eager_loop", "xla_not_used"]
+
+
+def test_sides_that_miss_the_tensor_cores_are_told_under_a_mixed_policy_on_a_gpu() -> None:
+    kernels = [
+        {"name": "good", "sides": [64, 128], "place": ["/home/me/train.py", 11]},
+        {"name": "bad", "sides": [100, 130], "place": ["/home/me/train.py", 12]},
+        {"name": "half", "sides": [128, 9], "place": ["/home/me/train.py", 13]},
+    ]
+    plain = fit()
+    mixed = replace(plain, model={**plain.model, "policy": "mixed_float16", "kernels": kernels})
+
+    [finding] = findings(mixed, gpus=1)
+
+    assert (finding.kind, finding.place) == ("tensor_core_shapes", at(12))
+    assert "bad (100, 130), half (9)" in finding.seen
+    assert kinds(mixed, gpus=0) == []
+    assert kinds(replace(mixed, model={**mixed.model, "policy": "float32"}), gpus=1) == []
+    whole = replace(mixed, model={**mixed.model, "kernels": kernels[:1]})
+    assert kinds(whole, gpus=1) == []
+
+
 def function(traces: int, made: int = 1, calls: int = 20, **argument: str) -> Function:
     causes = tuple(
         {"x": "float32(8, 4)", **{name: value.format(n) for name, value in argument.items()}}

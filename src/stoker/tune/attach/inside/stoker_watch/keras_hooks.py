@@ -12,6 +12,7 @@ from . import functions, stages
 from .facts import FACTS
 from .fits import FITS, Fit, watched_fit
 from .loops import STATE
+from .model_facts import late_facts
 from .places import NOWHERE, Place, place
 from .tensorflow_hooks import around
 
@@ -23,6 +24,9 @@ _places: dict[int, tuple[Any, Place]] = {}
 
 _compiled: dict[int, Place] = {}
 """Id of a model -> the line of its `compile`."""
+
+_jit_asked: dict[int, Any] = {}
+"""Id of a model -> what its `compile` was told of XLA."""
 
 
 def install(keras: ModuleType) -> None:
@@ -56,9 +60,13 @@ def _layer(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with FACTS.guarded():
             _compiled[id(self)] = place()
+            bound = _bound(signature, self, args, kwargs)
+            _jit_asked[id(self)] = None if bound is None else bound.arguments.get("jit_compile")
         return original(self, *args, **kwargs)
 
     return call
@@ -147,6 +155,7 @@ def _model_facts(keras: Any, model: Any) -> dict[str, Any]:
         "compiled": _compiled.get(id(model), NOWHERE),
         "run_eagerly": bool(model.run_eagerly),
         "jit_compile": bool(getattr(model, "jit_compile", False)),
+        "jit_asked": _jit_asked.get(id(model)) is True,
         "steps_per_execution": int(getattr(model, "steps_per_execution", 1)),
         "parameters": int(model.count_params()) if built else 0,
         "policy": str(keras.config.dtype_policy().name),
@@ -195,32 +204,6 @@ def _callback(keras: Any, fit: Fit) -> Any:
         def on_train_end(self, logs: Any = None) -> None:
             del logs
             with FACTS.guarded():
-                fit.facts.update(_late_facts(self.model))
+                fit.facts.update(late_facts(self.model, made_at))
 
     return StokerWatch()
-
-
-def _late_facts(model: Any) -> dict[str, Any]:
-    """What is known of a model once it has been built by its first step."""
-    return {
-        "parameters": int(model.count_params()),
-        "float64": [variable.path for variable in model.variables if variable.dtype == "float64"][
-            :8
-        ],
-        "half_outputs": _half_outputs(model),
-    }
-
-
-def _half_outputs(model: Any) -> list[dict[str, Any]]:
-    """Output layers that compute in half precision, and the lines that made them."""
-    try:
-        names = list(dict.fromkeys(model.output_names))
-        layers = [model.get_layer(name) for name in names]
-    except (AttributeError, ValueError):
-        # A model that is no graph of layers: its last layer is likely its output.
-        layers = model.layers[-1:]
-    return [
-        {"name": layer.name, "dtype": layer.compute_dtype, "place": made_at(layer)}
-        for layer in layers
-        if layer.compute_dtype in ("float16", "bfloat16")
-    ]
