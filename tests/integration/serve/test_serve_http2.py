@@ -473,7 +473,8 @@ def test_a_call_that_has_ended_keeps_nothing(patient: Server) -> None:
             stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
             for _ in range(5):
                 stub.Predict(request, timeout=60)
-                assert stub.Predict.future(request, timeout=60).cancel()
+                # Whether its answer is there already is a race, and no matter here.
+                stub.Predict.future(request, timeout=60).cancel()
         end_s = time.monotonic() + 10
         while any(isinstance(found, ServerCall) for found in gc.get_objects()):
             assert time.monotonic() < end_s, "a call is kept until the next collection"
