@@ -20,6 +20,9 @@ NAMES = (
 )  # fmt: skip
 
 
+COUNTED = ("mnist_fit", "custom_loop")
+"""Those whose operations are counted, and the device's peak measured: it takes a process each."""
+
 IF_SLOW = ("small_batch", "steps_per_execution")
 """Said of the smallest scripts where the machine is so slow that a few steps can be measured."""
 
@@ -61,7 +64,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
         script = SCRIPTS / f"{name}.py"
         with (folder / "printed").open("w+") as stream:
             profile = profile_script(
-                [sys.executable, str(script)], folder=folder, stdout=stream.fileno()
+                [sys.executable, str(script)],
+                folder=folder,
+                stdout=stream.fileno(),
+                mfu=name in COUNTED,
             )
             stream.seek(0)
             return Ran(script=script, profile=profile, printed=stream.read())
@@ -211,3 +217,34 @@ def test_a_timeline_is_kept_of_every_training_line(ran: Mapping[str, Ran]) -> No
         for loop in each.profile.loops:
             assert len(loop.timeline) >= 2
             assert list(loop.timeline) == sorted(loop.timeline)
+
+
+def test_a_fit_is_counted_for_the_batch_that_it_was_fed(ran: Mapping[str, Ran]) -> None:
+    [told] = ran["mnist_fit"].profile.to_json()["loops"]
+
+    first, second = 26 * 26 * 32 * 2 * 9 * 1, 24 * 24 * 32 * 2 * 9 * 32
+    dense = 2 * (12 * 12 * 32) * 10
+    # Of the first layer only the weights' gradient is needed.
+    assert told["flops_a_step"] == 128 * (2 * first + 3 * second + 3 * dense)
+    assert told["peak_of"] == "convolutions and products of matrices in float32"
+    assert min(told["peak_flops_per_s"], told["achieved_flops_per_s"]) > 0
+    assert told["mfu"] == pytest.approx(told["achieved_flops_per_s"] / told["peak_flops_per_s"])
+    [(name, figure), *_] = ran["mnist_fit"].profile.machine()
+    assert name == f"MFU in mnist_fit.py:{ran['mnist_fit'].line('model.fit(')}"
+    assert "GFLOP/s" in figure
+
+
+def test_a_loop_of_ones_own_too(ran: Mapping[str, Ran]) -> None:
+    [told] = ran["custom_loop"].profile.to_json()["loops"]
+
+    assert told["flops_a_step"] == 64 * (2 * 2 * 64 * 32 + 3 * 2 * 32 * 10)
+    assert told["peak_of"] == "products of matrices in float32"
+    assert told["mfu"] > 0
+
+
+def test_nothing_is_counted_where_u_was_not_measured_or_nobody_asked(
+    ran: Mapping[str, Ran],
+) -> None:
+    for name in ("eager_loop", "looks_first"):
+        for told in ran[name].profile.to_json()["loops"]:
+            assert told["mfu"] is None

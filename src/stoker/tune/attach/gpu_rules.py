@@ -18,7 +18,8 @@ NAMED = 3
 
 
 def gpu_findings(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
-    """Findings about the devices that a `fit` trains on. None was seen on a GPU yet."""
+    """Findings about the devices that a loop trains on. None was seen on a GPU yet."""
+    yield from _cpu_op(loop, seen)
     if loop.kind == "fit":
         yield from _one_of_several(loop, seen)
         yield from _xla_not_used(loop, seen)
@@ -40,6 +41,20 @@ def _one_of_several(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
         "    model.compile(...)  # and a batch as many times as large",
         gain=(1.0, float(seen.gpus)),
         sure="measured",
+    )
+
+
+def _cpu_op(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
+    if not seen.gpus or loop.reached is None or not loop.reached.on_cpu:
+        return
+    yield ScriptFinding(
+        kind="cpu_op",
+        place=place_told(loop.model.get("made")) or loop.place,
+        seen=loop.reached.on_cpu,
+        why="What they read and give is copied from the GPU and back in each step, which waits for it.",
+        change="Take tf.device out of the model, or replace operations that have no GPU kernel.",
+        gain=(1.0, 2.0),
+        sure="possible",
     )
 
 

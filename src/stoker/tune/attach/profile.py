@@ -11,6 +11,7 @@ from typing import Any, Literal
 from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.seen import Loop
 from stoker.tune.attach.split import StageCost, StepSplit, split_step, stage_costs
+from stoker.tune.attach.utilisation import reached_json, reached_rows
 
 GIB = 2**30
 """Bytes."""
@@ -105,7 +106,7 @@ class ScriptProfile:
         return "Nothing that was looked for was found."
 
     def machine(self) -> list[tuple[str, str]]:
-        """What a person is told of memory and GPUs: name and figure."""
+        """What a person is told of MFU, memory and GPUs: name and figure."""
         told = []
         if self.peak_memory_bytes:
             told.append(("memory", f"{self.peak_memory_bytes / GIB:.2f} GiB, a process's peak"))
@@ -117,7 +118,7 @@ class ScriptProfile:
                 f"{gpu['power_w']:.0f} W, {gpu['clock_mhz']:.0f} MHz, over the whole run",
             )
             told.append((f"GPU {gpu['index']} ({gpu['name']})", ", ".join(figures)))
-        return told
+        return [*reached_rows(self.loops), *told]
 
     def to_json(self) -> dict[str, Any]:
         """For `--json` and profile.json; figures are in seconds, shares in [0, 1]."""
@@ -158,6 +159,7 @@ def _loop(loop: Loop) -> dict[str, Any]:
         "first_steps_s": loop.first_s,
         "watched_extra_s": loop.ours_s,
         "step": _split(split_step(loop)),
+        **reached_json(loop),
         "stages": [_stage(cost) for cost in stage_costs(loop)],
         "rounds": [dict(each) for each in loop.rounds],
         "timeline": [list(row) for row in loop.timeline],

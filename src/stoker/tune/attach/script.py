@@ -18,6 +18,7 @@ from stoker.core.signals import heard
 from stoker.tune.attach.diagnose import diagnose, this_machine
 from stoker.tune.attach.profile import Ending, ScriptProfile
 from stoker.tune.attach.seen import Seen, read_all
+from stoker.tune.attach.utilisation import with_reached
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 """What Python runs at its start; see `inside/sitecustomize.py`."""
@@ -43,6 +44,7 @@ def profile_script(
     seconds: float | None = None,
     stdout: int | None = None,
     grace_s: float = GRACE_S,
+    mfu: bool = True,
 ) -> ScriptProfile:
     """Run a command to its end, and say where its training's time went.
 
@@ -52,6 +54,8 @@ def profile_script(
         seconds: End it after so long; None or 0 lets it run to its end.
         stdout: File descriptor that takes what the command prints; by default ours.
         grace_s: From being asked to end to being killed, seconds.
+        mfu: Count the operations of its steps when it has ended, and measure what the device reaches:
+            some 10 seconds, where there is a step to count.
 
     Returns:
         The profile; the command's own failure is its exit code, and no error of ours.
@@ -67,6 +71,8 @@ def profile_script(
         code, ended_by = _run(command, facts, seconds=seconds, stdout=stdout, grace_s=grace_s)
     wall_s = time.monotonic() - begun_s
     processes = read_all(facts)
+    if mfu:
+        processes = with_reached(processes, facts)
     diagnosed = diagnose(processes, this_machine())
     return ScriptProfile(
         command=tuple(command),

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from stoker.tune.attach.reached import Reached
+
 VERSION = 1
 """Of the file's form."""
 
@@ -142,6 +144,10 @@ class Loop:
     """Why there are none."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Of a fit: what is known of the model."""
+    step: Mapping[str, Any] = field(default_factory=dict)
+    """Where the graph of its step was written, or why it was not."""
+    reached: Reached | None = None
+    """What its step computes, and what the device reaches; None: nobody has asked."""
     ours_s: float = 0.0
     """Time that the measurement took beside the steps, seconds."""
 
@@ -176,6 +182,12 @@ class Seen:
     """Kind, line and replicas."""
     failures: tuple[str, ...]
     """What went wrong with the watcher itself."""
+    device: Mapping[str, Any] = field(default_factory=dict)
+    """What its TensorFlow ran on: `cores`, `intra_op_threads`, `tensor_float_32`."""
+
+
+_DEVICE = ("cores", "intra_op_threads", "tensor_float_32")
+"""Of the machine, what a peak depends on."""
 
 
 def place_told(told: object) -> Place | None:
@@ -213,6 +225,7 @@ def _seen(told: Mapping[str, Any]) -> Seen:
         gpu_peak_bytes=tuple(machine.get("gpu_peak_bytes", ())),
         peak_memory_bytes=told.get("peak_memory_bytes", 0),
         functions_run_eagerly=machine.get("functions_run_eagerly", False),
+        device={name: machine[name] for name in _DEVICE if name in machine},
         wall_s=told.get("wall_s", 0.0),
         cpu_s=told.get("cpu_s", 0.0),
         loops=tuple(loop for loop in (*fits, *loops) if loop.steps),
@@ -290,6 +303,7 @@ def _loop(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         rounds=tuple(told["rounds"]),
         batches=told["batches"],
         no_ceiling=told["no_ceiling"],
+        step=told["step"],
         ours_s=told["ours_s"],
     )
 
@@ -314,6 +328,7 @@ def _fit(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         gaps=tuple((gap_s, of_s) for gap_s, of_s in told["gaps"]),
         no_ceiling=told["no_ceiling"],
         model=told["facts"],
+        step=told["step"],
         ours_s=told["ours_s"],
     )
 

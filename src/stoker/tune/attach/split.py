@@ -14,6 +14,10 @@ LEAST_STEPS = 5
 ITS_INPUT = "its input"
 """The part of a step whose wait nobody sees, which one batch that is there does without."""
 
+TRANSFER = "transfer to the GPU"
+"""The part of the compiled step that copying a batch takes where nothing else runs: the most that it
+can hold the step up."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSplit:
@@ -87,6 +91,7 @@ def _split_loop(loop: Loop) -> StepSplit:
     python_s = max(0.0, step_s - wait_s - call_s - sync_s)
     rest = "Python, eager operations" if loop.eager_gradients else "Python"
     parts = {"waiting for input": wait_s, "tf.function": call_s, "reading values": sync_s}
+    parts = dict(_with_transfer(loop, parts, of="tf.function"))
     # Without an iterator of tf.data nobody sees where the data comes from.
     seen = loop.kind == "dataset"
     return StepSplit(
@@ -98,6 +103,22 @@ def _split_loop(loop: Loop) -> StepSplit:
         no_busy="" if loop.rounds else loop.no_ceiling or _NO_BUSY.get(loop.kind, ""),
         no_wait=_NO_WAIT.get(loop.kind, ""),
     )
+
+
+def _with_transfer(loop: Loop, parts: Mapping[str, float], *, of: str) -> Mapping[str, float]:
+    """The parts of a step, with the transfer taken out of the one that holds it."""
+    if not loop.rounds:
+        return parts
+    took_s = statistics.median(each.get("transfer_s", 0.0) / each["calls"] for each in loop.rounds)
+    transfer_s = min(took_s, parts[of])
+    if transfer_s <= 0:
+        return parts
+    split: dict[str, float] = {}
+    for name, part_s in parts.items():
+        if name == of:
+            split[TRANSFER] = transfer_s
+        split[name] = part_s - (transfer_s if name == of else 0.0)
+    return split
 
 
 _NO_WAIT = {
@@ -127,9 +148,10 @@ def _split_inside(loop: Loop) -> StepSplit:
     step_s = statistics.median(each["real_s"] / each["calls"] for each in loop.rounds)
     ceiling_s = statistics.median(each["ceiling_s"] / each["calls"] for each in loop.rounds)
     compute_s = min(ceiling_s, step_s)
+    parts = {"compiled step": compute_s, ITS_INPUT: step_s - compute_s}
     return StepSplit(
         step_s=step_s,
-        parts={"compiled step": compute_s, ITS_INPUT: step_s - compute_s},
+        parts=_with_transfer(loop, parts, of="compiled step"),
         input_wait=None,
         python=None,
         busy=_busy(loop),
@@ -158,9 +180,10 @@ def _split_fit(loop: Loop) -> StepSplit:
     # Noise slows the one or the other window: what all rounds agree on is Python's.
     most = max(each["ceiling_s"] / each["real_s"] for each in loop.rounds)
     python = max(0.0, 1.0 - most - (wait or 0.0))
+    parts = {"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s}
     return StepSplit(
         step_s=real_s,
-        parts={"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s},
+        parts=_with_transfer(loop, parts, of="compiled step"),
         input_wait=wait,
         python=python,
         busy=_busy(loop),

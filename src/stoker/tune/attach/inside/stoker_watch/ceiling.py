@@ -14,6 +14,7 @@ from typing import Any
 
 from .facts import FACTS
 from .loops import clock
+from .transfer import transfer_s
 
 MOST_STATE_BYTES = 1 << 30
 """Variables are copied to the host's memory and back: 1 GiB takes about a second each way."""
@@ -36,8 +37,12 @@ class Taken:
 class Prepared:
     """What can be measured, before its batch has been taken."""
 
-    def __init__(self, function: Callable[[Any], Any], variables: list[Any], calls: int) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], concrete: Any, variables: list[Any], *, calls: int
+    ) -> None:
         self._function, self._variables, self._per_call = function, variables, calls
+        self.concrete = concrete
+        """What the function runs."""
 
     def take(self, iterator: Any) -> tuple[Taken, Ceiling | None]:
         """Take the batches of one call from the script's iterator.
@@ -61,7 +66,7 @@ class Prepared:
             for part in parts[1:]:
                 once = once.concatenate(part)
             again = iter(plain(parts[0].repeat()))
-            ceiling = Ceiling(self._function, again, self._variables)
+            ceiling = Ceiling(self._function, again, self._variables, batches=batches)
             return Taken(batches, iter(plain(once))), ceiling
         except Exception as error:  # noqa: BLE001 - the batch was taken: it must be trained with
             FACTS.failed(error)
@@ -72,8 +77,20 @@ class Prepared:
 class Ceiling:
     """Runs the step on the resident batch."""
 
-    def __init__(self, function: Callable[[Any], Any], iterator: Any, variables: list[Any]) -> None:
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        iterator: Any,
+        variables: list[Any],
+        *,
+        batches: list[Any],
+    ) -> None:
         self._function, self._iterator, self._variables = function, iterator, variables
+        self._batches = batches
+
+    def transfer_s(self) -> float:
+        """Seconds that the copies of a call's batches to a GPU take, alone; 0 without one."""
+        return transfer_s(self._batches[0]) * len(self._batches)
 
     def settle(self) -> float:
         """Wait until the device has done all it was given; the time that it took, seconds."""
@@ -134,7 +151,8 @@ def prepare(
     size = sum(each.shape.num_elements() * each.dtype.size for each in variables)
     if size > MOST_STATE_BYTES:
         return None, f"the step's variables take {size / 2**30:.1f} GiB, which would be copied"
-    return Prepared(function, variables, int(getattr(model, "steps_per_execution", 1))), ""
+    calls = int(getattr(model, "steps_per_execution", 1))
+    return Prepared(function, concrete, variables, calls=calls), ""
 
 
 def _compiled(function: Any) -> Any:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from . import ceiling, pipeline
+from . import ceiling, pipeline, step_graph
 from .facts import FACTS
 from .loops import LOOK_AT_STEPS, MOST_SHOWN, clock
 from .places import Place
@@ -60,6 +60,8 @@ class Fit:
         """Of some steps in a row: time between two elements of the input, and the whole time."""
         self.no_ceiling = ""
         """Why the step on a resident batch was not measured."""
+        self.step: dict[str, Any] = {}
+        """Where the step's graph was written."""
         self.ours_s = 0.0
         """What the measurement itself took, seconds."""
         self.iterator: Any = None
@@ -138,6 +140,8 @@ class Fit:
             # What is taken must be trained with: from here on nothing may be skipped.
             taken, self._ceiling = made.take(iterator)
             self.no_ceiling = "" if self._ceiling is not None else "the watcher failed"
+            with FACTS.guarded():
+                self.step = step_graph.written(made.concrete, batch=taken.batches[0])
         finally:
             FACTS.ours = False
             self.ours_s += clock() - begun_s
@@ -204,6 +208,7 @@ class Fit:
         try:
             calls = max(1, min(window.calls, int(MOST_CEILING_S * window.calls / window.seconds)))
             ceiling_s = resident.measure(calls) * window.calls / calls
+            transfer_s = resident.transfer_s() * window.calls
         except Exception as error:  # noqa: BLE001 - whatever a step can raise: the script goes on
             self.no_ceiling = f"the step failed on a resident batch: {type(error).__name__}"
             self._ceiling = None
@@ -213,7 +218,12 @@ class Fit:
             self._window, self._row = None, _Window()
             self.ours_s += clock() - begun_s
             self._last_end_s = clock()
-        told = {"calls": window.calls, "real_s": window.seconds + settled_s, "ceiling_s": ceiling_s}
+        told = {
+            "calls": window.calls,
+            "real_s": window.seconds + settled_s,
+            "ceiling_s": ceiling_s,
+            "transfer_s": transfer_s,
+        }
         gap = window.gap(gaps_us, self._per_call())
         if gap is not None:
             told["gap_s"], told["gap_of_s"] = gap
@@ -243,7 +253,7 @@ class Fit:
         plain = (
             "place", "calls", "facts", "stages", "nodes", "epochs", "steps", "measured_steps",
             "first_s", "period_s", "call_s", "epoch_start_s", "rows", "element_bytes", "timeline",
-            "rounds", "gaps", "no_ceiling", "ours_s",
+            "rounds", "gaps", "no_ceiling", "step", "ours_s",
         )  # fmt: skip
         return {name: getattr(self, name) for name in plain}
 

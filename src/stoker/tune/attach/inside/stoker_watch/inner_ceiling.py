@@ -14,11 +14,12 @@ import sys
 import weakref
 from typing import Any
 
-from . import pipeline, stages
+from . import pipeline, stages, step_graph
 from .ceiling import does_more, plain, resident
 from .facts import FACTS
 from .loop_ceiling import LONGEST_STEP_S, MOST_CEILING_S, captured_variables, settle
 from .loops import Loop, clock
+from .transfer import transfer_s
 
 ROUNDS = 3
 """Pairs of a real call and one on the batch that is there."""
@@ -212,7 +213,11 @@ def _measure(
         return why
     settled_s = settle(variables)
     ceiling_s = _timed(function, (args, kwargs), variables) * count / steps
-    loop.rounds.append({"calls": count, "real_s": real_s + settled_s, "ceiling_s": ceiling_s})
+    told = {"calls": count, "real_s": real_s + settled_s, "ceiling_s": ceiling_s}
+    loop.rounds.append(told | {"transfer_s": transfer_s(batch) * count})
+    if not loop.step:
+        with FACTS.guarded():
+            loop.step = step_graph.written(concrete, batch=batch)
     return ""
 
 

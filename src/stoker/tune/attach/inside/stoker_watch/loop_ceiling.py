@@ -10,10 +10,11 @@ import re
 import sys
 from typing import Any
 
-from . import pipeline
+from . import pipeline, step_graph
 from .ceiling import MOST_STATE_BYTES, does_more
 from .facts import FACTS
 from .loops import STATE, Loop, clock
+from .transfer import transfer_s
 
 WINDOW_S, LEAST_STEPS, MOST_STEPS = 0.3, 5, 90
 """A window of real steps: so long, or so many."""
@@ -55,6 +56,7 @@ def after_call(loop: Loop, function: Any, args: tuple[Any, ...], kwargs: dict[st
         ceiling_s, loop.no_ceiling = _measure(loop, function, (args, kwargs), real_s / steps)
         if not loop.no_ceiling:
             told = {"calls": steps, "real_s": real_s, "ceiling_s": ceiling_s * steps}
+            told["transfer_s"] = transfer_s((args, kwargs)) * steps
             loop.rounds.append(told)
             loop.left_out = _ahead()
     finally:
@@ -84,6 +86,9 @@ def _measure(
     variables, why = captured_variables(concrete)
     if why:
         return 0.0, why
+    if not loop.step:
+        with FACTS.guarded():
+            loop.step = step_graph.written(concrete, given=given)
     calls = max(LEAST_STEPS, min(MOST_STEPS, int(MOST_CEILING_S / real_s)))
     return _timed(function, given, variables, calls), ""
 

@@ -52,6 +52,8 @@ class Loop:
         """Windows of real steps, and of as many calls on what was there."""
         self.no_ceiling = ""
         """Why there are none."""
+        self.step: dict[str, Any] = {}
+        """Where the step's graph was written."""
         self.ours_s = 0.0
         self.mark = (0, 0.0)
         """Measured steps and their time when the latest window began."""
@@ -156,6 +158,7 @@ class Loop:
             "timeline": self.timeline,
             "rounds": self.rounds,
             "no_ceiling": self.no_ceiling,
+            "step": self.step,
             "ours_s": self.ours_s,
         }
 

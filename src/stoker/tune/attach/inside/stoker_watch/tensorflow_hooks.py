@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -87,4 +88,7 @@ def _machine(tf: Any) -> dict[str, Any]:
             tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"] for index in range(gpus)
         ],
         "functions_run_eagerly": bool(tf.config.functions_run_eagerly()),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "intra_op_threads": int(tf.config.threading.get_intra_op_parallelism_threads()),
+        "tensor_float_32": bool(tf.config.experimental.tensor_float_32_execution_enabled()),
     }

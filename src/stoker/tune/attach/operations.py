@@ -1,0 +1,301 @@
+"""What a step of a script computes, counted from the graph that the watcher wrote.
+
+A step's own graph holds forward and backward pass, so nothing is assumed of either. But Keras leaves
+the batch's size open in it: every body is built once more with the shapes that were really fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.train.flops_graph import Body, bodies_of
+from stoker.train.flops_loops import loop_turns
+from stoker.tune.attach.operation_tally import Tally, tally_of
+from stoker.tune.attach.sized_graph import (
+    ANY,
+    Known,
+    SizedGraph,
+    common,
+    declared,
+    known_of,
+    ordered,
+    wanted_of,
+)
+
+_FEEDS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
+"""Operations that give a batch."""
+
+_PASSES = ("ReduceDataset", "ScanDataset")
+"""Operations that call a function for each batch of a dataset: AutoGraph's loop over one."""
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_LOOPS = ("While", "StatelessWhile")
+
+
+def count_step(step: Mapping[str, Any], folder: Path) -> Tally:
+    """Count the operations of a step.
+
+    Args:
+        step: As the watcher told it; `calls` is how many steps one call of it does, `kind` what kind
+            of loop it belongs to.
+        folder: Where its graph lies.
+
+    Returns:
+        The count of one call; of a loop inside of a tf.function that of one turn.
+
+    Raises:
+        ValueError: the shapes that were fed and the graph do not go together.
+        RuntimeError: the graph has an operation that this TensorFlow does not know.
+    """
+    graph = tf.compat.v1.GraphDef.FromString((folder / step["graph"]).read_bytes())
+    batch = [
+        Known(dtype=tf.as_dtype(kind), shape=tf.TensorShape(shape)) for kind, shape in step["batch"]
+    ]
+    walk = _Walk(graph, batch=batch, given=step["given"], calls=step["calls"])
+    results = [*step["outputs"], *(f"^{name}" for name in step["runs"])]
+    _, tally = walk.count(graph.node, {}, results)
+    if step["kind"] == "inside" and not tally.unknown and (tally.passes != 1 or tally.outside):
+        why = "the tf.function computes more than one loop over its dataset"
+        return Tally(unknown=(why,)).plus(tally)
+    return tally.all_on_device() if step["compiled"] else tally
+
+
+class _Written:
+    """A definition as `bodies_of` takes it: a concrete function that nobody can call."""
+
+    def __init__(self, definition: Any) -> None:
+        self.graph, self.outputs, self._definition = self, (), definition
+
+    def as_graph_def(self, *, add_shapes: bool) -> Any:
+        """The definition, which was written with shapes."""
+        del add_shapes
+        return self._definition
+
+
+class _Walk:
+    """Counts bodies and the functions that they call, each with the shapes that enter it."""
+
+    def __init__(
+        self,
+        graph: Any,
+        *,
+        batch: Sequence[Known],
+        given: Mapping[str, Sequence[int]],
+        calls: int,
+    ) -> None:
+        self._functions = {each.signature.name: each for each in graph.library.function}
+        _, self._library = bodies_of(_Written(graph))
+        self._batch, self._given, self._calls = list(batch), given, calls
+
+    def count(
+        self, nodes: Sequence[Any], arguments: Mapping[str, Known], results: Sequence[str]
+    ) -> tuple[list[Known], Tally]:
+        """Build a body with what enters it, and count it.
+
+        Args:
+            nodes: Of the definition.
+            arguments: A function's, by name.
+            results: What is wanted of it, and `^node` for what has to run besides.
+
+        Returns:
+            What is known of the results that are tensors, in their order; and the count.
+        """
+        needed = ordered({node.name: node for node in nodes}, results)
+        wanted = wanted_of(needed, results)
+        outer = Body(nodes, arguments=list(arguments))
+        sized, tally = SizedGraph(), Tally(placed=tuple(needed))
+        for name, known in arguments.items():
+            sized.put(name, [known])
+        for node in needed:
+            if called := _called(node):
+                entering = [known_of(tensor) for tensor in sized.inputs(node)]
+                only = wanted.get(node.name, set())
+                outputs, part = self._call(node, called, entering, outer=outer, only=only)
+                sized.put(node.name, outputs)
+                tally = tally.plus(part)
+            elif fed := self._fed(node):
+                sized.put(node.name, fed)
+            else:
+                sized.make(node)
+        found = [known_of(sized.tensor(each)) for each in results if not each.startswith("^")]
+        return found, tally.plus(tally_of(sized.definition()))
+
+    def _fed(self, node: Any) -> list[Known]:
+        """What is known of what a node is fed with; nothing, where it is fed with nothing."""
+        if node.op == "Placeholder" and node.name in self._given:
+            kind = tf.as_dtype(node.attr["dtype"].type)
+            return [Known(dtype=kind, shape=tf.TensorShape(self._given[node.name]))]
+        if node.op not in _FEEDS:
+            return []
+        kinds = [tf.as_dtype(each) for each in node.attr["output_types"].list.type]
+        shapes = [tf.TensorShape(each) for each in node.attr["output_shapes"].list.shape]
+        fits = len(kinds) == len(shapes) == len(self._batch) and all(
+            kind == part.dtype and shape.is_compatible_with(part.shape)
+            for kind, shape, part in zip(kinds, shapes, self._batch, strict=True)
+        )
+        return self._batch if fits else []
+
+    def _call(
+        self,
+        node: Any,
+        called: Sequence[str],
+        entering: list[Known],
+        *,
+        outer: Body,
+        only: set[int],
+    ) -> tuple[list[Known], Tally]:
+        """What a node gives that calls functions, and what they compute."""
+        missing = [name for name in called if name not in self._functions]
+        if missing:
+            why = f"{missing[0]}: a function whose body is not in the graph"
+            return declared(node), Tally(unknown=(why,))
+        if node.op in _LOOPS:
+            outputs, tally = self._loop(node, entering, outer=outer)
+        elif node.op in _BRANCHES:
+            outputs, tally = self._branches(node, called, entering[1:])
+        elif node.op in _CALLS:
+            outputs, tally = self._function(called[0], entering, only=only)
+        elif node.op in _PASSES:
+            return declared(node), self._turn(node, called[0], entering)
+        elif "Dataset" in node.op:
+            # A stage of the input, which no device computes.
+            return declared(node), Tally()
+        else:
+            why = f"{node.name}: nobody knows how often {node.op} calls"
+            return declared(node), Tally(unknown=(why,))
+        return _merged(outputs, declared(node)), tally
+
+    def _function(
+        self, name: str, entering: Sequence[Known], *, only: set[int] | None = None
+    ) -> tuple[list[Known], Tally]:
+        """Count a function; of its outputs those that are wanted, or all of them."""
+        function = self._functions[name]
+        arguments = [argument.name for argument in function.signature.input_arg]
+        outputs = [function.ret[output.name] for output in function.signature.output_arg]
+        # What XLA compiles as a whole gives all of its outputs, wanted or not.
+        compiled = "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
+        places = [
+            place for place in range(len(outputs)) if only is None or compiled or place in only
+        ]
+        runs = [f"^{node}" for node in function.control_ret.values()]
+        found, tally = self.count(
+            function.node_def,
+            dict(zip(arguments, entering, strict=True)),
+            [*(outputs[place] for place in places), *runs],
+        )
+        kinds = [tf.as_dtype(output.type) for output in function.signature.output_arg]
+        given = [Known(dtype=kind, shape=ANY) for kind in kinds]
+        for place, known in zip(places, found, strict=True):
+            given[place] = known
+        return given, tally.all_on_device() if compiled else tally
+
+    def _branches(
+        self, node: Any, called: Sequence[str], entering: Sequence[Known]
+    ) -> tuple[list[Known], Tally]:
+        found = [self._function(name, entering) for name in called]
+        tallies = [tally for _, tally in found]
+        most = max(tallies, key=lambda tally: tally.total)
+        # Keras's own branch of several steps a call asks only whether there is a batch left.
+        if len({tally.total for tally in tallies}) > 1 and self._calls == 1:
+            note = f"{node.name}: of the branches of {node.op} the largest is counted"
+            most = Tally(notes=(note,)).plus(most)
+        outputs = [
+            Known(dtype=parts[0].dtype, shape=common([part.shape for part in parts]))
+            for parts in zip(*(outputs for outputs, _ in found), strict=True)
+        ]
+        return outputs, most
+
+    def _loop(self, node: Any, entering: list[Known], *, outer: Body) -> tuple[list[Known], Tally]:
+        name = node.attr["body"].func.name
+        body = self._library[name]
+        # What a turn hands on as it was keeps its value; all else may change from turn to turn.
+        kept = [body.argument(result) == place for place, result in enumerate(body.results)]
+        entering = [
+            known if place < len(kept) and kept[place] else known.without_value()
+            for place, known in enumerate(entering)
+        ]
+        leaving, tally = self._function(name, entering)
+        if [str(known.shape) for known in leaving] != [str(known.shape) for known in entering]:
+            entering = [
+                Known(dtype=before.dtype, shape=common([before.shape, after.shape]))
+                if str(before.shape) != str(after.shape)
+                else before
+                for before, after in zip(entering, leaving, strict=True)
+            ]
+            leaving, tally = self._function(name, entering)
+        leaving = [
+            Known(dtype=before.dtype, shape=common([before.shape, after.shape]))
+            for before, after in zip(entering, leaving, strict=True)
+        ]
+        return leaving, self._turns(node, tally, outer=outer)
+
+    def _turns(self, node: Any, turn: Tally, *, outer: Body) -> Tally:
+        """A loop's count, of one turn's."""
+        if not turn.total:
+            return turn
+        turns = loop_turns(outer, node, library=self._library)
+        if turns.number is None:
+            return Tally(unknown=(f"{node.name}: a loop of unknown length",)).plus(turn)
+        # Keras's loop over the steps of a call ends sooner only where its data does.
+        own = self._calls > 1 and turns.number == self._calls
+        if turns.at_most and not own:
+            note = f"{node.name}: a loop of at most {turns.number} turns, counted as that"
+            return Tally(notes=(note,)).plus(turn, times=turns.number)
+        return Tally().plus(turn, times=turns.number)
+
+    def _turn(self, node: Any, name: str, entering: Sequence[Known]) -> Tally:
+        """One turn of a loop over a dataset: a step."""
+        arguments = self._functions[name].signature.input_arg
+        states = len(node.attr["Tstate"].list.type)
+        # The dataset comes first, then what a turn hands to the next, then what is captured.
+        carried = [known.without_value() for known in entering[1 : 1 + states]]
+        captured = entering[1 + states :]
+        elements = len(arguments) - len(carried) - len(captured)
+        if self._takes_batch(name, arguments[len(carried) : len(carried) + elements]):
+            _, tally = self._function(name, [*carried, *self._batch, *captured])
+            return tally.in_a_pass()
+        # AutoGraph ends its loop over a dataset with one over what that gave, and computes nothing.
+        kinds = [tf.as_dtype(each.type) for each in arguments[states : states + elements]]
+        other = [Known(dtype=kind, shape=ANY) for kind in kinds]
+        _, tally = self._function(name, [*carried, *other, *captured])
+        if not tally.total and not tally.unknown:
+            return Tally(placed=tally.placed)
+        return Tally(unknown=(f"{node.name}: a loop over another dataset",))
+
+    def _takes_batch(self, name: str, arguments: Sequence[Any]) -> bool:
+        """Whether these arguments of a function can be the parts of a batch."""
+        if len(arguments) != len(self._batch):
+            return False
+        shapes = [self._library[name].shape(argument.name) for argument in arguments]
+        return all(
+            tf.as_dtype(argument.type) == part.dtype
+            and (shape is None or part.shape.is_compatible_with(shape))
+            for argument, shape, part in zip(arguments, shapes, self._batch, strict=True)
+        )
+
+
+def _merged(outputs: Sequence[Known], also: Sequence[Known]) -> list[Known]:
+    """What was found of outputs, and what their definition says of them."""
+    if len(outputs) != len(also):
+        return list(outputs)
+    return [
+        Known(dtype=one.dtype, shape=one.shape.merge_with(other.shape), value=one.value)
+        for one, other in zip(outputs, also, strict=True)
+    ]
+
+
+def _called(node: Any) -> list[str]:
+    """The functions that a node calls, a loop's condition apart."""
+    # To look for an attribute by its key would write it into the definition.
+    found = [
+        value.func.name
+        for key, value in node.attr.items()
+        if key != "cond" and value.HasField("func")
+    ]
+    lists = (value.list.func for value in node.attr.values() if value.HasField("list"))
+    return [*found, *(each.name for functions in lists for each in functions)]
