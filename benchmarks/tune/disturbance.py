@@ -61,7 +61,7 @@ def _command(kind: str, steps: int, *, core: int) -> list[str]:
 
 def _watched(command: list[str]) -> Marks:
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "printed").open("w+") as stream:
-        profile = profile_script(command, folder=Path(folder), stdout=stream.fileno())
+        profile = profile_script(command, folder=Path(folder), stdout=stream.fileno(), mfu=False)
         stream.seek(0)
         if profile.exit_code or profile.failures or not profile.loops:
             raise RuntimeError(f"the profile failed: {profile.to_json()}")
