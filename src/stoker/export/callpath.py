@@ -187,12 +187,17 @@ def load_model(path: Path) -> LoadedModel:
             raise ValueError("it has no signature with inputs and outputs")
     except (*_NOT_LOADABLE, tf.errors.OpError) as error:
         session.close()
-        raise UserError(
-            f"{path} must be a whole SavedModel with the tag {SERVE_TAG!r}",
-            got=Plain(first_line(error)),
-            fix="Export it again with Keras's ExportArchive (`stoker export`).",
-        ) from error
+        raise not_loadable(path, first_line(error)) from error
     return model
+
+
+def not_loadable(path: Path, why: str) -> UserError:
+    """The error of a folder that holds no SavedModel that can be served."""
+    return UserError(
+        f"{path} must be a whole SavedModel with the tag {SERVE_TAG!r}",
+        got=Plain(why),
+        fix="Export it again with Keras's ExportArchive (`stoker export`).",
+    )
 
 
 def checked_inputs(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from stoker.export.callpath import SERVE_TAG, LoadedModel, first_line, load_model
+from stoker.export.callpath import SERVE_TAG, LoadedModel, first_line, not_loadable
 from stoker.serve.breath import Breathe, hurry
 from stoker.serve.reach import (
     INIT_COLLECTIONS,
@@ -31,11 +31,17 @@ from stoker.serve.reach import (
     reached_functions,
     roots_of,
 )
+from stoker.serve.saved_model import assets_of
 
 _log = logging.getLogger(__name__)
 
 _NODES = 20
 """Nodes of one piece: one costs about 50 us, a part of them in C++ that holds the lock."""
+
+_Fill = Callable[
+    [tf.compat.v1.Session, meta_graph_pb2.MetaGraphDef, Path, Breathe],
+    None,
+]
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _COLOCATED = b"loc:@"
@@ -58,29 +64,75 @@ def load_checked(
         UserError: it is damaged, or it has nothing that can be called.
     """
     meta_graph = _to_be_served(saved)
-    if meta_graph is None or not _names_its_restore(meta_graph):
-        return load_model(folder)  # which says what is wrong, or makes a saver of its own
+    if meta_graph is None:
+        raise not_loadable(folder, _tags(saved))
+    try:
+        if _names_its_restore(meta_graph):
+            return _loaded(meta_graph, folder, _fill_in_pieces, breathe)
+    except _FAILURES as error:
+        _log.info("%s is loaded in one piece: %s", folder, first_line(error))
+    try:
+        return _loaded(meta_graph, folder, _fill, breathe)
+    except _FAILURES as error:
+        raise not_loadable(folder, first_line(error)) from error
+
+
+def _loaded(
+    meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path, fill: _Fill, breathe: Breathe
+) -> LoadedModel:
+    """A session that `fill` has imported and restored the graph in, ready to be called."""
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph, config=_session_config())
     try:
         with graph.as_default():
-            for piece in _pieces(meta_graph, breathe):
-                _import(graph, piece, meta_graph)
-                breathe()
-            _restore(session, meta_graph, folder)
+            fill(session, meta_graph, folder, breathe)
             breathe()
             _initialise(session, meta_graph, folder)
         breathe()
         return _bound(LoadedModel(session, _definitions(meta_graph), folder))
-    except _FAILURES as error:
+    except _FAILURES:
         session.close()
-        _log.info("%s is loaded by TensorFlow's own loader: %s", folder, first_line(error))
-    return load_model(folder)  # it knows older formats; and what it refuses, it gives the reason of
+        raise
+
+
+def _fill_in_pieces(
+    session: tf.compat.v1.Session,
+    meta_graph: meta_graph_pb2.MetaGraphDef,
+    folder: Path,
+    breathe: Breathe,
+) -> None:
+    for piece in _pieces(meta_graph, breathe):
+        _import(session.graph, piece, meta_graph)
+        breathe()
+    _restore(session, meta_graph, folder)
+
+
+def _fill(
+    session: tf.compat.v1.Session,
+    meta_graph: meta_graph_pb2.MetaGraphDef,
+    folder: Path,
+    breathe: Breathe,
+) -> None:
+    """As TensorFlow's loader does: it knows older forms, and what it refuses, it gives the reason of."""
+    whole = meta_graph_pb2.MetaGraphDef()
+    whole.CopyFrom(meta_graph)
+    for function in whole.graph_def.library.function:
+        # It could take the place of one that is called, and only those were checked.
+        function.attr.pop("api_implements", None)
+    saver = tf.compat.v1.train.import_meta_graph(whole)
+    breathe()
+    if saver is not None:
+        saver.restore(session, str(folder / "variables" / "variables"))
 
 
 def _to_be_served(saved: saved_model_pb2.SavedModel) -> meta_graph_pb2.MetaGraphDef | None:
     tagged = (found for found in saved.meta_graphs if set(found.meta_info_def.tags) == {SERVE_TAG})
     return next(tagged, None)
+
+
+def _tags(saved: saved_model_pb2.SavedModel) -> str:
+    found = ", ".join(str(sorted(each.meta_info_def.tags)) for each in saved.meta_graphs)
+    return f"graphs with the tags {found}" if found else "no graph"
 
 
 def _names_its_restore(meta_graph: meta_graph_pb2.MetaGraphDef) -> bool:
@@ -222,7 +274,7 @@ def _initialise(
     present = {operation.name for operation in session.graph.get_operations()}
     assets = {
         found.tensor_info.name: str(folder / "assets" / found.filename)
-        for found in meta_graph.asset_file_def
+        for found in assets_of(folder, meta_graph)
         if node_of(found.tensor_info.name) in present  # what nobody reads was not imported
     }
     session.run(session.graph.get_operation_by_name(name), assets)

@@ -21,7 +21,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from stoker.core.errors import DataError, Plain
 from stoker.serve.breath import Breathe, hurry
 from stoker.serve.reach import called_by, node_of, nodes_by_name, reached, roots_of
-from stoker.serve.saved_model import check_assets, check_files, read_saved_model
+from stoker.serve.saved_model import assets_of, check_assets, check_files, read_saved_model
 
 _FROM_ASSET = {
     "InitializeTableFromTextFile": 1,
@@ -100,7 +100,9 @@ class _Walk:
         # `SymbolicGradient` names a function, and runs the one that the library has for its gradient.
         self.gradients = {g.function_name: g.gradient_func for g in graph.library.gradient}
         self.allowed = allowed_operations() | self.allow
-        self.known = {node_of(a.tensor_info.name): _ASSET for a in self.meta_graph.asset_file_def}
+        self.known = {
+            node_of(a.tensor_info.name): _ASSET for a in assets_of(self.folder, self.meta_graph)
+        }
         self.known[node_of(self.meta_graph.saver_def.filename_tensor_name)] = _CHECKPOINT
         for signature in self.meta_graph.signature_def.values():  # what clients may feed
             self.known |= {node_of(info.name): _OTHER for info in signature.inputs.values()}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+import tensorflow as tf
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from stoker.core.errors import DataError, Plain
+
+_ASSETS_KEY = tf.saved_model.ASSETS_KEY
 
 
 def read_saved_model(folder: Path) -> saved_model_pb2.SavedModel:
@@ -47,13 +50,36 @@ def check_files(folder: Path) -> None:
             )
 
 
+def assets_of(
+    folder: Path, meta_graph: meta_graph_pb2.MetaGraphDef
+) -> list[meta_graph_pb2.AssetFileDef]:
+    """The files that tables are filled from; TensorFlow 1 kept them in a collection.
+
+    Raises:
+        DataError: the collection is damaged.
+    """
+    if meta_graph.asset_file_def or _ASSETS_KEY not in meta_graph.collection_def:
+        return list(meta_graph.asset_file_def)
+    found = []
+    for kept in meta_graph.collection_def[_ASSETS_KEY].any_list.value:
+        asset = meta_graph_pb2.AssetFileDef()
+        try:
+            is_one = kept.Unpack(asset)
+        except DecodeError as error:
+            raise _not_whole(folder, "a list of assets that is damaged") from error
+        if not is_one:
+            raise _not_whole(folder, f"a {kept.type_url[:100]!r} in the list of its assets")
+        found.append(asset)
+    return found
+
+
 def check_assets(folder: Path, meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
     """Every asset lies where assets do.
 
     Raises:
         DataError: one lies elsewhere; it is named.
     """
-    for asset in meta_graph.asset_file_def:
+    for asset in assets_of(folder, meta_graph):
         name = PurePosixPath(asset.filename)
         if name.is_absolute() or ".." in name.parts or not name.parts:
             raise DataError(

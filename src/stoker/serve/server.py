@@ -100,7 +100,7 @@ class Server:
             self._app,
             drain_s=config.drain_s,
             limits=config.http,
-            tls=None if tls is None else tls.context(),
+            tls=None if tls is None else tls.context(connections=config.http.connections),
             lane=Lane(self._app),
         )
         self._rest_thread = threading.Thread(

@@ -4,11 +4,38 @@ from __future__ import annotations
 
 import ssl
 import tempfile
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.serve.text_files import read_text_file
+
+HANDSHAKES = 256
+"""Connections that may shake hands beside those that have; one more is closed without a word."""
+
+
+class CountingContext(ssl.SSLContext):
+    """Counts who shakes hands too: the servers above it are told of a connection when that is over.
+
+    So many that stay silent would else take every descriptor of the process.
+    """
+
+    most = 0
+    """Connections at once, with those that shake hands."""
+
+    def __init__(self, *_: object) -> None:
+        """Nobody is connected."""
+        super().__init__()
+        self._alive: weakref.WeakSet[ssl.SSLObject] = weakref.WeakSet()
+
+    def wrap_bio(self, *args: object, **kwargs: object) -> ssl.SSLObject:
+        """As it is; raises `ssl.SSLError` where there are too many."""
+        if len(self._alive) >= self.most:
+            raise ssl.SSLError("too many connections")
+        made = super().wrap_bio(*args, **kwargs)  # type: ignore[arg-type]  # as they came
+        self._alive.add(made)
+        return made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,13 +54,17 @@ class Tls:
     client_verify: bool = False
     """Whether every client must show a certificate."""
 
-    def context(self) -> ssl.SSLContext:
-        """What the REST port needs.
+    def context(self, *, connections: int = 0) -> ssl.SSLContext:
+        """What a port needs.
+
+        Args:
+            connections: How many it may have at once; `HANDSHAKES` more may be at their begin.
 
         Raises:
             ConfigError: a part is not what it must be.
         """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = CountingContext(ssl.PROTOCOL_TLS_SERVER)
+        context.most = connections + HANDSHAKES
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             # OpenSSL reads a key from a file only; this one is the owner's alone, and gone at once.

@@ -235,30 +235,39 @@ def test_what_is_run_apart_is_answered_joined_and_refused_as_ever(
         one.call("serving_default", {"n": np.array(["x"])}, patience=Patience())
 
 
-def long_count(n: int) -> int:
-    """Turns of the loop that take long beside a test's patience, and still end by themselves."""
-    return 300_000 + n
+@pytest.fixture(scope="module")
+def turns_a_s(repository: Repository) -> float:
+    """How often the loop turns in a second: what burns a core must still end by itself, and soon."""
+    runs = Runs(max_run_s=60.0)
+    model = load_model(repository.base("counts") / "1")
+    one = Batcher(model, BatchingConfig(), runs=runs, may_not_end=True)
+    ask(one, 1)
+    begun_s = time.monotonic()
+    ask(one, 50_000)
+    runs.close()
+    return 50_000 / (time.monotonic() - begun_s)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_client_waits_as_long_as_he_will_whatever_the_model_does(
-    batcher: Callable[..., tuple[Batcher, Runs]], enabled: bool
+    batcher: Callable[..., tuple[Batcher, Runs]], enabled: bool, turns_a_s: float
 ) -> None:
     one, runs = batcher(enabled=enabled)
+    long = int(4 * turns_a_s)
     with pytest.raises(ServeError) as error:
-        ask(one, long_count(0), Patience(0.05))
+        ask(one, long, Patience(0.05))
     assert error.value.code is Code.DEADLINE_EXCEEDED
     leaving = Patience()
     threading.Timer(0.1, leaving.cancel).start()
     with pytest.raises(ServeError) as error:
-        ask(one, long_count(1), leaving)
+        ask(one, long + 1, leaving)
     assert error.value.code is Code.CANCELLED
     assert ask(one, 3) == [3]  # behind the two that are left to end
     assert not runs.stuck
 
 
 def test_all_that_wait_for_a_stuck_run_are_told_and_no_more_are_taken(
-    batcher: Callable[..., tuple[Batcher, Runs]],
+    batcher: Callable[..., tuple[Batcher, Runs]], turns_a_s: float
 ) -> None:
     one, runs = batcher(max_run_s=0.3)
     codes: list[Code] = []
@@ -268,7 +277,7 @@ def test_all_that_wait_for_a_stuck_run_are_told_and_no_more_are_taken(
             ask(one, n)
         codes.append(error.value.code)
 
-    stuck = 30_000_000  # a minute or more, so that the process can end after it
+    stuck = int(4 * turns_a_s)
     threads = [threading.Thread(target=client, args=(n,)) for n in (stuck, 1, 2)]
     for thread in threads:
         thread.start()
@@ -288,7 +297,9 @@ def test_only_what_loops_may_not_end(repository: Repository, exported: dict[str,
     assert not may_not_end(read_saved_model(exported["words"]))
 
 
-def test_a_rest_client_that_hangs_up_leaves_the_queue(repository: Repository) -> None:
+def test_a_rest_client_that_hangs_up_leaves_the_queue(
+    repository: Repository, turns_a_s: float
+) -> None:
     config = ServeConfig(
         root=repository.root, rest_port=0, grpc_port=0, poll_s=0.1, lame_duck_s=0.0, drain_s=5
     )
@@ -308,7 +319,7 @@ def test_a_rest_client_that_hangs_up_leaves_the_queue(repository: Repository) ->
         def waiting() -> float:
             return metrics.queued_requests.total()
 
-        first = hang(long_count(1) * 20)
+        first = hang(int(8 * turns_a_s))
         wait_for(lambda: waiting() == 1, what="the first does not run")
         second = hang(2)
         wait_for(lambda: waiting() == 2, what="the second does not wait")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from hpack import Encoder
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tests.integration.serve.frames import CALL, GREETING, data, head, message, talk, values
@@ -359,6 +360,41 @@ def test_an_answer_that_is_not_read_is_cut(strict: Server) -> None:
         farewell = client.until(frames.GOAWAY, 10)
         assert farewell is not None
         assert b"not read" in farewell.payload
+
+
+def test_no_more_answers_are_made_than_are_read(
+    patient: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question of 40 bytes has an answer of thousands: what is not read must not pile up."""
+    made: list[int] = []
+    write = ServerCall._written
+
+    def counted(call: ServerCall, found: Any) -> bytes:
+        raw = write(call, found)
+        made.append(len(raw))
+        return raw
+
+    monkeypatch.setattr(ServerCall, "_written", counted)
+    asked = reflection_pb2.ServerReflectionRequest(
+        file_containing_symbol="tensorflow.serving.PredictionService"
+    ).SerializeToString()
+    question = b"\x00" + len(asked).to_bytes(4, "big") + asked
+    path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    fields = [(":path", path) if name == ":path" else (name, value) for name, value in CALL]
+    questions = 300
+    with talk(patient.grpc_port, greeted=False) as client:
+        client.say(frames.PREFACE, frames.settings({frames.INITIAL_WINDOW: 0}))
+        client.say(head(1, fields=fields), *[data(1, question, ended=False)] * questions)
+        client.say(frames.frame(frames.PING, 0, 0, b"the last"))
+        assert client.until(frames.PING) is not None  # it has heard all of them
+        time.sleep(0.5)  # in which the thread would answer them all
+        assert len(made) == 1
+        client.say(frames.window_update(1, 1 << 30), frames.window_update(0, 1 << 30))
+        client.say(data(1, b""))
+        trailers, answers = client.answers()[1]
+        assert trailers["grpc-status"] == "0"
+        assert len(made) == questions
+        assert len(answers) == sum(made) + 5 * questions
 
 
 def test_nor_is_one_that_is_read_by_the_byte(strict: Server) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import http.client
 import json
+import select
 import shutil
 import socket
 import ssl
@@ -35,6 +36,7 @@ from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig, read_metrics_path
 from stoker.serve.limits import HttpLimits
 from stoker.serve.server import Server
+from stoker.serve.tls import HANDSHAKES
 
 AskAt = Callable[..., Any]
 HALF = "/v1/models/half:predict"
@@ -398,6 +400,38 @@ def test_tls_on_both_ports(base: Path, tmp_path: Path, certificates: Certificate
             https(server, ssl.create_default_context())
         assert predict(server.grpc_port, credentials=trust) == [2.5]
         assert code_of(lambda: predict(server.grpc_port)) == "UNAVAILABLE"
+
+
+def test_clients_that_never_shake_hands_are_counted(
+    base: Path, tmp_path: Path, certificates: Certificates
+) -> None:
+    """They take no descriptor of a process that has a limit of connections."""
+    trusting = ssl.create_default_context(cadata=certificates.authority)
+    trust = grpc.ssl_channel_credentials(certificates.authority.encode())
+    file = ssl_file(tmp_path, certificates, verify=False)
+    with running(base, ssl_config_file=file, http=HttpLimits(connections=2)) as server:
+        for port in (server.rest_port, server.grpc_port):
+            silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(HANDSHAKES + 40)]
+            try:
+                until_s = time.monotonic() + 60
+                cut = 0
+                while cut < 38:
+                    assert time.monotonic() < until_s, f"{cut} were cut"
+                    ready, _, _ = select.select(silent, [], [], 0.1)
+                    cut = len(ready)
+                assert cut == 38
+            finally:
+                for one in silent:
+                    one.close()
+
+        def answers() -> bool:  # once the server has seen that they are gone
+            with contextlib.suppress(OSError, grpc.RpcError):
+                rest = https(server, trusting)
+                return (rest, predict(server.grpc_port, credentials=trust)) == (200, [2.5])
+            return False
+
+        while not answers():
+            assert time.monotonic() < until_s
 
 
 def test_mutual_tls_on_both_ports(base: Path, tmp_path: Path, certificates: Certificates) -> None:

@@ -111,7 +111,7 @@ def assert_same(path: Path, *, breathe: Callable[[], None]) -> None:
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[graph_pb2.GraphDef]:
-    """All that is imported; TensorFlow's own loader fails the test."""
+    """All that is imported; what comes in one piece fails the test."""
     seen: list[graph_pb2.GraphDef] = []
     real = loading._import
 
@@ -119,11 +119,11 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> list[graph_pb2.GraphDef]:
         seen.append(piece)
         real(graph, piece, meta_graph)
 
-    def refused(path: Path) -> LoadedModel:
-        raise AssertionError(f"{path} is not loaded in pieces")
+    def refused(*_: Any) -> None:
+        raise AssertionError("it is not loaded in pieces")
 
     monkeypatch.setattr(loading, "_import", recorded)
-    monkeypatch.setattr(loading, "load_model", refused)
+    monkeypatch.setattr(loading, "_fill", refused)
     return seen
 
 
@@ -201,18 +201,86 @@ def test_a_gradient_that_does_more_than_compute_is_refused(tmp_path: Path) -> No
         check_model(path)
 
 
-def test_a_format_that_only_tensorflow_s_loader_knows_is_left_to_it(tmp_path: Path) -> None:
-    """Variables without a saver: it makes one."""
+def without_saver(path: Path) -> Path:
+    """Variables, and nothing that says how they are restored."""
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [None], name="x")
-        path = written(tmp_path / "1", x, x * v1.get_variable("kept", initializer=3.0))
+        written(path, x, x * v1.get_variable("kept", initializer=3.0))
     saved = read_saved_model(path)
     saved.meta_graphs[0].ClearField("saver_def")
     (path / "saved_model.pb").write_bytes(saved.SerializeToString())
-    model = load_checked(path, saved)
+    return path
+
+
+def test_what_only_tensorflow_knows_how_to_restore_comes_in_one_piece(tmp_path: Path) -> None:
+    path = without_saver(tmp_path / "1")
+    checked = check_model(path)
+    (path / "saved_model.pb").write_bytes(b"another by now")
+    model = load_checked(path, checked)
     asked = {"x": np.ones(1, np.float32)}
     assert model.call("serving_default", asked)["y"].tolist() == [3.0]
     model.close()
+
+
+def test_nothing_that_comes_in_one_piece_takes_the_place_of_what_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = without_saver(tmp_path / "1")
+    saved = read_saved_model(path)
+    twin = saved.meta_graphs[0].graph_def.library.function.add()
+    twin.signature.name = "twin"
+    twin.attr["api_implements"].s = b"both"
+    (path / "saved_model.pb").write_bytes(saved.SerializeToString())
+    imported: list[Any] = []
+    real = v1.train.import_meta_graph
+
+    def recorded(whole: Any) -> Any:
+        imported.append(whole)
+        return real(whole)
+
+    monkeypatch.setattr(v1.train, "import_meta_graph", recorded)
+    load_checked(path, check_model(path)).close()
+    (whole,) = imported
+    (function,) = whole.graph_def.library.function
+    assert (function.signature.name, dict(function.attr)) == ("twin", {})
+
+
+def as_tensorflow_1_kept_them(path: Path, *, filename: str = "words.txt") -> Path:
+    """The assets of a model in a collection, where they were before they had a field of their own."""
+    saved = read_saved_model(path)
+    graph = saved.meta_graphs[0]
+    (asset,) = graph.asset_file_def
+    asset.filename = filename
+    graph.collection_def[tf.saved_model.ASSETS_KEY].any_list.value.add().Pack(asset)
+    graph.ClearField("asset_file_def")
+    (path / "saved_model.pb").write_bytes(saved.SerializeToString())
+    return path
+
+
+def test_assets_of_tensorflow_1_are_found_and_checked(
+    tmp_path: Path, pieces: list[graph_pb2.GraphDef]
+) -> None:
+    path = as_tensorflow_1_kept_them(looked_up(tmp_path / "1"))
+    assert_same(path, breathe=Breath())
+    assert pieces
+
+    as_elsewhere = as_tensorflow_1_kept_them(looked_up(tmp_path / "2"), filename="../../words.txt")
+    with pytest.raises(DataError, match=r"assets must lie in its folder[\s\S]*\.\./\.\./words"):
+        check_model(as_elsewhere)
+
+
+@pytest.mark.parametrize("damaged", ["bits", "kind"])
+def test_a_list_of_assets_that_cannot_be_read_is_refused(tmp_path: Path, damaged: str) -> None:
+    path = as_tensorflow_1_kept_them(looked_up(tmp_path / "1"))
+    saved = read_saved_model(path)
+    (kept,) = saved.meta_graphs[0].collection_def[tf.saved_model.ASSETS_KEY].any_list.value
+    if damaged == "bits":
+        kept.value = b"\xff" * 9
+    else:
+        kept.Pack(graph_pb2.GraphDef())
+    (path / "saved_model.pb").write_bytes(saved.SerializeToString())
+    with pytest.raises(DataError, match=r"list of (its )?assets"):
+        check_model(path)
 
 
 def test_a_damaged_model_is_refused_with_tensorflow_s_reason(tmp_path: Path) -> None:
@@ -220,8 +288,12 @@ def test_a_damaged_model_is_refused_with_tensorflow_s_reason(tmp_path: Path) -> 
     (path / "variables" / "variables.index").unlink()
     with pytest.raises(UserError, match="whole SavedModel"):
         load_checked(path, check_model(path))
-    with pytest.raises(UserError, match="whole SavedModel"):
+    with pytest.raises(UserError, match=r"whole SavedModel[\s\S]*no graph"):
         load_checked(path, saved_model_pb2.SavedModel())
+    other = read_saved_model(path)
+    other.meta_graphs[0].meta_info_def.tags[:] = ["train"]
+    with pytest.raises(UserError, match=r"whole SavedModel[\s\S]*the tags \['train'\]"):
+        load_checked(path, other)
 
 
 def test_nodes_come_behind_what_they_need() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ _SMALL_BYTES = 64 << 10
 
 _SLOWEST = 64 << 10
 """What a client has to send of a large message, bytes a second, once its first seconds are over."""
+
+_LOOK_S = 1.0
+"""How often a thread that waits for a client to read looks whether he is there still, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +104,7 @@ class ServerCall:
         "_is_refused",
         "_message",
         "_messages",
+        "_sent",
         "_server",
         "context",
         "handler",
@@ -123,6 +128,7 @@ class ServerCall:
         self._due_s = time.monotonic() + server.limits.connection.body_s
         self._held_bytes = 0
         self._is_refused = False
+        self._sent: threading.Event | None = None  # whether all answers of many are on their way
 
     # -- in the loop
 
@@ -140,7 +146,11 @@ class ServerCall:
         if refused:  # its message is not waited for
             self._is_refused = True
             self._server.work(self, b"")
-        elif self.handler.request_streaming:
+            return
+        if self.handler.response_streaming and not _is_told(self.handler):
+            self._sent = threading.Event()
+            self.stream.on_sent = self._sent.set
+        if self.handler.request_streaming:
             self._incoming = queue.SimpleQueue()
             self._server.work(self, None)
 
@@ -234,6 +244,8 @@ class ServerCall:
         if self._incoming is not None:
             self._incoming.put(None)
         self.context.over()
+        if self._sent is not None:
+            self._sent.set()
 
     def _cancel_soon(self) -> None:
         """From any thread."""
@@ -293,8 +305,16 @@ class ServerCall:
         return raw
 
     def _send_all(self, answers: Iterator[Any]) -> None:
+        """Messages as they come, each when the one before is on its way: a client may read none."""
+        sent = self._sent
+        assert sent is not None  # `begin` made it
         for answer in answers:
+            sent.clear()
             self._send_soon(answer)
+            while self.context.is_active() and not sent.wait(_LOOK_S):
+                pass
+            if not self.context.is_active():
+                return
 
     def _send_soon(self, answer: Any) -> None:
         """One message, or the end if it is None."""

@@ -198,10 +198,12 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
     Raises:
         ConfigError: one of gRPC's own settings is wrong.
     """
+    limits = _limits(options)
+    connections = limits.connection.connections
     server = GrpcServer(
         workers=options.workers,
-        limits=_limits(options),
-        tls=None if options.tls is None else options.tls.context(),
+        limits=limits,
+        tls=None if options.tls is None else options.tls.context(connections=connections),
         intercept=None
         if options.keys is None
         else KeyInterceptor(options.keys, options.access_log).intercept_service,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol, cast
 
 from stoker.serve.grpc.http2 import frames
-from stoker.serve.grpc.http2.exchange import STREAM_WINDOW, Call, Exchange, Stream
+from stoker.serve.grpc.http2.exchange import STREAM_WINDOW, Consumer, Exchange, Stream
 from stoker.serve.grpc.http2.frames import ConnectionFault, Error
 from stoker.serve.grpc.http2.heads import CallHead, HeaderBlocks
 
@@ -386,7 +386,7 @@ class Connection(asyncio.Protocol):
     # -- its end
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[Consumer]:
         """Those under way."""
         found = [stream.call for stream in self.exchange.streams.values()]
         return [call for call in found if call is not None]

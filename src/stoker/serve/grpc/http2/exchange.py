@@ -6,6 +6,7 @@ import asyncio
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from stoker.serve.grpc.http2 import frames, heads
@@ -22,7 +23,7 @@ _PREFIX = struct.Struct(">BI")
 """What stands before each message: whether it is compressed, and its length."""
 
 
-class Call(Protocol):
+class Consumer(Protocol):
     """What is done with the messages of a stream."""
 
     def feed(self, data: bytes, *, ended: bool) -> None:
@@ -139,6 +140,7 @@ class Stream:
         "call",
         "exchange",
         "number",
+        "on_sent",
         "room",
         "window",
     )
@@ -147,7 +149,8 @@ class Stream:
         """Args: exchange: the connection's; number: the stream's."""
         self.exchange = exchange
         self.number = number
-        self.call: Call | None = None  # as long as it is open
+        self.call: Consumer | None = None  # as long as it is open
+        self.on_sent: Callable[[], None] | None = None  # called when no message waits any more
         self.began_s = exchange.heard_s
         self.room = STREAM_WINDOW  # what the client may still send
         self.window = exchange.initial_window  # what may still be sent to him
@@ -251,6 +254,8 @@ class Stream:
             if self._waiting:
                 exchange.flush()  # which may say that the client does not read
         exchange.unblock(self)
+        if self.on_sent is not None:
+            self.on_sent()
         if self._last:
             exchange.put(frames.frame(frames.HEADERS, _LAST, self.number, self._last))
             exchange.forget(self)
