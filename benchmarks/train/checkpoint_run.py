@@ -1,4 +1,4 @@
-"""One training run of a 20 M-parameter model: `checkpoint_run.py FOLDER STEPS default|seldom`.
+"""One training run of a 20 M-parameter model: `checkpoint_run.py FOLDER STEPS`, with checkpoints at the default rate.
 
 Writes a JSON line when TensorFlow is there, one a call, and one for each checkpoint that was due,
 all with the machine's monotonic clock, by which another process can go.
@@ -46,7 +46,7 @@ class Watched(Ending):
         super().save_after_call(wanted)
 
 
-def main(folder: Path, steps: int, checkpoint: CheckpointConfig) -> None:
+def main(folder: Path, steps: int) -> None:
     """Train."""
     say("imported")
     prepare_process(precision="float32", seed=0, deterministic=False)
@@ -54,7 +54,7 @@ def main(folder: Path, steps: int, checkpoint: CheckpointConfig) -> None:
         batch_size=TASK.batch_size,
         steps_per_call=STEPS_PER_CALL,
         steps=steps,
-        checkpoint=checkpoint,
+        checkpoint=CheckpointConfig(),
     )
 
     def make(features: dict[str, Any]) -> keras.Model:
@@ -72,8 +72,4 @@ def main(folder: Path, steps: int, checkpoint: CheckpointConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]),
-        int(sys.argv[2]),
-        CheckpointConfig() if sys.argv[3] == "default" else ours.SELDOM,
-    )
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -6,6 +6,7 @@ python benchmarks/train/checkpoints.py [--rounds N] [--steps N] [--kills N]
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,6 @@ HERE = Path(__file__).resolve().parent
 
 Line = dict[str, Any]
 
-SKIPPED_CALLS = 2
-"""Calls that hold tracing and the input's start."""
-
 ENDLESS = 100_000
 
 STEPS_AFTER_CHECKPOINT = 10
@@ -34,9 +33,9 @@ STEPS_AFTER_CHECKPOINT = 10
 
 
 @contextmanager
-def running(folder: Path, steps: int, checkpoint: str) -> Iterator[subprocess.Popen[str]]:
+def running(folder: Path, steps: int) -> Iterator[subprocess.Popen[str]]:
     """A training run; it is killed at the end of the block."""
-    command = [sys.executable, str(HERE / "checkpoint_run.py"), str(folder), str(steps), checkpoint]
+    command = [sys.executable, str(HERE / "checkpoint_run.py"), str(folder), str(steps)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -52,20 +51,37 @@ def lines(process: subprocess.Popen[str]) -> Iterator[Line]:
             yield json.loads(text)
 
 
-def finished(steps: int, checkpoint: str) -> list[Line]:
+def finished(steps: int) -> list[Line]:
     """A whole run."""
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder), steps, checkpoint) as run:
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder), steps) as run:
         told = list(lines(run))
         if run.wait():
             raise RuntimeError(f"a run ended with exit code {run.returncode}")
     return told
 
 
-def spent(told: list[Line], key: str) -> float:
-    """Seconds of all calls but the first, with the checkpoints between them."""
+@dataclass(frozen=True)
+class Cycle:
+    """From the end of a call that a checkpoint follows to that of the next such call."""
+
+    spent_s: float
+    """How long it took."""
+
+    usual_s: float
+    """How long, had each call been as those of its second half: the checkpoint is written by then."""
+
+
+def cycles(told: list[Line], key: str) -> list[Cycle]:
+    """Each checkpoint beside the calls between it and the next, so that both saw one machine."""
     calls = [line for line in told if line["event"] in ("call", "steps")]
-    first = [line for line in calls if line["event"] == "call"][SKIPPED_CALLS]
-    return calls[-1][key] - first[key]
+    ended = [line[key] for line in calls[1::2]]
+    due = [number for number, line in enumerate(calls[0::2]) if line["due"]]
+    found = []
+    for first, last in itertools.pairwise(due):
+        middle = (first + last) // 2
+        usual_s = (ended[last] - ended[middle]) / (last - middle) * (last - first)
+        found.append(Cycle(ended[last] - ended[first], usual_s))
+    return found
 
 
 def stalls(told: list[Line]) -> tuple[list[float], float]:
@@ -81,26 +97,19 @@ def stalls(told: list[Line]) -> tuple[list[float], float]:
 
 def cost(rounds: int, steps: int) -> list[Figure]:
     """Stall and overhead at the default rate."""
-    runs: dict[str, list[list[Line]]] = {"default": [], "seldom": []}
-    for number in range(rounds):
-        for name in sorted(runs, reverse=bool(number % 2)):
-            runs[name].append(finished(steps, name))
-            sys.stderr.write(f"round {number + 1}, {name}: {spent(runs[name][-1], 'at_s'):.2f} s\n")
-    measured = [stalls(told) for told in runs["default"]]
+    runs = [finished(steps) for _ in range(rounds)]
+    measured = [stalls(told) for told in runs]
     all_stalls = [stall for found, _ in measured for stall in found]
-    if not all_stalls:
-        raise RuntimeError("no checkpoint was due: take more --steps")
     wall, cpu = (
-        [
-            100 * (spent(ours, key) / spent(theirs, key) - 1)
-            for ours, theirs in zip(runs["default"], runs["seldom"], strict=True)
-        ]
-        for key in ("at_s", "cpu_s")
+        [cycle for told in runs for cycle in cycles(told, key)] for key in ("at_s", "cpu_s")
     )
-    parameters = next(line["parameters"] for line in runs["default"][0] if "parameters" in line)
+    if not wall:
+        raise RuntimeError("no two checkpoints were due: take more --steps")
+    parameters = next(line["parameters"] for line in runs[0] if "parameters" in line)
     model = f"MLP of {parameters / 1e6:.1f} M parameters, Adam, batch 64"
-    how = f"{model}; runs of {steps} steps with the default rate and with none in turn, {rounds} rounds"
-    seen = f"{model}; {len(all_stalls)} checkpoints in {rounds} runs"
+    seen = f"{model}; {len(all_stalls)} checkpoints in {rounds} runs of {steps} steps"
+    every = f"one every {statistics.median(cycle.spent_s for cycle in wall):.0f} s"
+    how = f"{seen}, {every}; from each to the next, beside the second half of that time"
     return [
         figure(
             "checkpoint: time that the steps stand still",
@@ -117,32 +126,38 @@ def cost(rounds: int, steps: int) -> list[Figure]:
         ),
         figure(
             "checkpoints at the default rate: overhead",
-            statistics.median(wall),
+            _overhead(wall),
             "%",
             at_most=3.5,
-            how=f"{how}, {spread(wall)}",
+            how=f"{how}, {spread([_overhead([cycle]) for cycle in wall])}",
         ),
         figure(
             "checkpoints at the default rate: overhead in CPU time",
-            statistics.median(cpu),
+            _overhead(cpu),
             "%",
-            how=f"{how}, {spread(cpu)}; the machine's idle cores take it from nobody",
+            how=f"{how}, {spread([_overhead([cycle]) for cycle in cpu])}; the machine's idle cores "
+            "take it from nobody",
         ),
     ]
+
+
+def _overhead(found: list[Cycle]) -> float:
+    """Per cent of the time without checkpoints, over all of it."""
+    return 100 * (sum(cycle.spent_s for cycle in found) / sum(cycle.usual_s for cycle in found) - 1)
 
 
 def killed_and_resumed() -> dict[str, float]:
     """Seconds from kill -9 to the first new step, and what of it is the import of TensorFlow."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with running(folder, ENDLESS, "default") as run:
+        with running(folder, ENDLESS) as run:
             for line in lines(run):
                 if line["event"] == "steps" and line["step"] >= STEPS_AFTER_CHECKPOINT:
                     break
             killed_s = time.monotonic()
             os.kill(run.pid, 9)
             run.wait()
-        with running(folder, ENDLESS, "default") as run:
+        with running(folder, ENDLESS) as run:
             told: dict[str, Line] = {}
             for line in lines(run):
                 told[line["event"]] = line
@@ -176,7 +191,7 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS / "train-checkpoints.json")
     options = parser.parse_args()

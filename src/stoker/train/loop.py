@@ -12,7 +12,8 @@ from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.goal import with_mode
 from stoker.train.model import BuiltModel
-from stoker.train.run import EVAL_BATCHES, Run, checkpoint_writer, open_run
+from stoker.train.opening import checkpoint_writer, open_run
+from stoker.train.run import EVAL_BATCHES, Run
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Surroundings, TrainResult
 
@@ -76,8 +77,8 @@ def fit(
 
         # 3. Epochs of calls of steps; a call ends where a checkpoint could be gone on from.
         while not position.over:
-            with feed.shuffled(run.calls()) as batches:
-                iterator = run.iterator(batches)
+            with feed.shuffled(run.compiled.calls()) as batches:
+                iterator = run.compiled.iterator(batches)
                 moved = False
                 while not position.over and not moved:
                     run.begin_epoch()
@@ -98,7 +99,7 @@ def _result(run: Run, ceiling_s: float) -> TrainResult:
     position, timing = run.position, run.position.timing
     busy = BusyReport(
         ceiling_step_s=ceiling_s,
-        ceiling_rows=run.rows_a_step,
+        ceiling_rows=run.compiled.rows_a_step,
         real_step_s=timing.wall_s / timing.steps,
         real_rows=timing.rows / timing.steps,
         input_wait=min(1.0, timing.wait_s / timing.wall_s),

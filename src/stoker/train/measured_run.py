@@ -10,7 +10,8 @@ from stoker.data.own.features import AnyTransform
 from stoker.data.own.opening import AnyDataset
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.model import BuiltModel
-from stoker.train.run import Opened, Run, open_run
+from stoker.train.opening import Opened, open_run
+from stoker.train.run import Run
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Surroundings
 
@@ -69,8 +70,8 @@ def train_for(run: Run, opened: Opened, *, steps: int) -> None:
     Raises:
         UserError: what would have ended training, e.g. a step that is not finite.
     """
-    with opened.feed.shuffled(run.calls()) as batches:
-        iterator = run.iterator(batches)
+    with opened.feed.shuffled(run.compiled.calls()) as batches:
+        iterator = run.compiled.iterator(batches)
         while run.position.step < steps:
             run.begin_epoch()
             run.one_call(iterator)

@@ -19,8 +19,9 @@ from stoker.data.feed.dataset_stages import dataset_stages
 from stoker.data.feed.pipeline import PREFETCHED, Feed
 from stoker.data.feed.stages import StageCost, measure_stages
 from stoker.data.own.feed import OwnFeed
+from stoker.train.opening import Opened
 from stoker.train.ready import elements_ready
-from stoker.train.run import Opened, Run
+from stoker.train.run import Run
 from stoker.train.step_costs import checkpoint_s, communication_s, transfer_s
 from stoker.train.window import Kind, Window
 
@@ -147,7 +148,7 @@ class Probe:
             return dataset_stages(feed.watched(), elements=min(STAGE_BATCHES, most))
         if not isinstance(feed, Feed) or feed.keeps_features:
             return ()
-        size = run.resolved.global_batch
+        size = run.compiled.resolved.global_batch
         return measure_stages(feed, batch_size=size, samples=STAGE_SAMPLES)
 
     def checkpoint_s(self) -> float:
@@ -205,7 +206,7 @@ class Probe:
 
     def _resident_window(self, seconds: float) -> Window:
         _await_idle()
-        steps = max(1, int(seconds / max(self.run.last_ceiling_s, 1e-9)))
+        steps = max(1, int(seconds / max(self.run.compiled.last_ceiling_s, 1e-9)))
         saved = self._resident.state.capture()
         try:
             cpu_s, begun_s = time.process_time(), time.monotonic()
@@ -214,7 +215,7 @@ class Probe:
             cpu_s = time.process_time() - cpu_s
         finally:
             self._resident.state.restore(saved)
-        rows = steps * self.run.rows_a_step
+        rows = steps * self.run.compiled.rows_a_step
         return Window(
             kind="resident", steps=steps, rows=rows, wall_s=wall_s, wait_s=0.0, cpu_s=cpu_s
         )
@@ -248,7 +249,7 @@ class Probe:
         if self._take is None:
             self._take = _take_some
         position, whole = self.run.position, self._feed.whole_calls
-        planned = position.next_steps(self.run.resolved.steps_per_call)
+        planned = position.next_steps(self.run.compiled.resolved.steps_per_call)
         rows = self._take(self._iterator, tf.constant(1 if whole else planned, tf.int64))
         position.step += planned
         if not position.validated or position.step % position.per_epoch == 0:
@@ -263,7 +264,7 @@ def open_probe(run: Run, opened: Opened) -> Iterator[Probe]:
     Raises:
         UserError: what would have ended training.
     """
-    run.call_at_most(LONGEST_CALL_S)
+    run.compiled.call_at_most(LONGEST_CALL_S)
     with _reading(run, opened) as probe:
         call_s = probe.compile()
         if call_s <= 2 * LONGEST_CALL_S:
@@ -271,7 +272,9 @@ def open_probe(run: Run, opened: Opened) -> Iterator[Probe]:
             yield probe
             return
     # Of a step that waits for its input, so many fewer.
-    run.call_at_most(LONGEST_CALL_S * run.last_ceiling_s * run.resolved.steps_per_call / call_s)
+    run.compiled.call_at_most(
+        LONGEST_CALL_S * run.compiled.last_ceiling_s * run.compiled.resolved.steps_per_call / call_s
+    )
     with _reading(run, opened) as probe:
         probe.compile()
         probe.make_first_pass()
@@ -281,10 +284,10 @@ def open_probe(run: Run, opened: Opened) -> Iterator[Probe]:
 @contextmanager
 def _reading(run: Run, opened: Opened) -> Iterator[Probe]:
     with ExitStack() as at_end:
-        batches = at_end.enter_context(opened.feed.shuffled(run.calls()))
-        with opened.feed.shuffled(_first_of(run.calls())) as first:
+        batches = at_end.enter_context(opened.feed.shuffled(run.compiled.calls()))
+        with opened.feed.shuffled(_first_of(run.compiled.calls())) as first:
             element = next(iter(first))
-        yield Probe(run, opened, iterator=run.iterator(batches), element=element)
+        yield Probe(run, opened, iterator=run.compiled.iterator(batches), element=element)
 
 
 @tf.function(reduce_retracing=True)

@@ -47,6 +47,7 @@ from keras import layers
 
 
 def wait(values):
+    # A step as long as the test says, so that it can be met in its middle.
     slower = os.environ.get("SLOWER", "")
     time.sleep(0.5 if slower and Path(slower).exists() else float(os.environ.get("STEP_S", "0")))
     return values

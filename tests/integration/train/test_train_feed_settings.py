@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import tensorflow as tf
+from tests.dataset_graph import set_to
 
 from stoker.core.errors import ConfigError
 from stoker.data.dataset import Dataset
@@ -16,7 +17,7 @@ from stoker.data.features.transform import Transform
 from stoker.data.feed import decode_engines
 from stoker.data.feed.augment import AugmentConfig
 from stoker.data.feed.calls import Calls
-from stoker.data.feed.config import FeedConfig
+from stoker.data.feed.config import Decoder, FeedConfig
 from stoker.data.feed.native.library import NotBuilt
 from stoker.data.feed.pipeline import Feed
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
@@ -94,6 +95,54 @@ def test_images_are_the_same(photographs: Data, config: FeedConfig) -> None:
     expected = batches(photographs, FeedConfig(), augment=FLIPPED)
 
     assert_same(batches(photographs, config, augment=FLIPPED), expected)
+
+
+def pipeline(data: Data, config: FeedConfig, *, augment: AugmentConfig | None = None) -> Any:
+    """What the step's batches come from."""
+    feed, _ = open_feeds(*data, augment=augment, seed=3, memory_bytes=0, config=config)
+    assert isinstance(feed, Feed)
+    calls = Calls(rows=feed.rows, batch_size=8, steps_per_call=2, seed=5, first=0, last=2)
+    with feed.shuffled(calls) as shuffled:
+        return shuffled
+
+
+def test_as_many_threads_and_batches_are_at_work_as_are_asked_for(
+    dataset: Dataset, transform: Transform, photographs: Data
+) -> None:
+    table = dataset, transform
+    asked, plainly = (
+        pipeline(table, FeedConfig(threads=7, prefetch=3)),
+        pipeline(table, FeedConfig()),
+    )
+    assert set_to(asked, "ParallelMapDataset", -1)[-1] == 7
+    assert set_to(asked, "PrefetchDataset", 1)[-1] == 3
+    assert set_to(plainly, "PrefetchDataset", 1)[-1] == 1, "a table's calls"
+
+    asked = pipeline(photographs, FeedConfig(parallel_batches=5, threads=7, prefetch=9))
+    plainly = pipeline(photographs, FeedConfig())
+    assert set_to(asked, "ParallelMapDataset", -1) == [5, 7]
+    assert set_to(asked, "PrefetchDataset", 1)[-1] == 9
+    assert set_to(plainly, "ParallelMapDataset", -1)[0] == 2
+    assert set_to(plainly, "PrefetchDataset", 1)[-1] == 8
+
+
+@pytest.mark.parametrize("decoder", ["native", "opencv"])
+def test_the_decoder_that_is_asked_for_has_the_threads_that_are_asked_for(
+    photographs: Data, monkeypatch: pytest.MonkeyPatch, decoder: Decoder
+) -> None:
+    started = []
+    for name in ("NativeEngine", "OpenCvEngine"):
+        kind = getattr(decode_engines, name)
+
+        def start(decode_whole: Any, *, threads: int, kind: Any = kind) -> Any:
+            started.append((kind.__name__, threads))
+            return kind(decode_whole, threads=threads)
+
+        monkeypatch.setattr(decode_engines, name, start)
+
+    assert batches(photographs, FeedConfig(decoder=decoder, threads=3), augment=FLIPPED)
+
+    assert set(started) == {({"native": "NativeEngine", "opencv": "OpenCvEngine"}[decoder], 3)}
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
     # In a call of many steps: it ends after the step, not after the call.
     pid = trainer.start(folder, runs, environment=slow)
     until(lambda: has_begun(runs, 0))
-    time.sleep(3 * STEP_S)
+    time.sleep(3 * STEP_S)  # into the middle of a call of many steps
     asked_s = time.monotonic()
     os.kill(pid, signal.SIGTERM)
     assert trainer.end() == EXIT_PREEMPTED
@@ -116,9 +116,9 @@ def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
     pid = trainer.start(folder, runs, environment=slow | {"SLOWER": str(slower)})
     until(lambda: has_begun(runs, lines) and last_step(runs) % position["per_epoch"] != 0)
     slower.touch()
-    time.sleep(2 * STEP_S)
+    time.sleep(2 * STEP_S)  # until a step has begun that sees it
     os.kill(pid, signal.SIGTERM)
-    time.sleep(0.1)
+    time.sleep(0.1)  # two signals sent at once would be one
     os.kill(pid, signal.SIGTERM)
     assert trainer.end() == EXIT_PREEMPTED
     assert "ended by SIGTERM" in trainer.said()

@@ -17,10 +17,11 @@ from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.goal import with_mode
 from stoker.train.keras_model import as_the_model_takes, overrides
 from stoker.train.model import BuiltModel
+from stoker.train.opening import TrainFeed, checkpoint_writer, open_run
 from stoker.train.parameter_server.cluster import Connection, servers_needed
 from stoker.train.parameter_server.run import Fed, ParameterServerResult, Run, impossible
 from stoker.train.position import Position
-from stoker.train.run import EVAL_BATCHES, TrainFeed, checkpoint_writer, open_run
+from stoker.train.run import EVAL_BATCHES
 from stoker.train.surroundings import Surroundings
 
 

@@ -1,0 +1,193 @@
+"""A run's step, compiled: what it is fed, how many steps are one program, and how fast it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.data.feed.calls import Calls
+from stoker.data.own.feed import OwnFeed
+from stoker.train.at_once import are_sound
+from stoker.train.busy import FIXED_STEPS, measure_ceiling
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.ema import WeightAverage
+from stoker.train.fed import make_run_fed, make_run_resident, step_of
+from stoker.train.keras_model import as_the_model_takes
+from stoker.train.model import BuiltModel
+from stoker.train.one_program import TOGETHER_S, OneProgram, steps_together
+from stoker.train.opening import TrainFeed
+from stoker.train.own_step import make_step
+from stoker.train.position import Position
+from stoker.train.state import TrainingState
+from stoker.train.step import StepSettings
+from stoker.train.strategy import Distribution
+from stoker.train.whole_batches import WholeFeed, handed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resident:
+    """The compiled step on a batch in memory."""
+
+    take: Callable[[int], None]
+    """Takes so many steps, and returns when they have ended."""
+
+    state: TrainingState
+    """Every variable that they change."""
+
+
+class Compiled:
+    """The step of a run; compiled again where it is to be another."""
+
+    def __init__(
+        self,
+        built: BuiltModel,
+        feed: TrainFeed,
+        position: Position,
+        *,
+        config: TrainConfig,
+        resolved: ResolvedTraining,
+        distribution: Distribution,
+        signals: tf.Variable | None,
+    ) -> None:
+        """Take the first batch; nothing is compiled yet.
+
+        Args:
+            built: The model.
+            feed: What it is fed.
+            position: Where the run is, and what its steps are by now.
+            config: What was asked for.
+            resolved: What that is on this machine.
+            distribution: The strategy.
+            signals: As in `StepSettings`.
+        """
+        self.resolved = resolved
+        self._built, self._feed, self._position = built, feed, position
+        self._config, self._distribution, self._signals = config, distribution, signals
+        self.load = as_the_model_takes(feed.load, built.model, class_weight=config.class_weight)
+        self._rows_of_call = resolved.global_batch if feed.whole_calls else None
+        self.sample = self._first_element()
+        first = self.load(self.sample)
+        self.rows_a_step = float(tf.shape(tf.nest.flatten(first)[0])[0])
+        self._most_together = self._steps_together(first)
+        self.average: WeightAverage | None = None
+        self.at_once = False
+        self.last_ceiling_s = 0.0
+
+    def compile(self) -> None:
+        """Compile what the settings and the position ask for now."""
+        position = self._position
+        settings = StepSettings(
+            batch_size=position.batch_size,
+            accumulate=position.accumulate,
+            xla=self.resolved.xla,
+            reduction_dtype=self._config.reduction_dtype,
+            reduction_bytes_per_pack=self._config.reduction_bytes_per_pack,
+            average=self.average,
+            together=max(1, min(position.together, self._most_together)),
+            own_rows=self._feed.shares_rows,
+            looks_first=not self.at_once,
+            signals=self._signals,
+        )
+        self._step = make_step(
+            self._built, self.load, distribution=self._distribution, settings=settings
+        )
+        model = self._built.model
+        self.run_fed = make_run_fed(
+            self._step,
+            rows_a_step=self._rows_of_call,
+            alone=self.resolved.steps_per_call == 1,
+            sound=(lambda: are_sound(model)) if self.at_once else None,
+        )
+        self.traced: Any = None
+
+    def ceiling_s(self, state: TrainingState) -> float:
+        """Seconds a step on a resident batch; a new run learns by it how many are one program."""
+        self.last_ceiling_s = self._measured_ceiling_s(state)
+        if self._position.together == 0:
+            groups = isinstance(self._step, OneProgram) and self._step.groups
+            most = self._most_together if groups else 1
+            self._position.together = most if most * self.last_ceiling_s <= TOGETHER_S else 1
+            if self._position.together > 1:
+                self.compile()
+                self.last_ceiling_s = self._measured_ceiling_s(state)
+        return self.last_ceiling_s
+
+    def _measured_ceiling_s(self, state: TrainingState) -> float:
+        sample = handed(self.sample, self._distribution)
+        run_resident = make_run_resident(self._step, sample)
+        together = FIXED_STEPS if self._distribution.workers > 1 else None
+        with self._distribution.strategy.scope():
+            return measure_ceiling(run_resident, sample, state=state, steps=together)
+
+    def resident(self, state: TrainingState) -> Resident:
+        """The compiled step on one batch in memory, to be timed by others."""
+        sample = handed(self.sample, self._distribution)
+        run_resident = make_run_resident(self._step, sample)
+        scope = self._distribution.strategy.scope
+
+        def take(steps: int) -> None:
+            with scope():
+                run_resident(sample, tf.constant(steps, tf.int64)).numpy()
+
+        take(1)
+        return Resident(take=take, state=state)
+
+    def call_at_most(self, seconds: float) -> None:
+        """Make calls shorter that would take longer than that."""
+        most = max(1, int(seconds / max(self.last_ceiling_s, 1e-9)))
+        if most < self.resolved.steps_per_call:
+            self.resolved = replace(self.resolved, steps_per_call=most)
+            self.compile()
+
+    def calls(self, position: Position | None = None) -> Calls:
+        """The calls from where the run stands, or from another position, to its end."""
+        position = position or self._position
+        feed, per_call = self._feed, self.resolved.steps_per_call
+        whole = position.per_epoch * self.resolved.global_batch
+        per_epoch = -(-position.per_epoch // per_call)
+        return Calls(
+            # A step of a user's own dataset is one of its batches, whatever its size.
+            rows=whole if isinstance(feed, OwnFeed | WholeFeed) else feed.rows,
+            batch_size=self.resolved.global_batch,
+            steps_per_call=per_call,
+            seed=self._config.seed,
+            first=position.epoch * per_epoch + position.in_epoch // per_call,
+            last=per_epoch * self._config.epochs,
+            skipped_steps=position.in_epoch % per_call,
+            worker=self._distribution.worker,
+            workers=self._distribution.workers,
+        )
+
+    def _first_element(self) -> Any:
+        # The run's first, wherever it stands: at its end no other is left.
+        begin = replace(self._position, step=0)
+        with self._feed.shuffled(self.calls(begin)) as batches:
+            element = next(iter(batches))
+            self._fixed = _has_fixed_shapes(batches, whole_calls=self._feed.whole_calls)
+        return element if self._rows_of_call is None else step_of(element, 0, self._rows_of_call)
+
+    def iterator(self, batches: tf.data.Dataset[Any]) -> Any:
+        """What `run_fed` reads, of what the feed yields."""
+        step = self._step
+        if isinstance(step, OneProgram) and not self._feed.whole_calls:
+            # So many are taken at a time, and the next ones are made meanwhile.
+            batches = batches.prefetch(2 * step.together)
+        return iter(self._distribution.spread(batches))
+
+    def _steps_together(self, first: Any) -> int:
+        """Steps that may be one program: full batches of known shapes follow each other."""
+        if not self._fixed or self.rows_a_step != self._position.batch_size:
+            return 1
+        return steps_together(first, steps_per_call=self.resolved.steps_per_call)
+
+
+def _has_fixed_shapes(elements: tf.data.Dataset[Any], *, whole_calls: bool) -> bool:
+    """Whether all batches have the shapes of the first, but for an epoch's last of a whole call."""
+    first = 1 if whole_calls else 0
+    return all(
+        isinstance(spec, tf.TensorSpec) and spec.shape[first:].is_fully_defined()
+        for spec in tf.nest.flatten(elements.element_spec)
+    )
