@@ -1,6 +1,7 @@
-"""A training that times its own steps: `steps.py fit|loop STEPS`; prints one line of JSON.
+"""A training that times its own steps, by turns with and without the watcher that was put around it.
 
-It knows nothing of Stoker. What it prints are marks: [steps by now, wall clock, CPU time], seconds.
+`stoker profile -- python steps.py fit|loop TURNS STEPS`; prints a line of JSON for each turn: whether it was
+watched, and seconds of wall clock and of CPU time.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -18,6 +20,14 @@ ROWS, COLUMNS = 64, 128
 
 WIDTH = 256
 """Of the hidden layers: a step of about a millisecond, for which a watcher is dear."""
+
+WARM_TURNS = 10
+"""Watched, and not printed: in them the profile takes its own windows."""
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+Times = tuple[float, float]
+"""Wall clock and CPU time, seconds."""
 
 
 def model() -> Any:
@@ -34,40 +44,72 @@ def dataset() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors((x, y)).repeat().prefetch(2)
 
 
-EVERY = 500
-"""Steps between two marks."""
+class Watcher:
+    """What stands around names of TensorFlow and Keras, which can be taken away and put back."""
 
-Marks = list[tuple[int, float, float]]
+    def __init__(self) -> None:
+        """Find it.
 
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        Raises:
+            RuntimeError: nothing is watched.
+        """
+        names = {
+            tf.data.Dataset: ["__iter__"],
+            type(iter(dataset())): ["__next__", "get_next"],
+            type(tf.function(lambda: None)): ["__call__"],
+            keras.Model: ["fit"],
+        }
+        self._places = [
+            (owner, name, vars(owner)[name])
+            for kind, wanted in names.items()
+            for name in wanted
+            for owner in kind.__mro__
+            if hasattr(vars(owner).get(name), "stoker_original")
+        ]
+        if len(self._places) < len(names):
+            raise RuntimeError(f"not all is watched: {self._places}")
+
+    def put(self, *, back: bool) -> None:
+        """Put it back, or what it stands around."""
+        for owner, name, watched in self._places:
+            setattr(owner, name, watched if back else watched.stoker_original)
 
 
-def mark(steps: int) -> tuple[int, float, float]:
-    """So many steps are done; of a clock that all processes have."""
-    return steps, time.monotonic(), time.process_time()
+def now() -> Times:
+    """Of this process."""
+    return time.perf_counter(), time.process_time()
 
 
-def by_fit(steps: int) -> Marks:
-    """A mark at the end of every epoch."""
-    marks: Marks = []
+def since(begun: Times) -> Times:
+    """What has passed."""
+    wall_s, cpu_s = now()
+    return wall_s - begun[0], cpu_s - begun[1]
+
+
+def by_fit(steps: int) -> Callable[[], Times]:
+    """A turn is the second of two epochs."""
+    net, batches = model(), dataset()
+    net.compile("sgd", LOSS)
+    ends: list[Times] = []
 
     class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         """Has no hook for batches, as most scripts have none."""
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            del logs
-            marks.append(mark((epoch + 1) * EVERY))
+            del epoch, logs
+            ends.append(now())
 
-    net = model()
-    net.compile("sgd", LOSS)
-    epochs = steps // EVERY
-    net.fit(dataset(), steps_per_epoch=EVERY, epochs=epochs, verbose=0, callbacks=[Clock()])
-    return marks
+    def turn() -> Times:
+        net.fit(batches, steps_per_epoch=steps, epochs=2, verbose=0, callbacks=[Clock()])
+        first, second = ends[-2:]
+        return second[0] - first[0], second[1] - first[1]
+
+    return turn
 
 
-def by_loop(steps: int) -> Marks:
-    """A loop with a tf.function for the step."""
-    net, optimizer = model(), keras.optimizers.SGD()
+def by_loop(steps: int) -> Callable[[], Times]:
+    """A turn is a pass of a loop with a tf.function for the step, but for its first step."""
+    net, optimizer, batches = model(), keras.optimizers.SGD(), dataset()
     optimizer.build(net.trainable_variables)
 
     @tf.function
@@ -78,18 +120,34 @@ def by_loop(steps: int) -> Marks:
         optimizer.apply(gradients, net.trainable_variables)
         return loss
 
-    marks: Marks = []
-    for number, (x, y) in enumerate(dataset().take(steps)):
-        if number % EVERY == 0:
-            marks.append(mark(number))
-        train_step(x, y)
-    return marks
+    def turn() -> Times:
+        begun = now()
+        for number, (x, y) in enumerate(batches.take(steps + 1)):
+            if number == 1:
+                begun = now()
+            train_step(x, y)
+        return since(begun)
+
+    return turn
+
+
+def order(turns: int) -> Iterator[bool]:
+    """Whether each is watched: on, off, off, on, so that what drifts is in both."""
+    for number in range(turns):
+        yield number % 4 in (0, 3)
 
 
 def main() -> None:
-    """Train, and print the marks."""
-    kind, steps = sys.argv[1], int(sys.argv[2])
-    sys.stdout.write(json.dumps({"fit": by_fit, "loop": by_loop}[kind](steps)) + "\n")
+    """Train, and print each turn."""
+    kind, turns, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    turn = {"fit": by_fit, "loop": by_loop}[kind](steps)
+    for _ in range(WARM_TURNS):
+        turn()
+    watcher = Watcher()
+    for watched in order(turns):
+        watcher.put(back=watched)
+        sys.stdout.write(json.dumps([watched, *turn()]) + "\n")
+    watcher.put(back=True)
 
 
 if __name__ == "__main__":

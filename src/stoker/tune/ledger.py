@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.core.errors import DataError
+from stoker.core.files import full_disk_is_named
 from stoker.tune.compare import gain_of, threshold_of
 from stoker.tune.parity import parity_of
 
@@ -27,20 +28,27 @@ class Ledger:
         Raises:
             FileExistsError: there is one already.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._file = path.open("x", encoding="utf-8")
+        with full_disk_is_named(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("x", encoding="utf-8")
 
     def write(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Add an event, and wait until it is on the disk."""
+        """Add an event, and wait until it is on the disk.
+
+        Raises:
+            FullDisk: there is no room for it.
+        """
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._file.write(json.dumps({"event": event, "at": at} | dict(facts)) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with full_disk_is_named(self.path):
+            self._file.write(json.dumps({"event": event, "at": at} | dict(facts)) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """No event follows."""
-        self._file.close()
+        with full_disk_is_named(self.path):
+            self._file.close()
 
 
 def events(path: Path) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from stoker.core.files import write_json
+from stoker.core.files import full_disk_is_named, write_json
 
 FailureKind = Literal["refused", "memory", "crash", "hang", "budget"]
 """refused: the settings, or the user's code under them. memory: it did not fit. crash: the process
@@ -61,14 +61,13 @@ class Trial:
             command: What is run, with the file, two descriptors and this process's id behind it.
             environment: Beside this process's own.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.json"
         write_json(path, dict(spec))
         self.log = folder / f"{name}.log"
         asks_read, asks_write = os.pipe()
         answers_read, answers_write = os.pipe()
         try:
-            with self.log.open("wb") as log:
+            with full_disk_is_named(self.log), self.log.open("wb") as log:
                 self._process = subprocess.Popen(
                     [*command, str(path), str(asks_read), str(answers_write), str(os.getpid())],
                     stdin=subprocess.DEVNULL,

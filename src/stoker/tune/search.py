@@ -30,6 +30,9 @@ class Bench(Protocol):
 
     situation: Situation
 
+    is_usable: bool
+    """Whether it can still be asked: all that it was asked has had an answer."""
+
     def speed(self) -> float:
         """Samples in a second of a window of training."""
 
@@ -118,6 +121,8 @@ class _Search:
     threshold: float = 1.0
     now: Bench | None = None
     """What was kept so far."""
+    lost: set[str] = field(default_factory=set)
+    """Levers beside which the process of what was kept has died."""
 
     @property
     def left_s(self) -> float:
@@ -173,7 +178,7 @@ def search(
             while (lever := _next(state, after, diagnosis)) is not None:
                 if is_another:
                     noise, is_another = _noise_again(state, noise), False
-                if not _try(state, lever, now=state.now):
+                if not _try(state, lever, now=_alive(state, state.now)):
                     continue
                 after, waited_for = state.now.profile(), diagnosis.bottleneck
                 diagnosis = diagnose(after)
@@ -181,9 +186,10 @@ def search(
                 is_another = lever.part == "input" or diagnosis.bottleneck != waited_for
             _propose(state, after, diagnosis)
         except TrialFailed as failed:
-            if failed.kind != "budget":
+            if failed.kind != "budget" and not state.outcomes:
                 raise
-            ended = failed.text
+            # What was kept has its proof already.
+            ended = failed.text if failed.kind == "budget" else f"it could not go on: {failed}"
     tuned = Tuned(
         settings=state.settings,
         outcomes=tuple(state.outcomes),
@@ -287,6 +293,19 @@ def _why_not(lever: Lever, profile: Profile, diagnosis: Diagnosis, state: _Searc
     return None
 
 
+def _alive(state: _Search, now: Bench) -> Bench:
+    """What was kept; another process of it, where that one has died (for want of memory, say)."""
+    if now.is_usable:
+        return now
+    state.require_time()
+    state.say("the process of what was kept has ended; another takes its place")
+    state.ledger.write("replaced", {"settings": state.settings})
+    now.close()
+    state.now = None
+    state.now = state.open_bench(state.settings, state.left_s)
+    return state.now
+
+
 def _try(state: _Search, lever: Lever, *, now: Bench) -> bool:
     """Measure a lever against what there is; whether it was kept."""
     state.require_time()
@@ -302,6 +321,10 @@ def _try(state: _Search, lever: Lever, *, now: Bench) -> bool:
     except TrialFailed as failed:
         if failed.kind == "budget" or state.left_s <= 0:
             raise TrialFailed("budget", f"the budget ended while {lever.name} was tried") from None
+        if not now.is_usable and lever.name not in state.lost:
+            # Not the lever's fault, as far as is known: it is tried again, once.
+            state.lost.add(lever.name)
+            return False
         outcome = Outcome(
             lever=lever.name,
             settings=dict(lever.settings),

@@ -157,7 +157,71 @@ def test_a_signal_is_passed_on_and_what_was_seen_is_kept(tmp_path: Path) -> None
 
     # The script had no handler: Python ends by KeyboardInterrupt, and says so by its signal.
     assert (told["exit_code"], told["ended_by"]) == (128 + signal.SIGINT, "signal")
-    assert told["loops"][0]["steps"] > 50
+    assert told["loops"][0]["steps"] >= 50
+
+
+FORKS = """
+import multiprocessing
+import keras, numpy as np, tensorflow as tf
+
+def train(results):
+    data = tf.data.Dataset.from_tensor_slices((np.ones((400, 4), "float32"), np.ones(400))).batch(4)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    results.put(len(model.fit(data, epochs=2, verbose=0).epoch))
+
+if __name__ == "__main__":
+    results = multiprocessing.Queue()
+    child = multiprocessing.get_context("fork").Process(target=train, args=(results,))
+    child.start()
+    print(results.get())
+    child.join()
+"""
+
+
+def test_training_in_a_forked_child_is_seen(tmp_path: Path) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS)
+
+    told, printed = profile(tmp_path, sys.executable, str(script))
+
+    assert (told.exit_code, printed, told.failures) == (0, "2\n", ())
+    [loop] = told.loops
+    assert (loop.kind, loop.place.line, loop.steps, loop.passes) == ("fit", 9, 200, 2)
+
+
+def test_what_lies_in_the_folder_already_stays(tmp_path: Path) -> None:
+    (tmp_path / "watched").mkdir()
+    (tmp_path / "watched" / "data.csv").write_text("precious\n")
+
+    profile_script([sys.executable, "-c", ""], folder=tmp_path)
+
+    assert (tmp_path / "watched" / "data.csv").read_text() == "precious\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["watched"]
+
+
+def test_a_folder_that_cannot_be_one_is_the_users_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file\n")
+
+    with pytest.raises(UserError) as refused:
+        profile_script(["true"], folder=tmp_path / "taken" / "p")
+
+    assert "must be a folder that can be written" in refused.value.line()
+    assert "--out" in refused.value.line()
+
+
+def test_a_script_whose_name_is_no_utf_8_has_a_page_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = os.fsdecode(b"tr\xff.py")
+    Path(script).write_text("raise SystemExit(5)\n")
+
+    with pytest.raises(typer.Exit) as ended:
+        profile_script_command([sys.executable, script], out=tmp_path / "out")
+
+    assert ended.value.exit_code == 5
+    assert "tr\\udcff.py" in (tmp_path / "out" / "profile.html").read_text()
 
 
 def warned(errors: Path) -> list[str]:
@@ -307,3 +371,33 @@ def test_a_loops_step_that_does_more_is_not_run_again(tmp_path: Path) -> None:
     [step] = [each["step"] for each in told.to_json()["loops"]]
     assert step["busy_fraction"] is None
     assert "PrintV2" in step["busy_not_measured"]
+
+
+HELD = """
+import tensorflow as tf
+
+weight = tf.Variable(1.0)
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = (weight - x) ** 2
+    weight.assign_sub(0.01 * tape.gradient(loss, weight))
+
+batches = iter(tf.data.Dataset.from_tensors(1.0).repeat(400))
+for x in batches:
+    step(x)
+for _ in range(300):
+    step(tf.constant(2.0))
+"""
+
+
+def test_each_loop_has_its_own_steps_though_one_function_does_them_all(tmp_path: Path) -> None:
+    script = tmp_path / "held.py"
+    script.write_text(HELD)
+
+    told, _ = profile(tmp_path, sys.executable, str(script))
+
+    assert told.failures == ()
+    steps = {(loop.kind, loop.place.line): loop.steps for loop in told.loops}
+    assert steps == {("dataset", 12): 400, ("calls", 16): 299}, "the last one has no end"

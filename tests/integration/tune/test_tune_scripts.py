@@ -72,6 +72,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
             stream.seek(0)
             return Ran(script=script, profile=profile, printed=stream.read())
 
+    tmp_path_factory.getbasetemp()  # two threads would make it at once
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(NAMES, pool.map(run, NAMES), strict=True))
 

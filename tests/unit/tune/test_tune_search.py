@@ -47,6 +47,9 @@ class World:
     broken: Mapping[str, TrialFailed] | None = None
     """Setting -> what becomes of a process that has it, unless it has rematerialisation too."""
 
+    dies_at: tuple[int, ...] = ()
+    """Windows of which the process, the first that was opened and each in its place, dies."""
+
     asked: int = 0
     opened: int = 0
     closed: int = 0
@@ -63,6 +66,7 @@ class World:
 class Bench:
     def __init__(self, world: World, settings: dict[str, Any]) -> None:
         self.world, self.settings = world, settings
+        self.is_usable = True
         self.is_slower = world.opened % 2 == 0
         self.situation = replace(
             world.situation,
@@ -108,6 +112,9 @@ class Bench:
 
     def speed(self) -> float:
         self.world.asked += 1
+        if self.world.asked in self.world.dies_at:
+            self.is_usable = False
+            raise TrialFailed("crash", "ended by SIGKILL")
         waits = self.input_ms > self.step_ms + self.python_ms
         noise = self.world.input_noise if waits and self.is_slower else 1.0
         return 1e3 / (self.real_ms * noise)
@@ -191,6 +198,39 @@ def test_the_noise_of_an_input_that_was_waited_for_hides_no_gain_of_the_step(
     assert [event["gain"]["ratio"] for event in noises[:1]] == pytest.approx([1 / 1.4])
     assert len(noises) > 1
     assert replay(tmp_path / "ledger.jsonl") == []
+
+
+def test_where_what_was_kept_dies_another_process_takes_its_place(tmp_path: Path) -> None:
+    plain = World()
+    expected = tuned(plain, tmp_path / "plain")
+    # The noise takes two windows a pair, and the lever's first is asked of what was kept.
+    noise = next(e for e in events(tmp_path / "plain" / "ledger.jsonl") if e["event"] == "noise")
+    first = 2 * len(noise["pairs"]) + 1
+    dying = World(dies_at=(first,))
+
+    found = tuned(dying, tmp_path / "dying")
+
+    assert decisions(found) == decisions(expected)
+    assert found.settings == expected.settings
+    kinds = [event["event"] for event in events(tmp_path / "dying" / "ledger.jsonl")]
+    assert kinds.count("replaced") == 1
+    assert dying.opened == dying.closed
+
+
+def test_a_lever_beside_which_it_dies_again_has_failed(tmp_path: Path) -> None:
+    plain = World()
+    tuned(plain, tmp_path / "plain")
+    noise = next(e for e in events(tmp_path / "plain" / "ledger.jsonl") if e["event"] == "noise")
+    first = 2 * len(noise["pairs"]) + 1
+    dying = World(dies_at=(first, first + 1))
+
+    found = tuned(dying, tmp_path / "dying")
+
+    assert "crash: ended by SIGKILL" in next(
+        outcome.why for outcome in found.outcomes if outcome.decision == "failed"
+    )
+    assert [outcome.decision for outcome in found.outcomes].count("failed") == 1
+    assert dying.opened == dying.closed
 
 
 def test_a_noise_that_cannot_be_measured_again_costs_nothing_that_was_kept(tmp_path: Path) -> None:

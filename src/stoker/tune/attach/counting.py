@@ -162,7 +162,7 @@ def _devices(operation: str) -> frozenset[str]:
     # The only way to ask, and without types.
     from tensorflow.python.framework import kernels
 
-    registered = kernels.get_registered_kernels_for_op(operation)  # type: ignore[no-untyped-call]
+    registered = kernels.get_registered_kernels_for_op(operation)  # type: ignore[no-untyped-call]  # TensorFlow has no types here
     found = {kernel.device_type for kernel in registered.kernel}
     return frozenset(device for device in found if "XLA" not in device)
 

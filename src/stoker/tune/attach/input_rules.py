@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from stoker.tune.attach.finding import ScriptFinding, gain_of
 from stoker.tune.attach.seen import Loop, Node, Place, Stage
-from stoker.tune.attach.split import StepSplit, stage_costs, stages_of
+from stoker.tune.attach.split import EpochStarts, StepSplit, epoch_starts, stage_costs, stages_of
 
 LEAST_WAIT = 0.05
 """Share of the step: below it the input is no matter, and its noise is as large."""
 
 LEAST_SHARE = 0.2
 """Of the input's CPU time: a stage below it is not worth a line."""
+
+LEAST_START, LEAST_START_S = 0.1, 0.25
+"""Waits before epochs that are worth a line: a share of the training's time, and seconds each."""
 
 MOST_MEMORY = 0.25
 """Of the machine's memory, for one buffer or one cache."""
@@ -34,15 +37,73 @@ def input_findings(
     """Findings about a loop's dataset; those about speed only where the step waits for it."""
     yield from _shuffle_memory(loop, machine)
     yield from _float64(loop)
-    if split is None or split.input_wait is None or split.input_wait < LEAST_WAIT:
+    starts = epoch_starts(loop, split)
+    if starts is not None and _matters(loop, starts, split):
+        yield _slow_start(loop, starts)
+    else:
+        starts = None
+    waiting = _waiting(split, starts)
+    if waiting is None:
         return
-    wait = split.input_wait
-    generator = list(_generator(loop, wait))
+    generator = list(_generator(loop, waiting))
     yield from generator
-    yield from _maps(loop, wait, machine)
+    yield from _maps(loop, waiting, machine)
     if not generator:
-        yield from _uncached(loop, wait, machine)
-    yield from _prefetch(loop, wait)
+        yield from _uncached(loop, waiting, machine)
+    if split is not None and split.input_wait is not None and split.input_wait >= LEAST_WAIT:
+        yield from _prefetch(loop, split.input_wait)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Waiting:
+    """How long training waits for its input."""
+
+    share: float
+    """Of its time, in [0, 1]."""
+
+    text: str
+
+
+def _waiting(split: StepSplit | None, starts: EpochStarts | None) -> _Waiting | None:
+    """By what its steps wait, and its epochs; None where that is no matter."""
+    wait = 0.0 if split is None or split.input_wait is None else split.input_wait
+    if starts is None:
+        if wait < LEAST_WAIT:
+            return None
+        return _Waiting(share=wait, text=f"the step waits {wait:.0%} of its time")
+    # Of the time that is no wait before an epoch, the steps wait their own part.
+    share = starts.share + (1.0 - starts.share) * wait
+    return _Waiting(share=share, text=f"training waits {share:.0%} of its time")
+
+
+def _matters(loop: Loop, starts: EpochStarts, split: StepSplit | None) -> bool:
+    # One wait may have been anything's on this machine.
+    often = len(loop.starts) > 1 and starts.each_s >= LEAST_START_S
+    wait = 0.0 if split is None or split.input_wait is None else split.input_wait
+    # Where steps wait longer, all together, it is that which has to be mended.
+    most = starts.share >= (1.0 - starts.share) * wait
+    return often and most and starts.share >= LEAST_START
+
+
+def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
+    mine = [stage for stage in loop.stages if stage.by_user]
+    shuffles = [stage for stage in mine if stage.kind == "shuffle"]
+    stage = next(iter(shuffles or mine), None)
+    filled = "the shuffle buffer is filled anew" if shuffles else "the input begins anew"
+    return ScriptFinding(
+        kind="slow_epoch_start",
+        place=loop.place if stage is None else stage.place,
+        seen=f"each epoch but the first waits {starts.each_s:.2g} s before its first step, "
+        f"{starts.share:.0%} of the training's time: {filled}",
+        why="Nothing is trained until the first batch is there, and all that was made for the epoch "
+        "before is made once more.",
+        change=".cache() before .shuffle(...), or shuffle file names or indices and read after"
+        if shuffles
+        else ".cache() before what is random, or .repeat() with steps_per_epoch: one pass then "
+        "follows the other without an end",
+        gain=gain_of(starts.share),
+        sure="measured",
+    )
 
 
 def map_share(loop: Loop, stage: Stage) -> float | None:
@@ -78,21 +139,21 @@ def runs_ahead(node: Node) -> bool:
     return node.name.startswith(("Prefetch", "ParallelMap", "MapAndBatch", "ParallelBatch"))
 
 
-def _maps(loop: Loop, wait: float, machine: Machine) -> Iterator[ScriptFinding]:
+def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFinding]:
     ran = nodes_of(loop, "map")
     for stage in loop.stages:
         share = map_share(loop, stage)
         if stage.kind != "map" or not stage.by_user or (share is not None and share < LEAST_SHARE):
             continue
         if stage.python_calls:
-            yield _python_map(stage, wait)
+            yield _python_map(stage, waiting)
         elif is_sequential(stage, ran.get(stage.place)):
-            parallel = wait * (1.0 - 1.0 / machine.cores) if machine.cores > 1 else 0.0
+            parallel = waiting.share * (1.0 - 1.0 / machine.cores) if machine.cores > 1 else 0.0
             part = "" if share is None else f" and takes {share:.0%} of the input's CPU time"
             yield ScriptFinding(
                 kind="sequential_map",
                 place=stage.place,
-                seen=f"this map does one element at a time{part}; the step waits {wait:.0%} of its time",
+                seen=f"this map does one element at a time{part}; {waiting.text}",
                 why="One core prepares the data while the others have nothing to do.",
                 change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
                 gain=gain_of(parallel),
@@ -117,25 +178,24 @@ def is_sequential(stage: Stage, node: Node | None) -> bool:
     return not tuned and calls <= 1
 
 
-def _python_map(stage: Stage, wait: float) -> ScriptFinding:
+def _python_map(stage: Stage, waiting: _Waiting) -> ScriptFinding:
     # Inside of what AutoGraph has converted the nearest line of the user's is the map's.
     others = [str(place) for place in stage.python_calls if place != stage.place]
     at = f" in {', '.join(others[:3])}" if others else ""
     return ScriptFinding(
         kind="python_map",
         place=stage.place,
-        seen=f"each element calls Python (tf.py_function or tf.numpy_function{at}); the step "
-        f"waits {wait:.0%} of its time",
+        seen=f"each element calls Python (tf.py_function or tf.numpy_function{at}); {waiting.text}",
         why="Only one thread runs Python at a time: more parallel calls do not help, and it takes "
         "turns with your training loop.",
         change="Write the function with TensorFlow's operations (tf.io, tf.image, tf.strings), or "
         "batch before the map, so that one call does a whole batch.",
-        gain=gain_of(wait),
+        gain=gain_of(waiting.share),
         sure="likely",
     )
 
 
-def _generator(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
+def _generator(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
     for number, stage in enumerate(loop.stages):
         if stage.kind != "from_generator" or not stage.by_user:
             continue
@@ -144,18 +204,18 @@ def _generator(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind="generator_rows" if per_row else "generator_batches",
             place=stage.place,
-            seen=f"a Python generator gives one {'sample' if per_row else 'batch'} at a time; the "
-            f"step waits {wait:.0%} of its time",
+            seen=f"a Python generator gives one {'sample' if per_row else 'batch'} at a time; "
+            f"{waiting.text}",
             why="Each element goes through one Python thread, which also runs your training loop: "
             "no number of cores makes it faster.",
             change="dataset = tf.data.Dataset.from_tensor_slices(paths_or_arrays).map(load, "
             "num_parallel_calls=tf.data.AUTOTUNE)  # load: tf.io.read_file, tf.io.decode_jpeg, ...",
-            gain=gain_of(wait),
+            gain=gain_of(waiting.share),
             sure="likely",
         )
 
 
-def _uncached(loop: Loop, wait: float, machine: Machine) -> Iterator[ScriptFinding]:
+def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFinding]:
     kinds = {stage.kind for stage in loop.stages}
     if loop.passes < 2 or kinds & {"cache", "snapshot"}:
         return
@@ -172,12 +232,11 @@ def _uncached(loop: Loop, wait: float, machine: Machine) -> Iterator[ScriptFindi
                 kind="uncached",
                 place=stage.place,
                 seen=f"this map did the same work in each of {loop.passes} passes, {share:.0%} of the "
-                f"input's CPU time; its results take {size / 1e6:.3g} MB; the step waits {wait:.0%} "
-                "of its time",
+                f"input's CPU time; its results take {size / 1e6:.3g} MB; {waiting.text}",
                 why="Nothing random comes before it: from the second pass on its results could be "
                 "read from memory.",
                 change=".map(...).cache()  # before shuffle, batch and anything random",
-                gain=gain_of(wait * share * (1.0 - 1.0 / loop.passes)),
+                gain=gain_of(waiting.share * share * (1.0 - 1.0 / loop.passes)),
                 sure="likely",
             )
             return
@@ -211,9 +270,7 @@ def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
                 seen=f"a buffer of {elements:,} elements of {each:,} bytes is {size / 2**30:.1f} GiB "
                 f"of this machine's {machine.memory_bytes / 2**30:.1f}",
                 why="The buffer is filled before the first batch comes, and never given back.",
-                change=f".shuffle({fitting:,})  # or shuffle file names, and read after".replace(
-                    ",", "_", 1 if fitting >= 1000 else 0
-                ),
+                change=f".shuffle({fitting:_})  # or shuffle file names, and read after",
                 gain=None,
                 sure="measured",
             )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.seen import Loop
-from stoker.tune.attach.split import StageCost, StepSplit, split_step, stage_costs
+from stoker.tune.attach.split import StageCost, StepSplit, epoch_starts, split_step, stage_costs
 from stoker.tune.attach.utilisation import reached_json, reached_rows
 
 GIB = 2**30
@@ -148,17 +148,21 @@ class ScriptProfile:
 
 
 def _loop(loop: Loop) -> dict[str, Any]:
+    split = split_step(loop)
+    starts = epoch_starts(loop, split)
     return {
         "kind": loop.kind,
         "file": loop.place.file,
         "line": loop.place.line,
         "passes": loop.passes,
         "steps": loop.steps,
+        "epoch_start_s": None if starts is None else starts.each_s,
+        "epoch_start_share": None if starts is None else starts.share,
         "batch_rows": loop.rows or None,
         "steps_a_call": loop.batches or None,
         "first_steps_s": loop.first_s,
         "watched_extra_s": loop.ours_s,
-        "step": _split(split_step(loop)),
+        "step": _split(split),
         **reached_json(loop),
         "stages": [_stage(cost) for cost in stage_costs(loop)],
         "rounds": [dict(each) for each in loop.rounds],

@@ -7,13 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stoker.cluster.machine.gpu_watch import watched_gpus
 from stoker.core.errors import Plain, UserError
-from stoker.core.files import remove
+from stoker.core.files import remove, writable
 from stoker.core.signals import heard
 from stoker.tune.attach.diagnose import diagnose, this_machine
 from stoker.tune.attach.profile import Ending, ScriptProfile
@@ -50,7 +51,7 @@ def profile_script(
 
     Args:
         command: Argument vector, e.g. `["python", "train.py"]`.
-        folder: Where the watcher writes; what an earlier profile left there is removed.
+        folder: Where the watcher writes, in a hidden folder of its own, which is removed at the end.
         seconds: End it after so long; None or 0 lets it run to its end.
         stdout: File descriptor that takes what the command prints; by default ours.
         grace_s: From being asked to end to being killed, seconds.
@@ -61,11 +62,26 @@ def profile_script(
         The profile; the command's own failure is its exit code, and no error of ours.
 
     Raises:
-        UserError: the command cannot be started.
+        UserError: the command cannot be started, or the folder not be written.
     """
-    facts = folder.absolute() / "watched"
-    remove(facts)
-    facts.mkdir(parents=True)
+    with writable(folder, what="the folder", fix="Write elsewhere with --out DIR."):
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = Path(tempfile.mkdtemp(prefix=".watched-", dir=folder.absolute()))
+    try:
+        return _profiled(command, facts, seconds=seconds, stdout=stdout, grace_s=grace_s, mfu=mfu)
+    finally:
+        remove(facts)
+
+
+def _profiled(
+    command: Sequence[str],
+    facts: Path,
+    *,
+    seconds: float | None,
+    stdout: int | None,
+    grace_s: float,
+    mfu: bool,
+) -> ScriptProfile:
     begun_s = time.monotonic()
     with watched_gpus() as gpu_states:
         code, ended_by = _run(command, facts, seconds=seconds, stdout=stdout, grace_s=grace_s)
@@ -166,7 +182,8 @@ def _how_to_start(program: str) -> str:
 def _ask_for_facts(facts: Path) -> None:
     """Have every watched process write what it has seen by now, and wait for it a moment."""
     (facts / "wanted").touch()
-    watched = [path.stem.removeprefix("facts-") for path in facts.glob("facts-*.json")]
+    wrote = (path.stem.removeprefix("facts-") for path in facts.glob("facts-*.json"))
+    watched = [pid for pid in wrote if Path("/proc", pid).exists()]
     until_s = time.monotonic() + ASK_S
     while time.monotonic() < until_s:
         if all((facts / f"wanted-{pid}").exists() for pid in watched):

@@ -143,7 +143,9 @@ class Loop:
     no_ceiling: str = ""
     """Why there are none."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """Of a fit: what is known of the model."""
+    """Of a fit: what is known of the model; of a loop how many replicas share a batch."""
+    starts: tuple[float, ...] = ()
+    """Of a fit: from the begin of each epoch but the first to the end of its first step, seconds."""
     step: Mapping[str, Any] = field(default_factory=dict)
     """Where the graph of its step was written, or why it was not."""
     reached: Reached | None = None
@@ -294,6 +296,7 @@ def _loop(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         call_s=told["call_s"],
         sync_s=told["sync_s"],
         rows=max(0, told["rows"]),
+        model={"replicas": told.get("replicas", 1)},
         stages=tuple(stages[each] for each in told["stages"] if each in stages),
         nodes=tuple(map(_node, told["nodes"])),
         timeline=_timeline(told),
@@ -328,6 +331,7 @@ def _fit(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         gaps=tuple((gap_s, of_s) for gap_s, of_s in told["gaps"]),
         no_ceiling=told["no_ceiling"],
         model=told["facts"],
+        starts=tuple(told["starts"]),
         step=told["step"],
         ours_s=told["ours_s"],
     )

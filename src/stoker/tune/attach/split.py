@@ -11,6 +11,9 @@ from stoker.tune.attach.seen import Loop, Node, Place, Stage
 LEAST_STEPS = 5
 """Fewer measured steps say nothing."""
 
+MOST_BUSY = 1.5
+"""A higher U is none: on one batch a step can only be quicker."""
+
 ITS_INPUT = "its input"
 """The part of a step whose wait nobody sees, which one batch that is there does without."""
 
@@ -100,7 +103,7 @@ def _split_loop(loop: Loop) -> StepSplit:
         input_wait=min(1.0, wait_s / step_s) if seen else None,
         python=python_s / step_s if loop.kind != "inside" else None,
         busy=_busy(loop),
-        no_busy="" if loop.rounds else loop.no_ceiling or _NO_BUSY.get(loop.kind, ""),
+        no_busy=_no_busy(loop, loop.no_ceiling or _NO_BUSY.get(loop.kind, "")),
         no_wait=_NO_WAIT.get(loop.kind, ""),
     )
 
@@ -138,9 +141,47 @@ _NO_BUSY = {
 
 
 def _busy(loop: Loop) -> float | None:
+    ratio = _ratio(loop)
+    return None if ratio is None or ratio > MOST_BUSY else ratio
+
+
+def _ratio(loop: Loop) -> float | None:
     if not loop.rounds:
         return None
     return statistics.median(each["ceiling_s"] / each["real_s"] for each in loop.rounds)
+
+
+def _no_busy(loop: Loop, otherwise: str) -> str:
+    """Why U is not known; empty where it is."""
+    ratio = _ratio(loop)
+    if ratio is None:
+        return otherwise
+    if ratio <= MOST_BUSY:
+        return ""
+    return (
+        f"a step on one batch took {ratio:.2g} times as long as a real one: something else was at "
+        "work on this machine"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochStarts:
+    """What `fit` waits for before the first step of an epoch, the first one's apart."""
+
+    each_s: float
+    """Seconds an epoch, a step's own time taken off: the median, of two the shorter."""
+
+    share: float
+    """Of the time of all measured steps and these waits, in [0, 1]."""
+
+
+def epoch_starts(loop: Loop, split: StepSplit | None) -> EpochStarts | None:
+    """The waits at the begin of epochs; None where there was one epoch, or nothing was measured."""
+    if split is None or not loop.starts:
+        return None
+    each_s = max(0.0, statistics.median_low(loop.starts) - split.step_s)
+    waited_s = each_s * len(loop.starts)
+    return EpochStarts(each_s=each_s, share=waited_s / (waited_s + loop.period_s))
 
 
 def _split_inside(loop: Loop) -> StepSplit:
@@ -155,7 +196,7 @@ def _split_inside(loop: Loop) -> StepSplit:
         input_wait=None,
         python=None,
         busy=_busy(loop),
-        no_busy="",
+        no_busy=_no_busy(loop, ""),
         no_wait=_NO_WAIT["inside"],
     )
 
@@ -187,7 +228,7 @@ def _split_fit(loop: Loop) -> StepSplit:
         input_wait=wait,
         python=python,
         busy=_busy(loop),
-        no_busy="",
+        no_busy=_no_busy(loop, ""),
     )
 
 

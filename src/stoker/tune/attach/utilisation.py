@@ -76,7 +76,8 @@ def _asked(seen: Seen, loops: Sequence[Loop], facts: Path, *, peak_s: float) -> 
     failed = _run(request, answer)
     if failed:
         return [Reached(no_operations=failed)] * len(loops)
-    return [_reached(each) for each in json.loads(answer.read_text())["steps"]]
+    answers = json.loads(answer.read_text())["steps"]
+    return [Reached(**(told | {"notes": tuple(told["notes"])})) for told in answers]
 
 
 def _run(request: Path, answer: Path) -> str:
@@ -98,18 +99,6 @@ def _run(request: Path, answer: Path) -> str:
         lines = said.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         return f"the counting of its operations failed: {lines[-1][:200]}"
     return ""
-
-
-def _reached(told: Mapping[str, Any]) -> Reached:
-    return Reached(
-        operations=told["operations"],
-        no_operations=told["no_operations"],
-        notes=tuple(told["notes"]),
-        peak_per_s=told["peak_per_s"],
-        peak_of=told["peak_of"],
-        no_peak=told["no_peak"],
-        on_cpu=told["on_cpu"],
-    )
 
 
 def reached_json(loop: Loop) -> dict[str, Any]:

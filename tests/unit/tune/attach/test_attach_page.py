@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 
+from tests.unit.tune.attach.watched import loop, node
+
 from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.page import page_html
 from stoker.tune.attach.profile import ScriptProfile
-from stoker.tune.attach.seen import Loop, Node, Place
+from stoker.tune.attach.seen import Loop, Place
 
 BAD = '<script>alert(1)</script>"&'
 
@@ -73,30 +75,17 @@ def profile(
 
 
 def a_loop() -> Loop:
-    return Loop(
-        kind="dataset",
+    return loop(
         place=Place(file=f"/home/{BAD}.py", line=3),
         passes=2,
         steps=12,
         measured_steps=10,
-        first_s=1.0,
         period_s=0.1,
         wait_s=0.05,
         call_s=0.03,
-        sync_s=0.0,
         rows=8,
         stages=(),
-        nodes=(
-            Node(
-                name=f"Map{BAD}",
-                cpu_s=1.0,
-                elements=10,
-                ratio=1.0,
-                buffered=0,
-                buffered_bytes=0,
-                parameters={},
-            ),
-        ),
+        nodes=(node(f"Map{BAD}", 1.0),),
         timeline=tuple((0.01 * n, 0.005, 0.003, 0.0, 0.01) for n in range(12)),
     )
 

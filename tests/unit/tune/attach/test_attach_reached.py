@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tests.unit.tune.attach.watched import at, loop, seen
 
 from stoker.tune.attach import counting
 from stoker.tune.attach.diagnose import diagnose
 from stoker.tune.attach.input_rules import Machine
 from stoker.tune.attach.inside.stoker_watch.transfer import copied_s, transfer_s
 from stoker.tune.attach.reached import Reached
-from stoker.tune.attach.seen import Loop, Place, Seen
+from stoker.tune.attach.seen import Loop, Place
 from stoker.tune.attach.split import TRANSFER, split_step
 from stoker.tune.attach.utilisation import reached_json, reached_rows, with_reached
 
@@ -29,45 +30,18 @@ def fit(*, transfer_s: float = 0.0, **changes: Any) -> Loop:
     one: Mapping[str, float] = {
         "calls": 10, "real_s": 0.1, "ceiling_s": 0.08, "transfer_s": 10 * transfer_s,
     }  # fmt: skip
-    made = Loop(
-        kind="fit",
-        place=Place(file="/home/me/train.py", line=30),
-        passes=1,
-        steps=100,
-        measured_steps=100,
-        first_s=1.0,
-        period_s=1.0,
-        wait_s=0.0,
-        call_s=0.9,
-        sync_s=0.0,
-        rows=32,
-        stages=(),
-        nodes=(),
-        timeline=(),
-        rounds=(one,) * 3,
-        model={"made": ["/home/me/train.py", 10]},
-    )
-    return replace(made, **changes)
-
-
-def seen(*loops: Loop, gpus: int = 0) -> Seen:
-    return Seen(
-        pid=1,
-        argv=("train.py",),
-        tensorflow="2.21.0",
-        keras={},
-        gpus=gpus,
-        gpu_peak_bytes=(),
-        peak_memory_bytes=0,
-        functions_run_eagerly=False,
-        wall_s=10.0,
-        cpu_s=10.0,
-        loops=loops,
-        functions=(),
-        stages=(),
-        strategies=(),
-        failures=(),
-    )
+    facts = {
+        "kind": "fit",
+        "place": at(30),
+        "steps": 100,
+        "wait_s": 0.0,
+        "call_s": 0.9,
+        "stages": (),
+        "nodes": (),
+        "rounds": (one,) * 3,
+        "model": {"made": ["/home/me/train.py", 10]},
+    }
+    return loop(**(facts | changes))
 
 
 def test_the_figure_is_operations_by_the_steps_time_and_the_peak() -> None:

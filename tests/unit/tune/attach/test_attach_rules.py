@@ -9,67 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.tune.attach.watched import at, loop, node, seen, stage
 
 from stoker.tune.attach.diagnose import diagnose
 from stoker.tune.attach.finding import MOST_GAIN, ScriptFinding, gain_of
 from stoker.tune.attach.input_rules import Machine
-from stoker.tune.attach.seen import Function, Loop, Node, Place, Seen, Stage
+from stoker.tune.attach.seen import Function, Loop, Stage
 from stoker.tune.attach.split import split_step, stage_costs
 
 MACHINE = Machine(cores=4, memory_bytes=8 << 30)
-
-
-def at(line: int) -> Place:
-    return Place(file="/home/me/train.py", line=line)
-
-
-def stage(kind: str, line: int, **changes: Any) -> Stage:
-    made = Stage(
-        kind=kind,
-        place=at(line),
-        by_user=True,
-        arguments={},
-        python_calls=(),
-        random=False,
-        element_bytes=1000,
-        dtypes=("float32",),
-        cardinality=1000,
-    )
-    return replace(made, **changes)
-
-
-def node(name: str, cpu_s: float = 0.001, **changes: Any) -> Node:
-    made = Node(
-        name=name,
-        cpu_s=cpu_s,
-        elements=100,
-        ratio=32.0 if "Batch" in name else 1.0,
-        buffered=0,
-        buffered_bytes=0,
-        parameters={},
-    )
-    return replace(made, **changes)
-
-
-def loop(**changes: Any) -> Loop:
-    """A loop over a dataset that spends 10 ms a step, 6 of them in its tf.function."""
-    made = Loop(
-        kind="dataset",
-        place=at(40),
-        passes=1,
-        steps=102,
-        measured_steps=100,
-        first_s=1.0,
-        period_s=1.0,
-        wait_s=0.3,
-        call_s=0.6,
-        sync_s=0.0,
-        rows=32,
-        stages=(stage("prefetch", 9), stage("batch", 8), stage("from_tensor_slices", 7)),
-        nodes=(node("Root"), node("Prefetch"), node("BatchV2"), node("TensorSlice")),
-        timeline=(),
-    )
-    return replace(made, **changes)
 
 
 def fit(
@@ -91,27 +39,6 @@ def fit(
         "policy": "float32",
     }
     made = loop(kind="fit", rounds=(one,) * 3, wait_s=0.0, model=model)
-    return replace(made, **changes)
-
-
-def seen(*loops: Loop, **changes: Any) -> Seen:
-    made = Seen(
-        pid=1,
-        argv=("train.py",),
-        tensorflow="2.21.0",
-        keras={},
-        gpus=0,
-        gpu_peak_bytes=(),
-        peak_memory_bytes=0,
-        functions_run_eagerly=False,
-        wall_s=10.0,
-        cpu_s=10.0,
-        loops=loops,
-        functions=(),
-        stages=(),
-        strategies=(),
-        failures=(),
-    )
     return replace(made, **changes)
 
 
@@ -325,12 +252,56 @@ def test_a_shuffle_buffer_is_told_where_it_eats_the_memory() -> None:
     [finding] = told(100_000, 600_000)
     assert (finding.kind, finding.place, finding.gain) == ("shuffle_memory", at(8), None)
     assert "55.9 GiB" in finding.seen
+    assert told(10**9, 512)[0].change.startswith(".shuffle(1_048_576)")
     assert told(1000, 600_000) == []
     # A pass of 102 steps of 32 cannot fill it.
     assert told(100_000, 600_000, passes=1) == []
     [observed] = told(100_000, None, buffered=10, buffered_bytes=6_000_000)
     assert observed.kind == "shuffle_memory"
     assert told(100_000, None) == []
+
+
+def test_what_epochs_wait_for_before_their_first_step_is_told() -> None:
+    chain = (stage("batch", 9), stage("shuffle", 8), stage("from_generator", 7))
+    # Steps of 10 ms; each epoch but the first begins after 2 s, and once the machine had a hiccup.
+    waits = fit(stages=chain, passes=4, starts=(2.01, 9.0, 2.01))
+
+    said = {each.kind: each for each in findings(waits)}
+
+    assert set(said) == {"slow_epoch_start", "generator_rows"}
+    start = said["slow_epoch_start"]
+    assert (start.place, start.sure) == (at(8), "measured")
+    assert "waits 2 s before its first step, 86% of the training's time" in start.seen
+    assert start.gain is not None
+    assert start.gain[1] == pytest.approx(7.0)
+    assert "training waits 86% of its time" in said["generator_rows"].seen
+    assert "slow_epoch_start" not in kinds(
+        fit(stages=chain, passes=4, starts=(0.3, 0.3), wait=0.9)
+    ), "its steps wait longer"
+    for starts in ((0.02, 0.02), (), (3.0,), (3.0, 0.02)):
+        assert kinds(fit(stages=chain, passes=3, starts=starts)) == []
+
+
+def test_a_step_on_one_batch_that_takes_longer_than_a_real_one_is_no_measure() -> None:
+    for each in (fit(ceiling_s=0.017), loop(rounds=fit(ceiling_s=0.017).rounds)):
+        split = split_step(each)
+        assert split is not None
+        assert split.busy is None
+        assert "took 1.7 times as long as a real one" in split.no_busy
+    split = split_step(fit(ceiling_s=0.0101))
+    assert split is not None
+    assert split.busy == pytest.approx(1.01)
+
+
+def test_a_dataset_that_replicas_share_runs_ahead_by_itself() -> None:
+    chain = (stage("batch", 8), stage("from_tensor_slices", 7))
+
+    def told(replicas: int) -> set[str]:
+        shared = loop(stages=chain, nodes=(), model={"replicas": replicas})
+        return {*kinds(shared), *minor(shared)}
+
+    assert "missing_prefetch" in told(1)
+    assert "missing_prefetch" not in told(2)
 
 
 def test_float64_is_told_at_the_first_stage_that_gives_it() -> None:

@@ -21,7 +21,10 @@ LOOK_EVERY_S = 0.2
 """How often it is looked whether somebody wants the facts now: 5 times `os.path.exists` a second."""
 
 WRITE_EVERY_S = 1.0
-"""How old the facts may be that a killed process leaves behind."""
+"""How old the facts may be that a killed process leaves behind, at least."""
+
+WRITE_SHARE = 0.0005
+"""Of the time that a script runs, what is spent on writing: the script's own thread waits meanwhile."""
 
 MOST_FAILURES = 20
 
@@ -33,6 +36,8 @@ class Facts:
         self.folder = ""
         self.failures: list[str] = []
         self.parts: dict[str, Callable[[], Any]] = {}
+        self.forgets: list[Callable[[], None]] = []
+        """What a forked child forgets of its parent's training."""
         self.on = False
         """Something is watched in this process."""
         self.ours = False
@@ -47,9 +52,24 @@ class Facts:
         """Watch this process; called again it does nothing."""
         if self.on:
             return
-        self.on, self._pid, self._begun_s = True, os.getpid(), time.monotonic()
+        # Here: a program that imports no TensorFlow does not pay for it.
+        from multiprocessing import util
+
+        self.on = True
         atexit.register(self.write)
-        threading.Thread(target=self._keep_writing, name="stoker-watch", daemon=True).start()
+        os.register_at_fork(after_in_child=self._begin_here)
+        # A child of multiprocessing's ends without what is registered at exit.
+        util.register_after_fork(self, lambda _: util.Finalize(None, self.write, exitpriority=0))
+        self._begin_here()
+
+    def _begin_here(self) -> None:
+        """In this process, which may be a forked child: nothing of its parent's is its own."""
+        self._pid, self._begun_s, self._lock = os.getpid(), time.monotonic(), threading.Lock()
+        self.failures.clear()
+        with self.guarded():
+            for forget in self.forgets:
+                forget()
+            threading.Thread(target=self._keep_writing, name="stoker-watch", daemon=True).start()
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -72,7 +92,7 @@ class Facts:
             self.failures.append(f"{type(error).__name__}: {error}{at}")
 
     def write(self) -> None:
-        """Write the file, whole or not at all; a forked child writes nothing."""
+        """Write the file, whole or not at all."""
         if not self.on or os.getpid() != self._pid:
             return
         with self._lock, contextlib.suppress(OSError):
@@ -99,16 +119,18 @@ class Facts:
 
     def _keep_writing(self) -> None:
         wanted = os.path.join(self.folder, "wanted")  # noqa: PTH118
-        written_s, written = time.monotonic(), -1
+        written_s, written, every_s = time.monotonic(), -1, WRITE_EVERY_S
         while True:
             time.sleep(LOOK_EVERY_S)
             asked = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110
-            due = self.seen != written and time.monotonic() - written_s > WRITE_EVERY_S
+            due = self.seen != written and time.monotonic() - written_s > every_s
             if asked or due:
                 written_s, written = time.monotonic(), self.seen
+                begun_s = time.thread_time()
                 # While another thread adds to what is written it may change its size: once more.
                 with self.guarded():
                     self.write()
+                every_s = max(WRITE_EVERY_S, (time.thread_time() - begun_s) / WRITE_SHARE)
             if asked:
                 with contextlib.suppress(OSError), open(f"{wanted}-{self._pid}", "w"):  # noqa: PTH123
                     pass

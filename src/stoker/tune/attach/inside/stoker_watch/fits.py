@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,20 +11,10 @@ from . import ceiling, pipeline, step_graph
 from .facts import FACTS
 from .loops import LOOK_AT_STEPS, MOST_SHOWN, clock
 from .places import Place
+from .windows import MOST_GAPS, Window
 
 WARM_CALLS = 4
 """Calls of the train function that are set apart: the first ones trace, compile and fill buffers."""
-
-WINDOW_S = 0.3
-"""Least length of a window of steps: long against a scheduler's slice (some ms)."""
-
-MOST_WINDOW_CALLS = 90
-"""Most calls of one: tf.data keeps the last 100 gaps."""
-
-MOST_GAPS = 98
-"""Of those that tf.data keeps."""
-
-LEAST_WINDOW_CALLS = 4
 
 LONGEST_STEP_S = 2.0
 """A longer step is not run again."""
@@ -52,7 +43,9 @@ class Fit:
         self.stages: list[int] = []
         self.nodes: list[dict[str, Any]] = []
         self.epochs = self.steps = self.measured_steps = 0
-        self.first_s = self.period_s = self.call_s = self.epoch_start_s = 0.0
+        self.first_s = self.period_s = self.call_s = 0.0
+        self.starts: list[float] = []
+        """From the begin of an epoch to the end of its first step, seconds; the very first one's apart."""
         self.rows = self.element_bytes = 0
         self.timeline: list[list[float]] = []
         self.rounds: list[dict[str, float]] = []
@@ -66,9 +59,12 @@ class Fit:
         """What the measurement itself took, seconds."""
         self.iterator: Any = None
         self._begun_s = self._last_end_s = self._began_epoch_s = 0.0
-        self._row = _Window()
-        self._window: _Window | None = None
+        self._row = Window()
+        self._window: Window | None = None
         self._drain = 0
+        self._is_plain = False
+        self._look_at = 0
+        """Up to so many steps nothing but time is taken."""
         self._original: Any = None
         self._ceiling: ceiling.Ceiling | None = None
 
@@ -82,8 +78,12 @@ class Fit:
 
         def train_function(iterator: Any) -> Any:
             begun_s = clock()
+            if self._is_plain and self._last_end_s:
+                logs = function(iterator)
+                self._did_plainly(begun_s, clock())
+                return logs
             if self._wants_ceiling():
-                self._row = _Window()
+                self._row = Window()
                 logs = self._first_of_resident(function, iterator)
                 # Its time holds our preparations: it is counted, and not measured.
                 self.steps += 1
@@ -101,7 +101,7 @@ class Fit:
     def begin_epoch(self) -> None:
         """The time since the last step is none of a step."""
         self._last_end_s = 0.0
-        self._row = _Window()
+        self._row = Window()
         self._began_epoch_s = clock()
 
     def end_epoch(self) -> None:
@@ -169,7 +169,8 @@ class Fit:
             spent_s = ended_s - begun_s
             self.timeline.append([begun_s - self._begun_s, 0.0, spent_s, 0.0, period_s or spent_s])
         if period_s is None:
-            self.epoch_start_s += ended_s - self._began_epoch_s if self.steps > 1 else 0.0
+            if self.steps > 1 and len(self.starts) < MOST_SHOWN:
+                self.starts.append(ended_s - self._began_epoch_s)
             return
         if self.steps <= WARM_CALLS:
             self.first_s += period_s
@@ -182,24 +183,41 @@ class Fit:
         self.call_s += ended_s - begun_s
         self._in_window(period_s)
 
+    def _did_plainly(self, begun_s: float, ended_s: float) -> None:
+        """As `_did`, where nothing is left to be looked at: the script pays for each line here."""
+        self.steps += 1
+        self.measured_steps += 1
+        self.period_s += ended_s - self._last_end_s
+        self.call_s += ended_s - begun_s
+        self._last_end_s = ended_s
+        FACTS.seen += 1
+        self._is_plain = self.steps < self._look_at
+
     def _in_window(self, period_s: float) -> None:
         if self._ceiling is None or len(self.rounds) >= ROUNDS:
+            # So many steps before the next look at the input its row begins.
+            looks = (steps for steps in LOOK_AT_STEPS if steps > self.steps)
+            self._look_at = min(looks, default=sys.maxsize) - MOST_GAPS
+            shown = self.steps > MOST_SHOWN and not self._wants_ceiling()
+            self._is_plain = shown and self.steps < self._look_at
+            if self._is_plain:
+                self._row = Window()
             return
         if self._drain > 0:
             self._drain -= 1
             return
         if self._window is None:
             self._ceiling.settle()
-            self._window = _Window()
+            self._window = Window()
             # To settle took time that is no step's.
             self._last_end_s = clock()
-            self._row = _Window()
+            self._row = Window()
             return
         self._window.add(period_s)
         if self._window.is_full():
             self._close(self._window, self._ceiling)
 
-    def _close(self, window: _Window, resident: ceiling.Ceiling) -> None:
+    def _close(self, window: Window, resident: ceiling.Ceiling) -> None:
         settled_s = resident.settle()
         nodes, gaps_us = pipeline.read_model(self.iterator)
         self._keep(nodes)
@@ -215,7 +233,7 @@ class Fit:
             return
         finally:
             FACTS.ours = False
-            self._window, self._row = None, _Window()
+            self._window, self._row = None, Window()
             self.ours_s += clock() - begun_s
             self._last_end_s = clock()
         told = {
@@ -252,44 +270,10 @@ class Fit:
         """The line as facts."""
         plain = (
             "place", "calls", "facts", "stages", "nodes", "epochs", "steps", "measured_steps",
-            "first_s", "period_s", "call_s", "epoch_start_s", "rows", "element_bytes", "timeline",
+            "first_s", "period_s", "call_s", "starts", "rows", "element_bytes", "timeline",
             "rounds", "gaps", "no_ceiling", "step", "ours_s",
         )  # fmt: skip
         return {name: getattr(self, name) for name in plain}
-
-
-class _Window:
-    """Steps with real data, one after the other."""
-
-    def __init__(self) -> None:
-        self.calls = self.latest_calls = 0
-        self.seconds = self.latest_s = 0.0
-        self._fresh = True
-
-    def add(self, period_s: float) -> None:
-        self.calls += 1
-        self.seconds += period_s
-        if self._fresh:
-            # The gap before its input holds what came before the window.
-            self._fresh = False
-            return
-        self.latest_calls += 1
-        self.latest_s += period_s
-
-    def pause(self) -> None:
-        """An epoch has ended: what comes between is left out, and gaps are another iterator's."""
-        self.latest_calls, self.latest_s, self._fresh = 0, 0.0, True
-
-    def gap(self, gaps_us: list[float], per_call: int) -> tuple[float, float] | None:
-        """Time between two elements, over its latest calls in a row, and their whole time."""
-        elements = self.latest_calls * per_call
-        if self.latest_calls < LEAST_WINDOW_CALLS or elements > min(len(gaps_us), MOST_GAPS):
-            return None
-        return sum(gaps_us[-elements:]) / 1e6, self.latest_s
-
-    def is_full(self) -> bool:
-        long_enough = self.seconds >= WINDOW_S and self.calls > LEAST_WINDOW_CALLS
-        return long_enough or self.calls >= MOST_WINDOW_CALLS
 
 
 FITS: list[Fit] = []

@@ -29,7 +29,10 @@ TAKES = (
 """Why a step is not run on one batch."""
 
 QUICKEST_TRACE_S = 5e-4
-"""A call that took less has traced nothing."""
+"""A call that took hardly longer than the quickest one has traced nothing: no trace is quicker."""
+
+SHORT_CALL_S = 2e-3
+"""Of a longer call it is asked always, for what that costs is nothing beside it."""
 
 
 class Record:
@@ -61,8 +64,16 @@ class Record:
 class _One:
     """One `tf.function`: its record, and how often it had been traced."""
 
+    __slots__ = ("least_s", "longest_s", "loop", "record", "traces")
+
     def __init__(self, record: Record) -> None:
         self.record, self.traces = record, 0
+        self.least_s = 0.0
+        """Its quickest call that traced nothing; 0: none yet."""
+        self.longest_s = 0.0
+        """A call that took no longer has traced nothing."""
+        self.loop: Loop | None = None
+        """The loop whose step it is, where nothing more is measured of it."""
 
 
 _records: dict[tuple[str, Place, int], Record] = {}
@@ -73,6 +84,12 @@ _running: list[Record] = []
 def told() -> list[dict[str, Any]]:
     """Every function that was called from Python, as facts."""
     return [record.told() for record in list(_records.values())]
+
+
+def forget() -> None:
+    """No function was called."""
+    _records.clear()
+    _running.clear()
 
 
 def install(tf: Any, around: Callable[..., None]) -> None:
@@ -125,25 +142,35 @@ def applied() -> None:
 
 
 def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    is_eager = tf.executing_eagerly
+
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _running or FACTS.ours or not tf.executing_eagerly():
+        if _running or FACTS.ours or not is_eager():
             return original(self, *args, **kwargs)
         one = self.__dict__.get(KEY) or _met(self)
-        given = args, kwargs
-        if one.record.trains and one.record.iterates and not STATE.fits:
+        record, mine, named = one.record, args, kwargs
+        if record.iterates and record.trains and not STATE.fits:
             with FACTS.guarded():
-                given = inner_ceiling.before_call(loop_at(one.record.place, "inside"), args, kwargs)
-        _running.append(one.record)
+                mine, named = inner_ceiling.before_call(
+                    loop_at(record.place, "inside"), args, kwargs
+                )
+        _running.append(record)
         STATE.taken_in_graph = False
         begun_s = clock()
         try:
-            return original(self, *given[0], **given[1])
+            return original(self, *mine, **named)
         finally:
+            took_s = clock() - begun_s
             _running.clear()
-            try:
-                _called(self, one, begun_s, (args, kwargs))
-            except Exception as error:  # noqa: BLE001 - the script goes on
-                FACTS.failed(error)
+            if took_s <= one.longest_s and STATE.is_amid(one.loop):
+                record.calls += 1
+                if one.loop is not None:
+                    one.loop.called(took_s, record.name, trains=True, traced=False)
+            else:
+                try:
+                    _called(self, one, begun_s, (args, kwargs))
+                except Exception as error:  # noqa: BLE001 - the script goes on
+                    FACTS.failed(error)
 
     return call
 
@@ -189,26 +216,20 @@ def _called(
     function: Any, one: _One, begun_s: float, given: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> None:
     now_s = clock()
-    record = one.record
+    record, took_s = one.record, now_s - begun_s
     record.calls += 1
-    # No trace is quicker, and to ask takes 2 us.
-    may_be = now_s - begun_s > QUICKEST_TRACE_S
-    traces = int(function.experimental_get_tracing_count()) if may_be else one.traces
-    traced = traces > one.traces
-    if traced:
-        record.takes |= STATE.taken_in_graph
-        record.traces += traces - one.traces
-        one.traces = traces
-        record.trace_s += now_s - begun_s
-        if len(record.causes) < MOST_CAUSES:
-            record.causes.append(_describe(function, *given))
+    # To ask takes 2 us.
+    traced = took_s > one.longest_s and _has_traced(function, one, took_s, given)
+    if not traced and (took_s < one.least_s or not one.least_s):
+        one.least_s = min(took_s, SHORT_CALL_S)
+        one.longest_s = one.least_s + QUICKEST_TRACE_S
     if STATE.fits:
         return
     loop = current()
     if record.trains and record.iterates:
         loop = _inner_loop(record, begun_s, now_s, traced=traced)
         if not traced:
-            inner_ceiling.after_call(loop, function, given, now_s - begun_s)
+            inner_ceiling.after_call(loop, function, given, took_s)
         return
     if loop is None or loop.kind == "calls" or (record.trains and record.takes):
         if not record.trains:
@@ -218,16 +239,35 @@ def _called(
         loop.no_ceiling = TAKES if record.takes else ""
         STATE.current = loop
         loop.begin_step(begun_s)
-    loop.called(now_s - begun_s, function=record.name, trains=record.trains, traced=traced)
-    if loop.kind == "dataset" and record.trains and not traced:
-        after_call(loop, function, *given)
+    loop.called(took_s, record.name, trains=record.trains, traced=traced)
+    if record.trains and loop.kind == "dataset" and not traced:
+        if loop.measures_again:
+            after_call(loop, function, *given)
+        else:
+            one.loop = loop
+
+
+def _has_traced(
+    function: Any, one: _One, took_s: float, given: tuple[tuple[Any, ...], dict[str, Any]]
+) -> bool:
+    """Whether the call traced, and what made it."""
+    record, traces = one.record, int(function.experimental_get_tracing_count())
+    if traces <= one.traces:
+        return False
+    record.takes |= STATE.taken_in_graph
+    record.traces += traces - one.traces
+    one.traces = traces
+    record.trace_s += took_s
+    if len(record.causes) < MOST_CAUSES:
+        record.causes.append(_describe(function, *given))
+    return True
 
 
 def _inner_loop(record: Record, begun_s: float, now_s: float, *, traced: bool) -> Loop:
     """The function holds the loop: a call of it is a whole pass, whose steps nobody sees."""
     loop = loop_at(record.place, "inside")
     loop.begin_step(begun_s)
-    loop.called(now_s - begun_s, function=record.name, trains=True, traced=traced)
+    loop.called(now_s - begun_s, record.name, trains=True, traced=traced)
     loop.end_step(now_s)
     loop.passes += 1
     return loop

@@ -36,6 +36,7 @@ def install(keras: ModuleType) -> None:
     around(keras.Model, "fit", lambda original: _fit(keras, original))
     around(keras.optimizers.Optimizer, "apply", _apply)
     around(keras.random.SeedGenerator, "next", _random)
+    FACTS.forgets.append(FITS.clear)
     FACTS.parts["fits"] = lambda: [fit.told() for fit in list(FITS)]
     FACTS.parts["keras"] = lambda: {
         "version": str(keras.version()),

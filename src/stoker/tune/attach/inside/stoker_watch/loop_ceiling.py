@@ -45,6 +45,7 @@ def after_call(loop: Loop, function: Any, args: tuple[Any, ...], kwargs: dict[st
         kwargs: By name.
     """
     if loop.no_ceiling or len(loop.rounds) >= ROUNDS:
+        loop.measures_again = False
         return
     steps, real_s = loop.measured_steps - loop.mark[0], loop.period_s - loop.mark[1]
     if steps < LEAST_STEPS or (real_s < WINDOW_S and steps < MOST_STEPS):

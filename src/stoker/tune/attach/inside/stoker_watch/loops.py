@@ -15,6 +15,9 @@ from .places import NOWHERE, Place, asked_by_user, who_called
 KEY = "stoker_loop"
 """The attribute of an iterator that holds its loop."""
 
+REPLICAS = "stoker_replicas"
+"""The attribute of a distributed dataset that holds how many replicas share its batches."""
+
 WARM_STEPS = 2
 """Steps of a loop that are set apart, beside those that traced something."""
 
@@ -28,7 +31,18 @@ clock = time.perf_counter
 
 
 class Loop:
-    """Steps that begin in one line of the user's."""
+    """Steps that begin in one line of the user's.
+
+    What is done at every step stands in few functions, and in slots: the script pays for it.
+    """
+
+    __slots__ = (
+        "_call_s", "_open", "_start_s", "_sync_s", "_traced", "_trains", "_wait_s", "batches",
+        "begun_s", "call_s", "eager_gradients", "element_bytes", "elements", "first_s", "functions",
+        "kind", "left_out", "look_at", "mark", "measured_steps", "measures_again", "no_ceiling", "nodes", "ours_s",
+        "passes", "period_s", "place", "plain_steps", "replicas", "rounds", "rows", "sample", "stages", "step",
+        "steps", "sync_s", "syncs", "timeline", "wait_s",
+    )  # fmt: skip
 
     def __init__(self, place: Place, kind: str) -> None:
         self.place, self.kind = place, kind
@@ -36,6 +50,8 @@ class Loop:
         self.steps = self.plain_steps = self.measured_steps = 0
         self.first_s = self.wait_s = self.call_s = self.sync_s = self.period_s = 0.0
         self.rows = 0
+        self.replicas = 1
+        """That share a batch."""
         self.batches = 0
         """That one call reads, where the loop lies inside of a tf.function; 0: not known."""
         self.sample: Any = None
@@ -62,18 +78,25 @@ class Loop:
         self.begun_s = 0.0
         self._start_s = self._wait_s = self._call_s = self._sync_s = 0.0
         self._trains = self._traced = self._open = False
+        self.measures_again = kind == "dataset"
+        """Whether the step is still to be run again on what it was given."""
+        self.look_at = 0
+        """Steps after which the input is looked at next."""
 
     def begin_step(self, now_s: float) -> None:
         """The step before, if any, is over."""
-        self.end_step(now_s)
+        if self._open:
+            self.end_step(now_s)
+        else:
+            self.begun_s = self.begun_s or now_s
         self._open, self._start_s = True, now_s
-        self.begun_s = self.begun_s or now_s
 
-    def waited(self, seconds: float) -> None:
-        """The step has waited for its input."""
+    def waited(self, seconds: float) -> bool:
+        """The step has waited for its input; whether that is to be looked at."""
         self._wait_s += seconds
+        return self.steps >= self.look_at
 
-    def called(self, seconds: float, *, function: str, trains: bool, traced: bool) -> None:
+    def called(self, seconds: float, function: str, *, trains: bool, traced: bool) -> None:
         """A `tf.function` was called."""
         self._call_s += seconds
         self._trains |= trains
@@ -117,7 +140,7 @@ class Loop:
     def _book(self, period_s: float) -> None:
         self.steps += 1
         FACTS.seen += 1
-        if len(self.timeline) < MOST_SHOWN:
+        if self.steps <= MOST_SHOWN:
             begun = self._start_s - self.begun_s
             self.timeline.append([begun, self._wait_s, self._call_s, self._sync_s, period_s])
         if self._traced or self.steps <= WARM_STEPS:
@@ -147,6 +170,7 @@ class Loop:
             "sync_s": self.sync_s,
             "period_s": self.period_s,
             "rows": self.rows,
+            "replicas": self.replicas,
             "batches": self.batches,
             "elements": self.elements,
             "element_bytes": self.element_bytes,
@@ -171,10 +195,18 @@ class State:
         self.current: Loop | None = None
         self.iterator: Callable[[], Any] = lambda: None
         """The iterator of the current loop, while somebody holds it."""
+        self.inside: Loop | None = None
+        """The loop whose `next` is running: `__next__` of some iterators calls `get_next`."""
         self.fits = 0
         """Calls of `fit` that are under way."""
         self.taken_in_graph = False
         """A tf.function that is being traced takes elements of an iterator by itself."""
+
+    def is_amid(self, loop: Loop | None) -> bool:
+        """Whether this is the current loop, and somebody holds its iterator; for none, whether `fit` runs."""
+        if loop is None:
+            return self.fits > 0
+        return loop is self.current and self.iterator() is not None
 
 
 STATE = State()
@@ -183,6 +215,11 @@ STATE = State()
 def told() -> list[dict[str, Any]]:
     """Every loop, as facts."""
     return [loop.told() for loop in list(STATE.loops.values())]
+
+
+def forget() -> None:
+    """No loop was seen."""
+    STATE.__init__()  # type: ignore[misc]  # all that it holds
 
 
 def any_step() -> bool:
@@ -228,6 +265,7 @@ def _distribute(
                 _patched.add(kind)
                 around(kind, "__iter__", lambda inner: _iter(tf, around, inner))
             given = [*args, *kwargs.values()]
+            setattr(result, REPLICAS, int(self.num_replicas_in_sync))
             stage = stages.of(given[0]) if given else None
             if stage is not None and result is not given[0]:
                 setattr(result, stages.KEY, stage)
@@ -259,6 +297,7 @@ def _follow(tf: Any, around: Callable[..., None], iterator: Any, dataset: Any) -
         around(kind, "get_next", _next)
         _watch_tensors(tf, around)
     loop = loop_at(place, "dataset")
+    loop.replicas = getattr(dataset, REPLICAS, 1)
     loop.stages = [stage.id for stage in stages.chain(stages.of(dataset))] or loop.stages
     if not loop.elements:
         loop.elements = [
@@ -270,53 +309,43 @@ def _follow(tf: Any, around: Callable[..., None], iterator: Any, dataset: Any) -
 
 
 def _next(original: Callable[..., Any]) -> Callable[..., Any]:
+    is_eager = sys.modules["tensorflow"].executing_eagerly
+
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         loop = self.__dict__.get(KEY)
-        if loop is None:
+        if not is_eager():
             # An iterator that a tf.function is given is another object inside of it.
-            STATE.taken_in_graph |= not _is_eager()
-        if loop is None or STATE.fits or FACTS.ours or loop is _inside[0]:
-            return original(self, *args, **kwargs)
-        if not _is_eager():
             STATE.taken_in_graph = True
             return original(self, *args, **kwargs)
-        return _timed_next(loop, self, lambda: original(self, *args, **kwargs))
+        if loop is None or STATE.fits or FACTS.ours or loop is STATE.inside:
+            return original(self, *args, **kwargs)
+        begun_s = clock()
+        if STATE.current is not loop or STATE.iterator() is not self:
+            _turn_to(loop, self, begun_s)
+        loop.begin_step(begun_s)
+        STATE.inside = loop
+        try:
+            element = original(self, *args, **kwargs)
+        except BaseException:
+            with FACTS.guarded():
+                _ended(loop)
+            raise
+        finally:
+            STATE.inside = None
+        if loop.waited(clock() - begun_s):
+            with FACTS.guarded():
+                _look(loop, self, element)
+        return element
 
     return call
 
 
-def _is_eager() -> bool:
-    return bool(sys.modules["tensorflow"].executing_eagerly())
-
-
-_inside: list[Loop | None] = [None]
-"""The loop whose `next` is running: `__next__` of some iterators calls `get_next`."""
-
-
-def _timed_next(loop: Loop, iterator: Any, take: Callable[[], Any]) -> Any:
-    begun_s = clock()
-    if STATE.current is not loop:
-        if STATE.current is not None:
-            STATE.current.end_step(begun_s)
-        STATE.current = loop
-    if STATE.iterator() is not iterator:
-        loop.end_step(begun_s)
-        STATE.iterator = weakref.ref(iterator)
-    loop.begin_step(begun_s)
-    _inside[0] = loop
-    try:
-        element = take()
-    except BaseException:
-        with FACTS.guarded():
-            _ended(loop)
-        raise
-    finally:
-        _inside[0] = None
-    loop.waited(clock() - begun_s)
-    if loop.rows == 0 or loop.steps in LOOK_AT_STEPS:
-        with FACTS.guarded():
-            _look(loop, iterator, element)
-    return element
+def _turn_to(loop: Loop, iterator: Any, now_s: float) -> None:
+    """Another loop, or another pass of this one."""
+    if STATE.current is not None:
+        STATE.current.end_step(now_s)
+    loop.end_step(now_s)
+    STATE.current, STATE.iterator = loop, weakref.ref(iterator)
 
 
 def _ended(loop: Loop) -> None:
@@ -326,14 +355,11 @@ def _ended(loop: Loop) -> None:
 
 
 def _look(loop: Loop, iterator: Any, element: Any) -> None:
+    loop.look_at = next((steps for steps in LOOK_AT_STEPS if steps > loop.steps), sys.maxsize)
     if loop.rows == 0:
-        loop.rows, loop.element_bytes = pipeline.size_of(element)
-        loop.rows = loop.rows or -1
-    if loop.steps in LOOK_AT_STEPS:
-        _read_nodes(loop, iterator)
-
-
-def _read_nodes(loop: Loop, iterator: Any) -> None:
+        rows, loop.element_bytes = pipeline.size_of(element)
+        # What is looked at is one replica's share.
+        loop.rows = rows * loop.replicas or -1
     if loop.steps == 0:
         return
     nodes, _ = pipeline.read_model(iterator)

@@ -52,6 +52,7 @@ def install(tf: ModuleType) -> None:
     FACTS.parts["stages_made"] = stages.made
     FACTS.parts["loops"] = loops.told
     FACTS.parts["functions"] = functions.told
+    FACTS.forgets += [loops.forget, functions.forget, STRATEGIES.clear]
     FACTS.parts["machine"] = lambda: _machine(tf)
 
 
