@@ -139,7 +139,7 @@ bench-train-ps: $(STAMP) ## updates counted by a parameter server
 	@$(BIN)/python benchmarks/bench_train_ps.py
 	@$(BIN)/python benchmarks/report.py
 
-bench-tune: $(STAMP) ## what tuning reaches, and whether it does so again (about 40 minutes)
+bench-tune: $(STAMP) ## what tuning reaches, and whether it does so again (about an hour)
 	@$(BIN)/python benchmarks/tune/run.py
 	@$(BIN)/python benchmarks/report.py
 

@@ -13,6 +13,7 @@ import yaml
 from stoker.app.experiment import Experiment
 from stoker.app.locked import with_settings
 from stoker.core.errors import UserError
+from stoker.core.files import remove
 from stoker.tune.compare import PAIRS_LEAST, Gain, gain_of
 from stoker.tune.levers import Situation
 from stoker.tune.process import Trial, TrialFailed
@@ -24,6 +25,9 @@ WINDOW_S = 0.5
 TURNS = 6
 """Pairs of windows of a profile."""
 
+
+SCRATCH = ".scratch"
+"""How the folder ends that a trial has until its end, beside its file and its log."""
 
 CALLS = 12
 """Calls of a timeline."""
@@ -97,13 +101,16 @@ class TrialBench:
             TrialFailed: it cannot be measured.
         """
         self._left_s, self._most_s, self._window_s = left_s, most_s, window_s
+        self.is_usable = True
         try:
             candidate = with_settings(experiment, settings)
         except UserError as error:
             raise TrialFailed("refused", error.line()) from None
+        self._scratch = (folder / f"{name}{SCRATCH}").absolute()
         spec = {
             "base": yaml.safe_dump(experiment.to_json()),
             "settings": yaml.safe_dump(candidate.to_json()),
+            "scratch": str(self._scratch),
         }
         self._trial = Trial(spec, folder=folder, name=name)
         try:
@@ -113,7 +120,7 @@ class TrialBench:
             told = self.facts["situation"]
             self.situation = Situation(**told | {"blocks": tuple(told["blocks"])})
         except BaseException:
-            self._trial.close()
+            self.close()
             raise
 
     @property
@@ -176,6 +183,7 @@ class TrialBench:
     def close(self) -> None:
         """End the process."""
         self._trial.close()
+        remove(self._scratch)
 
     def _window(self, kind: str) -> Any:
         return self._ask("window", kind=kind, seconds=self._window_s)
@@ -190,6 +198,7 @@ class TrialBench:
             self._trial.pause()
             return answer
         except TrialFailed as failed:
+            self.is_usable = False
             if failed.kind == "hang" and left_s < most_s:
                 raise TrialFailed("budget", f"`{what}` was under way") from None
             raise

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.app.bench import one_bench
 from stoker.app.experiment import Experiment
-from stoker.app.tuning import alone, cannot, summary
+from stoker.app.tuning import TRIALS, alone, cannot, summary
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import CheckFailed, ConfigError, Plain
 from stoker.tune.load import Load, watched_load
@@ -31,6 +31,9 @@ MOST_CHECKS = 6
 
 SPEED_SLACK = 0.2
 """By which share samples a second may be fewer: the same machine is that much slower at times."""
+
+PROMISED = ("busy_fraction", "samples_per_s")
+"""What a promise is about."""
 
 _ROOM = 1.5
 """How many times what the first process took must be left for another one."""
@@ -106,7 +109,7 @@ def check(experiment: Experiment, *, tell: Callable[[str], None]) -> Check:
     lock = _checkable(experiment)
     promised = {name: value for name, value in lock.after.items() if value is not None}
     with alone(experiment) as folder:
-        trials = folder / "trials"
+        trials = folder / TRIALS
 
         def measure(within_s: float) -> Measured:
             with one_bench(
@@ -183,6 +186,13 @@ def _checkable(experiment: Experiment) -> Lock:
             got=Plain("; ".join(others)),
             fix="Run `stoker tune` here.",
         )
+    for name in PROMISED:
+        if not isinstance(value := lock.after.get(name), float | int):
+            raise ConfigError(
+                f"{FILE} must promise after.{name}, a number",
+                got=value,
+                fix="Run `stoker tune` again.",
+            )
     return lock
 
 

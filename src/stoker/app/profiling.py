@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.app.bench import one_bench
 from stoker.app.experiment import Experiment
-from stoker.app.tuning import alone, cannot
+from stoker.app.tuning import TRIALS, alone, cannot
 from stoker.core.files import write_atomic, write_json
 from stoker.tune.compare import Gain
 from stoker.tune.diagnosis import Diagnosis, diagnose
@@ -77,7 +77,7 @@ def profile(
         try:
             with one_bench(
                 experiment,
-                folder=folder / "trials",
+                folder=folder / TRIALS,
                 name="profile",
                 within_s=budget_s,
                 tell=progress,

@@ -9,14 +9,13 @@ data/ ...         the output of a stage that this run made itself
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import secrets
 import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 from stoker.app.resume import Resume
 from stoker.core.config import nearest
-from stoker.core.errors import BusyError, ConfigError, DataError, Plain, UserError
+from stoker.core.errors import BusyError, ConfigError, DataError, Plain
 from stoker.core.files import (
     alone,
     full_disk_is_named,
@@ -33,6 +32,7 @@ from stoker.core.files import (
     scratch_folder,
     sha256_file,
     sweep,
+    writable,
     write_json,
 )
 from stoker.core.fingerprint import fingerprint
@@ -252,19 +252,8 @@ def _new_run(runs_root: Path, identity: Identity, settings: Mapping[str, Any]) -
     return Run(final)
 
 
-@contextmanager
-def _writable(runs_root: Path) -> Iterator[None]:
-    try:
-        with full_disk_is_named(runs_root):
-            yield
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-            raise
-        raise UserError(
-            f"the runs folder {runs_root} must be a folder that can be written",
-            got=Plain(error.strerror or str(error)),
-            fix="Write elsewhere with --set runs=DIR.",
-        ) from None
+def _writable(runs_root: Path) -> AbstractContextManager[None]:
+    return writable(runs_root, what="the runs folder", fix="Write elsewhere with --set runs=DIR.")
 
 
 @contextmanager

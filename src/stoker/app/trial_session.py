@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -18,6 +17,7 @@ from stoker.app.quiet import import_tensorflow
 from stoker.cluster.machine.gpu_watch import watched_gpus
 from stoker.core.config import build
 from stoker.core.errors import UserError
+from stoker.core.files import remove
 from stoker.tune.levers import Situation, other_precision
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class Session:
         """Know what is to be measured.
 
         Args:
-            spec: `base`, the experiment as it is, and `settings`, what is to be measured, YAML.
+            spec: `base`, the experiment as it is, and `settings`, what is to be measured, YAML;
+                `scratch`, where its own files lie until its end.
             say: Told what goes on.
         """
         self._base = build(Experiment, yaml.safe_load(spec["base"]))
@@ -81,7 +82,9 @@ class Session:
         self._probe: Probe | None = None
         self._as_set: Any = None
         self._prepared: tuple[Context, AnyTransform, ResolvedTraining, Distribution] | None = None
-        self._scratch = Path(self._at_end.enter_context(TemporaryDirectory(prefix="stoker-trial-")))
+        self._scratch = Path(spec["scratch"])
+        self._scratch.mkdir()
+        self._at_end.callback(remove, self._scratch)
 
     def close(self) -> None:
         """Close the data."""
@@ -100,8 +103,8 @@ class Session:
         run = probe.run
         return {
             "per_epoch": run.position.per_epoch,
-            "rows_a_step": run.rows_a_step,
-            "steps_per_call": run.resolved.steps_per_call,
+            "rows_a_step": run.compiled.rows_a_step,
+            "steps_per_call": run.compiled.resolved.steps_per_call,
             "together": run.position.together,
             "first_pass_s": probe.first_pass_s,
             "parameters": run.built.model.count_params(),
@@ -132,7 +135,7 @@ class Session:
         resolved = replace(resolved, steps_per_call=min(every, resolved.steps_per_call))
         with open_measured(**self._parts(settings, resolved, writer=kept)) as (run, opened):
             train_for(run, opened, steps=steps)
-        return _by_stretch(kept.found, run.resolved.steps_per_call, every)
+        return _by_stretch(kept.found, run.compiled.resolved.steps_per_call, every)
 
     def precision(self, seconds: float, count: int) -> dict[str, Any]:
         """Speeds of the step in memory as it is and in another precision, in turn."""

@@ -15,13 +15,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from stoker.app.bench import TrialBench
+from stoker.app.bench import SCRATCH, TrialBench
 from stoker.app.experiment import Experiment
 from stoker.app.identity import code_fingerprints
 from stoker.app.locked import value_at
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import BusyError, ConfigError, Plain, UserError
-from stoker.core.files import write_atomic, write_json
+from stoker.core.files import full_disk_is_named, remove, writable, write_atomic, write_json
 from stoker.core.fingerprint import library_versions
 from stoker.tune.ledger import Ledger
 from stoker.tune.lock import FILE, Lock, write_lock
@@ -29,6 +29,9 @@ from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile
 from stoker.tune.report import report
 from stoker.tune.search import Limits, Settings, Tuned, search
+
+TRIALS = "trials"
+"""Folder of a tuning's trials, within its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +71,7 @@ def tune(
             return TrialBench(
                 experiment,
                 settings,
-                folder=folder / "trials",
+                folder=folder / TRIALS,
                 name=f"{next(names):02d}",
                 left_s=lambda: end_s - time.monotonic(),
                 most_s=limits.lever_s,
@@ -91,7 +94,8 @@ def tune(
         )
         prices = experiment.resources.usd_per_hour
         write_json(folder / "tuned.json", as_json(tuned, usd_per_hour=prices))
-        write_atomic(result.report, report(tuned, name=experiment.name, usd_per_hour=prices))
+        page = report(tuned, name=experiment.name, usd_per_hour=prices)
+        write_atomic(result.report, page.encode(errors="backslashreplace"))
         # Last: what it stands on is on the disk.
         write_lock(result.lock, _lock(experiment, tuned, folder))
     return result
@@ -176,8 +180,10 @@ def cannot(failed: TrialFailed, option: str) -> UserError:
 def alone(experiment: Experiment) -> Iterator[Path]:
     """A folder for one tuning; two at once would measure each other."""
     root = experiment.folder / experiment.runs / ".tune" / experiment.name
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / "lock").open("w") as held:
+    with writable(root, what="the folder", fix="Write elsewhere with --set runs=DIR."):
+        root.mkdir(parents=True, exist_ok=True)
+        held = (root / "lock").open("w")
+    with held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -188,5 +194,8 @@ def alone(experiment: Experiment) -> Iterator[Path]:
             ) from None
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
         folder = root / name
-        folder.mkdir()
+        with full_disk_is_named(folder):
+            folder.mkdir()
+        for left in root.glob(f"*/{TRIALS}/*{SCRATCH}"):
+            remove(left)  # of a tuning that was killed; this one holds the lock
         yield folder

@@ -61,6 +61,31 @@ def full_disk_is_named(
         raise FullDisk(target, need_bytes=need_bytes()) from error
 
 
+@contextlib.contextmanager
+def writable(folder: Path, *, what: str, fix: str) -> Iterator[None]:
+    """Turn what hinders the making of a folder or its files into one line.
+
+    Args:
+        folder: What is made, or written in.
+        what: How a person calls it, "the runs folder".
+        fix: What helps.
+
+    Raises:
+        UserError: the disk is full or read-only, it belongs to another, or a file is in the way.
+    """
+    try:
+        with full_disk_is_named(folder):
+            yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise
+        raise UserError(
+            f"{what} {folder} must be a folder that can be written",
+            got=Plain(error.strerror or str(error)),
+            fix=fix,
+        ) from None
+
+
 class FullDisk(UserError):
     """There is no room for what is written; nothing half-written is visible."""
 

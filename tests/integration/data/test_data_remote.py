@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -344,10 +345,21 @@ def test_small_objects_are_fetched_side_by_side(
     s3: StoreServer, tmp_path: Path, bucket: str
 ) -> None:
     remote = s3.put_folder(image_folder(tmp_path / "local", each=30), bucket)
-    s3.faults.pause_s = 0.1
-    began_s = time.monotonic()
+    asked: list[str] = []
+    four_wait = threading.Event()
+    in_time: list[bool] = []
+
+    def hold_until_four_wait(what: str) -> None:
+        if s3.faults.is_content(*what.split(" ", 1)):
+            asked.append(what)
+            if len(asked) == 4:
+                four_wait.set()
+            in_time.append(four_wait.wait(timeout=20))
+
+    s3.faults.before = hold_until_four_wait
     source_fingerprint(config(remote, tmp_path))
-    assert time.monotonic() - began_s < 60 * 0.1 / 2  # one after another they take six seconds
+    assert len(in_time) >= 60
+    assert all(in_time)
 
 
 def test_a_full_disk_is_named_with_need_and_free_space(

@@ -340,7 +340,6 @@ def test_a_dispatcher_that_is_not_there_is_one_line_and_exit_2(copy: RecordCopy)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{holder.getsockname()[1]}"
-        begun_s = time.monotonic()
         done = stoker("status", address, "--timeout-s", "0.5")
         with pytest.raises(ConfigError, match=r"must answer at .* within 0"):
             ServiceFeed(
@@ -349,8 +348,8 @@ def test_a_dispatcher_that_is_not_there_is_one_line_and_exit_2(copy: RecordCopy)
                 service=ServiceConfig(address=address, timeout_s=0.5),
             )
 
-    assert time.monotonic() - begun_s < 20
     assert done.returncode == 2
+    assert "within 0.5 s" in done.stderr
     assert "nothing listens there" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tests.dataset_graph import set_to
 
 from stoker.core.errors import ConfigError
 from stoker.data.feed.calls import Calls
@@ -66,7 +67,7 @@ def alone(split: str) -> tf.data.Dataset[Any]:
 def feed(config: FeedConfig, *, function: Any = dataset, cache: str = "none") -> OwnFeed:
     own = OwnDatasetConfig(
         dataset="model:dataset",
-        pipeline=PipelineConfig(cache=cache),  # type: ignore[arg-type]
+        pipeline=PipelineConfig(cache=cache),  # type: ignore[arg-type]  # one of its words
     )
     made = open_own_dataset(function, own)
     counts = dict.fromkeys(SPLITS, Count(rows=ROWS, batches=5, batch_size=5))
@@ -106,6 +107,28 @@ def test_however_they_are_made_ready_batches_are_the_same(config: FeedConfig, ca
     for one, other in zip(tf.nest.flatten(expected), tf.nest.flatten(found), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_tensorflow_is_told_what_is_set(cache: str) -> None:
+    config = FeedConfig(threads=5, prefetch=3, slack=True, autotune=False)
+
+    asked, plainly = (handed_over(config, cache=cache), handed_over(FeedConfig(), cache=cache))
+
+    assert asked.options().threading.private_threadpool_size == 5
+    assert asked.options().experimental_slack
+    assert not asked.options().autotune.enabled
+    assert set_to(asked, "PrefetchDataset", 1)[-1:] == [3]
+    assert plainly.options().threading.private_threadpool_size is None
+    assert not plainly.options().experimental_slack
+    assert plainly.options().autotune.enabled == (cache == "none"), "a pass from memory needs none"
+    assert 3 not in set_to(plainly, "PrefetchDataset", 1)
+
+
+def handed_over(config: FeedConfig, *, cache: str) -> tf.data.Dataset[Any]:
+    calls = Calls(rows=25, batch_size=5, steps_per_call=1, seed=0, first=0, last=8)
+    with feed(config, cache=cache).shuffled(calls) as batches:
+        return batches
 
 
 def test_what_is_named_is_kept_and_handed_over_as_bytes() -> None:

@@ -52,7 +52,8 @@ def profile_script_command(
     stdout = 2 if as_json else None
     profile = profile_script(command, folder=out, seconds=seconds or None, stdout=stdout)
     write_json(out / "profile.json", profile.to_json())
-    write_atomic(out / "profile.html", page_html(profile))
+    # A path need not be UTF-8.
+    write_atomic(out / "profile.html", page_html(profile).encode(errors="backslashreplace"))
     if as_json:
         print_result(json.dumps(profile.to_json(), indent=2, sort_keys=True, allow_nan=False))
     else:
@@ -105,7 +106,7 @@ def _print_loop(console: Console, loop: Loop) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from stoker.tune.attach.split import split_step, stage_costs
+    from stoker.tune.attach.split import epoch_starts, split_step, stage_costs
     from stoker.tune.drawing import seconds
 
     split = split_step(loop)
@@ -121,6 +122,9 @@ def _print_loop(console: Console, loop: Loop) -> None:
     measures = [f"{'a call' if whole else 'step'} {seconds(split.step_s)}"]
     measures += [f"U {split.busy:.0%}"] if split.busy is not None else []
     measures += [f"W {split.input_wait:.1%}"] if split.input_wait is not None else []
+    starts = epoch_starts(loop, split)
+    if starts is not None and starts.share >= SHOWN_SHARE:
+        measures += [f"{seconds(starts.each_s)} before an epoch ({starts.share:.0%} of the time)"]
     console.print(f"  {', '.join(measures)}")
     if split.busy is None:
         console.print(f"  U was not measured: {split.no_busy}", markup=False)

@@ -19,7 +19,11 @@ MOST = {"threads": 1024, "parallel_batches": 1024, "prefetch": 100_000}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedConfig:
-    """How batches are made ready; each setting is a lever of `stoker tune`."""
+    """How batches are made ready; each setting is a lever of `stoker tune`.
+
+    With `data.service` its workers make the training's batches in their own way, and this is for the
+    validation's.
+    """
 
     threads: int | None = None
     """Threads that make batches. null: as many as cores; of a dataset of your own TensorFlow's, which

@@ -6,13 +6,17 @@ that others wrote TensorFlow keeps the books itself: see `dataset_stages`.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 MEASURED_S = 0.05
-"""CPU time that a stage is run for, at least: some scheduler's slices, so that a clock of 1 ms does."""
+"""CPU time that a stage is run for, at least: some of the scheduler's slices."""
+
+LEAST_RUNS = 3
+"""How often a stage is run at least: what else the process does for a moment falls into one of them."""
 
 MOST_RUNS = 50
 """How often a stage is run at most, where it takes next to nothing."""
@@ -65,8 +69,8 @@ def measure_stages(
 ) -> tuple[StageCost, ...]:
     """Run each stage of a feed alone, and take the CPU time of this process.
 
-    Nothing else may be at work in the process: TensorFlow's and the decoder's threads are counted by
-    what the whole process takes.
+    Nothing else may be at work in the process for long: TensorFlow's and the decoder's threads are
+    counted by what the whole process takes.
 
     Args:
         feed: A `stoker.data.feed.pipeline.Feed`; what it keeps in memory is made all the same.
@@ -99,14 +103,13 @@ def bottleneck(stages: Sequence[StageCost]) -> StageCost:
 
 
 def _cpu_s(run: Callable[[], object]) -> float:
-    """CPU seconds of a run, the mean of several where one is short."""
-    begun_s, runs = time.process_time(), 0
-    while True:
+    """CPU seconds of a run, the median of several."""
+    taken_s: list[float] = []
+    while len(taken_s) < LEAST_RUNS or (sum(taken_s) < MEASURED_S and len(taken_s) < MOST_RUNS):
+        begun_s = time.process_time()
         run()
-        runs += 1
-        passed_s = time.process_time() - begun_s
-        if passed_s >= MEASURED_S or runs == MOST_RUNS:
-            return passed_s / runs
+        taken_s.append(time.process_time() - begun_s)
+    return statistics.median(taken_s)
 
 
 def with_shares(found: Sequence[tuple[str, float, float]]) -> tuple[StageCost, ...]:
