@@ -16,7 +16,7 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 NAMES = (
     "mnist_fit", "image_generator", "custom_loop", "eager_loop", "retraced", "looks_first",
-    "mixed_float16", "mirrored_outside_scope", "no_autotune", "xla_eager",
+    "mixed_float16", "mirrored_outside_scope", "no_autotune", "xla_eager", "fed_by_python",
 )  # fmt: skip
 
 
@@ -167,6 +167,21 @@ def test_a_look_at_the_data_is_no_training_and_the_same_work_each_epoch_is_told(
 
     assert [loop.kind for loop in script.profile.loops] == ["fit"]
     assert script.found() == {"uncached": script.line("dataset.map(slow")}
+
+
+def test_batches_that_python_makes_and_a_model_that_cannot_be_called(
+    ran: Mapping[str, Ran],
+) -> None:
+    script = ran["fed_by_python"]
+    fit, calls = script.profile.loops
+
+    assert script.found()["python_feed"] == script.line("def __getitem__")
+    assert "the PyDataset Pictures (workers=1)" in script.said("python_feed")
+    assert "waits" in script.said("python_feed")
+    assert script.found()["train_on_batch"] == script.line("net.train_on_batch(")
+    assert set(script.found()) <= {"python_feed", "train_on_batch", *IF_SLOW}
+    assert (fit.kind, fit.steps, calls.kind) == ("fit", 80, "calls")
+    assert fit.model["devices"] == ["CPU:0"], "it has its own train_step, and no call"
 
 
 def test_an_output_that_stays_in_float16(ran: Mapping[str, Ran]) -> None:

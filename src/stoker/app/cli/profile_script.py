@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 OUT = Path("stoker-profile")
 """Where the profile is written by default."""
+
+UNBROKEN = 10_000
+"""Columns that no line reaches."""
 
 SHOWN_SHARE = 0.05
 """Of the input's CPU time: a stage below it is printed only where the user wrote it."""
@@ -57,7 +61,9 @@ def profile_script_command(
     if as_json:
         print_result(json.dumps(profile.to_json(), indent=2, sort_keys=True, allow_nan=False))
     else:
-        console = Console(file=tolerant(sys.stdout), highlight=False)
+        # Lines end where a terminal ends; in a pipe they are whole.
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else UNBROKEN
+        console = Console(file=tolerant(sys.stdout), highlight=False, width=width)
         print_profile(console, profile)
         console.print(f"written: {out / 'profile.json'}, {out / 'profile.html'}", markup=False)
     if profile.exit_code:
@@ -78,7 +84,7 @@ def print_profile(console: Console, profile: ScriptProfile) -> None:
     for name, figure in profile.machine():
         console.print(f"{name}: {figure}", markup=False)
     for loop in profile.loops:
-        _print_loop(console, loop)
+        _print_loop(console, loop, profile.name_of(loop))
     _print_findings(console, profile)
     for failure in profile.failures:
         console.print(f"the watcher failed: {failure}", markup=False, soft_wrap=True)
@@ -102,7 +108,7 @@ def _print_findings(console: Console, profile: ScriptProfile) -> None:
         console.print(f"      {finding.change}", markup=False, soft_wrap=True)
 
 
-def _print_loop(console: Console, loop: Loop) -> None:
+def _print_loop(console: Console, loop: Loop, name: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -110,17 +116,14 @@ def _print_loop(console: Console, loop: Loop) -> None:
     from stoker.tune.drawing import seconds
 
     split = split_step(loop)
-    name = {"fit": "model.fit", "dataset": "loop over a dataset", "calls": "steps"}.get(
-        loop.kind, "loop inside of a tf.function"
-    )
     console.print()
-    console.print(f"{name} in {loop.place}: {loop.counted()}", style="bold", markup=False)
+    console.print(f"{name}: {loop.counted()}", style="bold", markup=False)
     if split is None:
         console.print("  too few steps to measure")
         return
     whole = loop.kind == "inside" and not loop.rounds
     measures = [f"{'a call' if whole else 'step'} {seconds(split.step_s)}"]
-    measures += [f"U {split.busy:.0%}"] if split.busy is not None else []
+    measures += [split.shown_busy()] if split.busy is not None else []
     measures += [f"W {split.input_wait:.1%}"] if split.input_wait is not None else []
     starts = epoch_starts(loop, split)
     if starts is not None and starts.share >= SHOWN_SHARE:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.tune.attach.feed_rules import feed_findings
 from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.input_rules import Machine, input_findings
 from stoker.tune.attach.minor import minor_findings
@@ -65,4 +66,5 @@ def _of_process(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
         split = split_step(loop)
         yield from step_findings(loop, split, seen)
         yield from input_findings(loop, split, machine)
+        yield from feed_findings(loop, split, cores=machine.cores)
     yield from function_findings(seen)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stoker.tune.attach.finding import ScriptFinding, gain_of
-from stoker.tune.attach.seen import Loop, Node, Place, Stage
+from stoker.tune.attach.finding import ScriptFinding, Sureness, gain_of
+from stoker.tune.attach.seen import NOWHERE, Loop, Node, Place, Stage
 from stoker.tune.attach.split import EpochStarts, StepSplit, epoch_starts, stage_costs, stages_of
 
 LEAST_WAIT = 0.05
@@ -17,6 +17,11 @@ LEAST_SHARE = 0.2
 
 LEAST_START, LEAST_START_S = 0.1, 0.25
 """Waits before epochs that are worth a line: a share of the training's time, and seconds each."""
+
+LARGE_START = 0.25
+"""Share of the training's time from which on shorter waits before epochs are, too."""
+
+_BATCHES = {"batch", "padded_batch", "ragged_batch"}
 
 MOST_MEMORY = 0.25
 """Of the machine's memory, for one buffer or one cache."""
@@ -38,7 +43,8 @@ def input_findings(
     yield from _shuffle_memory(loop, machine)
     yield from _float64(loop)
     starts = epoch_starts(loop, split)
-    if starts is not None and _matters(loop, starts, split):
+    # What Keras begins anew for arrays nobody can change.
+    if starts is not None and _asked_for(loop) and _matters(loop, starts, split):
         yield _slow_start(loop, starts)
     else:
         starts = None
@@ -77,17 +83,23 @@ def _waiting(split: StepSplit | None, starts: EpochStarts | None) -> _Waiting | 
 
 
 def _matters(loop: Loop, starts: EpochStarts, split: StepSplit | None) -> bool:
-    # One wait may have been anything's on this machine.
+    # One wait may have been anything's on this machine; of short ones it takes more to be sure.
     often = len(loop.starts) > 1 and starts.each_s >= LEAST_START_S
+    often |= len(loop.starts) > 2 and starts.share >= LARGE_START
     wait = 0.0 if split is None or split.input_wait is None else split.input_wait
     # Where steps wait longer, all together, it is that which has to be mended.
     most = starts.share >= (1.0 - starts.share) * wait
     return often and most and starts.share >= LEAST_START
 
 
+def _asked_for(loop: Loop) -> list[Stage]:
+    """Stages that the user wrote, or had made by a call of their own: not those of `fit` for arrays."""
+    return [each for each in loop.stages if each.by_user or each.place not in (loop.place, NOWHERE)]
+
+
 def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
-    mine = [stage for stage in loop.stages if stage.by_user]
-    shuffles = [stage for stage in mine if stage.kind == "shuffle"]
+    mine = _asked_for(loop)
+    shuffles = [stage for stage in mine if stage.kind == "shuffle" and stage.by_user]
     stage = next(iter(shuffles or mine), None)
     filled = "the shuffle buffer is filled anew" if shuffles else "the input begins anew"
     return ScriptFinding(
@@ -107,18 +119,16 @@ def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
 
 
 def map_share(loop: Loop, stage: Stage) -> float | None:
-    """What a map takes of the input's CPU time, in [0, 1]; None where TensorFlow kept no figures."""
-    costs = stage_costs(loop)
-    if not costs:
-        return None
-    return sum(cost.share for cost in costs if cost.place == stage.place and "Map" in cost.name)
+    """What a map takes of the input's CPU time, in [0, 1]; None where TensorFlow kept no figures of it."""
+    shares = [cost.share for cost in stage_costs(loop) if cost.stage is stage]
+    return sum(shares) if shares else None
 
 
 def _prefetch(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
     mine = [stage for stage in loop.stages if stage.by_user]
     if not mine or any(stage.kind == "prefetch" for stage in loop.stages):
         return
-    if any(runs_ahead(node) for node in loop.nodes[:3]) or loop.model.get("replicas", 1) > 1:
+    if any(runs_ahead(node) for node in loop.nodes[:3]) or loop.model.get("distributed"):
         return
     last = mine[0]
     yield ScriptFinding(
@@ -145,6 +155,8 @@ def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFin
         share = map_share(loop, stage)
         if stage.kind != "map" or not stage.by_user or (share is not None and share < LEAST_SHARE):
             continue
+        if is_cached(loop, stage):
+            continue
         if stage.python_calls:
             yield _python_map(stage, waiting)
         elif is_sequential(stage, ran.get(stage.place)):
@@ -157,7 +169,8 @@ def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFin
                 why="One core prepares the data while the others have nothing to do.",
                 change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
                 gain=gain_of(parallel),
-                sure="measured" if share is not None else "likely",
+                # Where others were seen its own stage was gone: a shuffle above had read it all.
+                sure=_sure(share, loop),
             )
 
 
@@ -176,6 +189,18 @@ def is_sequential(stage: Stage, node: Node | None) -> bool:
     # TensorFlow has made it parallel by itself, unless it may have one call only.
     calls, tuned = node.parameters.get("parallelism", (1.0, False))
     return not tuned and calls <= 1
+
+
+def _sure(share: float | None, loop: Loop) -> Sureness:
+    if share is not None:
+        return "measured"
+    return "possible" if loop.nodes else "likely"
+
+
+def is_cached(loop: Loop, stage: Stage) -> bool:
+    """Whether what a stage made was read from a cache in later passes."""
+    above = loop.stages[: loop.stages.index(stage)]
+    return loop.passes > 1 and any(each.kind in ("cache", "snapshot") for each in above)
 
 
 def _python_map(stage: Stage, waiting: _Waiting) -> ScriptFinding:
@@ -200,7 +225,7 @@ def _generator(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
         if stage.kind != "from_generator" or not stage.by_user:
             continue
         above = {each.kind for each in loop.stages[:number]}
-        per_row = bool(above & {"batch", "padded_batch", "ragged_batch"})
+        per_row = bool(above & _BATCHES)
         yield ScriptFinding(
             kind="generator_rows" if per_row else "generator_batches",
             place=stage.place,
@@ -221,11 +246,12 @@ def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[Scrip
         return
     for number, stage in enumerate(loop.stages):
         share = map_share(loop, stage)
-        below = loop.stages[number:]
-        if stage.kind != "map" or not stage.by_user or share is None or share < LEAST_SHARE:
+        if stage.kind != "map" or share is None or share < LEAST_SHARE:
             continue
-        size = _size(stage)
-        if any(each.random or each.kind == "shuffle" for each in below) or size is None:
+        if not stage.by_user and stage not in _asked_for(loop):
+            continue
+        size = _size(loop, number)
+        if any(each.random for each in loop.stages[number:]) or size is None:
             continue
         if size <= MOST_MEMORY * machine.memory_bytes:
             yield ScriptFinding(
@@ -233,19 +259,37 @@ def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[Scrip
                 place=stage.place,
                 seen=f"this map did the same work in each of {loop.passes} passes, {share:.0%} of the "
                 f"input's CPU time; its results take {size / 1e6:.3g} MB; {waiting.text}",
-                why="Nothing random comes before it: from the second pass on its results could be "
+                why="Nothing that is drawn goes into it: from the second pass on its results could be "
                 "read from memory.",
-                change=".map(...).cache()  # before shuffle, batch and anything random",
+                change=_where_to_cache(loop, number),
                 gain=gain_of(waiting.share * share * (1.0 - 1.0 / loop.passes)),
                 sure="likely",
             )
             return
 
 
-def _size(stage: Stage) -> int | None:
-    if stage.element_bytes is None or stage.cardinality <= 0:
-        return None
-    return stage.element_bytes * stage.cardinality
+def _where_to_cache(loop: Loop, number: int) -> str:
+    if not loop.stages[number].by_user:
+        return (
+            "dataset = dataset.cache().shuffle(1_000).prefetch(tf.data.AUTOTUNE)  # behind the call; "
+            "its batches keep their members"
+        )
+    below = {each.kind for each in loop.stages[number:]}
+    if below & {"shuffle", "batch", "padded_batch"}:
+        return (
+            ".map(...).cache().shuffle(...).batch(...)  # this map first: before shuffle and batch"
+        )
+    return ".map(...).cache()  # before shuffle, batch and anything random"
+
+
+def _size(loop: Loop, number: int) -> int | None:
+    """Bytes of all that a stage gives in a pass; None where that is not known."""
+    stage = loop.stages[number]
+    elements = _elements(loop, stage)
+    each = stage.element_bytes
+    if each is None and stage.row_bytes is not None:
+        each = stage.row_bytes * max(1, loop.rows)
+    return None if each is None or elements <= 0 else each * elements
 
 
 def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
@@ -281,7 +325,9 @@ def _elements(loop: Loop, stage: Stage) -> int:
     if stage.cardinality > 0:
         return stage.cardinality
     batches = loop.batches or (-(-loop.steps // loop.passes) if loop.passes else 0)
-    return batches * max(1, loop.rows)
+    above = {each.kind for each in loop.stages[: loop.stages.index(stage)]}
+    # Where nothing above it makes batches, its elements are batches themselves.
+    return batches * (max(1, loop.rows) if above & _BATCHES else 1)
 
 
 def _float64(loop: Loop) -> Iterator[ScriptFinding]:

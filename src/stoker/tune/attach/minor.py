@@ -12,6 +12,7 @@ from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.input_rules import (
     LEAST_SHARE,
     LEAST_WAIT,
+    is_cached,
     is_sequential,
     map_share,
     nodes_of,
@@ -46,8 +47,8 @@ def minor_findings(
 
 def _prefetch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
     mine = [stage for stage in loop.stages if stage.by_user]
-    # A strategy of several replicas fetches ahead for each of them.
-    spread = loop.model.get("replicas", 1) > 1
+    # A strategy fetches ahead by itself.
+    spread = loop.model.get("distributed")
     if not mine or spread or any(stage.kind == "prefetch" for stage in loop.stages):
         return
     ahead = next((node for node in loop.nodes[:3] if runs_ahead(node)), None)
@@ -71,6 +72,8 @@ def _maps(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
     for stage in loop.stages:
         asked = stage.arguments.get("num_parallel_calls") is not None
         if stage.kind != "map" or not stage.by_user or stage.python_calls or asked:
+            continue
+        if is_cached(loop, stage):
             continue
         why, gain = _worth(split, done=_made_parallel(stage, ran.get(stage.place)))
         share = map_share(loop, stage)

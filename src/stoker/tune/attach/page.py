@@ -32,7 +32,7 @@ def page_html(profile: ScriptProfile) -> str:
     parts += [
         _findings(profile),
         _minor(profile),
-        *(_loop(loop) for loop in profile.loops),
+        *(_loop(loop, profile.name_of(loop)) for loop in profile.loops),
         _failures(profile),
     ]
     return page(title, parts)
@@ -73,11 +73,13 @@ def _finding(finding: ScriptFinding) -> str:
     )
 
 
-def _loop(loop: Loop) -> str:
+def _loop(loop: Loop, where: str) -> str:
     split = split_step(loop)
-    where = f"{_KINDS[loop.kind]} in {loop.place}"
     sub = f"{loop.counted()}, {loop.passes} whole passes, {loop.rows or '?'} samples a step"
-    parts = [f"<h2>{escape(where)}</h2>", f'<p class="sub">{escape(sub)}</p>']
+    parts = [
+        f"<h2>{escape(where[0].upper() + where[1:])}</h2>",
+        f'<p class="sub">{escape(sub)}</p>',
+    ]
     if split is None:
         parts.append("<p>Too few steps were measured.</p>")
     else:
@@ -86,19 +88,11 @@ def _loop(loop: Loop) -> str:
     return "\n".join(part for part in parts if part)
 
 
-_KINDS = {
-    "fit": "model.fit",
-    "dataset": "Loop over a dataset",
-    "calls": "Steps",
-    "inside": "Loop inside of a tf.function",
-}
-
-
 def _split(loop: Loop, split: StepSplit) -> Iterator[str]:
     what = "call" if loop.kind == "inside" and not loop.rounds else "step"
     said = [f"a {what} takes {seconds(split.step_s)}"]
     if split.busy is not None:
-        said.append(f"U {split.busy:.0%}")
+        said.append(split.shown_busy())
     if split.input_wait is not None:
         said.append(f"W {split.input_wait:.1%}")
     yield f"<p>{escape(', '.join(said))}.</p>"

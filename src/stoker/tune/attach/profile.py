@@ -19,6 +19,14 @@ GIB = 2**30
 SIGNALLED = 128
 """An exit code above it is a signal's number beside it, as shells have it."""
 
+_KINDS = {
+    "fit": "model.fit",
+    "dataset": "loop over a dataset",
+    "calls": "steps",
+    "inside": "loop inside of a tf.function",
+}
+"""What a loop is called."""
+
 Ending = Literal["itself", "time", "signal"]
 """The script ended by itself; its time was up; somebody asked Stoker to end."""
 
@@ -44,6 +52,9 @@ class ScriptProfile:
 
     keras: str
     """Version; empty where none was imported."""
+
+    backend: str
+    """Keras's: `tensorflow`, `jax`, `torch`; empty where no Keras was imported."""
 
     gpus: int
     """GPUs that TensorFlow saw."""
@@ -88,6 +99,11 @@ class ScriptProfile:
 
     def note(self) -> str:
         """Why there is nothing to see, where there is nothing."""
+        if not self.loops and self.backend not in ("", "tensorflow"):
+            return (
+                f"Keras runs on {self.backend} here, and only TensorFlow's training is watched (unset "
+                "KERAS_BACKEND, or set it to tensorflow)"
+            )
         if not self.tensorflow and self.failed:
             return "it imported no TensorFlow before it failed: nothing was measured"
         if not self.tensorflow:
@@ -95,9 +111,17 @@ class ScriptProfile:
                 "no TensorFlow was imported (or Python was started with -E, -I or -S, which hides "
                 "the watcher)"
             )
+        if not self.loops and self.failed:
+            return "it failed before a training step had ended: nothing was measured"
         if not self.loops:
             return "no training was seen: no model.fit, and no loop that computes gradients"
         return ""
+
+    def name_of(self, loop: Loop) -> str:
+        """`model.fit in train.py:12`, and of which process where there are several."""
+        several = len({each.pid for each in self.loops}) > 1
+        process = f" (process {loop.pid})" if several else ""
+        return f"{_KINDS[loop.kind]} in {loop.place}{process}"
 
     def nothing_found(self) -> str:
         """What is said where there is no finding."""
@@ -129,6 +153,7 @@ class ScriptProfile:
             "ended_by": self.ended_by,
             "wall_s": self.wall_s,
             "versions": {"tensorflow": self.tensorflow, "keras": self.keras},
+            "keras_backend": self.backend,
             "gpus": self.gpus,
             "memory": {
                 "process_peak_bytes": self.peak_memory_bytes or None,
@@ -152,6 +177,7 @@ def _loop(loop: Loop) -> dict[str, Any]:
     starts = epoch_starts(loop, split)
     return {
         "kind": loop.kind,
+        "pid": loop.pid,
         "file": loop.place.file,
         "line": loop.place.line,
         "passes": loop.passes,

@@ -97,6 +97,7 @@ def _profiled(
         wall_s=wall_s,
         tensorflow=next((seen.tensorflow for seen in processes if seen.tensorflow), ""),
         keras=next((seen.keras["version"] for seen in processes if seen.keras), ""),
+        backend=next((seen.keras["backend"] for seen in processes if seen.keras), ""),
         gpus=max((seen.gpus for seen in processes), default=0),
         peak_memory_bytes=max((seen.peak_memory_bytes for seen in processes), default=0),
         gpu_peak_bytes=max((seen.gpu_peak_bytes for seen in processes), default=()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,10 @@ class Place:
     def __str__(self) -> str:
         """`train.py:12`."""
         return f"{Path(self.file).name}:{self.line}" if self.file else "?"
+
+
+NOWHERE = Place(file="", line=0)
+"""Where no line of the user's is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +67,36 @@ class Stage:
 
     cardinality: int
     """Elements of a pass; negative where it is infinite or unknown."""
+
+    row_bytes: int | None = None
+    """Bytes of one row of an element of which only the number of rows is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feed:
+    """What Python makes the batches of a `fit` with."""
+
+    kind: str
+    """`PyDataset`, `generator` or `DataLoader`."""
+
+    name: str
+    """Of its class; empty for a generator."""
+
+    place: Place | None
+    """Where its code stands."""
+
+    workers: int
+    """Of a PyDataset."""
+
+    processes: bool
+    """Its workers are processes, and not threads."""
+
+    def told(self) -> str:
+        """`the PyDataset Images (workers=1)`."""
+        if self.kind != "PyDataset":
+            return f"the {self.kind} {self.name}".strip()
+        processes = ", use_multiprocessing=True" if self.processes else ""
+        return f"the PyDataset {self.name} (workers={self.workers}{processes})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +178,10 @@ class Loop:
     """Why there are none."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Of a fit: what is known of the model; of a loop how many replicas share a batch."""
+    feed: Feed | None = None
+    """Of a fit whose batches Python makes."""
+    pid: int = 0
+    """Of its process."""
     starts: tuple[float, ...] = ()
     """Of a fit: from the begin of each epoch but the first to the end of its first step, seconds."""
     step: Mapping[str, Any] = field(default_factory=dict)
@@ -184,6 +222,8 @@ class Seen:
     """Kind, line and replicas."""
     failures: tuple[str, ...]
     """What went wrong with the watcher itself."""
+    on_batches: tuple[tuple[Place, int], ...] = ()
+    """Lines that call `train_on_batch`, and how often."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """What its TensorFlow ran on: `cores`, `intra_op_threads`, `tensor_float_32`."""
 
@@ -218,6 +258,7 @@ def _seen(told: Mapping[str, Any]) -> Seen:
     machine = told.get("machine", {})
     loops = [_loop(each, stages) for each in told.get("loops", ())]
     fits = [_fit(each, stages) for each in told.get("fits", ())]
+    trained = [replace(loop, pid=told["pid"]) for loop in (*fits, *loops) if loop.steps]
     return Seen(
         pid=told["pid"],
         argv=tuple(told.get("argv", ())),
@@ -230,7 +271,7 @@ def _seen(told: Mapping[str, Any]) -> Seen:
         device={name: machine[name] for name in _DEVICE if name in machine},
         wall_s=told.get("wall_s", 0.0),
         cpu_s=told.get("cpu_s", 0.0),
-        loops=tuple(loop for loop in (*fits, *loops) if loop.steps),
+        loops=tuple(trained),
         functions=tuple(_function(each) for each in told.get("functions", ())),
         stages=tuple(stages.values()),
         strategies=tuple(
@@ -238,6 +279,7 @@ def _seen(told: Mapping[str, Any]) -> Seen:
             for each in told.get("strategies", ())
         ),
         failures=tuple(told.get("failures", ())),
+        on_batches=tuple((_place(each), each[2]) for each in told.get("on_batches", ())),
     )
 
 
@@ -256,6 +298,7 @@ def _stage(told: Mapping[str, Any]) -> Stage:
         element_bytes=told["element_bytes"],
         dtypes=tuple(told["dtypes"]),
         cardinality=told["cardinality"],
+        row_bytes=told["row_bytes"],
     )
 
 
@@ -296,7 +339,7 @@ def _loop(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         call_s=told["call_s"],
         sync_s=told["sync_s"],
         rows=max(0, told["rows"]),
-        model={"replicas": told.get("replicas", 1)},
+        model={"replicas": told.get("replicas", 1), "distributed": told["distributed"]},
         stages=tuple(stages[each] for each in told["stages"] if each in stages),
         nodes=tuple(map(_node, told["nodes"])),
         timeline=_timeline(told),
@@ -331,9 +374,22 @@ def _fit(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         gaps=tuple((gap_s, of_s) for gap_s, of_s in told["gaps"]),
         no_ceiling=told["no_ceiling"],
         model=told["facts"],
+        feed=_feed(told["facts"].get("feed")),
         starts=tuple(told["starts"]),
         step=told["step"],
         ours_s=told["ours_s"],
+    )
+
+
+def _feed(told: Mapping[str, Any] | None) -> Feed | None:
+    if told is None:
+        return None
+    return Feed(
+        kind=told["kind"],
+        name=told["name"],
+        place=place_told(told["place"]),
+        workers=told["workers"],
+        processes=told["processes"],
     )
 
 

@@ -14,6 +14,12 @@ LEAST_STEPS = 5
 MOST_BUSY = 1.5
 """A higher U is none: on one batch a step can only be quicker."""
 
+UNPARTED = "input, Python, Keras"
+"""The part of a step of `fit` that is not the compiled step, where nobody sees how long it waits."""
+
+OVER = 1.005
+"""U from which on it is more than 100 % when it is written."""
+
 ITS_INPUT = "its input"
 """The part of a step whose wait nobody sees, which one batch that is there does without."""
 
@@ -48,6 +54,16 @@ class StepSplit:
     no_wait: str = ""
     """Why W was not measured."""
 
+    def shown_busy(self) -> str:
+        """`U 97%`, empty where it was not measured.
+
+        The device cannot be busier than always, whatever the windows took.
+        """
+        if self.busy is None:
+            return ""
+        measured = f"{self.busy:.0%}"
+        return f"U {measured}" if self.busy < OVER else f"U 100% ({measured} as measured)"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageCost:
@@ -65,12 +81,15 @@ class StageCost:
     share: float
     """Of the whole input's CPU time."""
 
+    stage: Stage | None = None
+    """The call that asked for it."""
+
 
 def input_share(split: StepSplit | None) -> float | None:
     """What the input costs of a step at most, in [0, 1], where W is not known; None: not known too."""
-    if split is None or ITS_INPUT not in split.parts:
-        return None
-    return split.parts[ITS_INPUT] / split.step_s
+    found = () if split is None else [split.parts.get(each) for each in (ITS_INPUT, UNPARTED)]
+    part_s = next((each for each in found if each is not None), None)
+    return None if split is None or part_s is None else part_s / split.step_s
 
 
 def split_step(loop: Loop) -> StepSplit | None:
@@ -125,6 +144,7 @@ def _with_transfer(loop: Loop, parts: Mapping[str, float], *, of: str) -> Mappin
 
 
 _NO_WAIT = {
+    "fit": "tf.data kept no times between the elements of this input",
     "calls": "no iterator of tf.data was asked for batches by Python",
     "inside": "one call holds many steps, and from outside their waits cannot be told apart",
 }
@@ -212,6 +232,7 @@ def _split_fit(loop: Loop) -> StepSplit:
             python=None,
             busy=None,
             no_busy=loop.no_ceiling or "the training was too short",
+            no_wait=_NO_WAIT["fit"] if wait is None else "",
         )
     real_s = statistics.median(each["real_s"] / each["calls"] for each in loop.rounds)
     ceiling_s = statistics.median(each["ceiling_s"] / each["calls"] for each in loop.rounds)
@@ -220,8 +241,10 @@ def _split_fit(loop: Loop) -> StepSplit:
     rest_s = max(0.0, real_s - wait_s - compute_s)
     # Noise slows the one or the other window: what all rounds agree on is Python's.
     most = max(each["ceiling_s"] / each["real_s"] for each in loop.rounds)
-    python = max(0.0, 1.0 - most - (wait or 0.0))
+    python = None if wait is None else max(0.0, 1.0 - most - wait)
     parts = {"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s}
+    if wait is None:
+        parts = {"compiled step": compute_s, UNPARTED: rest_s}
     return StepSplit(
         step_s=real_s,
         parts=_with_transfer(loop, parts, of="compiled step"),
@@ -229,6 +252,7 @@ def _split_fit(loop: Loop) -> StepSplit:
         python=python,
         busy=_busy(loop),
         no_busy=_no_busy(loop, ""),
+        no_wait=_NO_WAIT["fit"] if wait is None else "",
     )
 
 
@@ -265,21 +289,37 @@ def stage_costs(loop: Loop) -> tuple[StageCost, ...]:
             place=stage.place if stage is not None and stage.by_user else None,
             cpu_s_per_sample=cost,
             share=cost / together_s,
+            stage=stage,
         )
         for node, stage, cost in costs
     )
 
 
 def stages_of(loop: Loop) -> list[Stage | None]:
-    """For each node the stage that asked for it, None where TensorFlow added it."""
-    left = list(loop.stages)
+    """For each node the stage that asked for it, None where TensorFlow added it.
+
+    As many as fit in their order: a prefetch that TensorFlow has added stands above the user's, and
+    would else take all that is between them.
+    """
+    nodes, stages = loop.nodes, loop.stages
+    fits = [[stage.kind in _kinds(node) for stage in stages] for node in nodes]
+    # most[i][j]: pairs that the nodes from i on and the stages from j on can make.
+    most = [[0] * (len(stages) + 1) for _ in range(len(nodes) + 1)]
+    for i in reversed(range(len(nodes))):
+        for j in reversed(range(len(stages))):
+            pair = most[i + 1][j + 1] + 1 if fits[i][j] else 0
+            most[i][j] = max(pair, most[i + 1][j], most[i][j + 1])
     found: list[Stage | None] = []
-    for node in loop.nodes:
-        kinds = _kinds(node)
-        place = next((number for number, stage in enumerate(left) if stage.kind in kinds), None)
-        found.append(None if place is None else left[place])
-        if place is not None:
-            del left[: place + 1]
+    next_ = 0
+    for i in range(len(nodes)):
+        pairs = (
+            j
+            for j in range(next_, len(stages))
+            if fits[i][j] and most[i + 1][j + 1] + 1 == most[i][next_]
+        )
+        place = next(pairs, None)
+        found.append(None if place is None else stages[place])
+        next_ = next_ if place is None else place + 1
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from stoker.tune.attach.feed_rules import batch_call_findings
 from stoker.tune.attach.finding import ScriptFinding, gain_of
 from stoker.tune.attach.gpu_rules import gpu_findings
 from stoker.tune.attach.seen import Function, Loop, Seen, place_told
@@ -14,6 +15,9 @@ MOST_TRACES = 4
 
 PASSING_CALLS = 5
 """Of one tf.function: one that is made in a loop is called no more often."""
+
+MOST_NAMED = 3
+"""Arguments that changed."""
 
 SYNC_SHARE = 0.8
 """Of a loop's steps that read a value: it is done in each."""
@@ -40,6 +44,7 @@ def step_findings(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[S
     yield from eager
     if not eager:
         yield from _host_sync(loop, split, gpus=seen.gpus)
+        yield from batch_call_findings(loop, split, seen)
         yield from _python_bound(loop, split)
     if loop.kind == "fit":
         yield from _half_output(loop)
@@ -219,17 +224,21 @@ def _made_anew(function: Function, seen: Seen) -> ScriptFinding:
 
 
 def _retraced(function: Function, seen: Seen) -> ScriptFinding:
-    name, values = _changing(function.causes)
-    python = any(value.startswith("python") for value in values)
-    what = ", ".join(value.removeprefix("python ") for value in values[:3])
-    if not name:
-        cause, change = "", "Give every call the same shapes and dtypes, and no Python numbers."
-    elif python:
-        cause = f": its argument {name} was the Python value {what}, ..."
-        change = f"{function.name}(..., {name}=tf.constant({name}))  # a tensor is traced once"
-    else:
-        cause = f": its argument {name} was {what}, ..."
-        change = "@tf.function(reduce_retracing=True)  # or batches of one shape: drop_remainder"
+    causes, changes = [], []
+    for name, values in _changing(function.causes):
+        what = ", ".join(value.removeprefix("python ") for value in values[:3])
+        if any(value.startswith("python") for value in values):
+            causes.append(f"its argument {name} was the Python value {what}, ...")
+            changes.append(
+                f"{function.name}(..., {name}=tf.constant({name}))  # a tensor is traced once"
+            )
+        else:
+            causes.append(f"its argument {name} was {what}, ...")
+            changes.append(_ONE_SHAPE)
+    cause = f": {'; '.join(causes)}" if causes else ""
+    change = "\n".join(dict.fromkeys(changes)) or (
+        "Give every call the same shapes and dtypes, and no Python numbers."
+    )
     return ScriptFinding(
         kind="retracing",
         place=function.place,
@@ -242,15 +251,17 @@ def _retraced(function: Function, seen: Seen) -> ScriptFinding:
     )
 
 
-def _changing(causes: tuple[Mapping[str, str], ...]) -> tuple[str, list[str]]:
-    """The argument with the most different values, and these."""
+_ONE_SHAPE = "@tf.function(reduce_retracing=True)  # or batches of one shape: drop_remainder"
+
+
+def _changing(causes: tuple[Mapping[str, str], ...]) -> list[tuple[str, list[str]]]:
+    """The arguments that changed, those with the most different values first, and these."""
     values: dict[str, dict[str, None]] = {}
     for cause in causes:
         for name, value in cause.items():
             values.setdefault(name, {})[value] = None
-    name = max(values, key=lambda each: len(values[each]), default="")
-    found = list(values.get(name, ()))
-    return (name, found) if len(found) > 1 else ("", [])
+    changed = [(name, list(found)) for name, found in values.items() if len(found) > 1]
+    return sorted(changed, key=lambda each: -len(each[1]))[:MOST_NAMED]
 
 
 def _gain_of_traces(function: Function, seen: Seen) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from tests.unit.tune.attach.watched import loop, node
@@ -55,6 +56,7 @@ def profile(
     findings: tuple[ScriptFinding, ...] = (),
     minor: tuple[ScriptFinding, ...] = (),
     exit_code: int = 0,
+    backend: str = "",
 ) -> ScriptProfile:
     return ScriptProfile(
         command=("python", BAD),
@@ -63,6 +65,7 @@ def profile(
         wall_s=3.0,
         tensorflow="2.21.0" if loops else "",
         keras="",
+        backend=backend,
         gpus=0,
         peak_memory_bytes=3 * 2**29,
         gpu_peak_bytes=(2**30,),
@@ -125,6 +128,21 @@ def test_a_command_without_tensorflow_is_told_as_that() -> None:
 
     assert "No TensorFlow was imported" in parsed.text
     assert "svg" not in parsed.tags
+
+
+def test_another_backend_of_keras_is_named() -> None:
+    assert "Keras runs on jax here, and only TensorFlow's" in profile(backend="jax").note()
+    assert "no TensorFlow was imported" in profile(backend="tensorflow").note()
+
+
+def test_loops_of_several_processes_are_told_apart() -> None:
+    one, other = replace(a_loop(), pid=11), replace(a_loop(), pid=12)
+
+    assert "(process" not in profile(loops=(one, one)).name_of(one)
+    several = profile(loops=(one, other))
+    assert several.name_of(other).endswith("(process 12)")
+    assert "(process 11)" in Parsed(page_html(several)).text
+    assert [each["pid"] for each in several.to_json()["loops"]] == [11, 12]
 
 
 def test_that_a_script_failed_stands_before_all_that_was_seen() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.tune.attach.watched import at, loop, node, seen, stage
+from tests.unit.tune.attach.watched import at, fit, loop, node, seen, stage
 
 from stoker.tune.attach.diagnose import diagnose
 from stoker.tune.attach.finding import MOST_GAIN, ScriptFinding, gain_of
@@ -18,28 +18,6 @@ from stoker.tune.attach.seen import Function, Loop, Stage
 from stoker.tune.attach.split import split_step, stage_costs
 
 MACHINE = Machine(cores=4, memory_bytes=8 << 30)
-
-
-def fit(
-    *, real_s: float = 0.01, ceiling_s: float = 0.0095, wait: float = 0.0, **changes: Any
-) -> Loop:
-    """A fit, three rounds of ten steps."""
-    one: Mapping[str, float] = {
-        "calls": 10,
-        "real_s": 10 * real_s,
-        "ceiling_s": 10 * ceiling_s,
-        "gap_s": 10 * real_s * (1 - wait),
-        "gap_of_s": 10 * real_s,
-    }
-    model = {
-        "steps_per_execution": 1,
-        "replicas": 1,
-        "compiled": ["/home/me/train.py", 20],
-        "made": ["/home/me/train.py", 10],
-        "policy": "float32",
-    }
-    made = loop(kind="fit", rounds=(one,) * 3, wait_s=0.0, model=model)
-    return replace(made, **changes)
 
 
 def findings(*loops: Loop, machine: Machine = MACHINE, **changes: Any) -> list[ScriptFinding]:
@@ -226,7 +204,7 @@ def test_the_same_dear_work_in_each_pass_is_told_unless_it_cannot_be_kept() -> N
     assert told(mapped, passes=1) == []
     assert told(stage("cache", 8), mapped) == []
     assert told(replace(mapped, random=True)) == []
-    assert told(mapped, stage("map", 6, random=True)) == []
+    assert told(mapped, replace(mapped, place=at(6), random=True)) == []
     assert told(replace(mapped, element_bytes=8 << 30)) == []
     assert told(replace(mapped, element_bytes=None)) == []
 
@@ -291,17 +269,21 @@ def test_a_step_on_one_batch_that_takes_longer_than_a_real_one_is_no_measure() -
     split = split_step(fit(ceiling_s=0.0101))
     assert split is not None
     assert split.busy == pytest.approx(1.01)
+    assert split.shown_busy() == "U 100% (101% as measured)"
+    quick = split_step(fit())
+    assert quick is not None
+    assert quick.shown_busy() == "U 95%"
 
 
-def test_a_dataset_that_replicas_share_runs_ahead_by_itself() -> None:
+def test_a_dataset_that_a_strategy_hands_out_runs_ahead_by_itself() -> None:
     chain = (stage("batch", 8), stage("from_tensor_slices", 7))
 
-    def told(replicas: int) -> set[str]:
-        shared = loop(stages=chain, nodes=(), model={"replicas": replicas})
+    def told(*, distributed: bool) -> set[str]:
+        shared = loop(stages=chain, nodes=(), model={"replicas": 1, "distributed": distributed})
         return {*kinds(shared), *minor(shared)}
 
-    assert "missing_prefetch" in told(1)
-    assert "missing_prefetch" not in told(2)
+    assert "missing_prefetch" in told(distributed=False)
+    assert "missing_prefetch" not in told(distributed=True)
 
 
 def test_float64_is_told_at_the_first_stage_that_gives_it() -> None:
@@ -458,6 +440,10 @@ def test_retracing_names_the_argument_that_caused_it() -> None:
     assert "step=tf.constant(step)" in python.change
     assert "argument y was float32(0, 4)" in shape.seen
     assert "9 tf.functions were made" in anew.seen
+    [both] = findings(steady, functions=(function(9, step="python {}", y="float32({}, 4)"),))
+    assert "argument step was the Python value" in both.seen
+    assert "; its argument y was float32(0, 4)" in both.seen
+    assert both.change.splitlines() == [python.change, shape.change]
     assert kinds(steady, functions=(function(2, step="python {}"),)) == []
     # Nine models, each with a step of its own.
     assert kinds(steady, functions=(function(9, made=9, calls=900),)) == []

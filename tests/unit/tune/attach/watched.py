@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,28 @@ def loop(**changes: Any) -> Loop:
         nodes=(node("Root"), node("Prefetch"), node("BatchV2"), node("TensorSlice")),
         timeline=(),
     )
+    return replace(made, **changes)
+
+
+def fit(
+    *, real_s: float = 0.01, ceiling_s: float = 0.0095, wait: float = 0.0, **changes: Any
+) -> Loop:
+    """A fit, three rounds of ten steps."""
+    one: Mapping[str, float] = {
+        "calls": 10,
+        "real_s": 10 * real_s,
+        "ceiling_s": 10 * ceiling_s,
+        "gap_s": 10 * real_s * (1 - wait),
+        "gap_of_s": 10 * real_s,
+    }
+    model = {
+        "steps_per_execution": 1,
+        "replicas": 1,
+        "compiled": ["/home/me/train.py", 20],
+        "made": ["/home/me/train.py", 10],
+        "policy": "float32",
+    }
+    made = loop(kind="fit", rounds=(one,) * 3, wait_s=0.0, model=model)
     return replace(made, **changes)
 
 

@@ -42,6 +42,8 @@ class Fit:
         self.facts: dict[str, Any] = {}
         self.stages: list[int] = []
         self.nodes: list[dict[str, Any]] = []
+        self.fills_a_cache = False
+        """Its first epoch makes what the later ones read."""
         self.epochs = self.steps = self.measured_steps = 0
         self.first_s = self.period_s = self.call_s = 0.0
         self.starts: list[float] = []
@@ -108,6 +110,9 @@ class Fit:
         """The epoch's last step is done; the iterator may go."""
         self.epochs += 1
         self.iterator = None
+        if self.fills_a_cache and self.epochs == 1:
+            # From here on the input is another one: what it was tells nothing of what it costs.
+            self.nodes, self.gaps = [], []
         if self._window is not None:
             self._window.pause()
 
@@ -120,8 +125,12 @@ class Fit:
         FACTS.seen += 1
 
     def _wants_ceiling(self) -> bool:
-        ready = self.steps >= WARM_CALLS and len(self.rounds) < ROUNDS
+        ready = self.steps >= WARM_CALLS and len(self.rounds) < ROUNDS and not self._is_filling()
         return ready and not self.no_ceiling and self._ceiling is None
+
+    def _is_filling(self) -> bool:
+        """Whether a cache is being filled that later epochs will read."""
+        return self.fills_a_cache and self.epochs == 0 and self.facts.get("epochs", 1) > 1
 
     def _first_of_resident(self, function: Callable[[Any], Any], iterator: Any) -> Any:
         """Take this step's batch, do the step with it, and keep it for the ceiling."""

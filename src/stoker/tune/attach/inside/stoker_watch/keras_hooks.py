@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable
-from types import ModuleType
+from types import GeneratorType, ModuleType
 from typing import Any
 
 from . import functions, stages
@@ -13,7 +14,7 @@ from .facts import FACTS
 from .fits import FITS, Fit, watched_fit
 from .loops import STATE
 from .model_facts import late_facts
-from .places import NOWHERE, Place, place
+from .places import NOWHERE, Place, of_code, place
 from .tensorflow_hooks import around
 
 MOST_FITS = 100
@@ -29,14 +30,20 @@ _jit_asked: dict[int, Any] = {}
 """Id of a model -> what its `compile` was told of XLA."""
 
 
+_on_batches: dict[Place, int] = {}
+"""Lines that call `train_on_batch`, and how often."""
+
+
 def install(keras: ModuleType) -> None:
     """Watch models being made, compiled and fitted."""
     around(keras.layers.Layer, "__init__", _layer)
     around(keras.Model, "compile", _compile)
     around(keras.Model, "fit", lambda original: _fit(keras, original))
+    around(keras.Model, "train_on_batch", _on_batch)
     around(keras.optimizers.Optimizer, "apply", _apply)
     around(keras.random.SeedGenerator, "next", _random)
-    FACTS.forgets.append(FITS.clear)
+    FACTS.forgets.extend((FITS.clear, _on_batches.clear))
+    FACTS.parts["on_batches"] = lambda: [[*at, count] for at, count in list(_on_batches.items())]
     FACTS.parts["fits"] = lambda: [fit.told() for fit in list(FITS)]
     FACTS.parts["keras"] = lambda: {
         "version": str(keras.version()),
@@ -83,6 +90,16 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with FACTS.guarded():
+            at = place()
+            _on_batches[at] = _on_batches.get(at, 0) + 1
+        return original(self, *args, **kwargs)
+
+    return call
+
+
 def _random(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         stages.mark_random()
@@ -103,7 +120,7 @@ def _fit(keras: Any, original: Callable[..., Any]) -> Callable[..., Any]:
                 fit = _begin(keras, self)
         if fit is not None and bound is not None:
             with FACTS.guarded():
-                _data(fit, bound.arguments)
+                _data(keras, fit, bound.arguments)
                 given = bound.arguments.get("callbacks")
                 bound.arguments["callbacks"] = _with_ours(keras, given, fit, self)
                 args, kwargs = bound.args[1:], bound.kwargs
@@ -148,7 +165,7 @@ def _begin(keras: Any, model: Any) -> Fit | None:
 
 
 def _model_facts(keras: Any, model: Any) -> dict[str, Any]:
-    built = bool(model.built)
+    distribute, strategy = sys.modules["tensorflow"].distribute, model.distribute_strategy
     return {
         "name": str(model.name),
         "kind": type(model).__name__,
@@ -158,19 +175,40 @@ def _model_facts(keras: Any, model: Any) -> dict[str, Any]:
         "jit_compile": bool(getattr(model, "jit_compile", False)),
         "jit_asked": _jit_asked.get(id(model)) is True,
         "steps_per_execution": int(getattr(model, "steps_per_execution", 1)),
-        "parameters": int(model.count_params()) if built else 0,
         "policy": str(keras.config.dtype_policy().name),
-        "strategy": type(model.distribute_strategy).__name__,
-        "replicas": int(model.distribute_strategy.num_replicas_in_sync),
+        "strategy": type(strategy).__name__,
+        "replicas": int(strategy.num_replicas_in_sync),
+        "distributed": distribute.has_strategy() or strategy is not distribute.get_strategy(),
     }
 
 
-def _data(fit: Fit, arguments: dict[str, Any]) -> None:
+def _data(keras: Any, fit: Fit, arguments: dict[str, Any]) -> None:
     x = arguments.get("x")
+    fit.facts["feed"] = _feed(keras, x)
     fit.facts["data"] = type(x).__name__
     fit.facts["batch_size"] = arguments.get("batch_size") or None
     fit.facts["epochs"] = arguments.get("epochs", 1)
-    fit.stages = [stage.id for stage in stages.chain(stages.of(x))] or fit.stages
+    chain = stages.chain(stages.of(x))
+    fit.stages = [stage.id for stage in chain] or fit.stages
+    fit.fills_a_cache = any(stage.kind in ("cache", "snapshot") for stage in chain)
+
+
+def _feed(keras: Any, x: Any) -> dict[str, Any] | None:
+    """What makes the batches in Python; None where nothing does."""
+    kind, code = type(x), None
+    told: dict[str, Any] = {"name": kind.__name__, "workers": 1, "processes": False}
+    if isinstance(x, keras.utils.PyDataset):
+        code = getattr(kind.__getitem__, "__code__", None)
+        told |= {"workers": int(x.workers), "processes": bool(x.use_multiprocessing)}
+        told["kind"] = "PyDataset"
+    elif isinstance(x, GeneratorType):
+        told |= {"kind": "generator", "name": ""}
+        code = x.gi_code
+    elif kind.__module__.startswith("torch.utils.data"):
+        told["kind"] = "DataLoader"
+    else:
+        return None
+    return told | {"place": of_code(code)}
 
 
 def _with_ours(keras: Any, given: Any, fit: Fit, model: Any) -> Any:

@@ -38,7 +38,7 @@ class Loop:
 
     __slots__ = (
         "_call_s", "_open", "_start_s", "_sync_s", "_traced", "_trains", "_wait_s", "batches",
-        "begun_s", "call_s", "eager_gradients", "element_bytes", "elements", "first_s", "functions",
+        "begun_s", "call_s", "distributed", "eager_gradients", "element_bytes", "elements", "first_s", "functions",
         "kind", "left_out", "look_at", "mark", "measured_steps", "measures_again", "no_ceiling", "nodes", "ours_s",
         "passes", "period_s", "place", "plain_steps", "replicas", "rounds", "rows", "sample", "stages", "step",
         "steps", "sync_s", "syncs", "timeline", "wait_s",
@@ -52,6 +52,8 @@ class Loop:
         self.rows = 0
         self.replicas = 1
         """That share a batch."""
+        self.distributed = False
+        """A strategy hands its batches out."""
         self.batches = 0
         """That one call reads, where the loop lies inside of a tf.function; 0: not known."""
         self.sample: Any = None
@@ -171,6 +173,7 @@ class Loop:
             "period_s": self.period_s,
             "rows": self.rows,
             "replicas": self.replicas,
+            "distributed": self.distributed,
             "batches": self.batches,
             "elements": self.elements,
             "element_bytes": self.element_bytes,
@@ -298,6 +301,7 @@ def _follow(tf: Any, around: Callable[..., None], iterator: Any, dataset: Any) -
         _watch_tensors(tf, around)
     loop = loop_at(place, "dataset")
     loop.replicas = getattr(dataset, REPLICAS, 1)
+    loop.distributed = hasattr(dataset, REPLICAS)
     loop.stages = [stage.id for stage in stages.chain(stages.of(dataset))] or loop.stages
     if not loop.elements:
         loop.elements = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .facts import FACTS
 from .places import Place
 
 PADDED_CHANNELS = 4
@@ -23,15 +24,18 @@ def late_facts(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
         model: It has been trained.
         made_at: The line that made a layer.
     """
-    return {
-        "parameters": int(model.count_params()),
-        "float64": [variable.path for variable in model.variables if variable.dtype == "float64"][
-            :8
-        ],
-        "half_outputs": _half_outputs(model, made_at),
-        "kernels": _kernels(model, made_at),
-        "devices": _devices(model),
+    facts: dict[str, Callable[[], Any]] = {
+        "float64": lambda: [v.path for v in model.variables if v.dtype == "float64"][:8],
+        "half_outputs": lambda: _half_outputs(model, made_at),
+        "kernels": lambda: _kernels(model, made_at),
+        "devices": lambda: _devices(model),
     }
+    found = {}
+    for name, fact in facts.items():
+        # A model may be anything: what cannot be said of it costs no other fact.
+        with FACTS.guarded():
+            found[name] = fact()
+    return found
 
 
 def _half_outputs(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str, Any]]:

@@ -74,6 +74,8 @@ class Stage:
         self.random = False
         """Something random was asked for inside of it."""
         self.element_bytes: int | None = None
+        self.row_bytes: int | None = None
+        """Of one row, where of an element only the number of rows is not known."""
         self.rows = 0
         """Rows of an element, where a shape says so."""
         self.dtypes: list[str] = []
@@ -91,6 +93,7 @@ class Stage:
             "python_calls": self.python_calls,
             "random": self.random,
             "element_bytes": self.element_bytes,
+            "row_bytes": self.row_bytes,
             "dtypes": self.dtypes,
             "cardinality": self.cardinality,
         }
@@ -244,6 +247,7 @@ def _finish(tf: Any, stage: Stage | None, result: Any) -> None:
         FACTS.seen += 1
         setattr(result, KEY, stage)
         stage.dtypes, stage.element_bytes, stage.rows = _describe(tf, result.element_spec)
+        stage.row_bytes = _row_bytes(tf, result.element_spec)
         if stage.kind != "from_generator":
             stage.cardinality = int(result.cardinality().numpy())
 
@@ -266,6 +270,19 @@ def _describe(tf: Any, element_spec: Any) -> tuple[list[str], int | None, int]:
         if shape is not None and shape.rank and shape[0]:
             rows = rows or int(shape[0])
     return dtypes, size if known else None, rows
+
+
+def _row_bytes(tf: Any, element_spec: Any) -> int | None:
+    """Bytes of a row, where the first dimension of all parts is the only one that is not known."""
+    size = 0
+    for spec in tf.nest.flatten(element_spec):
+        dtype, shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
+        if dtype is None or shape is None or not shape.rank or dtype.name in ("string", "variant"):
+            return None
+        if shape[0] is not None or not shape[1:].is_fully_defined():
+            return None
+        size += int(shape[1:].num_elements()) * int(dtype.size)
+    return size or None
 
 
 def _python_call(original: Callable[..., Any]) -> Callable[..., Any]:

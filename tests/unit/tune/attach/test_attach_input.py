@@ -1,0 +1,213 @@
+"""What the input costs: stages that are another's, caches, shuffles, and batches that Python makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.tune.attach.watched import at, fit, loop, node, seen, stage
+
+from stoker.tune.attach.diagnose import diagnose
+from stoker.tune.attach.finding import ScriptFinding
+from stoker.tune.attach.input_rules import Machine, map_share
+from stoker.tune.attach.seen import Feed, Loop
+from stoker.tune.attach.split import UNPARTED, split_step, stages_of
+
+MACHINE = Machine(cores=4, memory_bytes=8 << 30)
+
+
+def findings(each: Loop, **changes: Any) -> dict[str, ScriptFinding]:
+    found = diagnose([seen(each, **changes)], MACHINE).findings
+    assert len({finding.kind for finding in found}) == len(found)
+    return {finding.kind: finding for finding in found}
+
+
+def minor(each: Loop) -> dict[str, ScriptFinding]:
+    return {found.kind: found for found in diagnose([seen(each)], MACHINE).minor}
+
+
+def test_a_prefetch_that_tensorflow_added_takes_nobody_elses_stage() -> None:
+    stages = (
+        stage("batch", 9),
+        stage("map", 8),
+        stage("prefetch", 7),
+        stage("from_tensor_slices", 6),
+    )
+    nodes = (
+        node("Root"),
+        node("Prefetch"),
+        node("BatchV2"),
+        node("Map", 2.0),
+        node("Prefetch"),
+        node("TensorSlice"),
+    )
+    waits = loop(stages=stages, nodes=nodes)
+
+    assert stages_of(waits) == [None, None, stages[0], stages[1], stages[2], stages[3]]
+    share = map_share(waits, stages[1])
+    assert share is not None
+    assert share > 0.9
+    assert findings(waits)["sequential_map"].sure == "measured"
+
+
+def test_of_two_that_fit_the_last_one_is_taken_and_the_other_is_not_known() -> None:
+    stages = (stage("map", 9), stage("map", 8), stage("range", 7))
+    one = loop(stages=stages, nodes=(node("Root"), node("Map", 2.0), node("Range")))
+
+    assert stages_of(one) == [None, stages[0], stages[2]]
+    assert map_share(one, stages[1]) is None
+    told = [
+        finding
+        for finding in diagnose([seen(one)], MACHINE).findings
+        if finding.kind == "sequential_map"
+    ]
+    assert {(finding.place, finding.sure) for finding in told} == {
+        (at(9), "measured"),
+        (at(8), "possible"),
+    }
+
+
+def test_what_a_cache_keeps_is_no_later_passs_work() -> None:
+    mapped = stage("map", 7)
+    stages = (stage("batch", 9), stage("cache", 8), mapped)
+    cached = loop(stages=stages, nodes=(), passes=3)
+
+    assert set(findings(cached)) == {"missing_prefetch"}
+    assert set(minor(cached)) == {"small_batch"}
+    above = loop(stages=(stage("batch", 9), mapped, stage("cache", 6)), nodes=(), passes=3)
+    assert "sequential_map" in findings(above)
+    assert "sequential_map" in findings(replace(cached, passes=1))
+
+
+def test_a_shuffle_of_batches_holds_no_more_than_there_are() -> None:
+    def told(*above: str) -> set[str]:
+        shuffle = stage(
+            "shuffle", 8, arguments={"buffer_size": 10**6}, element_bytes=10**6, cardinality=-2
+        )
+        chain = (*(stage(kind, 9) for kind in above), shuffle)
+        # A pass of 102 steps of 32 rows, 1 MB an element: 0.1 GB of batches, 3.3 GB of rows.
+        return set(findings(loop(stages=chain, nodes=(), passes=1, wait_s=0.0, call_s=1.0)))
+
+    assert told("batch") == {"shuffle_memory"}
+    assert told() == set()
+    assert told("prefetch") == set()
+
+
+MAP_ASKED = {"num_parallel_calls": -1}
+DEAR = (node("Root"), node("Prefetch"), node("ParallelMapV2", 2.0), node("BatchV2"))
+
+
+def test_a_map_over_batches_of_unknown_rows_can_be_cached_too() -> None:
+    mapped = stage("map", 9, arguments=MAP_ASKED, element_bytes=None, row_bytes=500, cardinality=10)
+    each = loop(stages=(stage("prefetch", 10), mapped, stage("batch", 8)), nodes=DEAR, passes=3)
+
+    found = findings(each)["uncached"]
+
+    # 10 batches of 32 rows of 500 bytes.
+    assert "its results take 0.16 MB" in found.seen
+    assert found.change.startswith(".map(...).cache().shuffle(...).batch(...)")
+    unknown = replace(mapped, row_bytes=None)
+    assert findings(replace(each, stages=(stage("prefetch", 10), unknown))) == {}
+
+
+def test_a_map_behind_a_shuffle_is_told_to_go_before_it() -> None:
+    mapped = stage("map", 9, arguments=MAP_ASKED)
+    nodes = (node("Root"), node("Prefetch"), node("BatchV2"), node("ParallelMapV2", 2.0))
+    chain = (stage("prefetch", 11), stage("batch", 10), mapped, stage("shuffle", 8))
+
+    found = findings(loop(stages=chain, nodes=nodes, passes=3))["uncached"]
+
+    assert "this map first: before shuffle and batch" in found.change
+
+
+def test_a_call_that_makes_the_stages_is_the_line_to_change() -> None:
+    """As `keras.utils.image_dataset_from_directory` does."""
+    mapped = stage("map", 7, by_user=False, arguments=MAP_ASKED)
+    chain = (stage("prefetch", 7, by_user=False), stage("batch", 7, by_user=False), mapped)
+    nodes = (node("Root"), node("Prefetch"), node("BatchV2"), node("ParallelMapV2", 2.0))
+    each = fit(stages=chain, nodes=nodes, passes=5, wait=0.5, starts=(0.2,) * 4)
+
+    told = findings(each)
+
+    assert told["uncached"].place == at(7)
+    assert "dataset.cache().shuffle(1_000)" in told["uncached"].change
+    slow = findings(replace(each, rounds=fit().rounds))["slow_epoch_start"]
+    assert slow.place == at(7)
+    # Those that `fit` makes of arrays, in its own line, are nobody's to change.
+    own = tuple(replace(every, place=each.place) for every in chain)
+    assert findings(fit(stages=own, nodes=nodes, passes=5, starts=(0.2,) * 4)) == {}
+
+
+def test_short_waits_before_epochs_are_told_where_they_are_much_of_the_time() -> None:
+    chain = (stage("batch", 9), stage("shuffle", 8))
+
+    def told(*starts: float) -> set[str]:
+        # A second of steps; epochs that begin after 0.2 s.
+        return set(findings(fit(stages=chain, passes=9, starts=starts)))
+
+    assert told(*(0.21,) * 4) == {"slow_epoch_start"}
+    assert told(0.21, 0.21) == set()
+    assert told(*(0.03,) * 4) == set()
+
+
+def pydataset(**changes: Any) -> Feed:
+    made = Feed(kind="PyDataset", name="Images", place=at(5), workers=1, processes=False)
+    return replace(made, **changes)
+
+
+def test_batches_that_python_makes_are_told_where_they_are_waited_for() -> None:
+    told = findings(fit(wait=0.85, feed=pydataset(), ceiling_s=0.001))["python_feed"]
+
+    assert told.place == at(5)
+    assert "the PyDataset Images (workers=1) makes the batches in Python" in told.seen
+    assert "the step waits 85% of its time" in told.seen
+    assert "workers=4, use_multiprocessing=True" in told.change
+    assert findings(fit(wait=0.01, feed=pydataset())) == {}
+    assert findings(fit(wait=0.01, feed=None)) == {}
+    processes = pydataset(workers=2, processes=True)
+    again = findings(fit(wait=0.5, feed=processes, ceiling_s=0.001))["python_feed"]
+    assert "(workers=2, use_multiprocessing=True)" in again.seen
+    assert again.change.startswith("tf.data")
+    generator = Feed(kind="generator", name="", place=None, workers=1, processes=False)
+    anywhere = findings(fit(wait=0.5, feed=generator, ceiling_s=0.001))["python_feed"]
+    assert anywhere.place == at(40)
+    assert "the generator makes the batches" in anywhere.seen
+
+
+def without_gaps(**changes: Any) -> Loop:
+    """A fit of steps of 1 ms of which 0.3 ms are the compiled step."""
+    each = fit(real_s=0.001, ceiling_s=0.0003, **changes)
+    rounds = tuple(
+        {name: value for name, value in one.items() if not name.startswith("gap")}
+        for one in each.rounds
+    )
+    return replace(each, rounds=rounds)
+
+
+def test_what_is_not_known_to_be_pythons_is_not_said_to_be() -> None:
+    split = split_step(without_gaps())
+
+    assert split is not None
+    assert split.input_wait is None
+    assert split.python is None
+    assert split.parts == pytest.approx({"compiled step": 0.0003, UNPARTED: 0.0007})
+    assert "kept no times" in split.no_wait
+    assert split.busy == pytest.approx(0.3)
+    assert findings(without_gaps()) == {}, "neither steps_per_execution nor a small batch"
+    [(kind, told)] = findings(without_gaps(feed=pydataset(workers=4))).items()
+    assert kind == "python_feed"
+    assert "70% of the step is input and Python, which cannot be told apart" in told.seen
+
+
+def test_a_loop_of_train_on_batch_is_told_what_each_call_costs() -> None:
+    calls = loop(kind="calls", wait_s=0.0, call_s=0.6, stages=(), nodes=(), rows=0)
+
+    told = findings(calls, on_batches=((at(41), 102),))["train_on_batch"]
+
+    assert told.place == at(41)
+    assert "102 calls of train_on_batch; of a step of 10 ms Python takes 40%" in told.seen
+    assert findings(calls) == {}
+    assert findings(calls, on_batches=((at(41), 3),)) == {}
+    busy = replace(calls, call_s=0.95)
+    assert findings(busy, on_batches=((at(41), 102),)) == {}
