@@ -50,9 +50,13 @@ class Ran:
         return finding.seen
 
     def found(self) -> dict[str, int]:
-        """Finding -> its line; all of them lie in the script."""
+        """Finding -> its line; all of them lie in the script.
+
+        Left out is that a step waits, and no rule knows why: that depends on the machine.
+        """
         assert {finding.place.file for finding in self.profile.findings} <= {str(self.script)}
-        return {finding.kind: finding.place.line for finding in self.profile.findings}
+        found = {finding.kind: finding.place.line for finding in self.profile.findings}
+        return {kind: line for kind, line in found.items() if kind != "input_bound"}
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +155,7 @@ def test_a_dataset_without_prefetch_is_spoken_of_also_where_it_costs_little(
 
 def test_a_step_that_is_traced_again_and_again(ran: Mapping[str, Ran]) -> None:
     script = ran["retraced"]
-    [finding] = script.profile.findings
+    [finding] = [each for each in script.profile.findings if each.kind == "retracing"]
 
     # As Python has it, a function begins at its decorator.
     assert script.found() == {"retracing": script.line("@tf.function")}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.tune.attach.bound import bound_findings
 from stoker.tune.attach.feed_rules import feed_findings
 from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.input_rules import Machine, input_findings
@@ -14,6 +15,9 @@ from stoker.tune.attach.minor import minor_findings
 from stoker.tune.attach.seen import Seen
 from stoker.tune.attach.split import split_step
 from stoker.tune.attach.step_rules import function_findings, step_findings
+
+BESIDE_SPEED = ("shuffle_memory", "float64_data")
+"""Findings about an input that do not say why it is waited for."""
 
 
 def this_machine() -> Machine:
@@ -65,6 +69,11 @@ def _of_process(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
     for loop in seen.loops:
         split = split_step(loop)
         yield from step_findings(loop, split, seen)
-        yield from input_findings(loop, split, machine)
-        yield from feed_findings(loop, split, cores=machine.cores)
+        about_input = [
+            *input_findings(loop, split, machine),
+            *feed_findings(loop, split, cores=machine.cores),
+        ]
+        yield from about_input
+        if all(each.kind in BESIDE_SPEED for each in about_input):
+            yield from bound_findings(loop, split)
     yield from function_findings(seen)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stoker.tune.attach.finding import ScriptFinding, Sureness, gain_of
-from stoker.tune.attach.seen import NOWHERE, Loop, Node, Place, Stage
+from stoker.tune.attach.seen import Loop, Node, Place, Stage
 from stoker.tune.attach.split import EpochStarts, StepSplit, epoch_starts, stage_costs, stages_of
 
 LEAST_WAIT = 0.05
@@ -44,7 +44,7 @@ def input_findings(
     yield from _float64(loop)
     starts = epoch_starts(loop, split)
     # What Keras begins anew for arrays nobody can change.
-    if starts is not None and _asked_for(loop) and _matters(loop, starts, split):
+    if starts is not None and loop.asked_for() and _matters(loop, starts, split):
         yield _slow_start(loop, starts)
     else:
         starts = None
@@ -92,13 +92,8 @@ def _matters(loop: Loop, starts: EpochStarts, split: StepSplit | None) -> bool:
     return often and most and starts.share >= LEAST_START
 
 
-def _asked_for(loop: Loop) -> list[Stage]:
-    """Stages that the user wrote, or had made by a call of their own: not those of `fit` for arrays."""
-    return [each for each in loop.stages if each.by_user or each.place not in (loop.place, NOWHERE)]
-
-
 def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
-    mine = _asked_for(loop)
+    mine = loop.asked_for()
     shuffles = [stage for stage in mine if stage.kind == "shuffle" and stage.by_user]
     stage = next(iter(shuffles or mine), None)
     filled = "the shuffle buffer is filled anew" if shuffles else "the input begins anew"
@@ -248,7 +243,7 @@ def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[Scrip
         share = map_share(loop, stage)
         if stage.kind != "map" or share is None or share < LEAST_SHARE:
             continue
-        if not stage.by_user and stage not in _asked_for(loop):
+        if not stage.by_user and stage not in loop.asked_for():
             continue
         size = _size(loop, number)
         if any(each.random for each in loop.stages[number:]) or size is None:

@@ -191,6 +191,11 @@ class Loop:
     ours_s: float = 0.0
     """Time that the measurement took beside the steps, seconds."""
 
+    def asked_for(self) -> list[Stage]:
+        """Stages that the user wrote, or had made by a call of their own: not those of `fit` for arrays."""
+        near = (self.place, NOWHERE)
+        return [each for each in self.stages if each.by_user or each.place not in near]
+
     def counted(self) -> str:
         """`1,000 steps`, or calls of several."""
         if self.kind == "inside":

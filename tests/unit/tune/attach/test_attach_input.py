@@ -108,7 +108,8 @@ def test_a_map_over_batches_of_unknown_rows_can_be_cached_too() -> None:
     assert "its results take 0.16 MB" in found.seen
     assert found.change.startswith(".map(...).cache().shuffle(...).batch(...)")
     unknown = replace(mapped, row_bytes=None)
-    assert findings(replace(each, stages=(stage("prefetch", 10), unknown))) == {}
+    unsized = replace(each, stages=(stage("prefetch", 10), unknown))
+    assert set(findings(unsized)) == {"input_bound"}
 
 
 def test_a_map_behind_a_shuffle_is_told_to_go_before_it() -> None:
@@ -198,6 +199,27 @@ def test_what_is_not_known_to_be_pythons_is_not_said_to_be() -> None:
     [(kind, told)] = findings(without_gaps(feed=pydataset(workers=4))).items()
     assert kind == "python_feed"
     assert "70% of the step is input and Python, which cannot be told apart" in told.seen
+
+
+def test_a_step_that_waits_is_told_so_also_where_no_rule_knows_why() -> None:
+    dear = (node("Root"), node("Prefetch"), node("BatchV2", 1.0), node("TensorSlice"))
+    waits = loop(nodes=dear)
+
+    told = findings(waits)["input_bound"]
+
+    assert (told.place, told.sure) == (at(8), "possible")
+    assert "waits 30% of its time (3 ms); BatchV2 takes" in told.seen
+    assert told.change.startswith(".batch(..., num_parallel_calls=tf.data.AUTOTUNE)")
+    assert findings(replace(waits, wait_s=0.05, call_s=0.9)) == {}
+    unknown = findings(replace(waits, nodes=()))["input_bound"]
+    assert unknown.place == waits.place
+    assert "what its stages cost is not known" in unknown.seen
+    handed_out = replace(waits, nodes=(), model={"replicas": 1, "distributed": True})
+    assert "for batch in dataset:" in findings(handed_out)["input_bound"].change
+    arrays = fit(wait=0.5, ceiling_s=0.004, stages=(stage("map", 40, by_user=False),), nodes=())
+    assert findings(arrays) == {}
+    bare = replace(waits, stages=waits.stages[1:], nodes=())
+    assert set(findings(bare)) == {"missing_prefetch"}, "that is why"
 
 
 def test_a_loop_of_train_on_batch_is_told_what_each_call_costs() -> None:
