@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from stoker.app.bench import one_bench
 from stoker.app.experiment import Experiment
@@ -32,8 +33,8 @@ MOST_CHECKS = 6
 SPEED_SLACK = 0.2
 """By which share samples a second may be fewer: the same machine is that much slower at times."""
 
-PROMISED = ("busy_fraction", "samples_per_s")
-"""What a promise is about."""
+PROMISED = {"busy_fraction": False, "samples_per_s": False, "busy_low": True}
+"""What a promise is about; whether it may be left out."""
 
 _ROOM = 1.5
 """How many times what the first process took must be left for another one."""
@@ -107,7 +108,7 @@ def check(experiment: Experiment, *, tell: Callable[[str], None]) -> Check:
         UserError: the experiment cannot be measured.
     """
     lock = _checkable(experiment)
-    promised = {name: value for name, value in lock.after.items() if value is not None}
+    promised = {name: value for name, value in lock.after.items() if _is_number(value)}
     with alone(experiment) as folder:
         trials = folder / TRIALS
 
@@ -186,14 +187,22 @@ def _checkable(experiment: Experiment) -> Lock:
             got=Plain("; ".join(others)),
             fix="Run `stoker tune` here.",
         )
-    for name in PROMISED:
-        if not isinstance(value := lock.after.get(name), float | int):
+    for name, optional in PROMISED.items():
+        value = lock.after.get(name)
+        if not (_is_number(value) or (optional and value is None)):
+            # Nothing is ever less than what is no number: such a promise could not be broken.
             raise ConfigError(
-                f"{FILE} must promise after.{name}, a number",
+                f"{FILE} must promise after.{name}, a number of 0 or more",
                 got=value,
                 fix="Run `stoker tune` again.",
             )
     return lock
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        return False
+    return math.isfinite(value) and value >= 0
 
 
 def broken(promised: Mapping[str, float], now: Mapping[str, float]) -> Iterator[str]:

@@ -73,7 +73,11 @@ def _locked(experiment: Experiment, lock: Lock, *, named: set[str]) -> tuple[Exp
         said += f"; {', '.join(stale)} as stoker.yaml has it, which was changed since"
     if changed := [name for name in lock.code if _code_of(experiment, name) != lock.code[name]]:
         said += f"; {', '.join(changed)} changed since: `stoker tune --check`"
-    return with_settings(experiment, used), said
+    try:
+        return with_settings(experiment, used), said
+    except ConfigError as error:
+        # The user looks for it in stoker.yaml else.
+        raise ConfigError(f"{FILE} cannot be used: {error}") from None
 
 
 def _code_of(experiment: Experiment, reference: str) -> str | None:

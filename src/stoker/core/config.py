@@ -177,6 +177,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _parse(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
+    except RecursionError:
+        raise ConfigError(
+            f"{where} must not be nested so deeply", got=Plain("more levels than are read")
+        ) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""

@@ -6,6 +6,7 @@ never contradicts it: a setting that was changed there since is taken from there
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -22,6 +23,8 @@ FILE = "stoker.lock.yaml"
 
 FORMAT = 1
 """Version of its layout."""
+
+_FIX = "Run `stoker tune` again, or delete it."
 
 _HEAD = """\
 # Written by `stoker tune`. `stoker run` uses it where the hardware matches, `stoker tune --check`
@@ -70,26 +73,35 @@ def read_lock(path: Path) -> Lock | None:
     Raises:
         ConfigError: it is no lock file, or one of a later Stoker's.
     """
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
+    if not path.is_file():
+        # What is there and cannot be read must not pass for nothing.
+        raise ConfigError(f"{path} must be a lock file", got=Plain("no regular file"), fix=_FIX)
     raw = read_yaml(path)
-    fix = "Run `stoker tune` again, or delete it."
+    _check(path, raw)
+    return Lock(**raw)
+
+
+def _check(path: Path, raw: Mapping[str, Any]) -> None:
     if raw.get("format") != FORMAT:
         raise ConfigError(
-            f"{path} must be a lock file of format {FORMAT}", got=raw.get("format"), fix=fix
+            f"{path} must be a lock file of format {FORMAT}", got=raw.get("format"), fix=_FIX
         )
     known = {each.name: each for each in fields(Lock)}
     kinds: dict[str, type] = dict.fromkeys(known, dict) | {"gains": list, "format": int}
     for name in ("settings", "replaced", "hardware", "code"):
         if name not in raw:
-            raise ConfigError(f"{path} must hold {name}", got=Plain("nothing"), fix=fix)
+            raise ConfigError(f"{path} must hold {name}", got=Plain("nothing"), fix=_FIX)
     for name, value in raw.items():
         if name not in known or not isinstance(value, kinds[name]):
-            raise ConfigError(f"{path}: {name} is not what a lock file holds", got=value, fix=fix)
+            raise ConfigError(f"{path}: {name} is not what a lock file holds", got=value, fix=_FIX)
     for name in raw["settings"]:
-        if not isinstance(name, str):
-            raise ConfigError(f"{path}: a setting must have a name", got=name, fix=fix)
-    return Lock(**raw)
+        if not isinstance(name, str) or not all(name.split(".")):
+            raise ConfigError(f"{path}: a setting must have a name", got=name, fix=_FIX)
+    for name in raw["code"]:
+        if not isinstance(name, str) or not all(name.partition(":")):
+            raise ConfigError(f"{path}: code must be named module:function", got=name, fix=_FIX)
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker.app.checking import CHECKS, MOST_CHECKS, Measured, broken, settled
+from stoker.app.checking import CHECKS, MOST_CHECKS, Measured, broken, check, settled
 from stoker.app.locked import load_tuned
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import ConfigError
@@ -54,6 +55,11 @@ def test_no_file_is_no_lock(experiment: Path) -> None:
         "format: 1\nsettings: {}",
         "format: 1\nsettings: []\nreplaced: {}\nhardware: {}\ncode: {}",
         "format: 1\nsettings: {}\nreplaced: {}\nhardware: {}\ncode: {}\nmore: {}",
+        "format: 1\nsettings: {.: 1}\nreplaced: {}\nhardware: {}\ncode: {}",
+        "format: 1\nsettings: {train..xla: 1}\nreplaced: {}\nhardware: {}\ncode: {}",
+        "format: 1\nsettings: {}\nreplaced: {}\nhardware: {}\ncode: {1: x}",
+        "format: 1\nsettings: {}\nreplaced: {}\nhardware: {}\ncode: {model: x}",
+        "settings: " + 4000 * "[" + 4000 * "]",
         "- 1",
         "{",
     ],
@@ -63,6 +69,51 @@ def test_what_is_no_lock_is_refused(tmp_path: Path, text: str) -> None:
 
     with pytest.raises(ConfigError, match="lock"):
         read_lock(tmp_path / FILE)
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling", "pipe"])
+def test_what_is_there_and_cannot_be_read_is_not_passed_over(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / FILE
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "dangling":
+        path.symlink_to(tmp_path / "gone")
+    else:
+        os.mkfifo(path)
+
+    with pytest.raises(ConfigError, match="must be a lock file"):
+        read_lock(path)
+
+
+def test_a_setting_that_cannot_be_is_said_to_be_the_locks(experiment: Path) -> None:
+    write_lock(
+        experiment / FILE, replace(LOCK, settings={"train.xla": 3}, replaced={"train.xla": "auto"})
+    )
+
+    with pytest.raises(ConfigError, match=f"^{FILE} cannot be used: train.xla must be"):
+        load_tuned(experiment)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {},
+        {"busy_fraction": 0.9},
+        {"busy_fraction": 0.9, "samples_per_s": float("nan")},
+        {"busy_fraction": float("inf"), "samples_per_s": 1.0},
+        {"busy_fraction": True, "samples_per_s": 1.0},
+        {"busy_fraction": 0.9, "samples_per_s": 1.0, "busy_low": "low"},
+        {"busy_fraction": 0.9, "samples_per_s": 1.0, "busy_low": -float("inf")},
+    ],
+)
+def test_a_promise_that_could_not_be_broken_is_none(
+    experiment: Path, after: dict[str, Any]
+) -> None:
+    write_lock(experiment / FILE, replace(LOCK, after=after))
+    loaded, _ = load_tuned(experiment)
+
+    with pytest.raises(ConfigError, match="must promise after"):
+        check(loaded, tell=pytest.fail)
 
 
 def test_it_is_used_where_the_hardware_matches_and_that_is_said(experiment: Path) -> None:
