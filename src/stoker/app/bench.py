@@ -32,6 +32,18 @@ SCRATCH = ".scratch"
 CALLS = 12
 """Calls of a timeline."""
 
+_DOING = {
+    "prepare": "a process was getting ready",
+    "begin": "a process did its first steps",
+    "curve": "a loss curve was drawn",
+    "window": "steps were measured",
+}
+"""What is asked of a trial -> what it does meanwhile."""
+
+
+def _late(what: str) -> str:
+    return f"the time was up while {_DOING.get(what, f'a process was asked for its {what}')}"
+
 
 @contextmanager
 def one_bench(
@@ -200,5 +212,5 @@ class TrialBench:
         except TrialFailed as failed:
             self.is_usable = False
             if failed.kind == "hang" and left_s < most_s:
-                raise TrialFailed("budget", f"`{what}` was under way") from None
+                raise TrialFailed("budget", _late(what)) from None
             raise

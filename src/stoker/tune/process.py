@@ -186,9 +186,12 @@ class Trial:
         return TrialFailed("crash", f"{how}; {self._last_line() or 'it printed nothing'}")
 
     def _last_line(self) -> str:
-        with self.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-            lines = log.read().decode(errors="replace").strip().splitlines()
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+                lines = log.read().decode(errors="replace").strip().splitlines()
+        except OSError as error:
+            return f"its log {self.log} cannot be read: {error.strerror or error}"
         return lines[-1].strip() if lines else ""
 
     def close(self) -> None:

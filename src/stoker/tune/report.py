@@ -60,7 +60,7 @@ def steps_of(tuned: Tuned) -> str:
 
 
 def _said(profile: Profile) -> str:
-    return f"{profile.samples_per_s:,.0f} samples/s, U {profile.busy_fraction:.0%}"
+    return f"{profile.samples_per_s:,.0f} samples/s, U {min(1.0, profile.busy_fraction):.0%}"
 
 
 def _outcome(outcome: Outcome) -> list[str]:

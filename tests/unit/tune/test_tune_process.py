@@ -89,6 +89,14 @@ def test_one_that_exits_is_a_crash_with_its_last_line(start: Start) -> None:
     assert failed.value.kind == "crash"
 
 
+def test_one_whose_log_is_gone_is_a_crash_all_the_same(start: Start) -> None:
+    trial = start()
+    trial.log.unlink()
+
+    with pytest.raises(TrialFailed, match=r"exit code 3; its log .* cannot be"):
+        trial.ask("exit", timeout_s=20)
+
+
 def test_one_that_is_killed_may_have_run_out_of_memory(start: Start) -> None:
     with start() as trial, pytest.raises(TrialFailed, match="SIGKILL") as failed:
         trial.ask("kill", timeout_s=20)

@@ -155,8 +155,8 @@ def _print(tuning: Tuning) -> None:
     before, after = tuned.before, tuned.after
     console.print(
         f"{after.samples_per_s / before.samples_per_s:.2f}x: {before.samples_per_s:,.0f} -> "
-        f"{after.samples_per_s:,.0f} samples/s, U {before.busy_fraction:.0%} -> "
-        f"{after.busy_fraction:.0%}, W {before.input_wait:.0%} -> {after.input_wait:.0%}; "
+        f"{after.samples_per_s:,.0f} samples/s, U {min(1.0, before.busy_fraction):.0%} -> "
+        f"{min(1.0, after.busy_fraction):.0%}, W {before.input_wait:.0%} -> {after.input_wait:.0%}; "
         f"{tuned.ended}, {tuned.took_s:.0f} s"
     )
     for name, path in (("lock", tuning.lock), ("report", tuning.report)):
