@@ -50,6 +50,8 @@ def first_pass(built: BuiltModel, batch: Batch) -> Any:
     outputs = model(features, training=False)
     if isinstance(batch[1], Mapping) and isinstance(outputs, Mapping):
         require_labels(batch[1], outputs)
+    elif isinstance(batch[1], Mapping) and not overrides(model) & {"train_step", "compute_loss"}:
+        _require_names(batch[1], outputs)
     if has_own_step(model):
         # What `fit` makes before a step that is the user's: nobody else knows what it needs.
         batch_of_fit = (features, *batch[1:])
@@ -59,6 +61,15 @@ def first_pass(built: BuiltModel, batch: Batch) -> Any:
         model.compute_metrics(**told(batch, outputs))
     model.reset_metrics()
     return outputs
+
+
+def _require_names(labels: Mapping[str, Any], outputs: Any) -> None:
+    if isinstance(outputs, (list, tuple)):
+        raise ConfigError(
+            f"a model that is no graph of layers must name its outputs as the labels are: {', '.join(labels)}",
+            got=Plain(f"a {type(outputs).__name__} of {len(outputs)} without names"),
+            fix="Return a dict in its call: `return {NAME: ..., ...}`.",
+        )
 
 
 def make_step(

@@ -241,6 +241,25 @@ def test_the_loop_ends_where_fit_ends(build: Build, tmp_path: Path) -> None:
     assert result.metrics == of_best(history, result)
 
 
+class Listed(keras.Model):  # type: ignore[misc]
+    """Two outputs in a list: nothing says whose label is whose."""
+
+    def __init__(self, features: Features) -> None:
+        super().__init__()
+        self.one, self.other = layers.Dense(3, activation="softmax"), layers.Dense(1)
+        self.compile("sgd", loss=["sparse_categorical_crossentropy", "mse"])
+
+    def call(self, inputs: dict[str, Any]) -> list[Any]:
+        return [self.one(inputs["a"]), self.other(inputs["b"])]
+
+
+def test_outputs_without_names_are_refused_where_labels_have_them(tmp_path: Path) -> None:
+    features, label = rows()
+
+    with pytest.raises(ConfigError, match="name its outputs as the labels are: kind, size"):
+        ours(Listed, tmp_path, parts=(features, {"kind": label, "size": label}))
+
+
 def test_frozen_layers_stay_and_statistics_move(tmp_path: Path) -> None:
     model, _ = ours(frozen, tmp_path)
     prepare_process(precision="float32", seed=0, deterministic=False)
