@@ -43,8 +43,7 @@ def input_findings(
     yield from _shuffle_memory(loop, machine)
     yield from _float64(loop)
     starts = epoch_starts(loop, split)
-    # What Keras begins anew for arrays nobody can change.
-    if starts is not None and loop.asked_for() and _matters(loop, starts, split):
+    if starts is not None and loop.feed is None and _matters(loop, starts, split):
         yield _slow_start(loop, starts)
     else:
         starts = None
@@ -83,8 +82,9 @@ def _waiting(split: StepSplit | None, starts: EpochStarts | None) -> _Waiting | 
 
 
 def _matters(loop: Loop, starts: EpochStarts, split: StepSplit | None) -> bool:
-    # One wait may have been anything's on this machine; of short ones it takes more to be sure.
-    often = len(loop.starts) > 1 and starts.each_s >= LEAST_START_S
+    # One wait may have been anything's on this machine; of short ones, and of what Keras begins anew
+    # for arrays, it takes more to be sure.
+    often = len(loop.starts) > 1 and starts.each_s >= LEAST_START_S and bool(loop.asked_for())
     often |= len(loop.starts) > 2 and starts.share >= LARGE_START
     wait = 0.0 if split is None or split.input_wait is None else split.input_wait
     # Where steps wait longer, all together, it is that which has to be mended.
@@ -92,11 +92,26 @@ def _matters(loop: Loop, starts: EpochStarts, split: StepSplit | None) -> bool:
     return often and most and starts.share >= LEAST_START
 
 
+_ENDLESS = (
+    ".cache() before what is random, or .repeat() with steps_per_epoch: one pass then follows the other "
+    "without an end"
+)
+_ENDLESS_ARRAYS = (
+    "dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).repeat().batch(...)\n"
+    "model.fit(dataset, steps_per_epoch=...)  # one iterator for all epochs; or fewer, longer epochs"
+)
+
+
 def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
     mine = loop.asked_for()
     shuffles = [stage for stage in mine if stage.kind == "shuffle" and stage.by_user]
     stage = next(iter(shuffles or mine), None)
-    filled = "the shuffle buffer is filled anew" if shuffles else "the input begins anew"
+    filled, change = "the input begins anew", _ENDLESS
+    if shuffles:
+        filled = "the shuffle buffer is filled anew"
+        change = ".cache() before .shuffle(...), or shuffle file names or indices and read after"
+    elif not mine:
+        filled, change = "an iterator over the arrays is made anew", _ENDLESS_ARRAYS
     return ScriptFinding(
         kind="slow_epoch_start",
         place=loop.place if stage is None else stage.place,
@@ -104,10 +119,7 @@ def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
         f"{starts.share:.0%} of the training's time: {filled}",
         why="Nothing is trained until the first batch is there, and all that was made for the epoch "
         "before is made once more.",
-        change=".cache() before .shuffle(...), or shuffle file names or indices and read after"
-        if shuffles
-        else ".cache() before what is random, or .repeat() with steps_per_epoch: one pass then "
-        "follows the other without an end",
+        change=change,
         gain=gain_of(starts.share),
         sure="measured",
     )

@@ -137,7 +137,12 @@ def test_a_call_that_makes_the_stages_is_the_line_to_change() -> None:
     assert slow.place == at(7)
     # Those that `fit` makes of arrays, in its own line, are nobody's to change.
     own = tuple(replace(every, place=each.place) for every in chain)
-    assert findings(fit(stages=own, nodes=nodes, passes=5, starts=(0.2,) * 4)) == {}
+    arrays = fit(stages=own, nodes=nodes, passes=5, starts=(0.2,) * 4)
+    [(kind, begun)] = findings(arrays).items()
+    assert (kind, begun.place) == ("slow_epoch_start", each.place)
+    assert "an iterator over the arrays is made anew" in begun.seen
+    assert "from_tensor_slices((x, y))" in begun.change
+    assert findings(replace(arrays, starts=(0.3, 0.3))) == {}, "two may be the machine's"
 
 
 def test_short_waits_before_epochs_are_told_where_they_are_much_of_the_time() -> None:
