@@ -11,6 +11,7 @@ from stoker.app.experiment import Experiment, load_experiment
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.config import build
 from stoker.core.errors import ConfigError, Plain
+from stoker.core.fingerprint import fingerprint
 from stoker.tune.lock import FILE, Lock, differing, read_lock
 
 _LOG = logging.getLogger("stoker")
@@ -56,22 +57,16 @@ def load(target: Path, *, overrides: Sequence[str] = ()) -> Experiment:
 
 def _locked(experiment: Experiment, lock: Lock, *, named: set[str]) -> tuple[Experiment, str]:
     if not lock.settings:
-        return experiment, f"{FILE}: nothing was found that helps here"
+        early = "" if lock.tuned.get("finished", True) else " by the time that the tuning ended"
+        return experiment, f"{FILE}: nothing was found that helps here{early}"
     if others := differing(lock.hardware, hardware(find_devices())):
         return experiment, f"{FILE} is not used, it was measured elsewhere: {'; '.join(others)}"
-    values = experiment.to_json()
-    used, stale = {}, []
-    for name, value in lock.settings.items():
-        if name in named:
-            continue
-        if value_at(values, name) == lock.replaced.get(name):
-            used[name] = value
-        else:
-            stale.append(name)
-    said = f"{FILE}: " + (", ".join(f"{name}={value}" for name, value in used.items()) or "unused")
-    if stale:
-        said += f"; {', '.join(stale)} as stoker.yaml has it, which was changed since"
-    if changed := [name for name in lock.code if _code_of(experiment, name) != lock.code[name]]:
+    code = measured_code(experiment)
+    if gone := [name for name in lock.code if name not in code]:
+        return experiment, f"{FILE} is not used, it was measured with {', '.join(gone)}"
+    changed = [name for name in lock.code if code[name] != lock.code[name]]
+    used, said = _used(experiment, lock, named=named, changed=changed)
+    if changed:
         said += f"; {', '.join(changed)} changed since: `stoker tune --check`"
     try:
         return with_settings(experiment, used), said
@@ -80,11 +75,49 @@ def _locked(experiment: Experiment, lock: Lock, *, named: set[str]) -> tuple[Exp
         raise ConfigError(f"{FILE} cannot be used: {error}") from None
 
 
-def _code_of(experiment: Experiment, reference: str) -> str | None:
+def _used(
+    experiment: Experiment, lock: Lock, *, named: set[str], changed: Sequence[str]
+) -> tuple[dict[str, Any], str]:
+    """The settings that hold still, and a line on all of them."""
+    values, own = experiment.to_json(), experiment.own_dataset
+    # What was kept of one dataset may be another training with the next: a cache, of what is random.
+    other_data = own is not None and own.dataset in changed
+    used, stale, others_data = {}, [], []
+    for name, value in lock.settings.items():
+        if name in named:
+            continue
+        if value_at(values, name) != lock.replaced.get(name):
+            stale.append(name)
+        elif other_data and name.startswith("data."):
+            others_data.append(name)
+        else:
+            used[name] = value
+    said = f"{FILE}: " + (", ".join(f"{name}={value}" for name, value in used.items()) or "unused")
+    if stale:
+        said += f"; {', '.join(stale)} as stoker.yaml has it, which was changed since"
+    if others_data:
+        said += f"; {', '.join(others_data)} left out, the dataset was another one"
+    return used, said
+
+
+def measured_code(experiment: Experiment) -> dict[str, str]:
+    """`module:function` of the user's that a tuning measures -> its fingerprint.
+
+    That of a dataset holds the options that it is called with. Where a module is gone it is empty.
+    """
+    named = (experiment.model, experiment.preprocessing, experiment.train.callbacks)
+    found = {name: _code_of(experiment, name) for name in named if name is not None}
+    if (own := experiment.own_dataset) is not None:
+        code = _code_of(experiment, own.dataset)
+        found[own.dataset] = fingerprint({"code": code, "options": own.options}) if code else ""
+    return found
+
+
+def _code_of(experiment: Experiment, reference: str) -> str:
     try:
         return experiment.code_fingerprint(reference)
     except OSError:
-        return None
+        return ""
 
 
 def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:

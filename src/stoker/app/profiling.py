@@ -25,8 +25,9 @@ class Profiled:
 
     profile: Profile
     diagnosis: Diagnosis
-    precision: tuple[str, Gain]
-    """Another precision, and how much faster the step in memory is in it."""
+    precision: tuple[str, Gain] | None
+    """Another precision, and how much faster the step in memory is in it; None where there was no
+    time for it."""
 
     machine: dict[str, Any]
     """Model's operations, device's peak, memory, GPUs."""
@@ -42,11 +43,14 @@ class Profiled:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
-        precision, gain = self.precision
+        other = None
+        if self.precision is not None:
+            precision, gain = self.precision
+            other = {"precision": precision} | asdict(gain)
         return {
             **self.profile.to_json(),
             "diagnosis": asdict(self.diagnosis),
-            "other_precision": {"precision": precision} | asdict(gain),
+            "other_precision": other,
             "machine": self.machine,
             "stages": self.stages,
             "calls": self.calls,
@@ -85,9 +89,9 @@ def profile(
                 tell("measuring")
                 measured = bench.profile()
                 calls, stages = bench.timeline(), bench.stages()
-                tell("the same step in another precision")
-                precision = bench.other_precision()
                 machine = bench.machine()
+                tell("the same step in another precision")
+                precision = _in_time(bench.other_precision)
         except TrialFailed as failed:
             raise cannot(failed, "--budget") from None
         found = Profiled(
@@ -103,6 +107,16 @@ def profile(
         write_atomic(found.page, _page(found, experiment.name))
         write_json(found.json, found.to_json())
     return found
+
+
+def _in_time(asked: Callable[[], tuple[str, Gain]]) -> tuple[str, Gain] | None:
+    """What comes last: all that was measured before stands without it."""
+    try:
+        return asked()
+    except TrialFailed as failed:
+        if failed.kind != "budget":
+            raise
+        return None
 
 
 def mfu(machine: dict[str, Any], measured: Profile) -> dict[str, Any]:
@@ -133,6 +147,8 @@ def rows_of(found: Profiled) -> list[tuple[str, str]]:
         achieved, peak = machine["achieved_flops_per_s"] / 1e9, machine["peak_flops_per_s"] / 1e9
         said = f"{machine['mfu']:.1%}: {achieved:.3g} of {peak:.3g} GFLOP/s that "
         rows.append(("MFU", f"{said}{machine['peak_of']} reach"))
+    if found.precision is None:
+        rows.append(("another precision", "not measured: the budget was used up"))
     return rows + [(f"GPU {gpu['index']}", _gpu(gpu)) for gpu in machine["gpus"]]
 
 

@@ -33,11 +33,22 @@ def answer_of(asked: Callable[[], Any]) -> dict[str, Any]:
         if (why := _refused_by_xla(str(error))) is not None:
             return {"failed": "refused", "text": why}
         memory = type(error).__name__ == "ResourceExhaustedError"
-        text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        text = _cause(str(error))
         return {
             "failed": "memory" if memory else "crash",
             "text": f"{type(error).__name__}: {text}",
         }
+
+
+def _cause(text: str) -> str:
+    """The line of an error that says most: TensorFlow puts what a user's Python raised behind its own."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    raised = [
+        line for line in lines if re.match(r"(\{\{.*?\}\} )?[A-Za-z_.]*(Error|Exception): ", line)
+    ]
+    telling = [line for line in lines if not line.endswith("Graph execution error:")]
+    line = next(iter(raised or telling or lines), "")
+    return re.sub(r"^\{\{.*?\}\} ", "", line)[:LONGEST_LINE]
 
 
 def _refused_by_xla(text: str) -> str | None:

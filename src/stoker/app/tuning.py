@@ -17,8 +17,7 @@ from typing import Any
 
 from stoker.app.bench import SCRATCH, TrialBench
 from stoker.app.experiment import Experiment
-from stoker.app.identity import code_fingerprints
-from stoker.app.locked import value_at
+from stoker.app.locked import measured_code, value_at
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import BusyError, ConfigError, Plain, UserError
 from stoker.core.files import full_disk_is_named, remove, writable, write_atomic, write_json
@@ -42,6 +41,8 @@ class Tuning:
     lock: Path
     report: Path
     ledger: Path
+    kept_lock: bool = False
+    """The lock file is an earlier tuning's still: this one ended early, and had kept nothing."""
 
 
 def tune(
@@ -87,6 +88,7 @@ def tune(
         finally:
             ledger.close()
         result = Tuning(
+            kept_lock=_stays(tuned, experiment.folder / FILE),
             tuned=tuned,
             lock=experiment.folder / FILE,
             report=folder / "report.html",
@@ -97,8 +99,14 @@ def tune(
         page = report(tuned, name=experiment.name, usd_per_hour=prices)
         write_atomic(result.report, page.encode(errors="backslashreplace"))
         # Last: what it stands on is on the disk.
-        write_lock(result.lock, _lock(experiment, tuned, folder))
+        if not result.kept_lock:
+            write_lock(result.lock, _lock(experiment, tuned, folder))
     return result
+
+
+def _stays(tuned: Tuned, lock: Path) -> bool:
+    """Whether an earlier lock says more: this tuning ended early, and had found nothing by then."""
+    return not tuned.finished and not tuned.settings and os.path.lexists(lock)
 
 
 def summary(profile: Profile, *, usd_per_hour: float | None) -> dict[str, Any]:
@@ -129,7 +137,7 @@ def _lock(experiment: Experiment, tuned: Tuned, folder: Path) -> Lock:
         settings=dict(tuned.settings),
         replaced={name: value_at(values, name) for name in tuned.settings},
         hardware=hardware(find_devices()),
-        code=code_fingerprints(experiment),
+        code=measured_code(experiment),
         gains=[
             {"lever": each.lever, "settings": each.settings}
             | {"ratio": round(each.gain.ratio, 4)}
@@ -141,6 +149,8 @@ def _lock(experiment: Experiment, tuned: Tuned, folder: Path) -> Lock:
         tuned={
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "took_s": round(tuned.took_s, 1),
+            "finished": tuned.finished,
+            "ended": tuned.ended,
             "versions": library_versions(),
             "ledger": os.path.relpath(folder / "ledger.jsonl", experiment.folder),
         },

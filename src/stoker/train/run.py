@@ -200,7 +200,7 @@ class Run:
             # What is traced is called by itself: TensorFlow's look for it costs a tenth of a millisecond.
             sums = self.fitting(lambda: (self.compiled.traced or self.compiled.run_fed)(*asked))
         if sums is None:
-            self._go_back()
+            self._go_back("fit in memory")
             return True
         done, signals = int(sums.steps), np.asarray(sums.signals)
         wall_s = time.monotonic() - begun_s
@@ -301,13 +301,17 @@ class Run:
         position.skipped.append(step)
         self._go_back()
 
-    def _go_back(self) -> None:
-        """Be again where the last checkpoint is, but for what has been decided since."""
+    def _go_back(self, must: str = "give finite numbers") -> None:
+        """Be again where the last checkpoint is, but for what has been decided since.
+
+        Args:
+            must: What the steps that are gone back did not.
+        """
         found = self._saving.newest()
         if found is None:
             # Of one that is only measured nothing is saved.
             raise UserError(
-                "steps that are measured must give finite numbers, and fit in memory",
+                f"steps that are measured must {must}",
                 got=Plain(f"one of those after step {self.position.step} does not"),
                 fix="`stoker train` finds the step and the layer.",
             )

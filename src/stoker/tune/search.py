@@ -107,6 +107,9 @@ class Tuned:
     ended: str
     """Why nothing more was tried."""
 
+    finished: bool = True
+    """Whether that was because nothing was left to be tried."""
+
 
 @dataclass
 class _Search:
@@ -171,7 +174,7 @@ def search(
         before = after = state.now.profile()
         diagnosis_before = diagnosis = diagnose(before)
         ledger.write("before", {"profile": before.to_json(), "diagnosis": asdict(diagnosis)})
-        noise, ended = SAME, "no lever is left"
+        noise, ended, finished = SAME, "no lever is left", True
         try:
             noise = _noise(state, state.now)
             is_another = False
@@ -189,6 +192,7 @@ def search(
             if failed.kind != "budget" and not state.outcomes:
                 raise
             # What was kept has its proof already.
+            finished = False
             ended = failed.text if failed.kind == "budget" else f"it could not go on: {failed}"
     tuned = Tuned(
         settings=state.settings,
@@ -200,6 +204,7 @@ def search(
         diagnosis_after=diagnosis,
         took_s=time.monotonic() - state.began_s,
         ended=ended,
+        finished=finished,
     )
     ledger.write("end", {"settings": tuned.settings, "ended": ended, "took_s": tuned.took_s})
     return tuned

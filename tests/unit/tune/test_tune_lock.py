@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from stoker.app.checking import CHECKS, MOST_CHECKS, Measured, broken, check, settled
-from stoker.app.locked import load_tuned
+from stoker.app.locked import load_tuned, measured_code
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import ConfigError
 from stoker.tune.load import Load
@@ -162,6 +162,53 @@ def test_other_code_than_was_measured_is_said(experiment: Path) -> None:
 
     assert loaded.train.xla is True
     assert "model:build changed since" in said
+
+
+def test_a_lock_of_another_model_or_dataset_is_not_used(experiment: Path) -> None:
+    for other in ("model:another", "model:dataset_of_old"):
+        write_lock(experiment / FILE, replace(LOCK, code={other: "0" * 64}))
+
+        loaded, said = load_tuned(experiment)
+
+        assert loaded.train.xla == "auto"
+        assert said == f"{FILE} is not used, it was measured with {other}"
+
+
+@pytest.mark.parametrize("change", ["", "code", "options"])
+def test_what_was_kept_of_one_dataset_is_not_used_with_another(
+    experiment: Path, change: str
+) -> None:
+    """A cache of what has become random would be another training."""
+    cached = {"data.pipeline.cache": "memory", "train.xla": True}
+    was = {"data.pipeline.cache": "none", "train.xla": "auto"}
+    code = measured_code(load_tuned(experiment)[0])
+    assert set(code) == {"model:build", "model:dataset"}
+    write_lock(experiment / FILE, replace(LOCK, settings=cached, replaced=was, code=code))
+    if change == "code":
+        (experiment / "model.py").write_text("def build(features): ...\ndef dataset(split): 1\n")
+    elif change == "options":
+        (experiment / "stoker.yaml").write_text(
+            "name: mine\ndata: {dataset: 'model:dataset', options: {n: 1}}\nmodel: model:build\n"
+        )
+
+    loaded, said = load_tuned(experiment)
+
+    assert loaded.train.xla is True
+    assert loaded.own_dataset is not None
+    assert loaded.own_dataset.pipeline.cache == ("none" if change else "memory")
+    assert ("data.pipeline.cache left out, the dataset was another one" in said) == bool(change)
+    assert ("model:dataset changed since" in said) == bool(change)
+
+
+def test_a_lock_without_settings_says_whether_all_was_tried(experiment: Path) -> None:
+    for finished, end in (
+        (True, "helps here"),
+        (False, "helps here by the time that the tuning ended"),
+    ):
+        empty = replace(LOCK, settings={}, replaced={}, tuned={"finished": finished})
+        write_lock(experiment / FILE, empty)
+
+        assert load_tuned(experiment)[1].endswith(end)
 
 
 def test_the_short_form_of_data_becomes_a_section(experiment: Path) -> None:

@@ -80,9 +80,14 @@ def tune(
     if as_json:
         told = tuning_as_json(tuning.tuned, usd_per_hour=loaded.resources.usd_per_hour)
         files = {"lock": str(tuning.lock), "report": str(tuning.report)}
+        told["kept_lock"] = tuning.kept_lock
         print_result(json.dumps(told | files | {"ledger": str(tuning.ledger)}, indent=2))
     else:
         _print(tuning)
+
+
+LONGEST_S = 365 * 86_400.0
+"""Of a budget: clocks of the operating system count no further than some years."""
 
 
 def seconds_of(text: str) -> float:
@@ -92,11 +97,14 @@ def seconds_of(text: str) -> float:
         ConfigError: it is no length of time above 0.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
-    if found is None or not float(found[1]) > 0:
+    seconds = 0.0 if found is None else float(found[1]) * _UNITS[found[2]]
+    if not 0 < seconds <= LONGEST_S:
         raise ConfigError(
-            "--budget must be a length of time above 0", got=text, fix="E.g. 90s, 10m or 1h."
+            "--budget must be a length of time above 0, and of a year at most",
+            got=text,
+            fix="E.g. 90s, 10m or 1h.",
         )
-    return float(found[1]) * _UNITS[found[2]]
+    return seconds
 
 
 def _check(folder: Path, overrides: list[str], *, as_json: bool) -> None:
@@ -159,6 +167,10 @@ def _print(tuning: Tuning) -> None:
         f"{min(1.0, after.busy_fraction):.0%}, W {before.input_wait:.0%} -> {after.input_wait:.0%}; "
         f"{tuned.ended}, {tuned.took_s:.0f} s"
     )
+    if tuning.kept_lock:
+        console.print(
+            "It ended early and had kept nothing: the lock file is the earlier one still."
+        )
     for name, path in (("lock", tuning.lock), ("report", tuning.report)):
         console.print(f"{name:<7}{path}", markup=False)
 

@@ -22,9 +22,6 @@ from stoker.tune.attach.seen import Loop, Node, Stage
 from stoker.tune.attach.split import StepSplit, input_share
 from stoker.tune.attach.step_rules import MUCH_PYTHON, SMALL_BATCH, larger_batch
 
-LITTLE = 1.1
-"""Times as fast: up to it a gain is called little."""
-
 
 def minor_findings(
     loop: Loop, split: StepSplit | None, found: Iterable[ScriptFinding]
@@ -105,23 +102,21 @@ def _batch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
         return
     python = None if split is None else split.python
     if python is None:
-        why, gain = "what Python takes of a step was not measured", None
+        why = "what Python takes of a step was not measured"
     elif python < MUCH_PYTHON:
-        gain = (1.0, 1.0 / (1.0 - python))
-        little = "little here: " if gain[1] < LITTLE else ""
-        why = f"{little}Python takes {python:.1%} of a step, at most {gain[1]:.3g}x"
+        why = f"Python takes {python:.1%} of a step, outside of the call that does it"
     else:
         # It is not the batch's fault: else it would have been found.
         return
     yield ScriptFinding(
         kind="small_batch",
         place=loop.place,
-        seen=f"batches of {loop.rows}; {why}; what the compiled step itself would win by a larger "
-        "one was not measured",
+        seen=f"batches of {loop.rows}; {why}; what the call itself costs, and the compiled step would "
+        "win by a larger batch, was not measured",
         why="The device is idle between steps that are too short for it.",
         change=larger_batch(loop),
-        gain=gain,
-        sure="measured" if python is not None else "possible",
+        gain=None,
+        sure="possible",
     )
 
 

@@ -121,7 +121,10 @@ class ScriptProfile:
         """`model.fit in train.py:12`, and of which process where there are several."""
         several = len({each.pid for each in self.loops}) > 1
         process = f" (process {loop.pid})" if several else ""
-        return f"{_KINDS[loop.kind]} in {loop.place}{process}"
+        same = [each for each in self.loops if (each.place, each.pid) == (loop.place, loop.pid)]
+        # A model of each fold, or of each trial of a search.
+        model = f" of {loop.model['name']}" if len(same) > 1 and "name" in loop.model else ""
+        return f"{_KINDS[loop.kind]} in {loop.place}{model}{process}"
 
     def nothing_found(self) -> str:
         """What is said where there is no finding."""

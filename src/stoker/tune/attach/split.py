@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,13 @@ UNPARTED = "input, Python, Keras"
 
 OVER = 1.005
 """U from which on it is more than 100 % when it is written."""
+
+BESIDE = "Python, Keras, and the input's work beside the step"
+"""The part of a step of `fit` that is neither waited for nor the compiled step, where the input takes
+much of the cores."""
+
+MUCH_BESIDE = 0.2
+"""Of the time of all cores that the script may use."""
 
 ITS_INPUT = "its input"
 """The part of a step whose wait nobody sees, which one batch that is there does without."""
@@ -245,6 +253,10 @@ def _split_fit(loop: Loop) -> StepSplit:
     parts = {"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s}
     if wait is None:
         parts = {"compiled step": compute_s, UNPARTED: rest_s}
+    elif _input_cpu_s(loop) > MUCH_BESIDE * len(os.sched_getaffinity(0)) * real_s:
+        # The resident batch has the cores for itself: what is left is the input's as much as Python's.
+        python = None
+        parts = {"waiting for input": wait_s, "compiled step": compute_s, BESIDE: rest_s}
     return StepSplit(
         step_s=real_s,
         parts=_with_transfer(loop, parts, of="compiled step"),
@@ -254,6 +266,12 @@ def _split_fit(loop: Loop) -> StepSplit:
         no_busy=_no_busy(loop, ""),
         no_wait=_NO_WAIT["fit"] if wait is None else "",
     )
+
+
+def _input_cpu_s(loop: Loop) -> float:
+    """CPU time of the input for a call of the train function."""
+    rows = loop.rows * int(loop.model.get("steps_per_execution", 1))
+    return rows * sum(cost.cpu_s_per_sample for cost in stage_costs(loop))
 
 
 def _gap_wait(loop: Loop) -> float | None:

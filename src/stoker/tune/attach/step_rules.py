@@ -34,6 +34,9 @@ MUCH_PYTHON = 0.4
 TINY_STEP_S = 3e-3
 """Several such steps in one call cost less than in as many calls, of some 0.3 ms each."""
 
+HARDLY_ANY, MUCH_BUSY = 0.05, 0.5
+"""MFU below which, and U from which on, a tiny step is taken for little more than its call."""
+
 SMALL_BATCH = 64
 """Rows: a larger one is not called small."""
 
@@ -114,13 +117,32 @@ def _host_sync(loop: Loop, split: StepSplit | None, *, gpus: int) -> Iterator[Sc
     )
 
 
+def _calls(loop: Loop, split: StepSplit) -> Iterator[ScriptFinding]:
+    """Steps so short that the call of each is likely most of it; that it is no arithmetic, is known."""
+    mfu = None if loop.reached is None else loop.reached.mfu(split.step_s)
+    is_busy = split.busy is not None and split.busy >= MUCH_BUSY
+    if mfu is None or mfu >= HARDLY_ANY or split.step_s >= TINY_STEP_S or not is_busy:
+        return
+    yield ScriptFinding(
+        kind="steps_per_execution",
+        place=place_told(loop.model.get("compiled")) or loop.place,
+        seen=f"a step takes {split.step_s * 1e3:.3g} ms, and its products are {mfu:.2%} of what the "
+        "device could do in that time: calling it, and starting each of its operations, is the rest",
+        why="A call from Python costs some tenths of a millisecond however little a step does; it is "
+        "counted with the compiled step here.",
+        change="model.compile(..., steps_per_execution=32)",
+        gain=(1.0, 3.0),
+        sure="possible",
+    )
+
+
 def _python_bound(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
-    if split is None or split.python is None or split.python < LEAST_PYTHON:
+    if split is None or split.python is None:
         return
     python = split.python
     seen = f"of a step of {split.step_s * 1e3:.3g} ms Python takes {python:.0%}"
     one = loop.model.get("steps_per_execution") == 1 and loop.model.get("replicas", 1) == 1
-    if loop.kind == "fit" and one and split.step_s < TINY_STEP_S:
+    if loop.kind == "fit" and one and python >= LEAST_PYTHON and split.step_s < TINY_STEP_S:
         yield ScriptFinding(
             kind="steps_per_execution",
             place=place_told(loop.model.get("compiled")) or loop.place,
@@ -131,6 +153,8 @@ def _python_bound(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding
             gain=gain_of(python, least=0.5),
             sure="measured",
         )
+    elif loop.kind == "fit" and one:
+        yield from _calls(loop, split)
     if python >= MUCH_PYTHON and 0 < loop.rows <= SMALL_BATCH:
         yield ScriptFinding(
             kind="small_batch",

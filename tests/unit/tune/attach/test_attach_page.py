@@ -139,6 +139,9 @@ def test_loops_of_several_processes_are_told_apart() -> None:
     one, other = replace(a_loop(), pid=11), replace(a_loop(), pid=12)
 
     assert "(process" not in profile(loops=(one, one)).name_of(one)
+    folds = [replace(a_loop(), model={"name": f"fold_{number}"}) for number in (1, 2)]
+    assert profile(loops=tuple(folds)).name_of(folds[1]).endswith(" of fold_2")
+    assert "fold" not in profile(loops=(folds[0],)).name_of(folds[0])
     several = profile(loops=(one, other))
     assert several.name_of(other).endswith("(process 12)")
     assert "(process 11)" in Parsed(page_html(several)).text

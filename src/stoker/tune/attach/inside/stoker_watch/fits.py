@@ -65,6 +65,7 @@ class Fit:
         self._window: Window | None = None
         self._drain = 0
         self._is_plain = False
+        self._has_no_model = False
         self._look_at = 0
         """Up to so many steps nothing but time is taken."""
         self._original: Any = None
@@ -228,7 +229,7 @@ class Fit:
 
     def _close(self, window: Window, resident: ceiling.Ceiling) -> None:
         settled_s = resident.settle()
-        nodes, gaps_us = pipeline.read_model(self.iterator)
+        nodes, gaps_us = self._model_of_input()
         self._keep(nodes)
         begun_s = clock()
         FACTS.ours = True
@@ -264,11 +265,18 @@ class Fit:
     def _read_nodes(self) -> None:
         if self.iterator is None:
             return
-        nodes, gaps_us = pipeline.read_model(self.iterator)
+        nodes, gaps_us = self._model_of_input()
         self._keep(nodes)
         gap = self._row.gap(gaps_us, self._per_call())
         if gap is not None:
             self.gaps.append(gap)
+
+    def _model_of_input(self) -> tuple[list[dict[str, Any]], list[float]]:
+        if self._has_no_model:
+            return [], []  # TensorFlow writes a warning each time that it is asked
+        nodes, gaps_us = pipeline.read_model(self.iterator)
+        self._has_no_model = not nodes
+        return nodes, gaps_us
 
     def _keep(self, nodes: list[dict[str, Any]]) -> None:
         # Near the end of a pass the inner stages are gone already.

@@ -9,6 +9,7 @@ from typing import Any
 from . import inner_ceiling
 from .facts import FACTS
 from .loop_ceiling import after_call
+from .loops import KEY as ITERATED
 from .loops import STATE, Loop, clock, current, loop_at
 from .places import NOWHERE, Place, of_code, place
 
@@ -237,6 +238,8 @@ def _called(
         is_new = loop is None or loop.kind != "calls" or traced
         loop = loop_at(place(), "calls") if is_new or loop is None else loop
         loop.no_ceiling = TAKES if record.takes else ""
+        if record.takes:
+            _take_stages(loop, given)
         STATE.current = loop
         loop.begin_step(begun_s)
     loop.called(took_s, record.name, trains=record.trains, traced=traced)
@@ -245,6 +248,15 @@ def _called(
             after_call(loop, function, *given)
         else:
             one.loop = loop
+
+
+def _take_stages(loop: Loop, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    """Of an iterator that the step was given its dataset is known."""
+    args, kwargs = given
+    for each in (*args, *kwargs.values()):
+        read = getattr(each, ITERATED, None)
+        if isinstance(read, Loop):
+            loop.stages = loop.stages or read.stages
 
 
 def _has_traced(

@@ -6,6 +6,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from . import pipeline, stages
@@ -41,7 +42,7 @@ class Loop:
         "begun_s", "call_s", "distributed", "eager_gradients", "element_bytes", "elements", "first_s", "functions",
         "kind", "left_out", "look_at", "mark", "measured_steps", "measures_again", "no_ceiling", "nodes", "ours_s",
         "passes", "period_s", "place", "plain_steps", "replicas", "rounds", "rows", "sample", "stages", "step",
-        "steps", "sync_s", "syncs", "timeline", "wait_s",
+        "steps", "sync_s", "syncs", "thread", "timeline", "wait_s",
     )  # fmt: skip
 
     def __init__(self, place: Place, kind: str) -> None:
@@ -78,6 +79,8 @@ class Loop:
         self.left_out = 0
         """Steps that are not measured: of what the input made while we measured."""
         self.begun_s = 0.0
+        self.thread = 0
+        """The one that trains."""
         self._start_s = self._wait_s = self._call_s = self._sync_s = 0.0
         self._trains = self._traced = self._open = False
         self.measures_again = kind == "dataset"
@@ -91,6 +94,7 @@ class Loop:
             self.end_step(now_s)
         else:
             self.begun_s = self.begun_s or now_s
+            self.thread = get_ident()
         self._open, self._start_s = True, now_s
 
     def waited(self, seconds: float) -> bool:
@@ -383,7 +387,8 @@ def _watch_tensors(tf: Any, around: Callable[..., None]) -> None:
 def _synchronises(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         loop = STATE.current
-        if loop is None or STATE.fits or FACTS.ours:
+        # What a map reads in `tf.py_function`, it reads in a thread of TensorFlow's.
+        if loop is None or STATE.fits or FACTS.ours or loop.thread != get_ident():
             return original(self, *args, **kwargs)
         begun_s = clock()
         result = original(self, *args, **kwargs)
