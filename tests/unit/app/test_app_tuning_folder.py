@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stoker.app.bench import SCRATCH
 from stoker.app.checking import check
+from stoker.app.cli.main import invoke
+from stoker.app.cli.tune import seconds_of
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.tuning import TRIALS, alone
+from stoker.app.tuning import TRIALS, _stays, alone
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import BusyError, ConfigError, UserError
 from stoker.tune.lock import FILE, Lock, write_lock
@@ -58,3 +61,53 @@ def test_a_lock_without_a_promise_cannot_be_checked(
 
     with pytest.raises(ConfigError, match=r"must promise after\.busy_fraction, a number"):
         check(experiment, tell=lambda _: None)
+
+
+@pytest.mark.parametrize("text", ["99999999999999h", "9" * 400, "400d", "8761h"])
+def test_a_budget_of_more_than_a_year_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="of a year at most"):
+        seconds_of(text)
+
+
+def test_a_budget_is_read_in_its_unit() -> None:
+    assert [seconds_of(text) for text in ("90", "90s", "1.5m", "8760h")] == [
+        90,
+        90,
+        90,
+        365 * 86_400,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("finished", "settings", "there", "stays"),
+    [
+        (False, {}, True, True),
+        (False, {}, False, False),
+        (False, {"train.xla": True}, True, False),
+        (True, {}, True, False),
+    ],
+)
+def test_a_tuning_that_ended_early_and_kept_nothing_leaves_an_earlier_lock(
+    tmp_path: Path, finished: bool, settings: dict[str, Any], there: bool, stays: bool
+) -> None:
+    lock = tmp_path / FILE
+    if there:
+        lock.write_text("what was kept")
+    tuned: Any = SimpleNamespace(finished=finished, settings=settings)
+
+    assert _stays(tuned, lock) is stays
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--budget", "1m", "--", "true"], "--budget is for an experiment"),
+        (["--seconds", "3", "."], "--seconds is for a script"),
+        (["--out", "x", "."], "--out is for a script"),
+    ],
+)
+def test_an_option_of_the_other_kind_of_profile_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["profile", *arguments], debug=False) == 2
+    assert said in capsys.readouterr().err

@@ -53,6 +53,7 @@ def profile(
     `stoker profile -- python train.py` does the same to a script that knows nothing of Stoker.
     """
     command = context.meta.get(_COMMAND)
+    _require_fitting(context, of_a_script=command is not None)
     if command is not None:
         _script(command, experiment, overrides, seconds=seconds, out=out, as_json=as_json)
         return
@@ -75,6 +76,19 @@ def profile(
         print_result(json.dumps(found.to_json(), indent=2))
     else:
         _print(found)
+
+
+def _require_fitting(context: typer.Context, *, of_a_script: bool) -> None:
+    """An option of the other kind would be passed over without a word."""
+    others = ("budget",) if of_a_script else ("seconds", "out")
+    sources = {name: context.get_parameter_source(name) for name in others}
+    given = [name for name, source in sources.items() if source and source.name != "DEFAULT"]
+    if given:
+        raise UserError(
+            f"--{given[0]} is for {'an experiment' if of_a_script else 'a script'}",
+            got=Plain("a command behind `--`" if of_a_script else "an experiment"),
+            fix="A script is ended by --seconds, an experiment's measurement by --budget.",
+        )
 
 
 def _script(
