@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 from stoker.app.bench import one_bench
 from stoker.app.experiment import Experiment
+from stoker.app.locked import measured_code
 from stoker.app.tuning import TRIALS, alone, cannot, summary
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import CheckFailed, ConfigError, Plain
@@ -103,7 +104,7 @@ def check(experiment: Experiment, *, tell: Callable[[str], None]) -> Check:
         tell: Told what goes on.
 
     Raises:
-        ConfigError: there is no lock file, or it is another machine's.
+        ConfigError: there is no lock file, or it is another machine's or another model's.
         CheckFailed: it cannot be measured within `CHECK_S`.
         UserError: the experiment cannot be measured.
     """
@@ -186,6 +187,14 @@ def _checkable(experiment: Experiment) -> Lock:
             f"a check needs the machine that {FILE} was measured on",
             got=Plain("; ".join(others)),
             fix="Run `stoker tune` here.",
+        )
+    code = measured_code(experiment)
+    if gone := [name for name in lock.code if name not in code]:
+        # Its settings are not used here: what is measured would not be what was promised.
+        raise ConfigError(
+            f"a check needs the experiment that {FILE} was measured with: {', '.join(gone)}",
+            got=Plain(", ".join(code)),
+            fix="Run `stoker tune` again.",
         )
     for name, optional in PROMISED.items():
         value = lock.after.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -13,10 +13,12 @@ from stoker.app.checking import check
 from stoker.app.cli.main import invoke
 from stoker.app.cli.tune import seconds_of
 from stoker.app.experiment import Experiment, load_experiment
+from stoker.app.profiling import _in_time
 from stoker.app.tuning import TRIALS, _stays, alone
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import BusyError, ConfigError, UserError
 from stoker.tune.lock import FILE, Lock, write_lock
+from stoker.tune.process import TrialFailed
 
 
 @pytest.fixture
@@ -61,6 +63,31 @@ def test_a_lock_without_a_promise_cannot_be_checked(
 
     with pytest.raises(ConfigError, match=r"must promise after\.busy_fraction, a number"):
         check(experiment, tell=lambda _: None)
+
+
+def test_a_promise_of_another_model_is_not_held_against_this_one(experiment: Experiment) -> None:
+    here = hardware(find_devices())
+    after = {"busy_fraction": 0.9, "samples_per_s": 1.0}
+    code = {"model:another": "0" * 64}
+    lock = Lock(settings={}, replaced={}, hardware=here, code=code, after=after)
+    write_lock(experiment.folder / FILE, lock)
+
+    with pytest.raises(
+        ConfigError, match=r"was measured with: model:another. Received: model:build"
+    ):
+        check(experiment, tell=pytest.fail)
+
+
+@pytest.mark.parametrize("kind", ["budget", "crash"])
+def test_what_was_measured_stands_where_only_the_last_figure_came_too_late(kind: str) -> None:
+    def late() -> NoReturn:
+        raise TrialFailed(kind, "no answer")  # type: ignore[arg-type]  # one of its words
+
+    if kind == "budget":
+        assert _in_time(late) is None
+    else:
+        with pytest.raises(TrialFailed):
+            _in_time(late)
 
 
 @pytest.mark.parametrize("text", ["99999999999999h", "9" * 400, "400d", "8761h"])
