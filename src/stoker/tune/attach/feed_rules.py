@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker.tune.attach.finding import ScriptFinding, gain_of
+from stoker.tune.attach.input_rules import LEAST_WAIT
 from stoker.tune.attach.seen import Feed, Loop, Seen
 from stoker.tune.attach.split import StepSplit, input_share
-
-LEAST_FEED_WAIT = 0.05
-"""Share of the step that waits: below it the input is no matter."""
 
 LEAST_UNPARTED = 0.2
 """Share of the step that is input or Python, where nobody can tell them apart."""
@@ -24,7 +22,7 @@ def feed_findings(loop: Loop, split: StepSplit | None, *, cores: int) -> Iterato
     if feed is None or split is None:
         return
     wait, unparted = split.input_wait, input_share(split)
-    if wait is not None and wait >= LEAST_FEED_WAIT:
+    if wait is not None and wait >= LEAST_WAIT:
         share, waits = wait, f"the step waits {wait:.0%} of its time"
     elif wait is None and unparted is not None and unparted >= LEAST_UNPARTED:
         share = unparted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from stoker.tune.attach.feed_rules import batch_call_findings
-from stoker.tune.attach.finding import ScriptFinding, gain_of
+from stoker.tune.attach.finding import ScriptFinding, Sureness, gain_of
 from stoker.tune.attach.gpu_rules import gpu_findings
 from stoker.tune.attach.seen import Function, Loop, Seen, place_told
 from stoker.tune.attach.split import StepSplit
@@ -117,49 +117,59 @@ def _host_sync(loop: Loop, split: StepSplit | None, *, gpus: int) -> Iterator[Sc
     )
 
 
-def _calls(loop: Loop, split: StepSplit) -> Iterator[ScriptFinding]:
-    """Steps so short that the call of each is likely most of it; that it is no arithmetic, is known."""
+def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[ScriptFinding]:
+    """Steps of `fit` that are too short for a call each.
+
+    That is measured where Python takes much of them between the calls, and possible where they are
+    hardly any arithmetic.
+    """
+    one = loop.model.get("steps_per_execution") == 1 and loop.model.get("replicas", 1) == 1
+    if loop.kind != "fit" or not one or split.step_s >= TINY_STEP_S:
+        return
     mfu = None if loop.reached is None else loop.reached.mfu(split.step_s)
     is_busy = split.busy is not None and split.busy >= MUCH_BUSY
-    if mfu is None or mfu >= HARDLY_ANY or split.step_s >= TINY_STEP_S or not is_busy:
+    sure: Sureness = "measured"
+    gain = gain_of(python, least=0.5)
+    if python >= LEAST_PYTHON:
+        seen = f"{_share_of(split, python)}, and each call of the compiled step does one"
+        why = "Callbacks, the progress bar and the call itself cost the same however little a step does."
+    elif mfu is not None and mfu < HARDLY_ANY and is_busy:
+        seen = (
+            f"a step takes {split.step_s * 1e3:.3g} ms, and its products are {mfu:.2%} of what the device "
+            "could do in that time: calling it, and starting each of its operations, is the rest"
+        )
+        why = (
+            "A call from Python costs some tenths of a millisecond however little a step does; it is "
+            "counted with the compiled step here."
+        )
+        sure, gain = "possible", (1.0, 3.0)
+    else:
         return
     yield ScriptFinding(
         kind="steps_per_execution",
         place=place_told(loop.model.get("compiled")) or loop.place,
-        seen=f"a step takes {split.step_s * 1e3:.3g} ms, and its products are {mfu:.2%} of what the "
-        "device could do in that time: calling it, and starting each of its operations, is the rest",
-        why="A call from Python costs some tenths of a millisecond however little a step does; it is "
-        "counted with the compiled step here.",
+        seen=seen,
+        why=why,
         change="model.compile(..., steps_per_execution=32)",
-        gain=(1.0, 3.0),
-        sure="possible",
+        gain=gain,
+        sure=sure,
     )
+
+
+def _share_of(split: StepSplit, python: float) -> str:
+    return f"of a step of {split.step_s * 1e3:.3g} ms Python takes {python:.0%}"
 
 
 def _python_bound(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
     if split is None or split.python is None:
         return
     python = split.python
-    seen = f"of a step of {split.step_s * 1e3:.3g} ms Python takes {python:.0%}"
-    one = loop.model.get("steps_per_execution") == 1 and loop.model.get("replicas", 1) == 1
-    if loop.kind == "fit" and one and python >= LEAST_PYTHON and split.step_s < TINY_STEP_S:
-        yield ScriptFinding(
-            kind="steps_per_execution",
-            place=place_told(loop.model.get("compiled")) or loop.place,
-            seen=f"{seen}, and each call of the compiled step does one",
-            why="Callbacks, the progress bar and the call itself cost the same however little a step "
-            "does.",
-            change="model.compile(..., steps_per_execution=32)",
-            gain=gain_of(python, least=0.5),
-            sure="measured",
-        )
-    elif loop.kind == "fit" and one:
-        yield from _calls(loop, split)
+    yield from _one_step_a_call(loop, split, python)
     if python >= MUCH_PYTHON and 0 < loop.rows <= SMALL_BATCH:
         yield ScriptFinding(
             kind="small_batch",
             place=loop.place,
-            seen=f"{seen}, with batches of {loop.rows}",
+            seen=f"{_share_of(split, python)}, with batches of {loop.rows}",
             why="The device is idle between steps that are too short for it.",
             change=larger_batch(loop),
             gain=gain_of(python, least=0.3),
