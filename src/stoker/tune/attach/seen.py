@@ -182,6 +182,8 @@ class Loop:
     """Of a fit whose batches Python makes."""
     pid: int = 0
     """Of its process."""
+    cores: int = 1
+    """That its process may use."""
     starts: tuple[float, ...] = ()
     """Of a fit: from the begin of each epoch but the first to the end of its first step, seconds."""
     step: Mapping[str, Any] = field(default_factory=dict)
@@ -263,7 +265,8 @@ def _seen(told: Mapping[str, Any]) -> Seen:
     machine = told.get("machine", {})
     loops = [_loop(each, stages) for each in told.get("loops", ())]
     fits = [_fit(each, stages) for each in told.get("fits", ())]
-    trained = [replace(loop, pid=told["pid"]) for loop in (*fits, *loops) if loop.steps]
+    of_process = {"pid": told["pid"], "cores": max(1, len(machine.get("cores", ())))}
+    trained = [replace(loop, **of_process) for loop in (*fits, *loops) if loop.steps]
     return Seen(
         pid=told["pid"],
         argv=tuple(told.get("argv", ())),

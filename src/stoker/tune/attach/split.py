@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -253,7 +252,7 @@ def _split_fit(loop: Loop) -> StepSplit:
     parts = {"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s}
     if wait is None:
         parts = {"compiled step": compute_s, UNPARTED: rest_s}
-    elif _input_cpu_s(loop) > MUCH_BESIDE * len(os.sched_getaffinity(0)) * real_s:
+    elif _input_cpu_s(loop) > MUCH_BESIDE * loop.cores * real_s:
         # The resident batch has the cores for itself: what is left is the input's as much as Python's.
         python = None
         parts = {"waiting for input": wait_s, "compiled step": compute_s, BESIDE: rest_s}

@@ -58,6 +58,7 @@ def loop(**changes: Any) -> Loop:
         stages=(stage("prefetch", 9), stage("batch", 8), stage("from_tensor_slices", 7)),
         nodes=(node("Root"), node("Prefetch"), node("BatchV2"), node("TensorSlice")),
         timeline=(),
+        cores=4,
     )
     return replace(made, **changes)
 
