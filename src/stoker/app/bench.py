@@ -25,6 +25,8 @@ WINDOW_S = 0.5
 TURNS = 6
 """Pairs of windows of a profile."""
 
+PACE_S = 0.1
+"""How long the machine's own pace is measured before each of them."""
 
 SCRATCH = ".scratch"
 """How the folder ends that a trial has until its end, beside its file and its log."""
@@ -152,14 +154,11 @@ class TrialBench:
 
     def profile(self) -> Profile:
         """Where its time goes."""
-        turns = self._ask(
-            "turns",
-            seconds=self._window_s,
-            count=TURNS,
-        )
+        found = self._ask("turns", seconds=self._window_s, count=TURNS, pace_s=PACE_S)
         return profile_of(
             self.facts,
-            turns=turns,
+            turns=found["turns"],
+            paces=found["paces"],
             called=[self._window("called") for _ in range(3)],
             taken=[self._window("input") for _ in range(3)],
             checkpoint_s=self.facts["checkpoint_s"],

@@ -118,13 +118,17 @@ class Session:
         """One window."""
         return asdict(self._measured().window(kind, seconds))
 
-    def turns(self, seconds: float, count: int) -> list[list[dict[str, Any]]]:
-        """Windows of the resident step and of training in turn, so that both see the same machine."""
+    def turns(self, seconds: float, count: int, pace_s: float) -> dict[str, list[Any]]:
+        """Windows of the resident step and of training in turn, so that both see the same machine.
+
+        Before each pair the machine's own pace is measured for `pace_s`.
+        """
         probe = self._measured()
-        return [
-            [asdict(probe.window(kind, seconds)) for kind in ("resident", "real")]
-            for _ in range(count)
-        ]
+        paces, turns = [], []
+        for _ in range(count):
+            paces.append(probe.pace(pace_s))
+            turns.append([asdict(probe.window(kind, seconds)) for kind in ("resident", "real")])
+        return {"paces": paces, "turns": turns}
 
     def curve(self, seed: int, steps: int, every: int) -> list[float]:
         """Mean losses of stretches of `every` steps, of a training with another seed."""

@@ -114,10 +114,12 @@ def summary(profile: Profile, *, usd_per_hour: float | None) -> dict[str, Any]:
     return {
         "busy_fraction": round(profile.busy_fraction, 4),
         "busy_low": round(profile.busy_low, 4),
+        "busy_high": round(profile.busy_high, 4),
         "input_wait": round(profile.input_wait, 4),
         "samples_per_s": round(profile.samples_per_s, 1),
         "step_s": profile.split.step_s,
         "epoch_s": round(profile.epoch_s, 3),
+        "pace": None if profile.pace is None else float(f"{profile.pace:.4g}"),
         "usd_per_epoch": None if usd_per_hour is None else profile.epoch_s * usd_per_hour / 3600,
     }
 

@@ -47,7 +47,9 @@ class UserError(Exception):
         """The error as one line, whatever the parts hold."""
         parts = [self.rule + "."]
         if not isinstance(self.got, _Unset):
-            parts.append(f"Received: {_shown(self.got)}.")
+            shown = _shown(self.got)
+            # What was received may be a whole sentence: another error's line.
+            parts.append(f"Received: {shown}" + ("" if shown.endswith(".") else "."))
         if self.fix:
             parts.append(self.fix)
         return " ".join(" ".join(parts).split())

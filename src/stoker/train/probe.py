@@ -20,6 +20,7 @@ from stoker.data.feed.pipeline import PREFETCHED, Feed
 from stoker.data.feed.stages import StageCost, measure_stages
 from stoker.data.own.feed import OwnFeed
 from stoker.train.opening import Opened
+from stoker.train.peak_flops import Pace
 from stoker.train.ready import elements_ready
 from stoker.train.run import Run
 from stoker.train.step_costs import checkpoint_s, communication_s, transfer_s
@@ -73,6 +74,7 @@ class Probe:
         self._memory = iter(tf.data.Dataset.from_tensors(element).repeat())
         self._resident = run.resident()
         self._take: Any = None
+        self._pace: Pace | None = None
         self._unseen = UNSEEN * (run.config.feed.prefetch or PREFETCHED)
         self.first_pass_s: float | None = None
         """Wall time of a dataset's first pass, where one was made to its end."""
@@ -100,6 +102,13 @@ class Probe:
         else:
             self._use_up(once, LEAD_SHARE * seconds)
         return self._fill(once, seconds, kind=kind)
+
+    def pace(self, seconds: float) -> float:
+        """How quick the device is just now, with the step at rest: floating-point operations a second."""
+        if self._pace is None:
+            self._pace = Pace()
+        _await_idle()
+        return self._pace.measure(seconds)
 
     def compile(self) -> float:
         """Compile the step and its calls; wall time of a call of training, seconds."""

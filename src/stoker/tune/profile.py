@@ -82,6 +82,10 @@ class Profile:
     rows_a_step: float
     per_epoch: int
     steps_per_call: int
+    pace: float | None = None
+    """How quick the device was meanwhile at what does not depend on the training, products of matrices:
+    floating-point operations a second; None where that was not measured."""
+
     turns: list[list[Measured]] = field(default_factory=list)
     """Pairs of windows, resident and real, in their order."""
 
@@ -110,6 +114,7 @@ def profile_of(
     turns: Sequence[Sequence[Measured]],
     called: Sequence[Measured],
     taken: Sequence[Measured],
+    paces: Sequence[float] = (),
     checkpoint_s: float = 0.0,
     transfer_s: float = 0.0,
     communication_s: float = 0.0,
@@ -121,6 +126,7 @@ def profile_of(
         turns: [turns][resident, real] windows.
         called: Windows of calls on a batch in memory.
         taken: Windows of input alone.
+        paces: Of the device, beside those windows, floating-point operations a second.
         checkpoint_s: Of a step.
         transfer_s: Of a step.
         communication_s: Of a step, a part of what the step in memory takes.
@@ -164,6 +170,7 @@ def profile_of(
         rows_a_step=facts["rows_a_step"],
         per_epoch=facts["per_epoch"],
         steps_per_call=facts["steps_per_call"],
+        pace=median(paces) if paces else None,
         turns=[list(turn) for turn in turns],
     )
 

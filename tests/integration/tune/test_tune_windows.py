@@ -98,6 +98,13 @@ def test_what_lay_ready_is_no_speed_of_the_input(profile: Profile) -> None:
     assert profile.input_wait > 0.1
 
 
+def test_how_quick_the_machine_itself_is_does_not_depend_on_the_step(profile: Profile) -> None:
+    # The step sleeps; products of matrices do not. Any CPU that TensorFlow runs on reaches a
+    # hundredth of a core's 32 operations at each of 10^9 beats, and none of today 10^14.
+    assert profile.pace is not None
+    assert 3e8 < profile.pace < 1e14
+
+
 def test_a_bench_that_is_not_asked_makes_nothing_in_stock(bench: TrialBench) -> None:
     bench.speed()
     before = _cpu_ticks(bench.pid)

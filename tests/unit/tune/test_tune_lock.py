@@ -104,6 +104,7 @@ def test_a_setting_that_cannot_be_is_said_to_be_the_locks(experiment: Path) -> N
         {"busy_fraction": True, "samples_per_s": 1.0},
         {"busy_fraction": 0.9, "samples_per_s": 1.0, "busy_low": "low"},
         {"busy_fraction": 0.9, "samples_per_s": 1.0, "busy_low": -float("inf")},
+        {"busy_fraction": 0.9, "samples_per_s": 1.0, "pace": float("inf")},
     ],
 )
 def test_a_promise_that_could_not_be_broken_is_none(
@@ -278,6 +279,35 @@ def test_a_promise_is_no_better_than_the_lowest_that_was_seen() -> None:
 
     for now, breaks in ((0.86, False), (0.84, True)):
         assert any(broken(promised, {"busy_fraction": now, "samples_per_s": 100.0})) is breaks
+
+
+def test_what_breaks_a_promise_of_busy_lies_below_it_in_each_pair_of_windows() -> None:
+    promised = {"busy_fraction": 0.98, "busy_low": 0.95, "samples_per_s": 100.0}
+
+    for high, breaks in ((0.91, False), (0.89, True)):
+        now = {"busy_fraction": 0.88, "busy_high": high, "samples_per_s": 100.0}
+        assert any(broken(promised, now)) is breaks
+
+
+@pytest.mark.parametrize(
+    ("pace", "speed", "breaks"),
+    [
+        (1e11, 79.0, True),
+        (0.5e11, 41.0, False),
+        (0.5e11, 39.0, True),
+        # A quicker machine promises no more.
+        (2e11, 81.0, False),
+        (None, 79.0, True),
+    ],
+)
+def test_a_machine_that_is_slower_itself_breaks_no_promise_of_speed(
+    pace: float | None, speed: float, breaks: bool
+) -> None:
+    promised = {"busy_fraction": 0.98, "samples_per_s": 100.0, "pace": 1e11}
+    now: dict[str, Any] = {"busy_fraction": 0.98, "samples_per_s": speed, "pace": pace}
+
+    assert any(broken(promised, now)) is breaks
+    assert not any(broken(promised | {"pace": 0.0}, now | {"samples_per_s": 81.0}))
 
 
 @pytest.mark.parametrize(

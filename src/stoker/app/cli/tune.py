@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -136,14 +137,20 @@ def _print_check(found: Check) -> None:
     for name in ("", "promised", "now"):
         table.add_column(name, justify="left" if not name else "right")
     for name in ("busy_fraction", "input_wait", "samples_per_s", "epoch_s"):
-        table.add_row(name, f"{found.promised[name]:,.4g}", f"{found.measured[name]:,.4g}")
+        pair = (found.promised.get(name), found.measured.get(name))
+        # What was measured above a whole device was noise.
+        most = 1.0 if name == "busy_fraction" else math.inf
+        table.add_row(
+            name, *("" if value is None else f"{min(most, value):,.4g}" for value in pair)
+        )
     console.print(table)
     for line in found.broken:
         console.print(f"broken: {line}", markup=False)
     if not found.broken:
         console.print("It holds.")
-    if found.not_quiet:
-        console.print(found.not_quiet, markup=False)
+    for said in (found.slower, found.not_quiet):
+        if said:
+            console.print(said, markup=False)
 
 
 def _print(tuning: Tuning) -> None:
