@@ -31,7 +31,7 @@ def window(step_ms: float, *, wait: float = 0.0, rows: float = 32.0) -> dict[str
 
 
 def profiled(
-    ceiling_ms: float, real_ms: float, *, called_ms: float, wait: float, **more: float
+    ceiling_ms: float, real_ms: float, *, called_ms: float, wait: float, **more: Any
 ) -> Profile:
     return profile_of(
         {"rows_a_step": 32.0, "per_epoch": 100, "steps_per_call": 5},
