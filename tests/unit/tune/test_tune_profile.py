@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -112,6 +113,21 @@ def test_the_bottleneck_is_named(
     found = diagnose(profiled(ceiling, real, called_ms=called, wait=wait))
 
     assert found.bottleneck == bottleneck
+
+
+@pytest.mark.parametrize(
+    ("high", "wait", "bottleneck"),
+    [(0.94, 0.0, "input"), (0.96, 0.0, "none"), (0.96, 0.15, "input")],
+)
+def test_idleness_within_the_noise_is_no_bottleneck(
+    high: float, wait: float, bottleneck: str
+) -> None:
+    found = replace(profiled(8.0, 10.0, called_ms=8.0, wait=wait), busy_low=0.6, busy_high=high)
+
+    said = diagnose(found)
+
+    assert said.bottleneck == bottleneck
+    assert ("between 60% and 96% in windows side by side" in said.text) is (bottleneck == "none")
 
 
 def test_a_precision_is_named_only_where_it_is_clear() -> None:
