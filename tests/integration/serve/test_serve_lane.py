@@ -16,8 +16,9 @@ import pytest
 
 from stoker.export.repository import Repository
 from stoker.serve.batching.config import BatchingConfig
-from stoker.serve.batching.queue import QUICK_S, Queue, Request
+from stoker.serve.batching.queue import HELD_AGAINST_SINGLE, QUICK_S, Queue, Request
 from stoker.serve.config import ServeConfig
+from stoker.serve.metrics import ServeMetrics
 from stoker.serve.patience import Patience
 from stoker.serve.requests import ModelSpec
 from stoker.serve.rest.heads import MAX_BYTES, MOST_HEADS, Head, Heads, is_small
@@ -355,16 +356,38 @@ def test_a_model_that_is_slow_that_loops_or_that_waits_for_company_is_not_waited
 
 
 def test_what_may_not_be_joined_is_left_to_each() -> None:
-    """Proved by the first joined run, before its answer is anybody's."""
+    """Proved by the first joined run, before its answer is anybody's; what is not answered here is not
+    counted here."""
+    metrics = ServeMetrics()
 
     def run(inputs: Any) -> Any:
         return {"y": inputs[0] / inputs[0].sum()}
 
-    queue = Queue(run, BatchingConfig(), name="m", metrics=None)
+    queue = Queue(run, BatchingConfig(), name="m", metrics=metrics)
     two = [np.array([1.0, 3.0])]
     assert queue.run_now(two, [2]) is not None
     assert queue.run_now(two, [1, 1]) is None
     assert not queue.joins
+    assert metrics.wrapped_run_count.total() == 1
+
+
+def test_an_output_that_lost_its_rows_later_is_left_to_each_and_counted_there() -> None:
+    """Trusted by its first joined runs; then one of them has no row for each row."""
+    metrics, rows_lost = ServeMetrics(), False
+
+    def run(inputs: Any) -> Any:
+        return {"y": inputs[0][:1] if rows_lost else inputs[0] * 2}
+
+    queue = Queue(run, BatchingConfig(), name="m", metrics=metrics)
+    two = [np.array([1.0, 3.0])]
+    for _ in range(HELD_AGAINST_SINGLE + 1):
+        assert queue.run_now(two, [1, 1]) is not None
+    assert metrics.wrapped_run_count.total() == HELD_AGAINST_SINGLE + 1
+
+    rows_lost = True
+    assert queue.run_now(two, [1, 1]) is None
+    assert not queue.joins
+    assert metrics.wrapped_run_count.total() == HELD_AGAINST_SINGLE + 1
 
 
 def test_a_head_that_came_before_is_no_more_than_its_own_request(

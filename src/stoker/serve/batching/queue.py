@@ -203,17 +203,17 @@ class Queue:
     def _run_at_once(self, arrays: Sequence[Array], sizes: Sequence[int]) -> Outputs | None:
         rows = sum(sizes)
         size = self._config.padded(rows)
-        self._count((), sizes, size)
         began_s = time.monotonic()
-        if size == rows:
-            outputs = self._run_model(arrays)
-        else:
-            try:
-                (outputs,) = cut(self._run_model(join([arrays], size=size)), [rows], size=size)
-            except NotByRowsError:
-                self._distrust(_NOT_BY_ROWS)
-                return None
+        outputs = self._run_model(arrays if size == rows else join([arrays], size=size))
+        shared = size > rows or len(sizes) > 1
+        if shared and any(array.shape[:1] != (size,) for array in outputs.values()):
+            self._distrust(_NOT_BY_ROWS)
+            return None
+        if size > rows:
+            outputs = {name: array[:rows] for name, array in outputs.items()}
         self._took(time.monotonic() - began_s)
+        # What failed is asked again by each request alone, and counted there.
+        self._count((), sizes, size)
         return outputs
 
     def _prove(self, arrays: Sequence[Array], sizes: Sequence[int]) -> bool:
@@ -225,7 +225,8 @@ class Queue:
                 part = [array[first : first + size] for array in arrays]
                 first += size
                 parts.append(Request(inputs=part, rows=size, key=key, patience=Patience()))
-            self._run(parts)
+            rows = sum(sizes)
+            self._run_padded(parts, rows, self._config.padded(rows))
         return self._trusted
 
     def run_alone(self, inputs: Sequence[Array]) -> Outputs:
