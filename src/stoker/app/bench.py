@@ -14,7 +14,8 @@ from stoker.app.experiment import Experiment
 from stoker.app.locked import with_settings
 from stoker.core.errors import UserError
 from stoker.core.files import remove
-from stoker.tune.compare import PAIRS_LEAST, Gain, gain_of
+from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, Gain, gain_of
+from stoker.tune.diagnosis import is_clear
 from stoker.tune.levers import Situation
 from stoker.tune.process import Trial, TrialFailed
 from stoker.tune.profile import Profile, profile_of
@@ -22,8 +23,11 @@ from stoker.tune.profile import Profile, profile_of
 WINDOW_S = 0.5
 """A window: long against a scheduler's slice, short against what else the machine takes up."""
 
-TURNS = 6
-"""Pairs of windows of a profile."""
+TURNS_MORE = 2
+"""Pairs of windows that are added where so many as give an interval do not tell yet."""
+
+_ROOM = 8
+"""How many times as long as they take must be left for more of them: other windows follow."""
 
 PACE_S = 0.1
 """How long the machine's own pace is measured before each of them."""
@@ -82,6 +86,28 @@ def one_bench(
         yield bench
     finally:
         bench.close()
+
+
+Turns = tuple[list[Any], list[float]]
+"""Pairs of windows, resident and real, and the machine's pace before each."""
+
+
+def enough_turns(take: Callable[[int], Turns], *, left_s: Callable[[], float]) -> Turns:
+    """Pairs of windows, as many as tell whether the device is busy, or as there is time for.
+
+    Args:
+        take: Measures so many.
+        left_s: Seconds that are left for all.
+    """
+    began_s = time.monotonic()
+    turns, paces = take(PAIRS_LEAST)
+    longest_s = (time.monotonic() - began_s) * TURNS_MORE / PAIRS_LEAST
+    while not is_clear(turns) and len(turns) < PAIRS_MOST and left_s() > _ROOM * longest_s:
+        began_s = time.monotonic()
+        more_turns, more_paces = take(TURNS_MORE)
+        turns, paces = turns + more_turns, paces + more_paces
+        longest_s = max(longest_s, time.monotonic() - began_s)
+    return turns, paces
 
 
 class TrialBench:
@@ -154,11 +180,11 @@ class TrialBench:
 
     def profile(self) -> Profile:
         """Where its time goes."""
-        found = self._ask("turns", seconds=self._window_s, count=TURNS, pace_s=PACE_S)
+        turns, paces = enough_turns(self._turns, left_s=self._left_s)
         return profile_of(
             self.facts,
-            turns=found["turns"],
-            paces=found["paces"],
+            turns=turns,
+            paces=paces,
             called=[self._window("called") for _ in range(3)],
             taken=[self._window("input") for _ in range(3)],
             checkpoint_s=self.facts["checkpoint_s"],
@@ -195,6 +221,10 @@ class TrialBench:
         """End the process."""
         self._trial.close()
         remove(self._scratch)
+
+    def _turns(self, count: int) -> Turns:
+        found = self._ask("turns", seconds=self._window_s, count=count, pace_s=PACE_S)
+        return found["turns"], found["paces"]
 
     def _window(self, kind: str) -> Any:
         return self._ask("window", kind=kind, seconds=self._window_s)

@@ -23,7 +23,7 @@ CHECK_S = 60.0
 """Longest that a check takes."""
 
 BUSY_SLACK = 0.05
-"""How much lower the busy fraction may be than the lowest that was seen when it was promised."""
+"""How far the interval of the busy fraction may lie below that of the promise."""
 
 CHECKS = 3
 """Processes that measure on a quiet machine before a promise is called broken."""
@@ -224,8 +224,8 @@ def _is_number(value: object) -> TypeGuard[float]:
 def broken(promised: Mapping[str, float], now: Mapping[str, float]) -> Iterator[str]:
     """What of a promise does not hold, in a sentence each."""
     # No device is busy for more than all of the time: what was measured above that was noise.
-    # And of some pairs of windows the lowest and the highest are as true as the median that is
-    # shown: what breaks a promise lies below it with all of them.
+    # And all of an interval is as true as the median that is shown: only one that lies below the
+    # other breaks a promise.
     seen = promised.get("busy_low", promised["busy_fraction"])
     least = min(1.0, seen) - BUSY_SLACK
     if now.get("busy_high", now["busy_fraction"]) < least:

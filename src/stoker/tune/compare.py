@@ -54,11 +54,16 @@ def gain_of(pairs: Sequence[tuple[float, float]]) -> Gain:
     """
     if len(pairs) < PAIRS_LEAST:
         raise ValueError(f"{len(pairs)} pairs give no interval, {PAIRS_LEAST} do")
-    ratios = sorted(second / first for first, second in pairs)
-    outside = _outside(len(ratios))
-    return Gain(
-        ratio=median(ratios), low=ratios[outside], high=ratios[-1 - outside], pairs=len(ratios)
-    )
+    ratios = [second / first for first, second in pairs]
+    low, high = interval(ratios)
+    return Gain(ratio=median(ratios), low=low, high=high, pairs=len(ratios))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The interval of the values' median, as `gain_of` says; of fewer than `PAIRS_LEAST` all of them."""
+    ordered = sorted(values)
+    outside = _outside(len(ordered))
+    return ordered[outside], ordered[-1 - outside]
 
 
 def _outside(count: int) -> int:

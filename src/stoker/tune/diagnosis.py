@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.tune.compare import Gain
-from stoker.tune.profile import Profile
+from stoker.tune.compare import Gain, interval
+from stoker.tune.profile import Measured, Profile, busy_fractions
 
 Bottleneck = Literal["input", "python", "precision", "communication", "none"]
 """none: the device computes nearly all of the time, and in a precision that suits it."""
@@ -77,10 +78,16 @@ def diagnose(profile: Profile, *, other_precision: tuple[str, Gain] | None = Non
     )
 
 
+def is_clear(turns: Sequence[Sequence[Measured]]) -> bool:
+    """Whether pairs of windows tell on which side of `HEALTHY` the busy fraction lies."""
+    low, high = interval(busy_fractions(turns))
+    return not low < HEALTHY <= high
+
+
 def _is_busy(profile: Profile) -> bool:
     """Whether no idleness is seen that is more than noise."""
-    # What is blocked in next(iterator) is seen at once; all else is a difference of two windows,
-    # and of pairs that reach the goal and miss it by as much the middle says nothing.
+    # What is blocked in next(iterator) is seen at once; all else is a difference of two windows, and
+    # says nothing where it is not outside of the interval.
     unsure = profile.busy_high >= GOAL and profile.input_wait < 1 - HEALTHY
     return profile.busy_fraction >= HEALTHY or unsure
 
@@ -89,7 +96,7 @@ def _of_the_step(profile: Profile, other: tuple[str, Gain] | None) -> Diagnosis:
     busy = f"The device computes {min(1.0, profile.busy_fraction):.0%} of the time"
     if profile.busy_fraction < HEALTHY:
         low, high = profile.busy_low, min(1.0, profile.busy_high)
-        busy += f", between {low:.0%} and {high:.0%} in windows side by side, which is noise"
+        busy += f", somewhere between {low:.0%} and {high:.0%}: this machine's noise tells no more"
     if other is not None and other[1].low > PRECISION_GAIN:
         precision, gain = other
         return Diagnosis(

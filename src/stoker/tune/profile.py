@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from stoker.tune.compare import interval
+
 PARTS = {
     "input_wait": "waiting for input",
     "transfer": "transfer to the device",
@@ -66,7 +68,7 @@ class Profile:
 
     busy_low: float
     busy_high: float
-    """The smallest and the largest of those windows."""
+    """Interval of that middle, by what the windows differ; see `stoker.tune.compare.interval`."""
 
     input_wait: float
     """W: the share of wall time blocked in `next(iterator)`."""
@@ -135,10 +137,8 @@ def profile_of(
         The profile. Its parts add up to the measured step: noise that would make one negative is
         taken from the rest.
     """
-    fractions = [
-        (_step_s(ceiling) / _rows(ceiling)) / (_step_s(real) / _rows(real))
-        for ceiling, real in turns
-    ]
+    fractions = busy_fractions(turns)
+    low, high = interval(fractions)
     ceiling_s = median(_step_s(ceiling) for ceiling, _ in turns)
     real = [window for _, window in turns]
     wait = sum(window["wait_s"] for window in real) / sum(window["wall_s"] for window in real)
@@ -151,8 +151,8 @@ def profile_of(
     known_s = ceiling_s + python_s + wait_s + transfer_s + checkpoint_s
     return Profile(
         busy_fraction=median(fractions),
-        busy_low=min(fractions),
-        busy_high=max(fractions),
+        busy_low=low,
+        busy_high=high,
         input_wait=min(1.0, wait),
         samples_per_s=sum(window["rows"] for window in real)
         / sum(window["wall_s"] for window in real),
@@ -173,6 +173,14 @@ def profile_of(
         pace=median(paces) if paces else None,
         turns=[list(turn) for turn in turns],
     )
+
+
+def busy_fractions(turns: Sequence[Sequence[Measured]]) -> list[float]:
+    """U of each pair of windows, resident and real."""
+    return [
+        (_step_s(ceiling) / _rows(ceiling)) / (_step_s(real) / _rows(real))
+        for ceiling, real in turns
+    ]
 
 
 def _step_s(window: Measured) -> float:

@@ -276,7 +276,7 @@ def _propose(state: _Search, profile: Profile, diagnosis: Diagnosis) -> None:
 
 def _why_not(lever: Lever, profile: Profile, diagnosis: Diagnosis, state: _Search) -> str | None:
     waits = diagnosis.bottleneck == "input"
-    # A single window of many that was busy enough says nothing where the input is waited for.
+    # What may be busy enough within the noise is not: the input is waited for.
     busy = profile.busy_fraction if waits else profile.busy_high
     if lever.part == "input" and busy >= state.limits.busy_goal:
         return (

@@ -62,7 +62,7 @@ def decisions(found: dict[str, Any]) -> dict[str, str]:
 def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cost = "data: {dataset: 'model:dataset', options: {cost: 2}}"
+    cost = "data: {dataset: 'model:dataset', options: {cost: 3}}"
     file = planted / "stoker.yaml"
     lines = [cost if line.startswith("data:") else line for line in file.read_text().splitlines()]
     file.write_text("\n".join(lines) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.tune.compare import SAME, Gain
+from stoker.app.bench import Turns, enough_turns
+from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, SAME, Gain
 from stoker.tune.diagnosis import diagnose
 from stoker.tune.drawing import Bar, Span, timeline, waterfall
 from stoker.tune.page import page, paragraph, parts_of_a_step, table
@@ -127,7 +129,32 @@ def test_idleness_within_the_noise_is_no_bottleneck(
     said = diagnose(found)
 
     assert said.bottleneck == bottleneck
-    assert ("between 60% and 96% in windows side by side" in said.text) is (bottleneck == "none")
+    assert ("somewhere between 60% and 96%" in said.text) is (bottleneck == "none")
+
+
+@pytest.mark.parametrize(
+    ("fractions", "count"),
+    [
+        ([0.5, 0.6], PAIRS_LEAST),
+        ([0.95, 1.4], PAIRS_LEAST),
+        # One side only from so many pairs on.
+        ([0.7] + [0.95] * 15, 10),
+        ([0.7, 1.4], PAIRS_MOST),
+    ],
+)
+def test_pairs_are_measured_until_they_tell_on_which_side_they_are(
+    fractions: list[float], count: int
+) -> None:
+    left = itertools.cycle(fractions)
+
+    def take(number: int) -> Turns:
+        pairs = [[window(10.0 * next(left)), window(10.0)] for _ in range(number)]
+        return pairs, [1e9] * number
+
+    turns, paces = enough_turns(take, left_s=lambda: 60.0)
+
+    assert len(turns) == len(paces) == count
+    assert len(enough_turns(take, left_s=lambda: 0.0)[0]) == PAIRS_LEAST
 
 
 def test_a_precision_is_named_only_where_it_is_clear() -> None:
