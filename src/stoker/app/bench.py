@@ -30,7 +30,7 @@ _ROOM = 8
 """How many times as long as they take must be left for more of them: other windows follow."""
 
 PACE_S = 0.1
-"""How long the machine's own pace is measured before each of them."""
+"""How long the machine's own pace is measured behind each of them."""
 
 SCRATCH = ".scratch"
 """How the folder ends that a trial has until its end, beside its file and its log."""
@@ -88,21 +88,24 @@ def one_bench(
         bench.close()
 
 
-Turns = tuple[list[Any], list[float]]
-"""Pairs of windows, resident and real, and the machine's pace before each."""
+Turns = tuple[list[Any], list[float | None]]
+"""Pairs of windows, resident and real, and the machine's pace behind each."""
 
 
-def enough_turns(take: Callable[[int], Turns], *, left_s: Callable[[], float]) -> Turns:
+def enough_turns(
+    take: Callable[[int], Turns], *, left_s: Callable[[], float], most: int = PAIRS_MOST
+) -> Turns:
     """Pairs of windows, as many as tell whether the device is busy, or as there is time for.
 
     Args:
         take: Measures so many.
         left_s: Seconds that are left for all.
+        most: How many there may be; no fewer than `PAIRS_LEAST`.
     """
     began_s = time.monotonic()
     turns, paces = take(PAIRS_LEAST)
     longest_s = (time.monotonic() - began_s) * TURNS_MORE / PAIRS_LEAST
-    while not is_clear(turns) and len(turns) < PAIRS_MOST and left_s() > _ROOM * longest_s:
+    while not is_clear(turns) and len(turns) < most and left_s() > _ROOM * longest_s:
         began_s = time.monotonic()
         more_turns, more_paces = take(TURNS_MORE)
         turns, paces = turns + more_turns, paces + more_paces
@@ -178,9 +181,9 @@ class TrialBench:
         window = self._window("input")
         return float(window["rows"] / window["cpu_s"])
 
-    def profile(self) -> Profile:
-        """Where its time goes."""
-        turns, paces = enough_turns(self._turns, left_s=self._left_s)
+    def profile(self, *, most_pairs: int = PAIRS_MOST) -> Profile:
+        """Where its time goes, by so many pairs of windows at most."""
+        turns, paces = enough_turns(self._turns, left_s=self._left_s, most=most_pairs)
         return profile_of(
             self.facts,
             turns=turns,

@@ -15,6 +15,7 @@ from stoker.app.locked import measured_code
 from stoker.app.tuning import TRIALS, alone, cannot, summary
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import CheckFailed, ConfigError, Plain
+from stoker.tune.compare import PAIRS_LEAST
 from stoker.tune.load import Load, watched_load
 from stoker.tune.lock import FILE, Lock, differing, read_lock
 from stoker.tune.process import TrialFailed
@@ -124,7 +125,8 @@ def check(experiment: Experiment, *, tell: Callable[[str], None]) -> Check:
                 experiment, folder=trials, name="check", within_s=within_s, tell=tell
             ) as bench:
                 with watched_load(bench.pid) as load:
-                    profile = bench.profile()
+                    # There is a minute for all processes, and each speaks for itself only.
+                    profile = bench.profile(most_pairs=PAIRS_LEAST)
                 prices = experiment.resources.usd_per_hour
                 return Measured(figures=summary(profile, usd_per_hour=prices), load=load())
 

@@ -104,7 +104,7 @@ def profile(
             page=folder / "profile.html",
             json=folder / "profile.json",
         )
-        write_atomic(found.page, _page(found, experiment.name))
+        write_atomic(found.page, page_of(found, experiment.name))
         write_json(found.json, found.to_json())
     return found
 
@@ -157,7 +157,8 @@ def _gpu(gpu: dict[str, Any]) -> str:
     return f"{busy}, {used}, {gpu['power_w']:.0f} W, {gpu['clock_mhz']:.0f} MHz"
 
 
-def _page(found: Profiled, name: str) -> str:
+def page_of(found: Profiled, name: str) -> str:
+    """The page of a profile, HTML."""
     measured = found.profile
     return page(
         f"Profile of {name}",
@@ -165,7 +166,7 @@ def _page(found: Profiled, name: str) -> str:
             paragraph(found.diagnosis.text),
             table(["", ""], rows_of(found)),
             heading("Where a step's time goes"),
-            parts_of_a_step(measured.split, title="parts of a step"),
+            parts_of_a_step(measured.split, title="parts of a step, a waterfall"),
             heading("Calls, one after the other"),
             timeline(list(_spans(found.calls)), lanes=LANES, title="calls of training"),
             heading("What a sample costs, stage by stage"),

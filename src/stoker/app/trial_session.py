@@ -121,13 +121,13 @@ class Session:
     def turns(self, seconds: float, count: int, pace_s: float) -> dict[str, list[Any]]:
         """Windows of the resident step and of training in turn, so that both see the same machine.
 
-        Before each pair the machine's own pace is measured for `pace_s`.
+        Behind each pair the machine's own pace is measured for `pace_s`.
         """
         probe = self._measured()
         paces, turns = [], []
         for _ in range(count):
-            paces.append(probe.pace(pace_s))
             turns.append([asdict(probe.window(kind, seconds)) for kind in ("resident", "real")])
+            paces.append(probe.pace(pace_s))
         return {"paces": paces, "turns": turns}
 
     def curve(self, seed: int, steps: int, every: int) -> list[float]:

@@ -20,9 +20,6 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 PRODUCT_SIZES = (256, 512, 1024, 2048, 4096, 8192)
 """Rows and columns of the squares that are multiplied: from a core's cache to a large device's fill."""
 
-PACE_CPU, PACE_GPU = 512, 4096
-"""The size that tells how quick a device is just now: some ms of work for either."""
-
 CONVOLUTIONS = (
     (8, 56, 64),
     (32, 28, 128),
@@ -73,22 +70,6 @@ class _Candidate:
     """Turns -> seconds that they took."""
     turn_s: float = 0.0
     best_per_s: float = 0.0
-
-
-class Pace:
-    """How quick the default device is just now: the same products of matrices, whenever it is asked."""
-
-    def __init__(self) -> None:
-        """Trace the products, and see how long they take."""
-        gpu = bool(tf.config.list_logical_devices("GPU"))
-        self._product = _product(PACE_GPU if gpu else PACE_CPU, tf.float32)
-        self._product.run(1)
-        self._product.turn_s = max(self._product.run(1), 1e-9)
-
-    def measure(self, seconds: float) -> float:
-        """Floating-point operations a second, over about so many seconds."""
-        turns = max(1, int(seconds / self._product.turn_s))
-        return turns * self._product.flops / self._product.run(turns)
 
 
 def measure_peak_flops(dtype: str, *, seconds: float) -> PeakFlops:
@@ -155,18 +136,15 @@ def _that_fit(candidates: Iterator[_Candidate], *, share_s: float) -> list[_Cand
 
 
 def _products(kind: tf.DType) -> Iterator[_Candidate]:
-    yield from (_product(size, kind) for size in PRODUCT_SIZES)
+    for size in PRODUCT_SIZES:
+        # So that the numbers keep their size, however often they are multiplied.
+        factor = _normal([size, size], kind, scale=size**-0.5)
+        start = _normal([size, size], kind, scale=1.0)
 
+        def once(given: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+            return tf.linalg.matmul(given, factor)
 
-def _product(size: int, kind: tf.DType) -> _Candidate:
-    # So that the numbers keep their size, however often they are multiplied.
-    factor = _normal([size, size], kind, scale=size**-0.5)
-    start = _normal([size, size], kind, scale=1.0)
-
-    def once(given: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-        return tf.linalg.matmul(given, factor)
-
-    return _Candidate(size=size, flops=AT_ONCE * 2.0 * size**3, run=_runner(once, start, factor))
+        yield _Candidate(size=size, flops=AT_ONCE * 2.0 * size**3, run=_runner(once, start, factor))
 
 
 def _convolutions(kind: tf.DType) -> Iterator[_Candidate]:

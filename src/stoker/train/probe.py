@@ -20,7 +20,7 @@ from stoker.data.feed.pipeline import PREFETCHED, Feed
 from stoker.data.feed.stages import StageCost, measure_stages
 from stoker.data.own.feed import OwnFeed
 from stoker.train.opening import Opened
-from stoker.train.peak_flops import Pace
+from stoker.train.pace import Pace
 from stoker.train.ready import elements_ready
 from stoker.train.run import Run
 from stoker.train.step_costs import checkpoint_s, communication_s, transfer_s
@@ -103,11 +103,10 @@ class Probe:
             self._use_up(once, LEAD_SHARE * seconds)
         return self._fill(once, seconds, kind=kind)
 
-    def pace(self, seconds: float) -> float:
-        """How quick the device is just now, with the step at rest: floating-point operations a second."""
+    def pace(self, seconds: float) -> float | None:
+        """How quick the machine itself is just now; see `Pace.measure`."""
         if self._pace is None:
             self._pace = Pace()
-        _await_idle()
         return self._pace.measure(seconds)
 
     def compile(self) -> float:

@@ -19,6 +19,10 @@ HEALTHY = 0.90
 """From this busy fraction on nothing is called a bottleneck: what is left is within the noise of a
 machine that others use too."""
 
+UNSURE = 0.8
+"""Down to this busy fraction an interval that reaches the goal is taken for noise; below it no machine
+that can be measured on shows a busy device."""
+
 PRECISION_GAIN = 1.3
 """How much faster the same step must be in another precision to be named: such a gap is no noise."""
 
@@ -86,10 +90,12 @@ def is_clear(turns: Sequence[Sequence[Measured]]) -> bool:
 
 def _is_busy(profile: Profile) -> bool:
     """Whether no idleness is seen that is more than noise."""
+    if profile.busy_fraction >= HEALTHY:
+        return True
     # What is blocked in next(iterator) is seen at once; all else is a difference of two windows, and
     # says nothing where it is not outside of the interval.
-    unsure = profile.busy_high >= GOAL and profile.input_wait < 1 - HEALTHY
-    return profile.busy_fraction >= HEALTHY or unsure
+    unsure = profile.busy_fraction >= UNSURE and profile.busy_high >= GOAL
+    return unsure and profile.input_wait < 1 - HEALTHY
 
 
 def _of_the_step(profile: Profile, other: tuple[str, Gain] | None) -> Diagnosis:

@@ -54,23 +54,27 @@ class Span:
     """For so long, seconds."""
 
 
-def horizontal_bars(bars: Sequence[Bar], *, title: str) -> str:
-    """Bars below each other, the longest as wide as there is room.
+def waterfall_of_parts(bars: Sequence[Bar], *, title: str) -> str:
+    """Parts of a whole: each begins where the one above it ends, and together they take the room.
 
     Args:
         bars: At least none: without any there is a picture of nothing.
         title: What a screen reader says of it.
     """
-    most = max((_finite(bar.value) for bar in bars), default=0.0)
+    values = [max(0.0, _finite(bar.value)) for bar in bars]
+    # The largest floats have no sum, but as shares of the largest they have.
+    most, begin = max(values, default=0.0), float(LABEL_PX)
+    whole = sum(value / most for value in values) if most > 0 else 0.0
     rows = []
-    for number, bar in enumerate(bars):
-        width = _room() * max(0.0, _finite(bar.value)) / most if most > 0 else 0.0
+    for number, (bar, value) in enumerate(zip(bars, values, strict=True)):
+        width = _room() * value / most / whole if whole > 0 else 0.0
         colour = COLOURS[number % len(COLOURS)]
         rows.append(
             _label(number, bar.label)
-            + _box(LABEL_PX, number, width, colour, tip=f"{bar.label}: {_shown(bar)}")
-            + _text(LABEL_PX + width + 6, number, _shown(bar))
+            + _box(begin, number, width, colour, tip=f"{bar.label}: {_shown(bar)}")
+            + _text(begin + width + 6, number, _shown(bar))
         )
+        begin += width
     return _svg("".join(rows), rows=len(bars), title=title)
 
 

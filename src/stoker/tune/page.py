@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from stoker.tune.drawing import Bar, horizontal_bars, seconds
+from stoker.tune.drawing import Bar, seconds, waterfall_of_parts
 from stoker.tune.profile import PARTS, Split
 
 STYLE = """
@@ -65,9 +65,9 @@ def heading(text: str) -> str:
 
 
 def parts_of_a_step(split: Split, *, title: str) -> str:
-    """A bar for each part of a step."""
+    """A waterfall: each part of a step from where the one before it ends."""
     bars = [
         Bar(label=PARTS[part], value=share, shown=f"{seconds(share * split.step_s)}, {share:.1%}")
         for part, share in split.shares().items()
     ]
-    return horizontal_bars(bars, title=title)
+    return waterfall_of_parts(bars, title=title)

@@ -85,11 +85,18 @@ class Profile:
     per_epoch: int
     steps_per_call: int
     pace: float | None = None
-    """How quick the device was meanwhile at what does not depend on the training, products of matrices:
-    floating-point operations a second; None where that was not measured."""
+    """How quick the machine was meanwhile at what does not depend on the training, products of
+    matrices: floating-point operations a second; None where that was not measured."""
 
     turns: list[list[Measured]] = field(default_factory=list)
     """Pairs of windows, resident and real, in their order."""
+
+    called: list[Measured] = field(default_factory=list)
+    taken: list[Measured] = field(default_factory=list)
+    """Windows of calls on a batch in memory, and of input alone."""
+
+    paces: list[float | None] = field(default_factory=list)
+    """What `pace` is the middle of."""
 
     @property
     def epoch_s(self) -> float:
@@ -116,7 +123,7 @@ def profile_of(
     turns: Sequence[Sequence[Measured]],
     called: Sequence[Measured],
     taken: Sequence[Measured],
-    paces: Sequence[float] = (),
+    paces: Sequence[float | None] = (),
     checkpoint_s: float = 0.0,
     transfer_s: float = 0.0,
     communication_s: float = 0.0,
@@ -128,7 +135,7 @@ def profile_of(
         turns: [turns][resident, real] windows.
         called: Windows of calls on a batch in memory.
         taken: Windows of input alone.
-        paces: Of the device, beside those windows, floating-point operations a second.
+        paces: Of the machine, behind each turn, floating-point operations a second.
         checkpoint_s: Of a step.
         transfer_s: Of a step.
         communication_s: Of a step, a part of what the step in memory takes.
@@ -170,8 +177,11 @@ def profile_of(
         rows_a_step=facts["rows_a_step"],
         per_epoch=facts["per_epoch"],
         steps_per_call=facts["steps_per_call"],
-        pace=median(paces) if paces else None,
+        pace=median(known) if (known := [pace for pace in paces if pace is not None]) else None,
         turns=[list(turn) for turn in turns],
+        called=list(called),
+        taken=list(taken),
+        paces=list(paces),
     )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from stoker.tune.compare import SAME, Gain, compare, gain_of, threshold_of
@@ -119,6 +119,8 @@ class _Search:
     tell: Callable[[str, float], None]
     began_s: float = field(default_factory=time.monotonic)
     settings: dict[str, Any] = field(default_factory=dict)
+    before_lever: dict[str, Any] = field(default_factory=dict)
+    """Without the lever that was kept last."""
     outcomes: list[Outcome] = field(default_factory=list)
     curves: dict[str, list[list[float]]] = field(default_factory=dict)
     threshold: float = 1.0
@@ -183,7 +185,7 @@ def search(
                     noise, is_another = _noise_again(state, noise), False
                 if not _try(state, lever, now=_alive(state, state.now)):
                     continue
-                after, waited_for = state.now.profile(), diagnosis.bottleneck
+                after, waited_for = _result(state, lever), diagnosis.bottleneck
                 diagnosis = diagnose(after)
                 ledger.write("after", {"profile": after.to_json(), "diagnosis": asdict(diagnosis)})
                 is_another = lever.part == "input" or diagnosis.bottleneck != waited_for
@@ -191,7 +193,7 @@ def search(
         except TrialFailed as failed:
             if failed.kind != "budget" and not state.outcomes:
                 raise
-            # What was kept has its proof already.
+            # What was kept has its proof, and its figures, already.
             finished = False
             ended = failed.text if failed.kind == "budget" else f"it could not go on: {failed}"
     tuned = Tuned(
@@ -208,6 +210,24 @@ def search(
     )
     ledger.write("end", {"settings": tuned.settings, "ended": ended, "took_s": tuned.took_s})
     return tuned
+
+
+def _result(state: _Search, lever: Lever) -> Profile:
+    """What it is with a lever that was just kept; without that, the lever is only proposed.
+
+    Raises:
+        TrialFailed: it could not be measured.
+    """
+    assert state.now is not None
+    try:
+        return state.now.profile()
+    except TrialFailed as failed:
+        # A lock file promises what was measured with all that it sets.
+        why = f"{state.outcomes[-1].why}; not applied: what it led to was not measured, {failed}"
+        state.outcomes[-1] = replace(state.outcomes[-1], decision="proposed", why=why)
+        state.settings = state.before_lever
+        state.ledger.write("taken back", {"lever": lever.name, "why": failed.text})
+        raise
 
 
 def _noise(state: _Search, bench: Bench) -> Gain:
@@ -346,6 +366,7 @@ def _try(state: _Search, lever: Lever, *, now: Bench) -> bool:
     if kept and candidate is not None:
         now.close()
         state.now = candidate
+        state.before_lever = dict(state.settings)
         state.settings |= dict(lever.settings)
     return kept
 

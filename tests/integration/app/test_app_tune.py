@@ -17,6 +17,7 @@ import yaml
 from stoker.app import checking
 from stoker.app.cli.main import invoke
 from stoker.app.locked import load_tuned
+from stoker.cluster.devices import find_devices, hardware
 from stoker.tune import search
 from stoker.tune.ledger import replay
 from stoker.tune.levers import levers
@@ -75,7 +76,11 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     assert dearest["name"].startswith("Generator")
     assert profiled["shares"]["input_wait"] + profiled["shares"]["rest"] > 0.4
     assert sum(profiled["shares"].values()) == pytest.approx(1.0)
-    assert "stage by stage" in Path(profiled["page"]).read_text()
+    page = Path(profiled["page"]).read_text()
+    assert "stage by stage" in page
+    assert "parts of a step, a waterfall" in page
+    assert 0.0 < profiled["machine"]["mfu"] < 1.0
+    assert profiled["machine"]["peak_memory_bytes"] > 50 << 20
 
     try_only(monkeypatch, CACHE)
     found = told(capsys, "tune", str(planted))
@@ -90,6 +95,15 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     lock = read_lock(planted / FILE)
     assert lock is not None
     assert lock.settings == found["settings"]
+    assert lock.hardware == hardware(find_devices())
+    (gain,) = lock.gains
+    assert gain["lever"] == CACHE
+    assert 1.0 < gain["low"] <= gain["ratio"] <= gain["high"]
+    figures = {"busy_fraction", "input_wait", "samples_per_s", "step_s", "epoch_s", "usd_per_epoch"}
+    for promised, told_of in ((lock.before, "before"), (lock.after, "after")):
+        assert figures < promised.keys()
+        assert promised["samples_per_s"] == found[told_of]["samples_per_s"]
+    assert lock.after["input_wait"] < lock.before["input_wait"]
     loaded, said = load_tuned(planted)
     assert loaded.own_dataset is not None
     assert loaded.own_dataset.pipeline.cache == "memory"

@@ -12,10 +12,10 @@ from stoker.tune.drawing import (
     WIDTH_PX,
     Bar,
     Span,
-    horizontal_bars,
     seconds,
     timeline,
     waterfall,
+    waterfall_of_parts,
 )
 
 values = st.floats(min_value=0, max_value=1e9)
@@ -33,7 +33,7 @@ def boxes(picture: str) -> list[dict[str, float]]:
 
 @given(bars)
 def test_every_bar_is_drawn_within_the_picture(given_bars: list[Bar]) -> None:
-    for draw in (horizontal_bars, waterfall):
+    for draw in (waterfall_of_parts, waterfall):
         drawn = boxes(draw(given_bars, title="t"))
 
         assert len(drawn) == len(given_bars)
@@ -41,13 +41,15 @@ def test_every_bar_is_drawn_within_the_picture(given_bars: list[Bar]) -> None:
 
 
 def test_a_bar_is_as_long_as_its_value() -> None:
-    picture = horizontal_bars(
+    picture = waterfall_of_parts(
         [Bar(label="a", value=1.0), Bar(label="b", value=4.0), Bar(label="c", value=0.0)], title="t"
     )
 
-    short, long, none = (box["width"] for box in boxes(picture))
-    assert long == pytest.approx(4 * short, rel=0.01)
-    assert none == 0
+    short, long, none = boxes(picture)
+    assert long["width"] == pytest.approx(4 * short["width"], rel=0.01)
+    assert none["width"] == 0
+    assert long["x"] == pytest.approx(short["x"] + short["width"], abs=0.2)
+    assert none["x"] == pytest.approx(long["x"] + long["width"], abs=0.2)
 
 
 def test_a_waterfall_goes_from_level_to_level() -> None:
@@ -82,7 +84,9 @@ def test_a_timeline_puts_spans_in_their_lanes_and_order() -> None:
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_drawn_as_nothing(odd: float) -> None:
-    picture = horizontal_bars([Bar(label="odd", value=odd), Bar(label="b", value=2.0)], title="t")
+    picture = waterfall_of_parts(
+        [Bar(label="odd", value=odd), Bar(label="b", value=2.0)], title="t"
+    )
     line = timeline([Span(lane=0, begin_s=odd, length_s=1.0)], lanes=["a"], title="t")
 
     assert boxes(picture)[0]["width"] == 0
@@ -93,7 +97,7 @@ def test_what_is_not_finite_is_drawn_as_nothing(odd: float) -> None:
 def test_text_is_escaped_everywhere() -> None:
     bad = '<script>alert("1")</script>&'
     pictures = [
-        horizontal_bars([Bar(label=bad, value=1.0, shown=bad)], title=bad),
+        waterfall_of_parts([Bar(label=bad, value=1.0, shown=bad)], title=bad),
         waterfall([Bar(label=bad, value=1.0, shown=bad)], title=bad),
         timeline([Span(lane=0, begin_s=0.0, length_s=1.0)], lanes=[bad], title=bad),
     ]
@@ -106,7 +110,7 @@ def test_text_is_escaped_everywhere() -> None:
 
 def test_nothing_is_a_picture_too() -> None:
     for picture in (
-        horizontal_bars([], title="t"),
+        waterfall_of_parts([], title="t"),
         waterfall([], title="t"),
         timeline([], lanes=[], title="t"),
     ):

@@ -274,14 +274,14 @@ def test_a_promise_of_more_than_a_whole_device_is_one_of_a_whole_device(
     assert [line.startswith("U is") for line in found] == [True] * breaks
 
 
-def test_a_promise_is_no_better_than_the_lowest_that_was_seen() -> None:
+def test_a_promise_is_no_better_than_the_lower_end_of_its_interval() -> None:
     promised = {"busy_fraction": 0.98, "busy_low": 0.9, "samples_per_s": 100.0}
 
     for now, breaks in ((0.86, False), (0.84, True)):
         assert any(broken(promised, {"busy_fraction": now, "samples_per_s": 100.0})) is breaks
 
 
-def test_what_breaks_a_promise_of_busy_lies_below_it_in_each_pair_of_windows() -> None:
+def test_what_breaks_a_promise_of_busy_lies_below_it_with_all_of_its_interval() -> None:
     promised = {"busy_fraction": 0.98, "busy_low": 0.95, "samples_per_s": 100.0}
 
     for high, breaks in ((0.91, False), (0.89, True)):

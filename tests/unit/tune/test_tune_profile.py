@@ -118,13 +118,19 @@ def test_the_bottleneck_is_named(
 
 
 @pytest.mark.parametrize(
-    ("high", "wait", "bottleneck"),
-    [(0.94, 0.0, "input"), (0.96, 0.0, "none"), (0.96, 0.15, "input")],
+    ("busy", "high", "wait", "bottleneck"),
+    [
+        (0.85, 0.94, 0.0, "input"),
+        (0.85, 0.96, 0.0, "none"),
+        (0.85, 0.96, 0.12, "input"),
+        (0.7, 0.96, 0.0, "input"),
+    ],
 )
 def test_idleness_within_the_noise_is_no_bottleneck(
-    high: float, wait: float, bottleneck: str
+    busy: float, high: float, wait: float, bottleneck: str
 ) -> None:
-    found = replace(profiled(8.0, 10.0, called_ms=8.0, wait=wait), busy_low=0.6, busy_high=high)
+    measured = profiled(10 * busy, 10.0, called_ms=10 * busy, wait=wait)
+    found = replace(measured, busy_low=0.6, busy_high=high)
 
     said = diagnose(found)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.tune.situations import PLAIN
 
-from stoker.tune.ledger import Ledger, events, replay
+from stoker.tune.ledger import Ledger, decide, events, replay
 from stoker.tune.levers import Situation
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile, profile_of
@@ -42,6 +42,12 @@ class World:
 
     lucky: bool = False
     """One of three windows of a profile waits for nothing."""
+
+    step_noise: float = 1.0
+    """How much slower every second process is where the step is what takes the time."""
+
+    profiles: int = 1_000
+    """How many can be measured."""
 
     situation: Situation = BASE
     broken: Mapping[str, TrialFailed] | None = None
@@ -116,13 +122,17 @@ class Bench:
             self.is_usable = False
             raise TrialFailed("crash", "ended by SIGKILL")
         waits = self.input_ms > self.step_ms + self.python_ms
-        noise = self.world.input_noise if waits and self.is_slower else 1.0
+        of_all = self.world.input_noise if waits else self.world.step_noise
+        noise = of_all if self.is_slower else 1.0
         return 1e3 / (self.real_ms * noise)
 
     def input_speed(self) -> float:
         return 1e3 / self.input_ms
 
     def profile(self) -> Profile:
+        self.world.profiles -= 1
+        if self.world.profiles < 0:
+            raise TrialFailed("budget", "time is up")
         late = max(0.0, self.input_ms - self.step_ms - self.python_ms)
         wait = 0.0 if self.world.beside else late
         as_always = [window(self.step_ms), window(self.real_ms, wait_ms=wait)]
@@ -401,6 +411,61 @@ def test_what_was_kept_stays_when_the_budget_ends(tmp_path: Path) -> None:
     assert found.settings == {"data.pipeline.cache": "memory"}
     assert "10 steps a call" in found.ended
     assert world.opened == world.closed
+
+
+def test_a_lever_whose_result_was_not_measured_is_not_in_the_lock(tmp_path: Path) -> None:
+    world = World(profiles=2)
+
+    found = tuned(world, tmp_path)
+
+    # The first lever's result was measured, the second's was not.
+    assert found.settings == {"data.pipeline.cache": "memory"}
+    assert found.after.samples_per_s == pytest.approx(1e3 / 1.1)
+    assert decisions(found)[CACHE] == "kept"
+    (taken_back,) = [o for o in found.outcomes if "what it led to was not measured" in o.why]
+    assert taken_back.decision == "proposed"
+    kinds = [event["event"] for event in events(tmp_path / "ledger.jsonl")]
+    assert kinds.count("taken back") == 1
+    assert not found.finished
+    assert replay(tmp_path / "ledger.jsonl") == []
+    assert world.opened == world.closed
+
+
+def test_a_gain_inside_the_noise_is_not_kept(tmp_path: Path) -> None:
+    """Two processes of the same settings differ by 1.4: then 1.2 says nothing, and 2.0 does."""
+    of_noise = World(input_ms=0.01, xla=1.0, step_noise=1.4, python_ms=0.0)
+
+    hidden = tuned(replace(of_noise, bfloat16=1.2), tmp_path / "hidden")
+    clear = tuned(replace(of_noise, bfloat16=3.0), tmp_path / "clear")
+    quiet = tuned(replace(of_noise, bfloat16=1.2, step_noise=1.0), tmp_path / "quiet")
+
+    assert max(hidden.noise.ratio, 1 / hidden.noise.ratio) == pytest.approx(1.4)
+    assert decisions(hidden)["precision mixed_bfloat16"] == "reverted"
+    assert decisions(clear)["precision mixed_bfloat16"] == "kept"
+    assert decisions(quiet)["precision mixed_bfloat16"] == "kept"
+
+
+ALIKE = [(1.0, 1.0)] * 6
+TWICE = [(1.0, 2.0)] * 6
+SLOWER = [(1.0, 0.8)] * 6
+
+
+@pytest.mark.parametrize(
+    ("cpu", "speed", "decision"),
+    [
+        (TWICE, ALIKE, "kept"),
+        (ALIKE, TWICE, "reverted"),
+        (TWICE, SLOWER, "reverted"),
+        (None, TWICE, "kept"),
+        (None, ALIKE, "reverted"),
+    ],
+)
+def test_cpu_time_decides_about_the_input_and_speed_about_the_step(
+    cpu: Any, speed: Any, decision: str
+) -> None:
+    samples = {"pairs": speed} | ({} if cpu is None else {"input_pairs": cpu})
+
+    assert decide(samples, threshold=1.05) == decision
 
 
 def test_no_lever_is_tried_after_the_budget(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.profile import ScriptProfile
 from stoker.tune.attach.seen import Loop
 from stoker.tune.attach.split import StepSplit, split_step, stage_costs
-from stoker.tune.drawing import Bar, Span, horizontal_bars, seconds, timeline
+from stoker.tune.drawing import Bar, Span, seconds, timeline, waterfall_of_parts
 from stoker.tune.page import page, table
 
 _LANES = ("waiting for input", "tf.function", "reading values", "Python")
@@ -100,7 +100,7 @@ def _split(loop: Loop, split: StepSplit) -> Iterator[str]:
         Bar(label=name, value=part_s, shown=f"{seconds(part_s)}, {part_s / split.step_s:.0%}")
         for name, part_s in split.parts.items()
     ]
-    yield horizontal_bars(bars, title="where a step's time goes")
+    yield waterfall_of_parts(bars, title="where a step's time goes")
     if split.busy is None:
         yield f'<p class="sub">U was not measured: {escape(split.no_busy)}.</p>'
     if split.no_wait:

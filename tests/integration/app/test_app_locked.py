@@ -1,0 +1,46 @@
+"""What trains uses the lock file beside it, and says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.app.cli.main import invoke
+from stoker.cluster.devices import find_devices, hardware
+from stoker.tune.lock import FILE, Lock, write_lock
+
+PLANTED = Path(__file__).parent / "planted"
+
+SMALL = ["--set", "model=model:build_small"]
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Path:
+    folder = Path(shutil.copytree(PLANTED, tmp_path / "planted"))
+    lock = Lock(
+        settings={"train.steps_per_call": 4},
+        replaced={"train.steps_per_call": "auto"},
+        hardware=hardware(find_devices()),
+        code={},
+    )
+    write_lock(folder / FILE, lock)
+    return folder
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_a_run_uses_its_lock_file_and_says_so(
+    locked: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke([command, str(locked), *SMALL], debug=False) == 0
+
+    assert f"{FILE}: train.steps_per_call=4" in capsys.readouterr().err
+    (resolved,) = locked.glob("runs/planted/*/train/resolved.json")
+    assert json.loads(resolved.read_text())["steps_per_call"] == 4
+
+
+def test_what_is_loaded_in_python_has_what_is_locked(locked: Path) -> None:
+    assert stoker.load(locked).train.steps_per_call == 4

@@ -1,0 +1,136 @@
+"""What a person is told by `stoker profile` and `stoker tune`, without --json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.tune.test_tune_profile import profiled
+from tests.unit.tune.test_tune_search import World, tuned
+
+from stoker.app.checking import Check
+from stoker.app.cli.profile import _print as print_profile
+from stoker.app.cli.tune import _print as print_tuning
+from stoker.app.cli.tune import _print_check, _time
+from stoker.app.profiling import Profiled, mfu, page_of
+from stoker.app.tuning import Tuning
+from stoker.tune.compare import Gain
+from stoker.tune.diagnosis import diagnose
+
+GPU = {"index": 1, "utilization": 0.42, "used_bytes": 3 << 30, "power_w": 250.0, "clock_mhz": 1980}
+
+MACHINE: dict[str, Any] = {
+    "step_flops_per_sample": 1e6,
+    "peak_flops_per_s": 1e10,
+    "peak_of": "products of matrices in float32",
+    "peak_memory_bytes": 3 << 29,
+    "gpus": [GPU],
+}
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Profiled:
+    measured = profiled(2.0, 10.0, called_ms=3.0, wait=0.5)
+    return Profiled(
+        profile=measured,
+        diagnosis=diagnose(measured),
+        precision=("float32", Gain(ratio=1.0, low=0.9, high=1.1, pairs=6)),
+        machine=MACHINE | mfu(MACHINE, measured),
+        stages=[{"name": "Map [it]", "cpu_s_per_sample": 1e-3, "share": 0.75}],
+        calls=[{"begin_s": 0.0, "end_s": 0.1, "wait_s": 0.05, "steps": 5, "rows": 160.0}],
+        page=tmp_path / "profile.html",
+        json=tmp_path / "profile.json",
+    )
+
+
+def test_a_profile_is_printed(found: Profiled, capsys: pytest.CaptureFixture[str]) -> None:
+    print_profile(found)
+
+    lines = [
+        " ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.split("\n")
+    ]
+    for expected in (
+        "U, busy fraction 20.0% (20.0% to 20.0%)",
+        "W, input wait 50.0%",
+        "samples a second 3,200",
+        "a step 10 ms, 32 samples",
+        "memory 1.50 GiB, the process's peak",
+        # 1e6 operations of each of 3,200 samples a second, of 1e10 operations a second.
+        "MFU 32.0%: 3.2 of 10 GFLOP/s that products",
+        "GPU 1 42% busy, 3.0 GiB, 250 W, 1980 MHz",
+        "waiting for input 5 ms 50.0%",
+        "Python between calls 1 ms 10.0%",
+        "Map [it] 1 ms 75.0%",
+        f"page {found.page}",
+    ):
+        assert any(line.startswith(expected) for line in lines), expected
+    assert any(line.startswith("The input is the bottleneck: ") for line in lines)
+
+
+def test_its_page_shows_a_waterfall_of_the_step_and_a_timeline(found: Profiled) -> None:
+    text = page_of(found, "mine")
+
+    assert text.count("<svg") == 2
+    for title in ("parts of a step, a waterfall", "calls of training"):
+        assert f'aria-label="{title}"' in text or f"<title>{title}</title>" in text
+    assert "waiting for input: 5 ms, 50.0%" in text
+    assert "Map [it]" in text
+
+
+def test_a_tuning_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tuned(World(), tmp_path)
+
+    print_tuning(
+        Tuning(
+            tuned=result,
+            lock=tmp_path / "lock",
+            report=tmp_path / "report",
+            ledger=tmp_path / "ledger.jsonl",
+        )
+    )
+
+    printed = capsys.readouterr().out
+    assert printed.startswith("Before: The input is the bottleneck")
+    for outcome in result.outcomes:
+        assert outcome.decision in printed
+    assert "samples/s, U 33% ->" in printed
+    assert f"lock   {tmp_path / 'lock'}" in printed
+    assert "It ended early" not in printed
+
+
+def test_a_check_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    promised = {"busy_fraction": 1.04, "samples_per_s": 2000.0}
+    now = {"busy_fraction": 0.5, "samples_per_s": 900.0, "input_wait": 0.4, "epoch_s": 1.25}
+
+    _print_check(
+        Check(
+            promised=promised,
+            measured=now,
+            broken=("U is 50.0%",),
+            loads=(),
+            not_quiet="It was loud.",
+            slower="It was slow.",
+        )
+    )
+
+    lines = [
+        " ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.split("\n")
+    ]
+    for expected in (
+        "busy_fraction 1 0.5",
+        "samples_per_s 2,000 900",
+        "input_wait 0.4",
+        "broken: U is 50.0%",
+        "It was slow.",
+        "It was loud.",
+    ):
+        assert expected in lines, expected
+    assert "It holds." not in lines
+
+
+@pytest.mark.parametrize(
+    ("left_s", "text"), [(0.0, "  0:00"), (61.9, "  1:01"), (7200.0, "120:00")]
+)
+def test_the_time_left_is_minutes_and_seconds(left_s: float, text: str) -> None:
+    assert _time(left_s) == text
