@@ -6,9 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.compiled import compiled
 
 from stoker.cluster.machine.examine import Machine, examine
-from stoker.cluster.machine.framework import Framework, Package, built_for, missing_libraries
+from stoker.cluster.machine.framework import (
+    Framework,
+    Package,
+    built_for,
+    missing_libraries,
+    probe_framework,
+    unfit_libraries,
+)
 from stoker.cluster.machine.gpus import GpuProcess, Gpus, GpuState, Link, LinkKind, best_groups
 from stoker.cluster.machine.host import Disk, Host, read_host
 from stoker.core.finding import Finding
@@ -60,6 +68,8 @@ FRAMEWORK = Framework(
 )
 
 CUDNN = Package(name="nvidia-cudnn-cu12", wanted=">=9.3", installed="9.5", fits=True)
+
+NCCL = Package(name="nvidia-nccl-cu12", wanted=">=2.25", installed=None, fits=False)
 
 WELL = Machine(host=HOST, gpus=GPUS, framework=FRAMEWORK, packages=(CUDNN,))
 
@@ -126,6 +136,17 @@ FOUND = {
     "cuda_version": (
         replace(WELL, packages=(replace(CUDNN, installed="8.9", fits=False),)),
         "error: nvidia-cudnn-cu12 is 8.9, and TensorFlow 2.21.0 needs >=9.3",
+    ),
+    "library_version": (
+        unseen(gpus=FRAMEWORK.gpus, cudnn="9.3", libraries=(("CUDA", "12.2"), ("cuDNN", "9.1.0"))),
+        "error: the cuDNN that is found is 9.1.0, and TensorFlow 2.21.0 was built for 9.3 or a later 9",
+    ),
+    "nccl_missing": (
+        replace(WELL, packages=(CUDNN, NCCL)),
+        (
+            "warning: TensorFlow sees 2 GPUs and there is no NCCL: gradients cannot be exchanged "
+            "between them by it"
+        ),
     ),
     "tensorflow_cpu": (
         unseen(is_cuda=False),
@@ -271,6 +292,71 @@ def test_what_an_older_tensorflow_was_built_for_is_known(
 
 def test_what_a_tensorflow_says_itself_counts_before_the_table() -> None:
     assert built_for(FRAMEWORK) == ("12.5.1", "9")
+
+
+@pytest.mark.parametrize(
+    ("version", "found", "unfit"),
+    [
+        ("2.13.0", {"CUDA": "11.8", "cuDNN": "8.6.0"}, []),
+        ("2.13.0", {"CUDA": "11.2", "cuDNN": "8.9.7"}, []),
+        ("2.13.0", {"CUDA": "12.2", "cuDNN": "8.6.0"}, ["CUDA 12.2, needs 11"]),
+        ("2.13.0", {"cuDNN": "8.2.4"}, ["cuDNN 8.2.4, needs 8.6 or a later 8"]),
+        ("2.13.0", {"cuDNN": "9.1.0"}, ["cuDNN 9.1.0, needs 8"]),
+        ("2.13.0", {}, []),
+        ("1.15.0", {"CUDA": "12.2"}, []),
+    ],
+)
+def test_libraries_are_held_against_what_tensorflow_was_built_for(
+    version: str, found: dict[str, str], unfit: list[str]
+) -> None:
+    framework = Framework(version=version, is_cuda=True, libraries=tuple(found.items()))
+
+    said = [f"{name} {has}, needs {needs}" for name, has, needs in unfit_libraries(framework)]
+
+    assert said == unfit
+
+
+def test_nccl_of_the_system_or_of_one_gpu_alone_is_not_missed() -> None:
+    machine = replace(WELL, packages=(CUDNN, NCCL))
+    of_the_system = replace(FRAMEWORK, libraries=(("NCCL", "2.25.1"),))
+
+    assert examine(replace(machine, framework=of_the_system)) == []
+    assert (
+        examine(replace(WELL, packages=(CUDNN, replace(NCCL, installed="2.25.1", fits=True)))) == []
+    )
+
+
+LIBRARIES = """
+#include <stddef.h>
+#ifdef RUNTIME
+int cudaRuntimeGetVersion(int *version) { *version = 12050; return 0; }
+#endif
+#ifdef NEURAL
+size_t cudnnGetVersion(void) { return NUMBER; }
+#endif
+#ifdef EXCHANGE
+int ncclGetVersion(int *version) { *version = 22703; return 0; }
+#endif
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "cudnn"), [("90300", "9.3.0"), ("8907", "8.9.7")])
+def test_libraries_of_the_system_are_asked_for_their_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, cudnn: str
+) -> None:
+    """Found as the loader finds them, in a process of its own."""
+    source = tmp_path / "libraries.c"
+    kinds = {"RUNTIME": "libcudart.so.12", "NEURAL": "libcudnn.so.9", "EXCHANGE": "libnccl.so.2"}
+    for kind, name in kinds.items():
+        source.write_text(f"#define {kind}\n#define NUMBER {number}\n{LIBRARIES}")
+        compiled(source, tmp_path / name)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+
+    found = probe_framework(timeout_s=300)
+
+    assert found.error == ""
+    assert dict(found.libraries) == {"CUDA": "12.5", "cuDNN": cudnn, "NCCL": "2.27.3"}
 
 
 def test_libraries_that_were_not_found_are_read_from_the_log() -> None:

@@ -13,6 +13,7 @@ from stoker.cluster.machine.framework import (
     built_for,
     is_older,
     oldest_driver,
+    unfit_libraries,
 )
 from stoker.cluster.machine.gpus import Gpus, GpuState
 from stoker.cluster.machine.host import Host
@@ -121,6 +122,29 @@ def _packages_fit(machine: Machine) -> Iterator[Finding]:
                 f"needs {package.wanted}",
                 f"Install what fits: {install}",
             )
+
+
+def _libraries_fit(machine: Machine) -> Iterator[Finding]:
+    framework = machine.framework
+    if machine.gpus.driver is None or not framework.is_cuda:
+        return
+    install = f"Install what fits: pip install 'tensorflow[and-cuda]=={framework.version}'"
+    for name, found, needed in unfit_libraries(framework):
+        yield _error(
+            "library_version",
+            f"the {name} that is found is {found}, and TensorFlow {framework.version} was built for "
+            f"{needed}",
+            f"{install}; what LD_LIBRARY_PATH names comes first: unset LD_LIBRARY_PATH",
+        )
+    nccl = [package for package in machine.packages if package.name.startswith("nvidia-nccl")]
+    installed = any(package.installed for package in nccl) or "NCCL" in dict(framework.libraries)
+    if nccl and len(framework.gpus) > 1 and not installed:
+        yield _warning(
+            "nccl_missing",
+            f"TensorFlow sees {_count(len(framework.gpus), 'GPU')} and there is no NCCL: gradients "
+            "cannot be exchanged between them by it",
+            f"Install it: pip install 'tensorflow[and-cuda]=={framework.version}'",
+        )
 
 
 def _gpus_are_seen(machine: Machine) -> Iterator[Finding]:
@@ -309,6 +333,7 @@ RULES: tuple[Rule, ...] = (
     _driver_answers,
     _driver_fits,
     _packages_fit,
+    _libraries_fit,
     _gpus_are_seen,
     _code_for_gpus,
     _gpu_states,

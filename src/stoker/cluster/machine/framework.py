@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -47,16 +49,43 @@ Source: NVIDIA, CUDA compatibility, minor version compatibility.
 """
 
 _PROBE = """\
-import json, sys
+import ctypes, json, sys
 import tensorflow as tf
 build = dict(tf.sysconfig.get_build_info())
+
+def number(names, function, by_pointer):
+    for name in names:
+        try:
+            ask = getattr(ctypes.CDLL(name), function)
+        except (OSError, AttributeError):
+            continue
+        if not by_pointer:
+            ask.restype = ctypes.c_size_t
+            return ask()
+        found = ctypes.c_int()
+        if ask(ctypes.byref(found)) == 0:
+            return found.value
+    return None
+
+def names(library, endings, built):
+    # Several may lie beside each other: the one that it was built for is the one that it takes.
+    major = (built or "").split(".")[0]
+    ordered = sorted(endings, key=lambda ending: ending.split(".")[0] != major)
+    return [f"{library}.so.{ending}" for ending in ordered]
+
+gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
+cudart = names("libcudart", ["13", "12", "11.0", "10.1"], build.get("cuda_version"))
+cudnn = names("libcudnn", ["9", "8", "7"], build.get("cudnn_version"))
 print(json.dumps({
     "version": tf.__version__,
     "is_cuda": bool(build.get("is_cuda_build")),
     "cuda": build.get("cuda_version"),
     "cudnn": build.get("cudnn_version"),
     "capabilities": list(build.get("cuda_compute_capabilities") or []),
-    "gpus": [device.name for device in tf.config.list_physical_devices("GPU")],
+    "gpus": gpus,
+    "cudart": number(cudart, "cudaRuntimeGetVersion", True),
+    "libcudnn": number(cudnn, "cudnnGetVersion", False),
+    "nccl": number(["libnccl.so.2"], "ncclGetVersion", True),
 }))
 """
 """Run in a process of its own: a broken driver can end it, or make it hang."""
@@ -86,6 +115,9 @@ class Framework:
 
     gpus: tuple[str, ...] = ()
     """The GPUs that it sees."""
+
+    libraries: tuple[tuple[str, str], ...] = ()
+    """CUDA, cuDNN and NCCL as it finds them, packages or the system's, and their versions."""
 
     missing: tuple[str, ...] = ()
     """Libraries that it looked for and did not find."""
@@ -130,7 +162,22 @@ def probe_framework(*, timeout_s: float) -> Framework:
         return Framework(error=f"exit code {done.returncode}: {tail}")
     told = json.loads(done.stdout.strip().splitlines()[-1])
     told |= {name: tuple(told[name]) for name in ("capabilities", "gpus")}
-    return Framework(**told, missing=missing_libraries(done.stderr))
+    libraries = tuple(_libraries(told))
+    return Framework(**told, libraries=libraries, missing=missing_libraries(done.stderr))
+
+
+def _libraries(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The numbers that libraries gave themselves, taken out of what was told, as versions.
+
+    Source: CUDA_VERSION of cuda.h, CUDNN_VERSION of cudnn_version.h (another base from 9 on),
+    NCCL_VERSION of nccl.h (another base from 2.9 on).
+    """
+    if (cudart := told.pop("cudart")) is not None:
+        yield "CUDA", f"{cudart // 1000}.{cudart % 1000 // 10}"
+    for name, key in (("cuDNN", "libcudnn"), ("NCCL", "nccl")):
+        if (number := told.pop(key)) is not None:
+            base = 10_000 if number >= 10_000 else 1_000
+            yield name, f"{number // base}.{number % base // 100}.{number % 100}"
 
 
 def missing_libraries(log: str) -> tuple[str, ...]:
@@ -164,6 +211,29 @@ def cuda_packages(distribution: str = "tensorflow") -> tuple[Package, ...]:
             )
         )
     return tuple(found)
+
+
+def unfit_libraries(framework: Framework) -> Iterator[tuple[str, str, str]]:
+    """Libraries as they are found that do not do for a TensorFlow: name, version, what it needs.
+
+    CUDA must have the major version that it was built with: minor ones are compatible. cuDNN must
+    have that major version too, and no older minor one.
+
+    Source: NVIDIA, CUDA compatibility; TensorFlow's own check of a loaded cuDNN.
+    """
+    pair = built_for(framework)
+    if pair is None:
+        return
+    for name, built in zip(("CUDA", "cuDNN"), pair, strict=True):
+        found = dict(framework.libraries).get(name)
+        if found is None:
+            continue
+        have, need = Version(found).release, Version(built).release
+        same_major = have[0] == need[0]
+        if not same_major:
+            yield name, found, f"{need[0]}"
+        elif name == "cuDNN" and have[: len(need)] < need:
+            yield name, found, f"{built} or a later {need[0]}"
 
 
 def built_for(framework: Framework) -> tuple[str, str] | None:
