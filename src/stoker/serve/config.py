@@ -95,6 +95,9 @@ class ServeConfig:
     warm_up: bool = True
     """Whether a version's own warm-up requests are run (`--enable_model_warmup`)."""
 
+    unload_first: bool = False
+    """Whether what a new version replaces is unloaded before that is loaded, not after."""
+
     keys_file: Path | None = None
     """Bearer tokens and API keys with their roles; everybody may ask if None."""
 

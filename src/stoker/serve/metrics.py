@@ -262,6 +262,10 @@ class ServeMetrics:
         self.requests_under_way = self._gauge(
             "stoker_requests_under_way", "Requests that are being answered."
         )
+        self.head_cache = self._counter(
+            "stoker_head_cache",
+            "Small REST requests whose head was known by its bytes, and heads that became known.",
+        )
         self.workers_replaced = self._counter(
             "stoker_workers_replaced", "Workers in whose place another was put, by reason."
         )

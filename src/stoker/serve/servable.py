@@ -66,6 +66,10 @@ class LoadOptions:
     warm_up: bool = True
     """Whether a version's own warm-up requests are run."""
 
+    unload_first: bool = False
+    """Whether what a new version replaces is unloaded before that is loaded, not after: two do not
+    have to fit in memory, and nothing is served in between."""
+
     metrics: ServeMetrics | None = None
     """What batches are counted in."""
 

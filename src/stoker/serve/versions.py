@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stoker.core.errors import DataError
@@ -79,16 +79,9 @@ class ModelVersions:
             self._move_labels()
             seen = {version: file_state(path) for version, path in folders.items()}
             self._forget(seen)
-            labelled = set(self._wanted_labels().values())
-            kept: set[int] = set()
-            counted = 0
-            for version in candidates:
-                met = self.config.policy.is_met(counted)
-                if met and version not in labelled:
-                    continue
-                if self._is_served(version, folders[version], seen[version]):
-                    kept.add(version)
-                    counted += not met
+            if self._options.unload_first:
+                self._make_room(candidates, folders, seen)
+            kept = self._chosen(candidates, lambda v: self._is_served(v, folders[v], seen[v]))
             if kept:  # and what a label still names, as the version that it moves to is not there
                 wanted = self._wanted_labels()
                 kept |= {now for label, now in self._labels.items() if now != wanted.get(label)}
@@ -164,6 +157,37 @@ class ModelVersions:
         return ServeError(
             Code.NOT_FOUND, f"Servable not found for request: {wanted}({self.name}{number})"
         )
+
+    def _chosen(self, candidates: Sequence[int], serves: Callable[[int], bool]) -> set[int]:
+        """Of the candidates, newest first, as many that serve as the policy wants, and the labelled."""
+        labelled = set(self._wanted_labels().values())
+        chosen: set[int] = set()
+        counted = 0
+        for version in candidates:
+            met = self.config.policy.is_met(counted)
+            if met and version not in labelled:
+                continue
+            if serves(version):
+                chosen.add(version)
+                counted += not met
+        return chosen
+
+    def _make_room(
+        self,
+        candidates: Sequence[int],
+        folders: Mapping[int, Path],
+        seen: Mapping[int, FileState],
+    ) -> None:
+        """Unload what will not be wanted if all that can be tried now loads."""
+
+        def may_serve(version: int) -> bool:
+            current = self._available.get(version)
+            is_there = current is not None and current.path == folders[version]
+            return is_there or self._can_be_tried(version, seen[version])
+
+        wanted = self._chosen(candidates, may_serve)
+        if wanted:
+            self._unload([version for version in self._available if version not in wanted])
 
     def _is_served(self, version: int, path: Path, state: FileState) -> bool:
         """Whether a version serves, loading it if it does not yet and can be tried."""

@@ -424,6 +424,28 @@ def test_a_head_that_came_before_is_no_more_than_its_own_request(
             assert stream.read() == b"", "what is behind it is no request"
 
 
+def test_heads_that_are_known_are_counted(server: Server, beside: list[Any]) -> None:
+    def counted() -> dict[str, float]:
+        lines = server.plane.metrics.exposition().splitlines()
+        of_heads = [line for line in lines if line.startswith("stoker_head_cache{")]
+        return {line.split('"')[1]: float(line.split()[-1]) for line in of_heads}
+
+    before = counted()
+    asked = post(PATH, b'{"instances": [1.0]}').replace(
+        b"\r\n", b"\r\nX-Never-Sent-Before: 1\r\n", 1
+    )
+    with (
+        socket.create_connection(("127.0.0.1", server.rest_port), timeout=30) as client,
+        client.makefile("rb") as stream,
+    ):
+        for _ in range(4):
+            client.sendall(asked)
+            assert answers(stream, 1)[0][0] == 200
+
+    after = counted()
+    assert {name: after[name] - before[name] for name in after} == {"hit": 3.0, "miss": 1.0}
+
+
 def test_only_so_many_heads_are_kept_and_no_long_one() -> None:
     head = Head(
         raw_path=b"/",

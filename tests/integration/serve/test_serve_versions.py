@@ -16,7 +16,7 @@ from stoker.export.repository import MANIFEST, Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.model_config import ModelConfig
-from stoker.serve.servable import State
+from stoker.serve.servable import LoadOptions, Servable, State
 from stoker.serve.server import Server
 from stoker.serve.versions import ModelVersions
 
@@ -57,6 +57,57 @@ def test_the_newest_version_is_served_and_the_old_one_unloaded(
 
     assert answer(versions) == (2, 3.0)
     assert states(versions) == {2: State.AVAILABLE, 1: State.END}
+
+
+@pytest.mark.parametrize("unload_first", [False, True])
+def test_the_old_version_goes_before_or_after_the_new_one_comes(
+    exported: Exported,
+    tmp_path: Path,
+    opened: list[ModelVersions],
+    monkeypatch: pytest.MonkeyPatch,
+    unload_first: bool,
+) -> None:
+    repository = Repository(tmp_path)
+    repository.push(exported["half_plus_two"], "half")
+    options = LoadOptions(unload_first=unload_first)
+    versions = ModelVersions(ModelConfig(name="half", base=repository.base("half")), options)
+    opened.append(versions)
+    versions.poll()
+    repository.push(exported["half_plus_three"], "half")
+    seen: list[dict[int, State]] = []
+    load = Servable.load
+
+    def looked_at(servable: Servable) -> bool:
+        seen.append(states(versions))
+        return load(servable)
+
+    monkeypatch.setattr(Servable, "load", looked_at)
+    versions.poll()
+
+    # While the second is loaded the first serves, or its memory is given back already.
+    assert seen == [{2: State.START, 1: State.END if unload_first else State.AVAILABLE}]
+    assert answer(versions) == (2, 3.0)
+    assert states(versions) == {2: State.AVAILABLE, 1: State.END}
+
+
+def test_what_was_unloaded_first_comes_back_where_the_new_one_does_not_load(
+    exported: Exported, tmp_path: Path, opened: list[ModelVersions]
+) -> None:
+    repository = Repository(tmp_path)
+    repository.push(exported["half_plus_two"], "half")
+    options = LoadOptions(unload_first=True)
+    versions = ModelVersions(ModelConfig(name="half", base=repository.base("half")), options)
+    opened.append(versions)
+    versions.poll()
+    damaged = repository.push(exported["half_plus_three"], "half")
+    (damaged.path / "saved_model.pb").write_bytes(b"no model")
+
+    versions.poll()
+
+    assert answer(versions) == (1, 2.0)
+    assert states(versions) == {2: State.END, 1: State.AVAILABLE}
+    with pytest.raises(ServeError):
+        versions.hold(2)
 
 
 def test_deleting_the_newest_version_goes_back_to_the_one_before(

@@ -160,6 +160,15 @@ AllowUnauthenticated = Annotated[
     typer.Option("--allow-unauthenticated", help="Let others than this machine in without."),
 ]
 
+UnloadFirst = Annotated[
+    bool,
+    typer.Option(
+        "--unload-first",
+        help="Unload what a new version replaces before that is loaded, not after: two need not fit "
+        "in memory, and nothing is served in between.",
+    ),
+]
+
 AllowOps = Annotated[
     list[str] | None,
     typer.Option("--allow-ops", help="An operation that models may have; may be repeated."),

@@ -60,6 +60,7 @@ class Heads:
     def __init__(self) -> None:
         """Know none."""
         self._known: dict[bytes, tuple[Head, int]] = {}
+        self.hits = self.misses = 0
 
     def find(self, data: bytes) -> tuple[Head, bytes] | None:
         """The head and the body of a request that is one, whole, of a known head; else None."""
@@ -67,6 +68,7 @@ class Heads:
         known = self._known.get(data[:end])
         if known is None or len(data) - end != known[1]:
             return None
+        self.hits += 1
         return known[0], data[end:]
 
     def add(self, data: bytes, head: Head, *, body_bytes: int) -> None:
@@ -77,6 +79,7 @@ class Heads:
         if len(self._known) >= MOST_HEADS:
             self._known.clear()  # those in use are back at once
         self._known[data[:end]] = head, body_bytes
+        self.misses += 1
 
 
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)

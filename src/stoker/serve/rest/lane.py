@@ -20,6 +20,7 @@ from stoker.serve.awake import Awake
 from stoker.serve.batching.joined import MANY, in_runs
 from stoker.serve.dataplane import DataPlane, RunAtOnce
 from stoker.serve.errors import ServeError
+from stoker.serve.metrics import COUNTING
 from stoker.serve.requests import ModelSpec
 from stoker.serve.rest import decode, encode, routes
 from stoker.serve.rest.compressed import compressed
@@ -125,6 +126,8 @@ class Lane:
         self._plane = app.plane
         self._waiting: list[Small] = []
         self.heads = Heads()
+        self._hits = app.plane.metrics.head_cache.of(result="hit")
+        self._misses = app.plane.metrics.head_cache.of(result="miss")
         self._json = QuickJson()
         self._awake = Awake()
 
@@ -150,7 +153,15 @@ class Lane:
         for (path, signature), group in groups.items():
             for part in self._parts(path, group):
                 self._answer(path, signature, part)
+        self._count_heads()
         self._awake.stay(self._loop)
+
+    def _count_heads(self) -> None:
+        heads = self.heads
+        with COUNTING:
+            self._hits.put(heads.hits)
+            self._misses.put(heads.misses)
+        heads.hits = heads.misses = 0
 
     def _read(self, small: Small) -> str | None:
         """Its rows and who sent it; the signature's name, None where it is not plain."""
