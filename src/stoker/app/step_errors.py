@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.user_code import first_line, place_told
+from stoker.train.oom import is_out_of_memory, what_did_not_fit
 
 _PEER_IS_GONE = (
     tf.errors.UnavailableError,
@@ -37,6 +38,13 @@ def steps_are_the_users(*, workers: int) -> Iterator[None]:
         exchange = isinstance(error, tf.errors.InternalError) and "ollective" in error.message
         if workers > 1 and (exchange or isinstance(error, _PEER_IS_GONE)):
             raise
+        if is_out_of_memory(error):
+            raise ConfigError(
+                "a training step must fit in memory",
+                got=Plain(f"out of memory: {what_did_not_fit(error)}"),
+                fix="Set train.batch_size lower, or use train.remat: train.on_oom does not reduce a "
+                "batch under train.strategy: parameter_server.",
+            ) from error
         raise ConfigError(
             f"a training step must not fail{place_told(error)}",
             got=Plain(_said(error)),

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.keras_model import has_kerass_optimizer, overrides
+from stoker.train.keras_model import has_kerass_optimizer, overrides, own_optimizers
 
 LOOK_EVERY = 20
 """Steps after which the variables are looked at, at most, where calls are shorter."""
@@ -29,6 +29,8 @@ def may_update_at_once(model: keras.Model, config: TrainConfig, resolved: Resolv
             one: it rounds otherwise.
         resolved: What its `auto`s became.
     """
+    if "train_step" in overrides(model):
+        return True  # The user's step has written before anybody could look.
     # Float16 overflows in the course of things; a clipped value or a constraint may be finite where
     # the gradient was not.
     hidden = (
@@ -36,17 +38,18 @@ def may_update_at_once(model: keras.Model, config: TrainConfig, resolved: Resolv
         or model.optimizer.clipvalue is not None
         or any(getattr(v, "constraint", None) is not None for v in model.trainable_variables)
     )
-    ours = "train_step" not in overrides(model) and resolved.strategy != "tpu"
     same = not (config.deterministic and resolved.xla)
-    return same and ours and has_kerass_optimizer(model) and not hidden
+    return same and resolved.strategy != "tpu" and has_kerass_optimizer(model) and not hidden
 
 
 def are_sound(model: keras.Model) -> tf.Tensor:
-    """Whether all that gradients reach is finite: the weights, and what the optimizer keeps.
+    """Whether all that gradients reach is finite: the weights, and what its optimizers keep.
 
     Args:
-        model: Its optimizer is built.
+        model: Its optimizers are built.
     """
-    reached = [*model.trainable_variables, *model.optimizer.variables]
+    optimizers = [model.optimizer, *own_optimizers(model).values()]
+    kept = [variable for optimizer in optimizers for variable in optimizer.variables]
+    reached = [*model.trainable_variables, *kept]
     floats = [v.value for v in reached if tf.as_dtype(v.dtype).is_floating]
     return tf.math.is_finite(tf.add_n([tf.reduce_sum(tf.cast(v, tf.float32)) for v in floats]))

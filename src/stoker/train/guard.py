@@ -30,6 +30,7 @@ from stoker.train.health.rollback import NanConfig, Rollbacks
 from stoker.train.health.tensor_cores import check_tensor_cores
 from stoker.train.model import BuiltModel
 from stoker.train.oom import Reduction, Split, does_not_fit, is_out_of_memory, reduce_batch
+from stoker.train.own_step import has_own_step
 from stoker.train.strategy import Distribution
 
 _LOG = logging.getLogger(__name__)
@@ -136,6 +137,7 @@ class Guard:
             learning_rate=_number(model.optimizer.learning_rate),
             precision=self._resolved.precision,
             xla=self._resolved.xla,
+            has_written=has_own_step(model),
         )
         found = self._first_bad_values(batch)
         error = bad_step_error(bad, found)
@@ -162,9 +164,15 @@ class Guard:
         """
         if not is_out_of_memory(error):
             raise error
-        # Workers have to agree on a batch, and only one of them may have run out.
-        if self._config.on_oom == "stop" or self._distribution.workers > 1:
+        if self._config.on_oom == "stop":
             raise does_not_fit(split, error) from error
+        if self._distribution.workers > 1:
+            several = "several workers would have to agree on a smaller one, and one alone ran out"
+            raise does_not_fit(split, error, uncut=several) from error
+        if has_own_step(self._built.model):
+            name = type(self._built.model).__name__
+            own = f"{name}.train_step takes a batch whole, and cannot be given it in parts"
+            raise does_not_fit(split, error, uncut=own, accumulates=False) from error
         reduction = reduce_batch(split, error)
         self.reductions.append(reduction)
         _LOG.warning("%s", reduction.message)

@@ -90,16 +90,29 @@ def reduce_batch(split: Split, error: BaseException) -> Reduction:
     return Reduction(before=split, after=after, why=what_did_not_fit(error))
 
 
-def does_not_fit(split: Split, error: BaseException) -> ConfigError:
-    """The error that ends the run, with the figure: under `train.on_oom: stop`, or at the end."""
+def does_not_fit(
+    split: Split, error: BaseException, *, uncut: str = "", accumulates: bool = True
+) -> ConfigError:
+    """The error that ends the run, with the figure.
+
+    Args:
+        split: How the step is computed now.
+        error: What it failed with.
+        uncut: Why the batch is not reduced though that was asked for; "" where it was not asked for,
+            or has come to its end.
+        accumulates: Whether several passes can make one update.
+    """
+    less = f"Set train.batch_size to {split.batch_size // 2} or less"
+    kept = " (train.accumulate keeps the global batch)" if accumulates else ""
+    reduced = "" if uncut else ", or train.on_oom: reduce with an even batch size"
     smallest = (
         "Not even one sample fits: use a smaller model, train.remat, or mixed precision."
         if split.batch_size == 1
-        else f"Set train.batch_size to {split.batch_size // 2} or less (train.accumulate keeps the "
-        "global batch), use train.remat, or train.on_oom: reduce with an even batch size."
+        else f"{less}{kept}, use train.remat{reduced}."
     )
+    because = f"; its batch is not reduced: {uncut}" if uncut else ""
     return ConfigError(
-        f"a step of train.batch_size {split.batch_size} must fit in memory",
+        f"a step of train.batch_size {split.batch_size} must fit in memory{because}",
         got=Plain(f"out of memory: {what_did_not_fit(error)}"),
         fix=smallest,
     )

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.train.at_once import are_sound
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.keras_model import (
     loss_of,
@@ -93,7 +94,8 @@ def make_own_step(
 ) -> Callable[[Any], Outcome]:
     """A step by the user's `train_step`, with what `make_train_step` promises of a step, but this.
 
-    It updates before its loss is known: a step that is not finite has changed the weights. Over
+    It updates before its loss is known: a step that is not finite has changed the weights, which are
+    looked at behind each step where `settings.looks_first`, else when a call ends. Over
     several replicas it is as in `fit`: `optimizer.apply` sums the gradients, so that replicas count
     alike, also where the last batch is shared unevenly; a replica without rows sees one of others.
 
@@ -133,9 +135,10 @@ def make_own_step(
         # The step has ended when every weight is written, as in `make_train_step`.
         with tf.control_dependencies([facts, *map(tf.convert_to_tensor, weights)]):
             loss_sum = tf.identity(facts[0])
-        return Outcome(
-            loss_sum, facts[1], tf.math.is_finite(loss_sum), tf.cast(facts[2:], tf.int32)
-        )
+            finite = tf.math.is_finite(loss_sum)
+            if settings.looks_first:
+                finite = tf.logical_and(finite, are_sound(model))
+        return Outcome(loss_sum, facts[1], finite, tf.cast(facts[2:], tf.int32))
 
     return step
 

@@ -275,8 +275,7 @@ class Run:
         self.compiled.compile()
         self._go_back()
         _LOG.warning(
-            "a loss or a weight is not finite by step %s: on from step %s, looking at every "
-            "gradient before its update",
+            "a loss or a weight is not finite by step %s: on from step %s, looking at each step",
             step + 1,
             self.position.step,
         )

@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.integration.train.small import small_dataset
-from tests.integration.train.test_train_numbers import hungry, train
+from tests.integration.train.test_train_numbers import hungry, hungry_own, train
 
 from stoker.core.errors import ConfigError
 from stoker.data.features.build import build_transform
@@ -51,10 +51,15 @@ def main() -> None:
             for ours, theirs in zip(built.model.weights, plain.model.weights, strict=True)
         ),
     }
-    try:
-        train(sound, root / "stops", function=hungry, on_oom="stop")
-    except ConfigError as error:
-        seen["stopped"] = error.line()
+    cases: list[tuple[str, Any, dict[str, Any]]] = [
+        ("stopped", hungry, {"on_oom": "stop"}),
+        ("own", hungry_own, {}),
+    ]
+    for name, function, more in cases:
+        try:
+            train(sound, root / name, function=function, **more)
+        except ConfigError as error:
+            seen[name] = error.line()
     json.dump(seen, sys.stdout)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -167,6 +168,24 @@ def rooted(features: dict[str, Any]) -> keras.Model:
     return model
 
 
+def rooted_own(features: dict[str, Any]) -> keras.Model:
+    class RootedOwn(keras.Model):  # type: ignore[misc]
+        """Reads its loss before the update: that one is finite."""
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+    plain = rooted(features)
+    model = RootedOwn(plain.inputs, plain.outputs)
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
+    return model
+
+
 OFTEN = CheckpointConfig(every_steps=1, keep_last=100)
 
 
@@ -190,7 +209,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_at_its_step_though_the_loss_
             resolved={"steps_per_call": per_call, "xla": xla},
         )
 
-    assert "looking at every gradient before its update" in caplog.text
+    assert "looking at each step" in caplog.text
     assert "passes back through rooted" in raised.value.line()
     assert all_finite(tmp_path)
     # The same as of a run that looks first.
@@ -199,6 +218,37 @@ def test_a_gradient_that_is_not_finite_ends_the_run_at_its_step_though_the_loss_
     with pytest.raises(UserError) as first:
         train(sound, tmp_path / "first", function=rooted, resolved=same)
     assert raised.value.line() == first.value.line()
+
+
+@pytest.mark.parametrize("per_call", [1, 3])
+def test_a_step_of_the_users_that_is_not_finite_reaches_no_checkpoint(
+    sound: tuple[Dataset, Transform], tmp_path: Path, per_call: int
+) -> None:
+    """Its loss is finite, the weights that it has written are not."""
+    at: dict[str, Any] = {"steps_per_call": per_call}
+    with pytest.raises(UserError, match=r"gradients? of step (\d+) must be finite") as raised:
+        train(sound, tmp_path / "own", function=rooted_own, checkpoint=OFTEN, resolved=at)
+    with pytest.raises(UserError) as ours:
+        train(sound, tmp_path / "ours", function=rooted, resolved=at)
+
+    assert all_finite(tmp_path / "own")
+    step = re.compile(r"of step \d+")
+    assert step.findall(raised.value.line()) == step.findall(ours.value.line())
+    assert "weight rooted/scale, behind the step" in raised.value.line()
+    assert "The model's train_step wrote it before anybody could look" in raised.value.line()
+
+    result, built = train(
+        sound,
+        tmp_path / "back",
+        function=rooted_own,
+        checkpoint=OFTEN,
+        resolved=at,
+        on_nan="rollback",
+    )
+    # The row is met once in each of two epochs.
+    assert len(result.health["rollbacks"]) == 2
+    assert all(np.isfinite(variable.numpy()).all() for variable in built.model.weights)
+    assert all_finite(tmp_path / "back")
 
 
 @pytest.mark.parametrize("per_call", [1, 3, 7])
@@ -312,6 +362,23 @@ def hungry(features: dict[str, Any]) -> keras.Model:
     return model
 
 
+def hungry_own(features: dict[str, Any]) -> keras.Model:
+    """Its own `train_step` takes 4 TiB."""
+
+    class HungryOwn(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            logs = super().train_step(data)
+            taken = tf.reduce_sum(
+                tf.random.uniform(tf.stack([tf.shape(data[1])[0], 1 << 20, 1 << 20]))
+            )
+            return logs | {"loss": logs["loss"] + 0.0 * taken}
+
+    x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+    model = HungryOwn(features, layers.Dense(1, activation="sigmoid")(x))
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
+    return model
+
+
 @pytest.fixture(scope="module")
 def out_of_memory() -> dict[str, Any]:
     """What a process of its own saw of `hungry`, in which nothing waits for memory."""
@@ -337,6 +404,19 @@ def test_a_step_that_does_not_fit_is_cut_and_learns_the_same(
         for line in out_of_memory["said"]
     )
     assert out_of_memory["alike"]
+
+
+def test_the_batch_of_an_own_step_is_not_reduced_and_that_is_said(
+    out_of_memory: dict[str, Any],
+) -> None:
+    said = out_of_memory["own"]
+
+    assert said.startswith(
+        "a step of train.batch_size 32 must fit in memory; its batch is not reduced"
+    )
+    assert "HungryOwn.train_step takes a batch whole" in said
+    assert "Received: out of memory: " in said
+    assert said.endswith("Set train.batch_size to 16 or less, use train.remat.")
 
 
 def test_on_oom_stop_gives_the_figure(out_of_memory: dict[str, Any]) -> None:
