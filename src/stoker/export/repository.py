@@ -36,6 +36,9 @@ MANIFEST = "stoker.manifest.json"
 ALIASES = "aliases.json"
 """The file beside the versions that names some of them."""
 
+WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
+"""Where a version has its requests; they may be laid beside it after it was pushed."""
+
 MAX_VERSION = 2**63 - 1
 """TensorFlow Serving holds a version in 64 signed bits."""
 
@@ -208,7 +211,8 @@ def verify(folder: Path) -> bool:
         Whether there is a manifest; without one nothing is known.
 
     Raises:
-        DataError: a file is damaged, missing, or was not there when it was pushed; it is named.
+        DataError: a file is damaged, missing, or was not there when it was pushed (but for
+            `WARM_UP_FILE`, which is no part of the model); it is named.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -218,7 +222,10 @@ def verify(folder: Path) -> bool:
         raise _damaged(path, "other bytes than were written")
     if manifest.get("format") != _FORMAT:
         raise _damaged(path, f"format {manifest.get('format')!r}, known is {_FORMAT}")
-    _compare(folder, manifest["files"], _hashed(folder))
+    found = _hashed(folder)
+    if WARM_UP_FILE not in manifest["files"]:
+        found.pop(WARM_UP_FILE, None)
+    _compare(folder, manifest["files"], found)
     return True
 
 
