@@ -32,8 +32,10 @@ def write_requests(version: Path, *xs: float) -> Path:
 def test_a_pushed_version_takes_requests_that_were_laid_beside_it_later(
     exported: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    version = Repository(tmp_path).push(exported["half_plus_two"], "half").path
+    repository = Repository(tmp_path)
+    version = repository.push(exported["half_plus_two"], "half").path
     write_requests(version, 1.0, 2.0)
+    assert repository.push(exported["half_plus_two"], "half").already
     servable = Servable(1, version)
 
     with caplog.at_level("INFO", "stoker.serve.servable"):
