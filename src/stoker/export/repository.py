@@ -36,6 +36,9 @@ MANIFEST = "stoker.manifest.json"
 ALIASES = "aliases.json"
 """The file beside the versions that names some of them."""
 
+WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
+"""Where a version has its requests; they may be laid beside it after it was pushed."""
+
 MAX_VERSION = 2**63 - 1
 """TensorFlow Serving holds a version in 64 signed bits."""
 
@@ -101,8 +104,11 @@ class Repository:
         return folders[version]
 
     def content_hash(self, model: str, version: int) -> str:
-        """One SHA-256 for all files of a version as they lie on the disk now, less the manifest."""
-        return _content(_hashed(self.path(model, version)))
+        """One SHA-256 for all files of a version as they lie on the disk now, less the manifest.
+
+        Requests that were laid beside it after it was pushed do not count: it is the same model.
+        """
+        return _content(_less_requests(self.path(model, version)))
 
     def aliases(self, model: str) -> dict[str, int]:
         """Alias -> version."""
@@ -208,7 +214,8 @@ def verify(folder: Path) -> bool:
         Whether there is a manifest; without one nothing is known.
 
     Raises:
-        DataError: a file is damaged, missing, or was not there when it was pushed; it is named.
+        DataError: a file is damaged, missing, or was not there when it was pushed (but for
+            `WARM_UP_FILE`, which is no part of the model); it is named.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -218,7 +225,7 @@ def verify(folder: Path) -> bool:
         raise _damaged(path, "other bytes than were written")
     if manifest.get("format") != _FORMAT:
         raise _damaged(path, f"format {manifest.get('format')!r}, known is {_FORMAT}")
-    _compare(folder, manifest["files"], _hashed(folder))
+    _compare(folder, manifest["files"], _less_requests(folder))
     return True
 
 
@@ -252,6 +259,18 @@ def _hashed(folder: Path) -> dict[str, str]:
                 fix="Copy its content in its place.",
             )
     return {name: digest for name, digest in hash_folder(folder).items() if name != MANIFEST}
+
+
+def _less_requests(folder: Path) -> dict[str, str]:
+    """The same, less requests to warm it that its manifest does not know."""
+    found = _hashed(folder)
+    if WARM_UP_FILE not in found:
+        return found
+    with contextlib.suppress(DataError):  # no manifest, or one that `verify` calls damaged
+        manifest = read_json(folder / MANIFEST)
+        if isinstance(manifest, dict) and WARM_UP_FILE not in manifest.get("files", ()):
+            del found[WARM_UP_FILE]
+    return found
 
 
 def _content(hashes: Mapping[str, str]) -> str:

@@ -12,13 +12,11 @@ from google.protobuf.message import DecodeError
 from tensorflow_serving.apis import input_pb2, prediction_log_pb2
 
 from stoker.export.callpath import DEFAULT_SIGNATURE
+from stoker.export.repository import WARM_UP_FILE
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.inference import INPUT, joined_examples
 from stoker.serve.records import damaged, read_records
 from stoker.serve.tensors import to_array
-
-WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
-"""Where a version has its requests."""
 
 MAX_RECORDS = 1000
 """Most requests in the file; TensorFlow Serving's limit."""

@@ -20,6 +20,7 @@ from stoker.app.cli import (
     profile,
     run,
     serve,
+    skew,
     stages,
     tune,
 )
@@ -38,6 +39,7 @@ app.command("run")(run.run)
 for _name, _command in stages.COMMANDS.items():
     app.command(_name)(_command)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
+app.command("skew")(skew.skew)
 app.command("profile", cls=profile.BeforeCommand)(profile.profile)
 app.command("tune")(tune.tune)
 app.command("call")(call.call)

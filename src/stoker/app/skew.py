@@ -1,0 +1,182 @@
+"""A request log held against what the model was trained on."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from stoker.core.errors import DataError, Plain
+from stoker.core.files import sha256_file
+from stoker.data.columns import ARROW_TYPES, Column, Dtype
+from stoker.data.dataset import Dataset, Shard
+from stoker.data.features.anomalies import Anomaly, find_anomalies
+from stoker.data.features.measure import compute_statistics
+from stoker.data.features.schema import TRAIN, ColumnSchema, Schema, load_schema
+from stoker.data.features.skew import find_skew
+from stoker.data.features.statistics import Statistics, load_statistics
+
+REQUESTS = "requests"
+"""What anomalies name as their split."""
+
+Request = dict[str, NDArray[Any]]
+"""Input -> [rows, ...] values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skew:
+    """What a comparison found."""
+
+    rows: int
+    """Rows of all requests together."""
+
+    compared: tuple[str, ...]
+    """Columns that requests and training both have."""
+
+    anomalies: tuple[Anomaly, ...]
+    """Where they differ, errors first."""
+
+
+def compare(requests: Iterable[Request], analysis: Path) -> Skew:
+    """Hold requests against the training split of an analysis.
+
+    Columns that no request has (labels are such), and those of a dataset of the user's own of which
+    the analysis knows no values, are not compared.
+
+    Args:
+        requests: As they were logged.
+        analysis: Output of the stage `analyze`.
+
+    Raises:
+        DataError: the analysis is damaged; there is no row; requests do not hold rows, or rows of
+            one length.
+    """
+    schema, statistics = (
+        load_schema(analysis / "schema.json"),
+        load_statistics(analysis / "statistics.json"),
+    )
+    with tempfile.TemporaryDirectory(prefix="stoker-skew-") as folder:
+        dataset = _written([one for one in requests if _rows(one)], schema, Path(folder))
+        found = compute_statistics(dataset)
+    names = {column.name for column in dataset.columns}
+    both = tuple(column for column in schema.columns if column.name in names)
+    anomalies = [
+        *find_anomalies(found, replace(schema, columns=both, labels=())),
+        *_skewed(found, statistics, both),
+    ]
+    return Skew(
+        rows=dataset.rows(REQUESTS),
+        compared=tuple(column.name for column in both),
+        anomalies=tuple(anomalies),
+    )
+
+
+def _skewed(
+    found: Statistics, training: Statistics, columns: Sequence[ColumnSchema]
+) -> Iterable[Anomaly]:
+    for column in columns:
+        now, then = found.column(REQUESTS, column.name), training.column(TRAIN, column.name)
+        yield from find_skew(REQUESTS, now, then)
+
+
+def _written(requests: Sequence[Request], schema: Schema, folder: Path) -> Dataset:
+    """The requests as a dataset of one split and one shard, which the statistics read."""
+    known = {column.name: column for column in schema.columns}
+    counts = [_rows(request) for request in requests]
+    if not sum(counts):
+        raise DataError(
+            "a request log must hold at least one row",
+            got=Plain(f"{len(requests)} requests"),
+            fix="Let requests be logged first: give the model a logging_config.",
+        )
+    given = dict.fromkeys(name for request in requests for name in request)
+    names = [n for n in given if n not in known or known[n].dtype in ARROW_TYPES]
+    columns, arrays = [], []
+    for name in names:
+        parts = [
+            _flat(request.get(name), rows) for request, rows in zip(requests, counts, strict=True)
+        ]
+        column = _column(name, [part for part in parts if part is not None], known.get(name))
+        columns.append(column)
+        arrays.append(_arrow(column, parts, counts))
+    path = folder / "requests.parquet"
+    pq.write_table(pa.table(arrays, names=names), path)
+    shard = Shard(
+        file=path.name,
+        rows=sum(counts),
+        size_bytes=path.stat().st_size,
+        sha256=sha256_file(path),
+    )
+    return Dataset(
+        root=folder, columns=tuple(columns), splits={REQUESTS: (shard,)}, column_hashes={}
+    )
+
+
+def _rows(request: Request) -> int:
+    sizes = {values.shape[:1] for values in request.values()}
+    if len(sizes) > 1 or () in sizes:
+        shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in request.items())
+        raise DataError("every input of a request must hold its rows", got=Plain(shapes))
+    return sizes.pop()[0] if sizes else 1
+
+
+def _flat(values: NDArray[Any] | None, rows: int) -> NDArray[Any] | None:
+    """[rows, values in each]: axes behind the first are one."""
+    return None if values is None else values.reshape(rows, math.prod(values.shape[1:]))
+
+
+def _column(name: str, parts: Sequence[NDArray[Any]], known: ColumnSchema | None) -> Column:
+    lengths = {part.shape[1] for part in parts}
+    if len(lengths) > 1:
+        raise DataError(
+            f"requests must hold as many values of {name!r} in each row",
+            got=Plain(", ".join(map(str, sorted(lengths)))),
+        )
+    (length,) = lengths
+    is_single = length == 1 and (known is None or known.length is None)
+    return Column(name=name, dtype=_dtype(parts, known), length=None if is_single else length)
+
+
+def _dtype(parts: Sequence[NDArray[Any]], known: ColumnSchema | None) -> Dtype:
+    """The schema's own where the values are of its family: the width of a float is no anomaly."""
+    wanted = None if known is None else known.dtype
+    kinds = {part.dtype.kind for part in parts}
+    if kinds & set("OSU"):
+        return "image" if wanted == "image" else "string"
+    if kinds <= set("iub") and wanted not in ("float32", "float64"):
+        return "int64"
+    return "float64" if wanted == "float64" else "float32"
+
+
+def _arrow(column: Column, parts: Sequence[NDArray[Any] | None], counts: Sequence[int]) -> pa.Array:
+    chunks = [
+        _missing(column, rows) if part is None else _items(column, part)
+        for part, rows in zip(parts, counts, strict=True)
+    ]
+    flat = pa.concat_arrays(chunks)
+    if column.length is None:
+        return flat
+    return pa.FixedSizeListArray.from_arrays(flat, column.length)
+
+
+def _items(column: Column, part: NDArray[Any]) -> pa.Array:
+    item = replace(column, length=None).arrow_type
+    flat = part.reshape(-1)
+    if column.dtype in ("string", "image"):
+        values = [v.encode() if isinstance(v, str) else bytes(v) for v in flat.tolist()]
+        if column.dtype == "string":
+            return pa.array([v.decode(errors="replace") for v in values], item)
+        return pa.array(values, item)
+    return pa.array(flat.astype(item.to_pandas_dtype()), item, from_pandas=True)
+
+
+def _missing(column: Column, rows: int) -> pa.Array:
+    item = replace(column, length=None).arrow_type
+    return pa.nulls(rows * (column.length or 1), item)
