@@ -28,7 +28,7 @@ from stoker.serve.server import Server
 AskAt = Callable[..., Any]
 HALF = "/v1/models/half:predict"
 FULL = "The batch scheduling queue to which this task was submitted is full"
-SEND_S = 1.0
+SEND_S = 2.0
 LARGE_BYTES = 24 << 20
 """Of an answer: far more than the kernel keeps of one that is not read."""
 
@@ -247,6 +247,26 @@ def test_a_client_that_asks_for_much_and_reads_nothing_is_cut_while_others_are_a
     assert told > LARGE_BYTES
     assert len(found) < told
     assert by_rest(small, ask_at, 1.0) == 2.5
+
+
+def test_a_client_that_reads_slowly_but_steadily_gets_all_of_a_large_answer(small: Server) -> None:
+    """In twice the time that a client may leave an answer unread: each part of it is read in time."""
+    body = b'{"instances": ["' + b"x" * (LARGE_BYTES * 3 // 4) + b'"]}'
+    head = b"POST /v1/models/words:predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    steps = 20
+    with socket.create_connection(("127.0.0.1", small.rest_port), timeout=60) as client:
+        client.sendall(head % len(body) + body)
+        found = client.recv(1 << 16)
+        told = len(found.split(b"\r\n\r\n")[0]) + 4
+        told += int(found.split(b"content-length: ")[1].split(b"\r\n")[0])
+        got = len(found)
+        for step in range(1, steps + 1):
+            while got < told * step // steps:
+                piece = client.recv(1 << 20)
+                assert piece, f"it was cut in step {step}"
+                got += len(piece)
+            time.sleep(SEND_S / 10)
+    assert got == told
 
 
 def test_a_client_that_reads_a_large_answer_gets_all_of_it(server: Server, ask_at: AskAt) -> None:
