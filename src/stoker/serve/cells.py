@@ -55,6 +55,11 @@ class Cells:
                 found = self._rows[key] = self._added(key, size)
             return found
 
+    def has_room(self, key: str, *, most: int) -> bool:
+        """Whether a key has its row, or there are fewer than `most` rows."""
+        with self._lock:
+            return key in self._rows or len(self._rows) < most
+
     def rows(self) -> dict[str, list[float]]:
         """Every key with its values."""
         with self._lock:

@@ -24,7 +24,7 @@ from stoker.serve.inference import (
     joined_examples,
     read_outputs,
 )
-from stoker.serve.metrics import COUNTING, Count, ServeMetrics, Spread
+from stoker.serve.metrics import COUNTING, UNKNOWN_MODEL, Count, ServeMetrics, Spread
 from stoker.serve.model_config import ModelConfig
 from stoker.serve.models import Models
 from stoker.serve.patience import Patience
@@ -46,10 +46,6 @@ _log = logging.getLogger(__name__)
 
 _RELOAD_S = 600.0
 """Longest wait for the models of a new configuration; a large one loads for minutes."""
-
-
-UNKNOWN_MODEL = "other"
-"""The label of every model that is not served: clients must not invent series."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -25,6 +25,16 @@ LATENCY_BOUNDS_US = tuple(10 * 1.8**power for power in range(33))
 COUNT_BOUNDS = tuple(float(2**power) for power in range(14))
 """Upper bounds of the buckets for rows and batches; TensorFlow Serving's own, less the last."""
 
+UNKNOWN_MODEL = "other"
+"""The label of every model that is not served: clients must not invent series."""
+
+MOST_ROWS = 20_000
+"""Rows of a worker, of all metrics: those of some thousand models. Beyond them a new model counts as
+`UNKNOWN_MODEL`: no row ever goes, and who configures names and removes them again must not fill
+the memory with them."""
+
+_OF_MODELS = ("model_name", "model")
+
 FILE_SUFFIX = ".metrics"
 """How the name of a worker's file ends."""
 
@@ -75,9 +85,16 @@ class _Metric:
     def _row(self, labels: Labels) -> memoryview[float]:
         row = self._rows.get(labels)
         if row is None:
-            key = json.dumps([self.name, *labels])
-            row = self._rows[labels] = self._cells.row(key, self._width)
+            if not self._cells.has_room(self._key(labels), most=MOST_ROWS):
+                labels = tuple(
+                    (label, UNKNOWN_MODEL if label in _OF_MODELS else value)
+                    for label, value in labels
+                )
+            row = self._rows[labels] = self._cells.row(self._key(labels), self._width)
         return row
+
+    def _key(self, labels: Labels) -> str:
+        return json.dumps([self.name, *labels])
 
 
 class Count:

@@ -304,3 +304,32 @@ def test_a_repository_is_not_reconfigured_by_a_request(server: Server, base: Pat
 
     assert code == "FAILED_PRECONDITION"
     assert "--model_config_file" in said
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_label_for_a_version_that_is_not_there_is_taken_at_the_start_and_by_a_reload_if_allowed(
+    base: Path, ask_at: AskAt, served: Callable[..., Server], allowed: bool
+) -> None:
+    """At the start nobody loses a label by it, and the version may come: the flag is for reloads."""
+    latest = label("early", 9)
+    server = served(listed(entry(base, more=latest)), allow_unavailable_labels=allowed)
+    missing = "Servable not found for request: Specific(half, 9)"
+    assert (plus(server, ask_at), plus(server, ask_at, "half/labels/early")) == (2.0, missing)
+    server._config_watch.stop()  # type: ignore[union-attr] # the request alone is to act
+
+    given = listed(entry(base, more=latest + label("late", 8)))
+    if allowed:
+        reload(server, given)
+        expected = "Servable not found for request: Specific(half, 8)"
+    else:
+        code, said = refusal(server, given)
+        assert code == "FAILED_PRECONDITION"
+        assert "assign label late to version 8 of model half" in said
+        expected = "Unrecognized servable version label: late"
+
+    assert plus(server, ask_at, "half/labels/late") == expected
+    assert (plus(server, ask_at), plus(server, ask_at, "half/labels/early")) == (2.0, missing)
+    moved = refusal(server, listed(entry(base, more=label("early", 7) + label("late", 8))))
+    assert moved[0] == "FAILED_PRECONDITION", (
+        "a label that is known never goes to what is not there"
+    )

@@ -248,12 +248,38 @@ def test_what_was_logged_warms_the_next_version_unchanged(
         assert f"was warmed by {count} requests of its own" in caplog.text
 
 
-def answered(prefix: Path, array: Any) -> Answered:
+def answered(prefix: Path, array: Any, *, rate: float = 1.0) -> Answered:
     spec = ModelSpec(name="m", version=3)
     response = PredictResponse(model=spec, signature="serving_default", outputs={"y": array})
     return Answered(
-        log=RequestLogConfig(prefix=str(prefix), rate=1.0), response=response, inputs={"x": array}
+        log=RequestLogConfig(prefix=str(prefix), rate=rate), response=response, inputs={"x": array}
     )
+
+
+@pytest.mark.parametrize(
+    ("rate", "least", "most"), [(0.0, 0, 0), (0.25, 150, 350), (0.75, 650, 850), (1.0, 1000, 1000)]
+)
+def test_the_share_of_the_requests_that_was_asked_for_is_logged(
+    tmp_path: Path, rate: float, least: int, most: int
+) -> None:
+    """Of 1,000 requests; the bounds are seven standard deviations away."""
+    import numpy as np
+
+    dropped = Counter("dropped", "")
+    log = RequestLog(dropped=dropped)
+    for number in range(1000):
+        log.add(answered(tmp_path / "m", np.full(1, number, np.float32), rate=rate))
+    log.close()
+
+    records = [raw for path in sorted(tmp_path.iterdir()) for raw in read_records(path)]
+    assert least <= len(records) <= most
+    assert dropped.total() == 0
+    found = [prediction_log_pb2.PredictionLog.FromString(raw) for raw in records]
+    numbers = [int(one.predict_log.request.inputs["x"].float_val[0]) for one in found]
+    assert numbers == sorted(set(numbers)), "each once, in their order"
+    assert {one.log_metadata.sampling_config.sampling_rate for one in found} <= {rate}
+    if not rate:
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_files_are_bounded_in_size_and_what_cannot_be_written_is_counted(tmp_path: Path) -> None:

@@ -84,6 +84,25 @@ def test_a_model_that_does_more_than_compute_ends_with_the_operation_and_the_nod
     assert str(tmp_path) not in servable.reason
 
 
+@pytest.mark.parametrize("name", ["reads", "serving_default"])
+def test_a_clean_signature_does_not_hide_another_that_reads_files(
+    tmp_path: Path, name: str
+) -> None:
+    """Whichever of the two is the default: who may call could choose the other."""
+    archive = ExportArchive()
+    clean = "serving_default" if name == "reads" else "clean"
+    archive.add_endpoint(clean, tf.function(tf.identity), input_signature=TEXT)
+    archive.add_endpoint(name, tf.function(read_file), input_signature=TEXT)
+    archive.write_out(str(tmp_path / "1"), verbose=False)
+    servable = Servable(1, tmp_path / "1")
+
+    assert not servable.load()
+
+    assert servable.state is State.END
+    assert "ReadFile" in servable.reason
+    assert "only compute" in servable.reason
+
+
 def test_an_operation_that_is_allowed_by_name_is_loaded(tmp_path: Path) -> None:
     path = export(tmp_path / "1", prints, TEXT)
     servable = Servable(1, path, LoadOptions(allow_ops=frozenset({"PrintV2"})))

@@ -1,18 +1,17 @@
-"""The standard health service, and reflection: what a balancer and a person with grpcurl ask.
+"""The standard health service: what a balancer asks.
 
-Source: grpc/grpc, `health/v1/health.proto` and `reflection/v1alpha/reflection.proto`.
+Source: grpc/grpc, `health/v1/health.proto`.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stoker.serve.dataplane import DataPlane
 
@@ -21,12 +20,6 @@ SERVICES = ("tensorflow.serving.PredictionService", "tensorflow.serving.ModelSer
 
 _MAX_NAME = 256
 """Longest name that is watched; models' folders have no longer ones."""
-
-_STREAMS = 2
-"""Reflection streams at once: each holds one of the threads that answer."""
-
-_STREAM_S = 30.0
-"""Longest reflection stream, seconds; grpcurl needs less than one."""
 
 
 class Health:
@@ -124,31 +117,3 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
             sends.discard(send)
             if not sends:
                 self._sends.pop(service, None)
-
-
-def add_reflection(server: grpc.Server) -> None:
-    """Say on a server which services it has."""
-    names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_Reflection(names), server)
-
-
-class _Reflection(reflection.ReflectionServicer):  # type: ignore[misc] # the package has no types
-    """Reflection that cannot take all threads: few streams at once, none for long."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        super().__init__(names)
-        self._free = threading.BoundedSemaphore(_STREAMS)
-
-    def ServerReflectionInfo(  # noqa: N802 - the protocol's name
-        self, request_iterator: Iterator[Any], context: grpc.ServicerContext
-    ) -> Iterator[Any]:
-        if not self._free.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many reflection streams")
-        timer = threading.Timer(_STREAM_S, context.cancel)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield from super().ServerReflectionInfo(request_iterator, context)
-        finally:
-            timer.cancel()
-            self._free.release()

@@ -31,9 +31,10 @@ from stoker.serve.grpc import inference, v2
 from stoker.serve.grpc.access import KeyInterceptor
 from stoker.serve.grpc.call import Limits
 from stoker.serve.grpc.calls import Calls
-from stoker.serve.grpc.health import Health, add_reflection
+from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.inference import read_spec, spec_proto
 from stoker.serve.grpc.predict import PREDICT, PredictAtOnce, read_inputs, response_of
+from stoker.serve.grpc.reflection import add_reflection
 from stoker.serve.grpc.server import GrpcServer
 from stoker.serve.limits import HttpLimits
 from stoker.serve.model_config import models_of

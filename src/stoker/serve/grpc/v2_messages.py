@@ -85,7 +85,21 @@ def _described() -> descriptor_pb2.FileDescriptorProto:
         made[full_name] = messages.add(name=name)
         for field in filter(None, _MESSAGES[full_name].split("; ")):
             _add_field(made[full_name], field, full_name)
+    _add_service(file)
     return file
+
+
+def _add_service(file: descriptor_pb2.FileDescriptorProto) -> None:
+    """Every message `XRequest` has its `XResponse`, and both are of the method `X`."""
+    service = file.service.add(name=SERVICE.removeprefix(f"{PACKAGE}."))
+    for name in _MESSAGES:
+        method = name.removesuffix("Request")
+        if method != name:
+            service.method.add(
+                name=method,
+                input_type=f".{PACKAGE}.{name}",
+                output_type=f".{PACKAGE}.{method}Response",
+            )
 
 
 def _add_field(message: descriptor_pb2.DescriptorProto, text: str, full_name: str) -> None:
@@ -112,14 +126,17 @@ def _add_field(message: descriptor_pb2.DescriptorProto, text: str, full_name: st
         field.type_name = f".{PACKAGE}.{full_name}.{entry.name}"
 
 
-def _classes() -> dict[str, Any]:
+def _pool() -> descriptor_pool.DescriptorPool:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(_described())
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-        for name in _MESSAGES
-    }
+    return pool
 
 
-MESSAGES = _classes()
+POOL = _pool()
+"""Where the messages and the service are described."""
+
+MESSAGES: dict[str, Any] = {
+    name: message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+    for name in _MESSAGES
+}
 """The class of each message by its name, of those within others too."""

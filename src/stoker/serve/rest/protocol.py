@@ -26,6 +26,12 @@ RETRY_AFTER_S = 1
 _BODY_S = 0.005
 """How long the body of a small request may take behind its head."""
 
+_READ_BYTES = 16 << 10
+"""What a client has to take of an answer in the time of one that is not read; less is as nothing."""
+
+_LOOKS = 4
+"""How often it is looked at in that time."""
+
 GONE = "stoker.gone"
 """Where the scope of a request has what is called when its client has hung up."""
 
@@ -54,6 +60,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._patience: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
+        self._unread_bytes, self._read_s = (
+            0,
+            0.0,
+        )  # when the client took something, by the loop's clock
         self._idle: asyncio.TimerHandle | None = None  # of a connection that asks small things
         self._asked_s = 0.0  # when it was answered last, by the loop's clock
 
@@ -284,7 +294,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         """The client does not read: its time runs."""
-        self._send_timer = self.loop.call_later(self.limits.send_s, self.transport.abort)
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._read_s = self.loop.time()
+        self._look_whether_read()
         super().pause_writing()
 
     def resume_writing(self) -> None:
@@ -293,6 +305,19 @@ class LimitedProtocol(HttpToolsProtocol):
             self._send_timer.cancel()
         self._send_timer = None
         super().resume_writing()
+
+    def _look_whether_read(self) -> None:
+        """Cut a client that has not read for so long; one that is slow gets its time anew."""
+        unread_bytes, now_s = self.transport.get_write_buffer_size(), self.loop.time()
+        if self._unread_bytes - unread_bytes >= _READ_BYTES:
+            self._unread_bytes, self._read_s = unread_bytes, now_s
+        self._unread_bytes = max(self._unread_bytes, unread_bytes)  # what was asked before came too
+        left_s = self._read_s + self.limits.send_s - now_s
+        if left_s <= 0:
+            self.transport.abort()
+            return
+        look_s = min(left_s, self.limits.send_s / _LOOKS)
+        self._send_timer = self.loop.call_later(look_s, self._look_whether_read)
 
     def _expect_within(self, seconds: float) -> None:
         self._stop_timer()

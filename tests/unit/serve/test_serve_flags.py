@@ -1,0 +1,234 @@
+"""Each flag of `stoker serve` reaches its field, in TensorFlow Serving's spelling and in its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.app.cli.main import invoke
+from stoker.serve import workers
+from stoker.serve.batching.config import BatchingConfig
+from stoker.serve.config import ServeConfig
+
+Read = Callable[..., ServeConfig]
+
+FILES = {
+    "BATCHING": "max_batch_size { value: 8 } batch_timeout_micros { value: 250 } "
+    "max_enqueued_batches { value: 3 } num_batch_threads { value: 2 } "
+    "allowed_batch_sizes: 2 allowed_batch_sizes: 8 pad_variable_length_inputs: true",
+    "MODELS": 'model_config_list { config { name: "m" base_path: "/srv/m" } }',
+    "PATH": 'prometheus_config { enable: true path: "/metrics" }',
+    "SILENT": "prometheus_config { enable: false }",
+    "KEYS": "",
+}
+"""The name of a file in a flag -> what stands in it."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Those files, one for TLS, and a model's folder."""
+    found = tmp_path_factory.mktemp("flags")
+    for name, text in {**FILES, "TLS": ssl_config(found)}.items():
+        (found / name).write_text(text)
+    (found / "BASE" / "1").mkdir(parents=True)
+    return found
+
+
+def ssl_config(folder: Path) -> str:
+    openssl = shutil.which("openssl")
+    assert openssl is not None, "the tests of TLS need the openssl program"
+    made = ["-x509", "-days", "2", "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=x"]
+    command = [openssl, "req", "-newkey", "rsa:2048", "-nodes", *made]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    parts = {"server_key": "key.pem", "server_cert": "cert.pem", "custom_ca": "cert.pem"}
+    texts = [f"{key}: {json.dumps((folder / file).read_text())}" for key, file in parts.items()]
+    return "\n".join([*texts, "client_verify: true"])
+
+
+@pytest.fixture
+def read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
+    """What `stoker serve FLAGS` would have its workers serve; none is started."""
+    found: list[ServeConfig] = []
+    monkeypatch.setattr(workers, "run_workers", lambda config, *_: found.append(config))
+
+    def by(*flags: str, served: str = "BASE") -> ServeConfig:
+        names = rf"\b({'|'.join(path.name for path in folder.iterdir())})$"
+        given = [
+            re.sub(names, lambda name: str(folder / name[1]), flag) for flag in (served, *flags)
+        ]
+        assert invoke(["serve", *filter(None, given)], debug=True) == 0
+        return found.pop()
+
+    return by
+
+
+def test_without_flags_the_defaults_are_the_configurations_own(read: Read, folder: Path) -> None:
+    """Of both lists of defaults there must be one: what a user does not say is said nowhere else."""
+    assert read() == ServeConfig(models={"BASE": folder / "BASE"})
+
+
+@pytest.mark.parametrize(
+    ("flag", "own", "field", "value"),
+    [
+        ("--file_system_poll_wait_seconds=7", "--poll-s=7", "poll_s", 7.0),
+        (
+            "--enable_per_model_batching_parameters=true",
+            "--per-model-batching",
+            "per_model_batching",
+            True,
+        ),
+        (
+            "--allow_version_labels_for_unavailable_models=true",
+            "--allow-unavailable-labels",
+            "allow_unavailable_labels",
+            True,
+        ),
+        (
+            "--enable_signature_method_name_check=true",
+            "--check-method-names",
+            "check_method_names",
+            True,
+        ),
+        ("--rest_api_num_threads=3", "--rest-api-num-threads=3", "rest_workers", 3),
+        ("--rest_api_timeout_in_ms=250", "--rest-api-timeout-in-ms=250", "rest_timeout_s", 0.25),
+        ("--rest_api_port=1", "--rest-api-port=1", "rest_port", 1),
+        ("--port=2", "--port=2", "grpc_port", 2),
+        ("--grpc_socket_path=/run/s", "--grpc-socket-path=/run/s", "grpc_socket_path", "/run/s"),
+        ("--enable_model_warmup=false", "--no-model-warm-up", "warm_up", False),
+        ("--enable_model_warmup=true", "--enable_model_warmup", "warm_up", True),
+        (
+            "--grpc_channel_arguments=grpc.max_concurrent_streams=5,grpc.x=a=b",
+            "--grpc-channel-arguments=grpc.max_concurrent_streams=5,grpc.x=a=b",
+            "grpc_channel_arguments",
+            {"grpc.max_concurrent_streams": 5, "grpc.x": "a=b"},
+        ),
+        (
+            "--monitoring_config_file=PATH",
+            "--monitoring-config-file=PATH",
+            "metrics_path",
+            "/metrics",
+        ),
+        (
+            "--monitoring_config_file=SILENT",
+            "--monitoring-config-file=SILENT",
+            "metrics_path",
+            None,
+        ),
+        (
+            "--batching_parameters_file=BATCHING",
+            "--batching-parameters-file=BATCHING",
+            "batching",
+            BatchingConfig(
+                max_batch_size=8,
+                batch_timeout_micros=250,
+                max_enqueued_batches=3,
+                num_batch_threads=2,
+                allowed_batch_sizes=(2, 8),
+                pad_variable_length_inputs=True,
+                larger="refuse",
+            ),
+        ),
+        ("--enable_batching=true", "--batching", "batching", BatchingConfig(enabled=True)),
+        ("--no-batching", "--no-batching", "batching", BatchingConfig(enabled=False)),
+    ],
+)
+def test_a_flag_of_tensorflow_serving_sets_its_field_and_no_other(
+    read: Read, flag: str, own: str, field: str, value: Any
+) -> None:
+    config = read(flag)
+
+    assert getattr(config, field) == value
+    assert read(own) == config
+    assert config == dataclasses.replace(read(), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        (["--allow-ops", "PrintV2", "--allow-ops=PyFunc"], "allow_ops", ("PrintV2", "PyFunc")),
+        (["--grpc-num-threads=3"], "grpc_workers", 3),
+        (["--max-in-flight=4"], "max_in_flight", 4),
+        (["--max-body-mb=5"], "max_body_bytes", 5 << 20),
+        (["--max-memory-mb=6"], "max_memory_bytes", 6 << 20),
+        (["--request-log-mb=7"], "request_log_bytes", 7 << 20),
+        (["--max-run-s=8"], "max_run_s", 8.0),
+        (["--workers=2"], "workers", 2),
+        (["--access-log=-"], "access_log", "-"),
+        (["--host=::1"], "host", "::1"),
+        (["--allow-unauthenticated"], "allow_unauthenticated", True),
+    ],
+)
+def test_a_flag_of_our_own_sets_its_field_and_no_other(
+    read: Read, flags: list[str], field: str, value: Any
+) -> None:
+    assert read(*flags) == dataclasses.replace(read(), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("flag", "field", "name"),
+    [
+        ("--ssl_config_file=TLS", "ssl_config_file", "TLS"),
+        ("--ssl-config-file=TLS", "ssl_config_file", "TLS"),
+        ("--keys-file=KEYS", "keys_file", "KEYS"),
+        ("--ready_file=ready", "ready_file", "ready"),
+        ("--ready-file=ready", "ready_file", "ready"),
+    ],
+)
+def test_a_flag_that_names_a_file_sets_its_field_and_no_other(
+    read: Read, folder: Path, flag: str, field: str, name: str
+) -> None:
+    path: Any = folder / name if (folder / name).exists() else Path(name)
+
+    assert read(flag) == dataclasses.replace(read(), **{field: path})
+
+
+def test_clients_that_show_certificates_are_authenticated(read: Read, folder: Path) -> None:
+    """The file is read when the flags are: an address that others reach is taken with it."""
+    config = read("--ssl_config_file=TLS", "--host=0.0.0.0")
+
+    assert (config.host, config.ssl_config_file) == ("0.0.0.0", folder / "TLS")
+
+
+def test_a_file_of_models_is_looked_at_again_as_often_as_the_flag_says(
+    read: Read, folder: Path
+) -> None:
+    given = "--model_config_file=MODELS"
+
+    once = read(given, served="")
+    again = read(given, "--model_config_file_poll_wait_seconds=2.5", served="")
+
+    assert once == ServeConfig(model_config_file=folder / "MODELS")
+    assert again == dataclasses.replace(once, model_config_poll_s=2.5)
+    assert read("--model-config-file=MODELS", "--model-config-poll-s=2.5", served="") == again
+
+
+def test_one_model_is_named_by_tensorflow_servings_two_flags(read: Read, folder: Path) -> None:
+    config = read("--model_name=taxi", "--model_base_path=BASE", served="")
+
+    assert config == ServeConfig(models={"taxi": folder / "BASE"})
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--max_num_load_retries=5",
+        "--load_retry_interval_micros=1",
+        "--num_load_threads=4",
+        "--num_unload_threads=4",
+        "--flush_filesystem_caches=false",
+        "--remove_unused_fields_from_bundle_metagraph",
+    ],
+)
+def test_a_flag_that_means_nothing_here_is_said_and_changes_nothing(
+    read: Read, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    assert read(flag) == read()
+    assert f"{flag.partition('=')[0]} is passed over" in capsys.readouterr().err
