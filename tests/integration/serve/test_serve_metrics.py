@@ -187,6 +187,7 @@ def test_one_request_of_each_kind_has_every_name_and_label(
         f"{BATCHING}padding_size histogram",
         "stoker_queued_requests gauge",
         "stoker_requests_under_way gauge",
+        "stoker_head_cache counter",
         "stoker_workers_replaced counter",
         "stoker_log_dropped counter",
         "stoker_worker_pid gauge",
