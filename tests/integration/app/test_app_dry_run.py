@@ -47,6 +47,9 @@ def test_a_rehearsal_tells_placement_memory_and_that_the_model_is_served(
     print_rehearsal(Console(file=shown, width=100), found)
     for part in ("device placement", "CPU:0", "73 trainable", "activations", "serving_examples"):
         assert part in shown.getvalue()
+    reason = steps.resolved.why["strategy"]
+    assert reason
+    assert f"one_device, 1 replica: {reason}" in shown.getvalue()
 
 
 def test_a_rehearsal_leaves_the_run_where_it_stood(

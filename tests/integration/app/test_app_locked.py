@@ -37,7 +37,11 @@ def test_a_run_uses_its_lock_file_and_says_so(
 ) -> None:
     assert invoke([command, str(locked), *SMALL], debug=False) == 0
 
-    assert f"{FILE}: train.steps_per_call=4" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert f"{FILE}: train.steps_per_call=4" in printed.err
+    if command == "run":
+        # What `auto` became, and why.
+        assert "strategy one_device (" in printed.out
     (resolved,) = locked.glob("runs/planted/*/train/resolved.json")
     assert json.loads(resolved.read_text())["steps_per_call"] == 4
 

@@ -32,7 +32,7 @@ def _facts(steps: Steps) -> Table:
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
     replicas = f"{resolved.replicas} replica{'s' * (resolved.replicas > 1)}"
-    facts.add_row("strategy", f"{resolved.strategy}, {replicas}")
+    facts.add_row("strategy", f"{resolved.strategy}, {replicas}: {resolved.why['strategy']}")
     facts.add_row(
         "batch",
         f"{resolved.batch_size} x {resolved.accumulate} passes x {replicas} = "

@@ -84,6 +84,7 @@ def _facts(
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
+    facts.add_row("settings", escape(_settings(train["resolved"])))
     facts.add_row("utilisation", _utilisation(train))
     facts.add_row("metrics", _metrics(evaluation))
     for verdict in evaluation["verdicts"]:
@@ -94,6 +95,11 @@ def _facts(
         "REST and gRPC gave the same answers",
     )
     return facts
+
+
+def _settings(resolved: Mapping[str, Any]) -> str:
+    """What each `auto` became that has a reason: `strategy one_device (no GPU)`."""
+    return ", ".join(f"{name} {resolved[name]} ({why})" for name, why in resolved["why"].items())
 
 
 def _wrote(outcome: StageOutcome) -> str:
