@@ -55,7 +55,7 @@ def fit_parameter_server(
         UserError: a loss or a gradient is not finite (the step is named), or a server is gone.
         Preempted: the process was asked to end; everything is saved.
     """
-    _refuse(built, config, resolved)
+    refuse_what_needs_order(built, config, resolved)
     config = with_mode(config, transform.labels)
     # 1. The data, which the chief reads and sends: a batch belongs to a step's number, and is the
     #    same when a worker has died and the step is done again.
@@ -98,7 +98,14 @@ def fit_parameter_server(
         return run.end()
 
 
-def _refuse(built: BuiltModel, config: TrainConfig, resolved: ResolvedTraining) -> None:
+def refuse_what_needs_order(
+    built: BuiltModel, config: TrainConfig, resolved: ResolvedTraining
+) -> None:
+    """Refuse what was asked for and needs one step after the other.
+
+    Raises:
+        ConfigError: it was.
+    """
     own = overrides(built.model) & {"train_step", "test_step"}
     asked = {
         "train.deterministic": config.deterministic,
@@ -110,6 +117,9 @@ def _refuse(built: BuiltModel, config: TrainConfig, resolved: ResolvedTraining) 
         ),
         f"train.accumulate: {resolved.accumulate}": resolved.accumulate > 1,
         f"train.replicas: {resolved.replicas}": resolved.replicas > 1,
+        "train.tensorboard.profile": config.tensorboard.profile is not None,
+        "train.tensorboard.histograms_every_steps": bool(config.tensorboard.histograms_every_steps),
+        "train.tensorboard.embeddings": bool(config.tensorboard.embeddings),
         f"a model with a {', '.join(sorted(own))} of its own": bool(own),
     }
     for what, is_asked in asked.items():
