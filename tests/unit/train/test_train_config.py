@@ -142,6 +142,7 @@ def test_the_learning_rate_is_that_of_all_workers_batches_together() -> None:
     [
         ({}, 0, {}, ("one_device", 1, 1, "no GPU")),
         ({}, 1, {}, ("one_device", 1, 1, "one GPU")),
+        ({}, 2, {}, ("mirrored", 2, 1, "2 GPUs on this machine")),
         ({}, 4, {}, ("mirrored", 4, 1, "4 GPUs on this machine")),
         ({"replicas": 2}, 4, {}, ("mirrored", 2, 1, "4 GPUs on this machine")),
         ({"replicas": 1}, 0, {}, ("one_device", 1, 1, "no GPU")),
