@@ -88,7 +88,6 @@ class Graphs(Unwatched):
     "resolved",
     [
         {},
-        {"accumulate": 2, "batch_size": 16},
         {"precision": "mixed_bfloat16", "steps_per_call": 1},
     ],
     ids=str,
