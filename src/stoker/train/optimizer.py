@@ -60,6 +60,7 @@ def _clip(optimizer: Any, config: TrainConfig) -> None:
     optimizer.global_clipnorm = config.clip_norm
 
 
+@keras.saving.register_keras_serializable(package="stoker")
 class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """A schedule times a factor."""
 
@@ -74,11 +75,19 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
         """As Keras asks it of a schedule."""
         return {"schedule": self.schedule, "factor": self.factor}
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> _Scaled:
+        """As Keras makes it again, of a model that a callback saved."""
+        schedule = keras.saving.deserialize_keras_object(config["schedule"])
+        return cls(schedule, config["factor"])
+
 
 def _scale(optimizer: Any, factor: float) -> None:
     rate = optimizer._learning_rate  # noqa: SLF001 - the schedule itself, not today's value
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         optimizer.learning_rate = _Scaled(rate, factor)
+    elif callable(rate):
+        optimizer.learning_rate = lambda: rate() * factor
     else:
         optimizer.learning_rate = float(tf.convert_to_tensor(rate.value).numpy()) * factor
 

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -296,6 +297,69 @@ def test_what_is_kept_is_the_same_whenever_it_is_asked(
     assert kept[-1] == all_of_them[-1]
     assert len(kept) >= min(keep_last, len(all_of_them))
     assert kept[0].name == "0"
+
+
+AT_H = (0.0, 0.4, 0.9, 1.2, 1.7, 2.0, 2.5, 5.9, 6.1, 6.2)
+"""Hours after which a run's checkpoints are written."""
+
+
+@pytest.mark.parametrize(
+    ("every_h", "keep_last", "stay_h"),
+    [
+        (None, 1, [6.2]),
+        (None, 2, [6.1, 6.2]),
+        (1.0, 1, [1.2, 2.0, 5.9, 6.1, 6.2]),
+        (1.0, 3, [1.2, 2.0, 5.9, 6.1, 6.2]),
+        (1.0, 4, [1.2, 2.0, 2.5, 5.9, 6.1, 6.2]),
+        (2.0, 1, [2.0, 5.9, 6.1, 6.2]),
+        (0.5, 1, [0.9, 1.2, 1.7, 2.0, 2.5, 5.9, 6.1, 6.2]),
+        (6.0, 1, [6.1, 6.2]),
+        (24.0, 1, [6.2]),
+    ],
+)
+def test_the_first_one_after_every_so_many_hours_stays(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    every_h: float | None,
+    keep_last: int,
+    stay_h: list[float],
+) -> None:
+    """As the rule says it of all at once, and as a run keeps them by and by."""
+    all_of_them = [
+        Kept(name=str(hours), step=step, elapsed_s=3600 * hours)
+        for step, hours in enumerate(AT_H, start=1)
+    ]
+    gone = superseded(
+        all_of_them[:-1], all_of_them[-1], best=None, keep_last=keep_last, every_h=every_h
+    )
+    assert [hours for hours in AT_H if str(hours) not in gone] == stay_h
+
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    with writer(tmp_path, keep_last=keep_last, keep_every_h=every_h) as writing:
+        for step, hours in enumerate(AT_H, start=1):
+            clock.s = 100.0 + 3600 * hours
+            writing.save_now(ARRAYS, {}, step=step)
+
+    assert names(tmp_path) == [f"step-{1 + AT_H.index(hours):010}" for hours in stay_h]
+
+
+def test_hours_of_training_go_on_in_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    found = None
+    for step in range(1, 8):
+        # Each process trains for 40 minutes, whatever its clock says at its start.
+        clock.s = 1e6 / step
+        with writer(tmp_path, after=found, keep_last=1, keep_every_h=1.0) as writing:
+            clock.s += 2400
+            writing.save_now(ARRAYS, {}, step=step)
+        found = newest_good(tmp_path)
+
+    # After 40, 80, 120, 160, 200, 240 and 280 minutes.
+    assert names(tmp_path) == [f"step-{step:010}" for step in (2, 3, 5, 6, 7)]
 
 
 @pytest.mark.parametrize(

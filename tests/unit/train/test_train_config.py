@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from typing import Any, Literal
+
 import pytest
 
 from stoker.cluster.devices import Devices, Gpu, find_devices
@@ -101,3 +104,87 @@ def test_a_worker_of_parameter_servers_computes_one_batch_by_itself() -> None:
         32,
     )
     assert not resolved.xla
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({}, 1),
+        ({"accumulate": 3}, 3),
+        ({"replicas": 4}, 4),
+        ({"accumulate": 2, "replicas": 4}, 8),
+    ],
+)
+@pytest.mark.parametrize("rule", ["none", "linear", "sqrt"])
+def test_the_learning_rate_is_multiplied_by_the_rule_of_its_name(
+    rule: Literal["none", "linear", "sqrt"], settings: dict[str, Any], parts: int
+) -> None:
+    config = TrainConfig(batch_size=8, scale_lr=rule, **settings)
+
+    resolved = resolve(config, Grounds(devices=CPU, rows=1000, string_features=False))
+
+    expected = {"none": 1.0, "linear": float(parts), "sqrt": math.sqrt(parts)}
+    assert resolved.lr_factor == pytest.approx(expected[rule])
+    assert resolved.global_batch == 8 * parts
+
+
+def test_the_learning_rate_is_that_of_all_workers_batches_together() -> None:
+    config = TrainConfig(batch_size=8, scale_lr="linear", accumulate=2, replicas=2)
+    three = Grounds(devices=CPU, rows=1000, string_features=False, workers=3)
+
+    resolved = resolve(config, three)
+
+    assert (resolved.replicas, resolved.global_batch, resolved.lr_factor) == (6, 96, 12.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "cluster", "expected"),
+    [
+        ({}, 0, {}, ("one_device", 1, 1, "no GPU")),
+        ({}, 1, {}, ("one_device", 1, 1, "one GPU")),
+        ({}, 2, {}, ("mirrored", 2, 1, "2 GPUs on this machine")),
+        ({}, 4, {}, ("mirrored", 4, 1, "4 GPUs on this machine")),
+        ({"replicas": 2}, 4, {}, ("mirrored", 2, 1, "4 GPUs on this machine")),
+        ({"replicas": 1}, 0, {}, ("one_device", 1, 1, "no GPU")),
+        ({"replicas": 2}, 0, {}, ("mirrored", 2, 1, "train.replicas is 2")),
+        ({}, 0, {"workers": 3}, ("multi_worker", 3, 3, "TF_CONFIG names 3 workers")),
+        ({}, 2, {"workers": 3}, ("multi_worker", 6, 3, "TF_CONFIG names 3 workers")),
+        ({"replicas": 2}, 0, {"workers": 2}, ("multi_worker", 4, 2, "TF_CONFIG names 2 workers")),
+        (
+            {},
+            2,
+            {"workers": 2, "parameter_servers": 1},
+            ("parameter_server", 1, 2, "TF_CONFIG names 1 parameter servers"),
+        ),
+        ({"strategy": "one_device"}, 4, {}, ("one_device", 1, 1, "asked for")),
+        ({"strategy": "mirrored"}, 1, {}, ("mirrored", 1, 1, "asked for")),
+        ({"strategy": "mirrored"}, 3, {}, ("mirrored", 3, 1, "asked for")),
+        (
+            {"strategy": "mirrored", "replicas": 2},
+            0,
+            {"workers": 3},
+            ("mirrored", 2, 1, "asked for"),
+        ),
+    ],
+)
+def test_auto_strategy_follows_from_cluster_and_devices_and_says_why(
+    settings: dict[str, Any],
+    gpus: int,
+    cluster: dict[str, Any],
+    expected: tuple[str, int, int, str],
+) -> None:
+    devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=(V100,) * gpus)
+    around = Grounds(devices=devices, rows=10_000, string_features=False, **cluster)
+
+    resolved = resolve(TrainConfig(**settings), around)
+
+    strategy, replicas, workers, why = expected
+    assert (resolved.strategy, resolved.replicas, resolved.workers) == (strategy, replicas, workers)
+    assert resolved.why["strategy"] == why
+
+
+def test_one_device_with_replicas_is_refused() -> None:
+    config = TrainConfig(strategy="one_device", replicas=2)
+
+    with pytest.raises(ConfigError, match="one_device has one replica"):
+        resolve(config, Grounds(devices=CPU, rows=10, string_features=False))

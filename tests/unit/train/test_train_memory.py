@@ -1,0 +1,90 @@
+"""What TensorFlow is told of the GPUs' memory, with stand-ins for GPUs that this machine has not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError
+from stoker.train.memory import apply_memory
+from stoker.train.memory_config import MemoryConfig
+
+GPUS = [f"/physical_device:GPU:{index}" for index in range(3)]
+
+Told = list[tuple[Any, ...]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What TensorFlow's functions were called with, on a machine of three GPUs."""
+    calls: Told = []
+
+    def limits(gpu: str, parts: list[Any]) -> None:
+        calls.append(("limit", gpu, [part.memory_limit for part in parts]))
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: {"GPU": GPUS}[kind])
+    monkeypatch.setattr(
+        tf.config, "set_visible_devices", lambda *asked: calls.append(("visible", *asked))
+    )
+    monkeypatch.setattr(tf.config, "set_logical_device_configuration", limits)
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "set_memory_growth",
+        lambda *asked: calls.append(("growth", *asked)),
+    )
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (MemoryConfig(), [("growth", gpu, True) for gpu in GPUS]),
+        (MemoryConfig(growth=False), [("growth", gpu, False) for gpu in GPUS]),
+        (MemoryConfig(limit_mb=2048), [("limit", gpu, [2048]) for gpu in GPUS]),
+        (MemoryConfig(limit_mb=1, growth=True), [("limit", gpu, [1]) for gpu in GPUS]),
+        (
+            MemoryConfig(visible_devices=(2, 0)),
+            [
+                ("visible", [GPUS[0], GPUS[2]], "GPU"),
+                ("growth", GPUS[0], True),
+                ("growth", GPUS[2], True),
+            ],
+        ),
+        (
+            MemoryConfig(visible_devices=(1,), limit_mb=512),
+            [("visible", [GPUS[1]], "GPU"), ("limit", GPUS[1], [512])],
+        ),
+        (MemoryConfig(visible_devices=()), [("visible", [], "GPU")]),
+    ],
+    ids=str,
+)
+def test_growth_limit_and_visible_gpus_reach_tensorflow(
+    told: Told, config: MemoryConfig, expected: Told
+) -> None:
+    apply_memory(config)
+
+    assert told == expected
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_set(told: Told) -> None:
+    with pytest.raises(ConfigError, match="must name GPUs of this machine") as error:
+        apply_memory(MemoryConfig(visible_devices=(0, 3)))
+
+    assert "It has 3; the first is 0." in error.value.line()
+    assert told == []
+
+
+@pytest.mark.usefixtures("told")
+def test_what_comes_too_late_is_an_error_only_where_something_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begun(*_: Any) -> None:
+        raise RuntimeError("Physical devices cannot be modified after being initialized")
+
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", begun)
+
+    apply_memory(MemoryConfig())
+    with pytest.raises(ConfigError, match="must be set before TensorFlow is used"):
+        apply_memory(MemoryConfig(growth=False))
