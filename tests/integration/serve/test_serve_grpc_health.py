@@ -43,6 +43,17 @@ def test_the_server_its_services_and_each_model_are_healthy(channel: grpc.Channe
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+def test_the_health_of_all_is_listed(channel: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+
+    listed = stub.List(health_pb2.HealthListRequest()).statuses
+
+    serving = health_pb2.HealthCheckResponse.SERVING
+    names = {"", "tensorflow.serving.PredictionService", "half_plus_two"}
+    assert names <= set(listed)
+    assert {listed[name].status for name in names} == {serving}
+
+
 def test_reflection_lists_the_services_and_cannot_take_all_threads(channel: grpc.Channel) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     asked = reflection_pb2.ServerReflectionRequest(list_services="")

@@ -23,6 +23,7 @@ import grpc
 import pytest
 import tensorflow as tf
 from google.protobuf import text_format
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import (
     model_management_pb2,
     model_service_pb2_grpc,
@@ -296,6 +297,14 @@ def test_only_a_known_key_is_let_in_and_only_an_admin_reloads(
             denied = code_of(lambda: reload(request, metadata=reader, timeout=20))
             assert denied == "PERMISSION_DENIED"
             reload(request, metadata=(("x-api-key", KEYS["admin"]),), timeout=20)
+            health = health_pb2_grpc.HealthStub(channel)
+            asked = health_pb2.HealthCheckRequest()
+            serving = health_pb2.HealthCheckResponse.SERVING
+            assert health.Check(asked, timeout=20).status == serving
+            assert next(health.Watch(asked, timeout=20)).status == serving
+            names = health_pb2.HealthListRequest()
+            assert code_of(lambda: health.List(names, timeout=20)) == "UNAUTHENTICATED"
+            assert "half" in health.List(names, metadata=reader, timeout=20).statuses
 
 
 @pytest.mark.parametrize(

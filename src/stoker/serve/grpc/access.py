@@ -13,11 +13,12 @@ from stoker.serve.errors import ServeError
 from stoker.serve.grpc.calls import Calls
 
 _OPEN = (
-    "/grpc.health.v1.Health/",
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
     "/inference.GRPCInferenceService/ServerLive",
     "/inference.GRPCInferenceService/ServerReady",
 )
-"""What needs no key: a balancer asks it."""
+"""What needs no key: a balancer asks it. Health's `List` names the models, so it needs one."""
 
 _ADMIN = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 """What loads other files."""

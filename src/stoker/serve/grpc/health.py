@@ -21,6 +21,9 @@ SERVICES = ("tensorflow.serving.PredictionService", "tensorflow.serving.ModelSer
 _MAX_NAME = 256
 """Longest name that is watched; models' folders have no longer ones."""
 
+_MAX_LISTED = 100
+"""More than so many are not listed; grpc-go's limit."""
+
 
 class Health:
     """The health service, told of every change by `refresh`."""
@@ -93,6 +96,23 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
         if status is None or status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
             context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
         return health_pb2.HealthCheckResponse(status=status)
+
+    def List(  # noqa: N802 - the protocol's name
+        self, request: Any, context: grpc.ServicerContext
+    ) -> Any:
+        del request
+        unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        with self._lock:
+            known = {name: how for name, how in self._statuses.items() if how != unknown}
+        if len(known) > _MAX_LISTED:
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"there are {len(known)} services, {_MAX_LISTED} may be listed",
+            )
+        found = health_pb2.HealthListResponse()
+        for name, status in known.items():
+            found.statuses[name].status = status
+        return found
 
     def Watch(  # noqa: N802 - the protocol's name
         self, request: Any, context: grpc.ServicerContext, send: Send
