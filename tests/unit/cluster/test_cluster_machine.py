@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +34,10 @@ HOST = Host(
     shm_free_bytes=64 * GIB,
     open_files=65536,
     open_files_most=65536,
+    processes=500_000,
+    address_space_bytes=-1,
+    locked_bytes=8 << 20,
+    infiniband=(),
     container=None,
     numa_nodes=1,
     nvidia_on_bus=2,
@@ -185,6 +191,13 @@ FOUND = {
             "computes may be wrong"
         ),
     ),
+    "ecc_off": (
+        gpu(ecc=False, ecc_uncorrected=None, ecc_default=True),
+        (
+            "warning: GPU 0 (NVIDIA H100) has its correction of memory errors switched off: a flipped "
+            "bit is computed with, unnoticed"
+        ),
+    ),
     "persistence": (
         gpu(persistence=False),
         (
@@ -223,6 +236,23 @@ FOUND = {
         host(open_files=1024),
         "warning: this shell's processes may open 1024 files",
     ),
+    "address_space": (
+        host(address_space_bytes=8 * GIB),
+        (
+            "warning: this shell's processes may map 8.0 GiB: TensorFlow's threads and CUDA map far "
+            "more than they use, and fail to start"
+        ),
+    ),
+    "processes": (
+        host(processes=1024),
+        "warning: you may have 1024 processes and threads, on 16 cores",
+    ),
+    "locked_memory": (
+        host(infiniband=("mlx5_0", "mlx5_1")),
+        (
+            "warning: a process may lock 0.0 GiB into memory: NCCL cannot exchange over mlx5_0, mlx5_1"
+        ),
+    ),
     "disk_space": (
         host(disk=replace(HOST.disk, free_bytes=GIB)),
         "warning: 1.0 GiB are free on the disk of /data",
@@ -259,6 +289,11 @@ def test_libraries_that_are_not_installed_are_named_once_with_one_command() -> N
 
 def test_libraries_of_the_system_do_as_well_as_packages() -> None:
     assert examine(replace(WELL, packages=(replace(CUDNN, installed=None, fits=False),))) == []
+
+
+def test_memory_that_its_maker_does_not_correct_is_no_fault() -> None:
+    assert examine(gpu(ecc=False, ecc_uncorrected=None, ecc_default=False)) == []
+    assert examine(gpu(ecc=None, ecc_uncorrected=None)) == []
 
 
 def test_errors_come_first() -> None:
@@ -404,6 +439,8 @@ def test_a_host_is_read_from_the_kernels_files(tmp_path: Path) -> None:
         "sys/bus/pci/devices/0000:01:00.1/vendor": "0x10de\n",
         "sys/bus/pci/devices/0000:01:00.1/class": "0x040300\n",
         "sys/module/nvidia/version": "580.65.06\n",
+        "proc/self/status": "Name:\tpython\nCapEff:\t00000000a80425fb\n",
+        "sys/class/infiniband/mlx5_0": "",
         "dev/nvidia0": "",
         "dev/nvidiactl": "",
         "run/.containerenv": "",
@@ -420,9 +457,34 @@ def test_a_host_is_read_from_the_kernels_files(tmp_path: Path) -> None:
     assert found.limit_bytes == 512_000
     assert (found.nvidia_on_bus, found.nvidia_module) == (1, "580.65.06")
     assert found.nvidia_nodes == ("nvidia0",)
+    assert found.infiniband == ("mlx5_0",)
     assert (found.numa_nodes, found.shm_bytes) == (2, None)
     assert found.disk.folder == str(tmp_path)
     assert found.disk.write_bytes_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("rights", "locked"),
+    [("000001ffffffffff", -1), ("00000000a80425fb", 65536)],
+    ids=["root", "root of a container"],
+)
+def test_limits_are_those_of_the_process(tmp_path: Path, rights: str, locked: int) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text(f"CapEff:\t{rights}\n")
+    script = (
+        "import resource; from pathlib import Path\n"
+        "from stoker.cluster.machine.host import read_host\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
+        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))\n"
+        f"here = read_host(Path('.'), measure_disk=False, root=Path({str(tmp_path)!r}))\n"
+        "print(here.address_space_bytes, here.locked_bytes)"
+    )
+
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert told.stdout.split() == [str(8 << 30), str(locked)]
 
 
 def test_a_disk_is_measured_and_nothing_is_left_on_it(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ def _facts(machine: Machine, groups: tuple[tuple[int, ...], ...]) -> Iterator[st
         yield _row("/dev/shm", f"{_gib(host.shm_bytes)}")  # noqa: S108 - its size
     most = "no limit" if host.open_files < 0 else str(host.open_files)
     yield _row("open files", most)
+    if host.infiniband:
+        yield _row("InfiniBand", ", ".join(host.infiniband))
     yield _row("container", host.container or "none")
     yield _row("disk", _disk(machine))
     cuda = "" if gpus.cuda is None else f", runs CUDA up to {gpus.cuda[0]}.{gpus.cuda[1]}"

@@ -26,6 +26,15 @@ Docker gives 64 MiB."""
 LEAST_FILES = 4096
 """Open files: each shard that is read, each connection and each library is one."""
 
+LEAST_ADDRESS_SPACE = 256 << 30
+"""CUDA maps the memory of the machine and of each GPU; each arena of a thread maps 64 MiB."""
+
+LEAST_THREADS_A_CORE = 256
+"""TensorFlow's pools and tf.data's have a thread a core each, and each process has all of them."""
+
+LEAST_LOCKED_BYTES = 1 << 30
+"""NCCL locks what it sends and receives by InfiniBand's verbs; its documentation asks for no limit."""
+
 LEAST_AVAILABLE_BYTES = 2 << 30
 """Free memory below which TensorFlow and a batch or two hardly fit."""
 
@@ -225,6 +234,13 @@ def _gpu_state(state: GpuState) -> Iterator[Finding]:
             "corrected: what it computes may be wrong",
             f"Look, start it anew, and have it replaced if it happens again: nvidia-smi -q -d ECC -i {state.index}",
         )
+    if state.ecc is False and state.ecc_default:
+        yield _warning(
+            "ecc_off",
+            f"{gpu} has its correction of memory errors switched off: a flipped bit is computed with, "
+            "unnoticed",
+            f"Switch it on, and start the machine anew: sudo nvidia-smi -e 1 -i {state.index}",
+        )
     if state.persistence is False:
         yield _warning(
             "persistence",
@@ -309,6 +325,31 @@ def _host_files(machine: Machine) -> Iterator[Finding]:
         )
 
 
+def _host_limits(machine: Machine) -> Iterator[Finding]:
+    host = machine.host
+    if 0 <= host.address_space_bytes < LEAST_ADDRESS_SPACE:
+        yield _warning(
+            "address_space",
+            f"this shell's processes may map {_gib(host.address_space_bytes)}: TensorFlow's threads "
+            "and CUDA map far more than they use, and fail to start",
+            "Take the limit away: ulimit -v unlimited",
+        )
+    if 0 <= host.processes < LEAST_THREADS_A_CORE * host.cores:
+        yield _warning(
+            "processes",
+            f"you may have {host.processes} processes and threads, on {_count(host.cores, 'core')}",
+            f"Raise it: ulimit -u {LEAST_THREADS_A_CORE * host.cores}",
+        )
+    if host.infiniband and 0 <= host.locked_bytes < LEAST_LOCKED_BYTES:
+        yield _warning(
+            "locked_memory",
+            f"a process may lock {_gib(host.locked_bytes)} into memory: NCCL cannot exchange over "
+            f"{_listed(host.infiniband)}",
+            "Take the limit away: echo '* - memlock unlimited' | sudo tee -a "
+            "/etc/security/limits.conf, and log in anew (a container: docker run --ulimit memlock=-1)",
+        )
+
+
 def _host_disk(machine: Machine) -> Iterator[Finding]:
     disk = machine.host.disk
     if disk.free_bytes < LEAST_FREE_BYTES:
@@ -339,6 +380,7 @@ RULES: tuple[Rule, ...] = (
     _gpu_states,
     _host_memory,
     _host_files,
+    _host_limits,
     _host_disk,
 )
 

@@ -79,6 +79,9 @@ class GpuState:
     ecc: bool | None = None
     """Whether memory errors are corrected."""
 
+    ecc_default: bool | None = None
+    """Whether its maker has memory errors corrected."""
+
     ecc_uncorrected: int | None = None
     """Memory errors since the driver was loaded that could not be corrected."""
 
@@ -190,6 +193,9 @@ def _state(index: int, handle: Any) -> GpuState:
         pci=pci,
         persistence=_told(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle))),
         ecc=ecc,
+        ecc_default=_told(
+            lambda: pynvml.nvmlDeviceGetDefaultEccMode(handle)[0] == pynvml.NVML_FEATURE_ENABLED
+        ),
         ecc_uncorrected=_told(
             lambda: pynvml.nvmlDeviceGetTotalEccErrors(
                 handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC

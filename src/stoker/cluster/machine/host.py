@@ -16,6 +16,9 @@ DISK_BYTES = 128 << 20
 NVIDIA_VENDOR = "0x10de"
 """NVIDIA's number on the PCI bus."""
 
+CAP_IPC_LOCK = 14
+"""Number of the right to lock memory (linux/capability.h)."""
+
 DISPLAY_CLASS = "0x03"
 """First digits of the PCI class of GPUs, those without a display too."""
 
@@ -62,6 +65,18 @@ class Host:
     open_files_most: int
     """Hard limit; -1: none."""
 
+    processes: int
+    """Most processes and threads of the user together; -1: no limit, as for root."""
+
+    address_space_bytes: int
+    """Most that a process may map; -1: no limit."""
+
+    locked_bytes: int
+    """Most that a process may lock into memory; -1: no limit, as for who has CAP_IPC_LOCK."""
+
+    infiniband: tuple[str, ...]
+    """Adapters for remote direct memory access, e.g. mlx5_0."""
+
     container: str | None
     """docker, podman, kubernetes or another; None outside of one."""
 
@@ -98,6 +113,10 @@ def read_host(folder: Path, *, measure_disk: bool, root: Path = Path("/")) -> Ho
         shm_free_bytes=shm and shm[1],
         open_files=soft,
         open_files_most=hard,
+        processes=-1 if os.geteuid() == 0 else resource.getrlimit(resource.RLIMIT_NPROC)[0],
+        address_space_bytes=resource.getrlimit(resource.RLIMIT_AS)[0],
+        locked_bytes=-1 if _may_lock(root) else resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        infiniband=tuple(sorted(path.name for path in (root / "sys/class/infiniband").glob("*"))),
         container=_container(root),
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))),
         nvidia_on_bus=_nvidia_on_bus(root / "sys/bus/pci/devices"),
@@ -124,6 +143,15 @@ def _memory_limit(root: Path) -> int | None:
         if line is not None and line.isdigit() and int(line) < 1 << 60:
             return int(line)
     return None
+
+
+def _may_lock(root: Path) -> bool:
+    """Whether the limit of locked memory does not count: root has that right, in a container not."""
+    for line in (_text(root / "proc/self/status") or "").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "CapEff":
+            return bool(int(rest, 16) >> CAP_IPC_LOCK & 1)
+    return False
 
 
 def _space(folder: Path) -> tuple[int, int] | None:
