@@ -10,6 +10,8 @@ from typing import Any
 
 import pynvml
 
+from stoker.cluster.limits import memory_limit
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
@@ -33,7 +35,7 @@ class Devices:
     """Cores that this process may use (its affinity, not the machine's count)."""
 
     memory_bytes: int
-    """Physical memory of the machine."""
+    """Memory that this process may use: the machine's, or its container's."""
 
     gpus: tuple[Gpu, ...]
     """GPUs, in the driver's order."""
@@ -47,8 +49,7 @@ class Devices:
 
 def find_devices() -> Devices:
     """Look at this machine; a missing or broken GPU driver means no GPU."""
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Devices(cpu_cores=_usable_cores(), memory_bytes=pages, gpus=_find_gpus())
+    return Devices(cpu_cores=_usable_cores(), memory_bytes=usable_memory(), gpus=_find_gpus())
 
 
 def cpu_name() -> str:
@@ -62,12 +63,20 @@ def cpu_name() -> str:
 
 
 def hardware(devices: Devices) -> dict[str, Any]:
-    """What decides how fast something runs here, JSON values: two machines alike give the same."""
+    """What decides how fast something runs here, and what fits, as JSON values."""
     return {
         "cpu": cpu_name(),
         "cores": devices.cpu_cores,
+        "memory_gib": round(devices.memory_bytes / 2**30),
         "gpus": [gpu.name for gpu in devices.gpus],
     }
+
+
+def usable_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its container's where less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return physical if limit is None else min(physical, limit)
 
 
 def _usable_cores() -> int:

@@ -32,6 +32,19 @@ class Refusals:
     """Processes and threads that were not started."""
 
 
+def memory_limit(root: Path = CGROUPS) -> int | None:
+    """Most bytes that the control group of a container may use, version 2 or 1; None: no limit."""
+    for place in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = (root / place).read_text().strip()
+        except OSError:
+            continue
+        # Without a limit version 2 says "max", and version 1 a number that no machine has.
+        if text.isdigit() and int(text) < 1 << 60:
+            return int(text)
+    return None
+
+
 def kernel_refusals(
     *, membership: Path = Path("/proc/self/cgroup"), root: Path = CGROUPS
 ) -> Refusals:

@@ -105,9 +105,26 @@ def _check(path: Path, raw: Mapping[str, Any]) -> None:
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two descriptions of hardware, for a person."""
+    """What differs between two descriptions of hardware, for a person.
+
+    More memory than there was is no difference, and neither is a little less.
+    """
     return [
         f"{name} {now.get(name, 'not there')}, not {was.get(name, 'known')}"
         for name in {**was, **now}
-        if was.get(name) != now.get(name)
+        if was.get(name) != now.get(name) and not (name == _MEMORY and _is_enough(was, now))
     ]
+
+
+_MEMORY = "memory_gib"
+
+
+def _is_enough(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    needed, here = was.get(_MEMORY), now.get(_MEMORY)
+    if needed is None:
+        return True
+    both = isinstance(needed, int | float) and isinstance(here, int | float)
+    return both and here >= _LITTLE_LESS * needed
+
+
+_LITTLE_LESS = 0.9

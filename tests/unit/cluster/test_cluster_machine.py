@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.compiled import compiled
 
+from stoker.cluster.limits import memory_limit
 from stoker.cluster.machine.examine import Machine, examine
 from stoker.cluster.machine.framework import (
     Framework,
@@ -495,3 +496,23 @@ def test_a_disk_is_measured_and_nothing_is_left_on_it(tmp_path: Path) -> None:
     assert disk.read_bytes_per_s is not None
     assert min(disk.write_bytes_per_s, disk.read_bytes_per_s) > 1e6
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"memory.max": "1000000\n"}, 1_000_000),
+        ({"memory.max": "max\n"}, None),
+        ({"memory/memory.limit_in_bytes": "2000000\n"}, 2_000_000),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ({}, None),
+    ],
+)
+def test_a_containers_limit_of_memory_is_read_in_either_version(
+    tmp_path: Path, files: dict[str, str], limit: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert memory_limit(tmp_path) == limit

@@ -262,6 +262,25 @@ def test_what_differs_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        (24, 24, []),
+        (24, 22, []),
+        (24, 96, []),
+        (96, 24, ["memory_gib 24, not 96"]),
+        (None, 24, []),
+        (24, None, ["memory_gib None, not 24"]),
+        ("much", 24, ["memory_gib 24, not much"]),
+    ],
+)
+def test_less_memory_than_it_was_measured_with_is_another_machine(
+    was: object, now: object, said: list[str]
+) -> None:
+    """What is kept in memory might not fit."""
+    assert differing({"memory_gib": was}, {"memory_gib": now}) == said
+
+
+@pytest.mark.parametrize(
     ("promised", "now", "breaks"), [(1.04, 0.96, False), (1.04, 0.94, True), (0.9, 0.84, True)]
 )
 def test_a_promise_of_more_than_a_whole_device_is_one_of_a_whole_device(

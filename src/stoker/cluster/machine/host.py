@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.cluster.limits import memory_limit
+
 DISK_BYTES = 128 << 20
 """Written and read to learn a disk's speed: long against a disk's cache, some tenths of a second."""
 
@@ -108,7 +110,7 @@ def read_host(folder: Path, *, measure_disk: bool, root: Path = Path("/")) -> Ho
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory.get("MemTotal", 0),
         available_bytes=memory.get("MemAvailable", 0),
-        limit_bytes=_memory_limit(root),
+        limit_bytes=memory_limit(root / "sys/fs/cgroup"),
         shm_bytes=shm and shm[0],
         shm_free_bytes=shm and shm[1],
         open_files=soft,
@@ -134,15 +136,6 @@ def _memory(meminfo: Path) -> dict[str, int]:
         if fields[1:] == ["kB"]:
             found[name] = int(fields[0]) * 1024
     return found
-
-
-def _memory_limit(root: Path) -> int | None:
-    for place in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        line = _line(root / place)
-        # Without a limit version 1 says a number that no machine has.
-        if line is not None and line.isdigit() and int(line) < 1 << 60:
-            return int(line)
-    return None
 
 
 def _may_lock(root: Path) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
+from stoker.cluster.devices import usable_memory
 from stoker.tune.attach.bound import bound_findings
 from stoker.tune.attach.feed_rules import feed_findings
 from stoker.tune.attach.finding import ScriptFinding
@@ -22,13 +22,7 @@ BESIDE_SPEED = ("shuffle_memory", "float64_data")
 
 def this_machine() -> Machine:
     """Cores and memory that this process may use."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        path = Path(limit)
-        text = path.read_text().strip() if path.is_file() else ""
-        if text.isdigit():
-            memory = min(memory, int(text))
-    return Machine(cores=len(os.sched_getaffinity(0)), memory_bytes=memory)
+    return Machine(cores=len(os.sched_getaffinity(0)), memory_bytes=usable_memory())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
