@@ -1,9 +1,9 @@
-"""What freezing a served graph would gain: calls by turns on the graph as it is loaded, and on a frozen one.
+"""What `stoker serve --freeze` gains: calls by turns on the graph as it is loaded, and on a frozen one.
 
 python benchmarks/serve/frozen.py [--turns N] [--seconds S]
 
 Both are called as the server calls them, in one process, with the same rows; the frozen one has the
-variables' values as constants. Prints figures as JSON.
+variables' values as constants, by `--freeze`. Prints figures as JSON.
 """
 
 from __future__ import annotations
@@ -18,31 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from stoker.export.callpath import LoadedModel, load_model
+from stoker.export.callpath import LoadedModel
+from stoker.serve.loading import load_checked
+from stoker.serve.safety import check_model
 from stoker.tune.compare import gain_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.serve.models import write_cnn, write_mlp
 
 SIGNATURE = "serving_default"
-
-
-def frozen(model: LoadedModel) -> LoadedModel:
-    """A loaded model, in a graph of its own whose variables are constants."""
-    definition = model.signature_defs[SIGNATURE]
-    session: Any = model._session  # noqa: SLF001 - nobody else has the variables
-    nodes = [info.name.partition(":")[0] for info in definition.outputs.values()]
-    graph_def = tf.compat.v1.graph_util.convert_variables_to_constants(
-        session, session.graph.as_graph_def(), nodes
-    )
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.import_graph_def(graph_def, name="")
-    options = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=-1)  # as it is loaded
-    own = tf.compat.v1.Session(graph=graph, config=options)
-    return LoadedModel(own, {SIGNATURE: definition}, model.path)
 
 
 def speed(model: LoadedModel, rows: list[Any], seconds: float) -> float:
@@ -61,14 +46,15 @@ def compared(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "1"
         write(path)
-        model = load_model(path)
+        model, other = (
+            load_checked(path, check_model(path), freeze=freeze) for freeze in (False, True)
+        )
         signature = model.signatures[SIGNATURE]
         random = np.random.default_rng(0)
         rows = [
             random.random([1, *(spec.shape or ())[1:]]).astype(spec.dtype)
             for spec in signature.inputs.values()
         ]
-        other = frozen(model)
         plain, constant = (list(each.run(SIGNATURE, rows).values()) for each in (model, other))
         same = all(np.array_equal(a, b) for a, b in zip(plain, constant, strict=True))
         pairs = []

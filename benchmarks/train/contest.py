@@ -43,6 +43,7 @@ CONTESTS: dict[str, dict[str, list[Levers]]] = {
         "stoker": [Levers(steps_per_call=20, xla=xla) for xla in (False, True)],
         # Several steps a call and XLA it refuses there.
         "fit": [Levers()],
+        "by_hand": [Levers(), MANY],
     },
 }
 """Contest -> contestant -> the settings of which its best is taken."""

@@ -5,7 +5,7 @@ Each is a function that builds the model from the same seed and returns it with 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,8 @@ def by_hand(contest: Contest, levers: Levers) -> Loaded:
 
     Source: tensorflow.org/guide/keras/writing_a_training_loop_from_scratch.
     """
+    if contest.distribution.replicas > 1:
+        return _by_hand_mirrored(contest, levers)
     _seeded(levers)
     model = models.compiled(contest.task, models.keras_inputs(contest.task))
     accuracy = keras.metrics.SparseCategoricalAccuracy()
@@ -135,9 +137,48 @@ def by_hand(contest: Contest, levers: Levers) -> Loaded:
     return model, partial(_calls, call, batches, levers) if many else partial(_steps, step, batches)
 
 
-def _steps(
-    step: Callable[..., tf.Tensor], batches: tf.data.Dataset[Any], after: AfterSteps
-) -> None:
+def _by_hand_mirrored(contest: Contest, levers: Levers) -> Loaded:
+    """The custom loop of TensorFlow's guide to distributed training; several steps a call in its best form.
+
+    Source: tensorflow.org/tutorials/distribute/custom_training.
+    """
+    _seeded(levers)
+    strategy = contest.distribution.strategy
+    rows = contest.task.batch_size
+    with strategy.scope():
+        model = models.compiled(contest.task, models.keras_inputs(contest.task))
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+        model.optimizer.build(model.trainable_variables)
+        accuracy.update_state([[0]], [[1.0] * models.CLASSES])
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+
+    def replica(x: Any, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            answers = model(x, training=True)
+            loss = tf.reduce_sum(loss_of(y, answers)) / rows
+        variables = model.trainable_weights
+        model.optimizer.apply(tape.gradient(loss, variables), variables)
+        accuracy.update_state(y, answers)
+        return loss
+
+    def step(x: Any, y: tf.Tensor) -> tf.Tensor:
+        return strategy.reduce("SUM", strategy.run(replica, args=(x, y)), axis=None)
+
+    @tf.function
+    def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
+        total = tf.constant(0.0)
+        for _ in tf.range(steps):  # type: ignore[attr-defined]
+            total += step(*next(iterator))
+        return total / tf.cast(steps, tf.float32)
+
+    batches = contest.batches.repeat().prefetch(tf.data.AUTOTUNE)
+    spread = strategy.experimental_distribute_dataset(batches)
+    if levers.steps_per_call > 1:
+        return model, partial(_calls, call, spread, levers)
+    return model, partial(_steps, tf.function(step), spread)
+
+
+def _steps(step: Callable[..., tf.Tensor], batches: Iterable[Any], after: AfterSteps) -> None:
     for number, (x, y) in enumerate(batches, start=1):
         float(step(x, y))
         after(number)
@@ -145,7 +186,7 @@ def _steps(
 
 def _calls(
     call: Callable[..., tf.Tensor],
-    batches: tf.data.Dataset[Any],
+    batches: Iterable[Any],
     levers: Levers,
     after: AfterSteps,
 ) -> None:

@@ -73,6 +73,8 @@ def encoder(x: Any) -> Any:
 
 
 TASKS = {
+    # What rows of a table are usually trained with.
+    "table_mlp": Task(body=dense(64, 32), shape=(16,), batch_size=256),
     "mlp": Task(body=dense(256, 128), shape=(784,), batch_size=64),
     "wide_mlp": Task(body=dense(1024, 1024), shape=(784,), batch_size=64),
     "cnn": Task(body=convolutions, shape=(32, 32, 3), batch_size=32),

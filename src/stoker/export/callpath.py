@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,20 @@ class TensorSpec:
         return len(shape) == len(declared) or set(declared[len(shape) :]) == {1}
 
 
+def zeros(spec: TensorSpec, rows: int) -> np.ndarray[Any, Any]:
+    """Zeros, or empty texts, of what may be fed.
+
+    Args:
+        spec: What is declared.
+        rows: Length of the first axis, where any is taken; of other such axes it is one.
+    """
+    first, inner = ((None,), ()) if spec.shape is None else (spec.shape[:1], spec.shape[1:])
+    shape = (*(rows if length is None else length for length in first), *(n or 1 for n in inner))
+    if spec.dtype == "string":
+        return np.full(shape, b"", dtype=object)
+    return np.zeros(shape, dtype=tf.dtypes.as_dtype(spec.dtype).as_numpy_dtype)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signature:
     """One way to call a model: named tensors in, named tensors out."""
@@ -94,6 +108,7 @@ class LoadedModel:
         self.path = path
         self.signature_defs = dict(signature_defs)
         self._session: tf.compat.v1.Session | None = session
+        self._others: list[LoadedModel] = []
         self._bound = {
             name: _bind(session, definition)
             for name, definition in sorted(signature_defs.items())
@@ -144,9 +159,17 @@ class LoadedModel:
             ) from error
         return dict(zip(bound.signature.outputs, values, strict=True))
 
+    def call_by(self, other: LoadedModel, signatures: Iterable[str]) -> None:
+        """Have some signatures called in another graph of the same model, which is closed with this."""
+        self._bound |= {name: other._bound[name] for name in signatures}
+        self._others.append(other)
+
     def close(self) -> None:
         """Give the memory back; no call may be running, none may follow."""
         self._bound = {}
+        for other in self._others:
+            other.close()
+        self._others = []
         if self._session is not None:
             self._session.close()
         self._session = None

@@ -21,6 +21,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from stoker.export.callpath import SERVE_TAG, LoadedModel, first_line, not_loadable
 from stoker.serve.breath import Breathe, hurry
+from stoker.serve.frozen import alike, with_constants
 from stoker.serve.reach import (
     INIT_COLLECTIONS,
     INIT_SIGNATURE,
@@ -51,13 +52,18 @@ _FAILURES = (OSError, RuntimeError, ValueError, TypeError, KeyError, DecodeError
 
 
 def load_checked(
-    folder: Path, saved: saved_model_pb2.SavedModel, *, breathe: Breathe = hurry
+    folder: Path,
+    saved: saved_model_pb2.SavedModel,
+    *,
+    freeze: bool = False,
+    breathe: Breathe = hurry,
 ) -> LoadedModel:
     """Load what `check_model` gave.
 
     Args:
         folder: Where its variables and assets are.
         saved: The file's content.
+        freeze: Call the signatures that answer the same bits with constants for variables so.
         breathe: Called between the pieces.
 
     Raises:
@@ -68,17 +74,22 @@ def load_checked(
         raise not_loadable(folder, _tags(saved))
     try:
         if _names_its_restore(meta_graph):
-            return _loaded(meta_graph, folder, _fill_in_pieces, breathe)
+            return _loaded(meta_graph, folder, _fill_in_pieces, breathe, freeze=freeze)
     except _FAILURES as error:
         _log.info("%s is loaded in one piece: %s", folder, first_line(error))
     try:
-        return _loaded(meta_graph, folder, _fill, breathe)
+        return _loaded(meta_graph, folder, _fill, breathe, freeze=freeze)
     except _FAILURES as error:
         raise not_loadable(folder, first_line(error)) from error
 
 
 def _loaded(
-    meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path, fill: _Fill, breathe: Breathe
+    meta_graph: meta_graph_pb2.MetaGraphDef,
+    folder: Path,
+    fill: _Fill,
+    breathe: Breathe,
+    *,
+    freeze: bool = False,
 ) -> LoadedModel:
     """A session that `fill` has imported and restored the graph in, ready to be called."""
     graph = tf.Graph()
@@ -89,10 +100,33 @@ def _loaded(
             breathe()
             _initialise(session, meta_graph, folder)
         breathe()
-        return _bound(LoadedModel(session, _definitions(meta_graph), folder))
+        model = _bound(LoadedModel(session, _definitions(meta_graph), folder))
+        constant = with_constants(session, meta_graph) if freeze else None
     except _FAILURES:
         session.close()
         raise
+    return model if constant is None else _frozen(model, constant, breathe)
+
+
+def _frozen(
+    model: LoadedModel, constant: meta_graph_pb2.MetaGraphDef, breathe: Breathe
+) -> LoadedModel:
+    """The model with the graph of constants where that answers alike, and without its own if it always does."""
+    try:
+        other = _loaded(constant, model.path, _fill_in_pieces, breathe)
+    except _FAILURES as error:
+        _log.info("%s: variables stay variables: %s", model.path, first_line(error))
+        return model
+    same = alike(model, other, breathe=breathe)
+    _log.info("%s: frozen: %s", model.path, ", ".join(same) or "no signature")
+    if not same:
+        other.close()
+        return model
+    if len(same) == len(model.signatures):
+        model.close()
+        return other
+    model.call_by(other, same)
+    return model
 
 
 def _fill_in_pieces(

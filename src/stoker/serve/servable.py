@@ -70,6 +70,9 @@ class LoadOptions:
     """Whether what a new version replaces is unloaded before that is loaded, not after: two do not
     have to fit in memory, and nothing is served in between."""
 
+    freeze: bool = False
+    """Whether small models' variables become constants, where that answers the same bits."""
+
     metrics: ServeMetrics | None = None
     """What batches are counted in."""
 
@@ -125,7 +128,13 @@ class Servable:
         if self._options.per_model_batching and parameters.is_file():
             batching = read_batching_parameters(parameters)
         model = Batcher(
-            load_checked(self.path, saved, breathe=breathe),
+            load_checked(
+                self.path,
+                saved,
+                # What may not end is not called here, where nothing watches over it.
+                freeze=self._options.freeze and not endless,
+                breathe=breathe,
+            ),
             batching,
             name=self._model_name,
             metrics=self._options.metrics,

@@ -67,6 +67,7 @@ class Server:
             runs=self._runs,
             warm_up=config.warm_up,
             unload_first=config.unload_first,
+            freeze=config.freeze,
         )
         self.models = Models(
             poll_s=config.poll_s, on_change=self._look_whether_ready, options=options

@@ -165,6 +165,7 @@ def test_a_flag_of_tensorflow_serving_sets_its_field_and_no_other(
         (["--host=::1"], "host", "::1"),
         (["--allow-unauthenticated"], "allow_unauthenticated", True),
         (["--unload-first"], "unload_first", True),
+        (["--freeze"], "freeze", True),
     ],
 )
 def test_a_flag_of_our_own_sets_its_field_and_no_other(

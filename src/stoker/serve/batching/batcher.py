@@ -6,13 +6,11 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import LoadedModel, Signature, TensorSpec, checked_inputs
+from stoker.export.callpath import LoadedModel, Signature, checked_inputs, zeros
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.joined import Array, Outputs, can_be_joined, key_of, rejoined, rows_of
 from stoker.serve.batching.queue import Queue, Request
@@ -138,9 +136,9 @@ class Batcher:
         for name in self._queues:
             spec = self.signatures[name].inputs
             for size in self._config.allowed_batch_sizes:
-                zeros = {key: _zeros(found, size) for key, found in spec.items()}
+                empty = {key: zeros(found, size) for key, found in spec.items()}
                 try:
-                    self._model.call(name, zeros)
+                    self._model.call(name, empty)
                 except (UserError, tf.errors.OpError) as error:
                     _log.info("%s is not warmed on zeros: %s", name, error)
                     break
@@ -191,10 +189,3 @@ class Batcher:
             lengths.append(rows_of(part))
             pieces.append(queue.submit(self._request(part, lengths[-1], patience)))
         return rejoined(pieces, lengths)
-
-
-def _zeros(spec: TensorSpec, size: int) -> np.ndarray[Any, Any]:
-    inner = [length or 1 for length in (spec.shape or (None,))[1:]]
-    if spec.dtype == "string":
-        return np.full((size, *inner), b"", dtype=object)
-    return np.zeros((size, *inner), dtype=tf.dtypes.as_dtype(spec.dtype).as_numpy_dtype)
