@@ -46,7 +46,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 def try_only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Try only the levers that the planted problem is about: each of the others takes half a minute.
 
-    All of them are tried on the healthy experiment, and everywhere by `make soak`.
+    `make soak` tries all of them, everywhere.
     """
     if "STOKER_ALL_LEVERS" in os.environ:
         return
@@ -63,7 +63,8 @@ def decisions(found: dict[str, Any]) -> dict[str, str]:
 def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cost = "data: {dataset: 'model:dataset', options: {cost: 3}}"
+    # Of small batches a window has many, and takes less time before it begins.
+    cost = "data: {dataset: 'model:dataset', options: {cost: 6, batch: 8}}"
     file = planted / "stoker.yaml"
     lines = [cost if line.startswith("data:") else line for line in file.read_text().splitlines()]
     file.write_text("\n".join(lines) + "\n")
@@ -109,6 +110,8 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     assert loaded.own_dataset.pipeline.cache == "memory"
     assert "data.pipeline.cache=memory" in said
 
+    # A minute is one measurement where the machine is slow, which says nothing if others took its cores.
+    monkeypatch.setattr(checking, "CHECK_S", 300.0)
     assert invoke(["tune", "--check", str(planted)], debug=False) == 0
     assert "It holds." in capsys.readouterr().out
     broken = yaml.safe_load((planted / FILE).read_text())
@@ -153,7 +156,7 @@ def test_a_precision_that_this_machine_has_not_is_named_and_mended(
 
 @pytest.mark.timeout(1800)
 def test_a_healthy_experiment_is_called_so_and_left_alone(
-    planted: Path, capsys: pytest.CaptureFixture[str]
+    planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (planted / "stoker.yaml").read_bytes()
     large = ["--set", "model=model:build_large"]
@@ -161,6 +164,7 @@ def test_a_healthy_experiment_is_called_so_and_left_alone(
         # Half of the threads may be as fast where two of them share a core.
         large += ["--set", f"train.intra_op_threads={cores}"]
 
+    try_only(monkeypatch, "precision mixed_bfloat16")
     found = told(capsys, "tune", str(planted), *large, "--parity-steps", "30")
 
     assert (

@@ -13,14 +13,14 @@ ROWS = {"train": 1024, "eval": 128}
 SIDE = 24
 
 
-def dataset(split, cost=0):
+def dataset(split, cost=0, batch=32):
     """Images in memory; with a cost each is made by Python, which sorts so many times."""
     rng = np.random.default_rng(len(split))
     labels = rng.integers(0, 4, ROWS[split])
     images = rng.normal(size=(ROWS[split], SIDE, SIDE, 3)).astype(np.float32)
     images[np.arange(ROWS[split]), labels] += 1
     if not cost:
-        return tf.data.Dataset.from_tensor_slices(({"image": images}, labels)).batch(32)
+        return tf.data.Dataset.from_tensor_slices(({"image": images}, labels)).batch(batch)
 
     def rows():
         for image, label in zip(images, labels, strict=True):
@@ -34,7 +34,7 @@ def dataset(split, cost=0):
     )
     made = tf.data.Dataset.from_generator(rows, output_signature=signature)
     counted = tf.data.experimental.assert_cardinality(ROWS[split])
-    return made.apply(counted).batch(32)
+    return made.apply(counted).batch(batch)
 
 
 def build(features):
