@@ -3,15 +3,23 @@
 Keras writes its update as a dozen operations, each a pass over memory: of a wide layer they take
 more time than its matrix products. TensorFlow's own kernel for Adam computes the same formula in one.
 It takes `1 - beta_2` in float32, Keras in float64: of 0.999 that is 5e-5 apart, of an update 2e-5.
+
+On a CPU it parts its work among threads from some hundred numbers on, and waits for them: until an array
+is so large that each operation's result has to be mapped anew, the dozen is quicker.
 """
 
 from __future__ import annotations
 
+import math
 from types import MethodType
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+QUICKER_APART = range(512, 40_000)
+"""Numbers of a weight for which Keras's own operations take a CPU less time: the kernel takes up to 2.5 times
+as long. Of fewer or more it takes 0.4 to 0.6 times as long (`benchmarks/train/adam.py`, 2 cores)."""
 
 
 class _FusedAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras has no types
@@ -22,8 +30,9 @@ class _FusedAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras has no t
 
         Source: keras.optimizers.Adam.update_step, tf.raw_ops.ResourceApplyAdam.
         """
-        if isinstance(gradient, tf.IndexedSlices):
-            # Of an Embedding: the rows that were seen.
+        # Of an Embedding: the rows that were seen.
+        sparse = isinstance(gradient, tf.IndexedSlices)
+        if sparse or (_on_cpu() and math.prod(variable.shape) in QUICKER_APART):
             type(self).update_step(self, gradient, variable, learning_rate)
             return
         dtype = variable.dtype
@@ -42,6 +51,10 @@ class _FusedAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras has no t
             epsilon=tf.constant(self.epsilon, dtype),
             grad=tf.cast(gradient, dtype),
         )
+
+
+def _on_cpu() -> bool:
+    return not tf.config.list_logical_devices("GPU")
 
 
 def fuse(optimizer: keras.optimizers.Optimizer, *, wanted: bool) -> None:

@@ -92,3 +92,28 @@ def test_somebodys_own_adam_is_left_alone() -> None:
     fuse(optimizer, wanted=True)
 
     assert optimizer.update_step == before
+
+
+@pytest.mark.parametrize("gpus", [[], ["GPU:0"]])
+def test_on_a_cpu_weights_of_middling_size_keep_kerass_operations(
+    gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel parts them among threads, and waits for those."""
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
+    shapes: list[tuple[int, ...]] = [(511,), (64, 8), (200, 199), (200, 200)]
+    weights = [keras.Variable(np.zeros(shape, "float32")) for shape in shapes]
+    optimizer = keras.optimizers.Adam(0.05)
+    optimizer.build(weights)
+    fuse(optimizer, wanted=True)
+
+    @tf.function
+    def step() -> None:
+        optimizer.apply([tf.ones(shape) for shape in shapes], weights)
+
+    step()
+    graph = step.get_concrete_function().graph
+    kernels = [o for o in graph.get_operations() if o.type == "ResourceApplyAdam"]
+    fused_shapes = [tuple(kernel.inputs[-1].shape) for kernel in kernels]
+    assert fused_shapes == (shapes if gpus else [(511,), (200, 200)])
+    for weight in weights:
+        np.testing.assert_allclose(weight.numpy(), -0.05, rtol=1e-4)
