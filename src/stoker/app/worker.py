@@ -6,8 +6,10 @@ the stage `train` as one process alone does, and answers by files beside the one
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +30,9 @@ from stoker.train.heartbeat import Heartbeat, process_heartbeat
 
 DONE = "done.json"
 """What the stage reported, written by the first worker."""
+
+MEET_S = 60.0
+"""Longest that the first worker waits for the others to end."""
 
 ERROR = "error-{rank}.json"
 """What a worker could not do, and is the user's to mend."""
@@ -58,13 +63,19 @@ class WorkerSpec:
     folder: str
     """The folder of the stage `train`, which all workers share."""
 
+    meeting: str = ""
+    """Where each says that it has ended, if nobody sees to it that the first ends last."""
+
 
 def main(spec_path: Path) -> int:
     """Train as one of several; the exit code."""
     heartbeat = process_heartbeat()
     try:
         with ends_when_asked():
-            done = _train(WorkerSpec(**read_json(spec_path)), heartbeat)
+            spec = WorkerSpec(**read_json(spec_path))
+            done = _train(spec, heartbeat)
+            if spec.meeting:
+                _meet(Path(spec.meeting))
     except UserError as error:
         answer = {"line": error.line(), "exit_code": error.exit_code}
         write_json(spec_path.with_name(ERROR.format(rank=heartbeat.rank)), answer)
@@ -76,6 +87,20 @@ def main(spec_path: Path) -> int:
         write_json(spec_path.with_name(DONE), asdict(done))
     heartbeat.finish()
     return EXIT_DONE
+
+
+def _meet(folder: Path) -> None:
+    """Say that this worker has ended; the first waits for all, for TensorFlow's others end with it."""
+    cluster = read_tf_config(os.environ)
+    if cluster is None:
+        return
+    with contextlib.suppress(OSError):  # the first one has waited long enough
+        (folder / str(cluster.rank)).touch()
+    until_s = time.monotonic() + MEET_S
+    while cluster.leads and time.monotonic() < until_s:
+        if len(list(folder.iterdir())) >= cluster.trainers:
+            return
+        time.sleep(0.1)
 
 
 def _train(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:

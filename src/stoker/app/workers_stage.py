@@ -37,13 +37,7 @@ def on_workers(
     Raises:
         ConfigError: `train.strategy` is one for a single process.
     """
-    spread = "parameter_server" if servers else "multi_worker"
-    if experiment.train.strategy not in ("auto", spread):
-        raise ConfigError(
-            f"train.strategy must be auto or {spread} where several processes train together",
-            got=experiment.train.strategy,
-            fix="Leave it out of stoker.yaml, or leave --workers out.",
-        )
+    require_strategy(experiment, servers=servers)
     settings = LaunchSettings(
         workers=workers,
         servers=servers,
@@ -52,6 +46,21 @@ def on_workers(
         watchdog_s=experiment.train.watchdog_s,
     )
     return {"train": functools.partial(train_on_workers, settings=settings, say=say)}
+
+
+def require_strategy(experiment: Experiment, *, servers: int) -> None:
+    """Refuse a strategy of one process for several.
+
+    Raises:
+        ConfigError: `train.strategy` is one for a single process.
+    """
+    spread = "parameter_server" if servers else "multi_worker"
+    if experiment.train.strategy not in ("auto", spread):
+        raise ConfigError(
+            f"train.strategy must be auto or {spread} where several processes train together",
+            got=experiment.train.strategy,
+            fix="Leave it out of stoker.yaml, or leave --workers and TF_CONFIG out.",
+        )
 
 
 def train_on_workers(
@@ -73,25 +82,55 @@ def train_on_workers(
         WorkerFailed: a worker failed otherwise, once too often.
         Preempted: this process was asked to end, and the workers have.
     """
-
-    def tell(beat: Beat) -> None:
-        if beat.rank == 0 and beat.line:
-            context.progress(beat.line, beat.share)
-
     with scratch_folder(folder.parent / "workers") as scratch:
-        write_json(scratch / SPEC, asdict(_spec(context, folder)))
-        command = [sys.executable, "-m", "stoker.app.worker", str(scratch / SPEC)]
-        try:
-            launched = launch(command, settings=settings, log=say, on_beat=tell)
-        except WorkerFailed as failed:
-            raise _said(scratch, failed) from failed
-        if launched.preempted:
-            raise Preempted(
-                "training ends when its process is asked to",
-                got=Plain("a signal, passed on to all workers"),
-                fix="Everything is saved: run it again to go on.",
-            )
-        done = read_json(scratch / DONE)
+        return train_by(
+            spec_of(context, folder), scratch, settings=settings, say=say, tell=context.progress
+        )
+
+
+def train_by(
+    spec: WorkerSpec,
+    scratch: Path,
+    *,
+    settings: LaunchSettings,
+    say: Callable[[str], None],
+    tell: Callable[[str, float | None], None],
+) -> Done:
+    """Start what `app/worker.py` is, and wait for its end.
+
+    Args:
+        spec: What the workers are told.
+        scratch: Takes it, and what they answer.
+        settings: How many processes, and what is done when one fails.
+        say: Takes the lines of all of them, and what happens to them.
+        tell: Takes how far the first one is.
+
+    Returns:
+        What the first one reports.
+
+    Raises:
+        UserError: what a worker says is the user's to mend.
+        WorkerFailed: a worker failed otherwise, once too often.
+        Preempted: this process was asked to end, and the workers have.
+    """
+
+    def heard(beat: Beat) -> None:
+        if beat.rank == 0 and beat.line:
+            tell(beat.line, beat.share)
+
+    write_json(scratch / SPEC, asdict(spec))
+    command = [sys.executable, "-m", "stoker.app.worker", str(scratch / SPEC)]
+    try:
+        launched = launch(command, settings=settings, log=say, on_beat=heard)
+    except WorkerFailed as failed:
+        raise _said(scratch, failed) from failed
+    if launched.preempted:
+        raise Preempted(
+            "training ends when its process is asked to",
+            got=Plain("a signal, passed on to all workers"),
+            fix="Everything is saved: run it again to go on.",
+        )
+    done = read_json(scratch / DONE)
     restarts = {"restarts": list(launched.restarts)} if launched.restarts else {}
     return Done(
         result=done["result"] | {"workers": settings.workers} | restarts,
@@ -100,7 +139,13 @@ def train_on_workers(
     )
 
 
-def _spec(context: Context, folder: Path) -> WorkerSpec:
+def spec_of(context: Context, folder: Path) -> WorkerSpec:
+    """What workers are told.
+
+    Args:
+        context: The experiment, and the stages before.
+        folder: The stage's folder.
+    """
     return WorkerSpec(
         experiment=yaml.safe_dump(context.experiment.to_json()),
         run_id=context.run_id,

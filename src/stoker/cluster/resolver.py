@@ -95,6 +95,22 @@ class ClusterSpec:
         return self.job if self.job == "chief" else f"{self.job} {self.index}"
 
     @property
+    def leads(self) -> bool:
+        """Whether it is the chief, or worker 0 where nobody is."""
+        return self.job == "chief" or (self.name == "worker 0" and not self.chief)
+
+    @property
+    def leader(self) -> str:
+        """How a person calls the one that leads."""
+        return "the chief" if self.chief else "worker 0"
+
+    @property
+    def near(self) -> int:
+        """How many of those that compute steps are on this one's machine, it included."""
+        host = self.address.rpartition(":")[0]
+        return sum(a.rpartition(":")[0] == host for a in (*self.chief, *self.workers))
+
+    @property
     def serves(self) -> bool:
         """Whether it computes what a chief asks for, until it is ended: beside parameter servers."""
         return self.job != "chief" and bool(self.servers)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,7 @@ train:
 MODEL_PY = """\
 import os
 import signal
+import time
 from pathlib import Path
 
 import keras
@@ -59,8 +65,15 @@ class Die(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Mark(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if "MARK" in os.environ:
+            Path(os.environ["MARK"]).touch()
+            time.sleep(1)
+
+
 def callbacks():
-    return [Die()]
+    return [Die(), Mark()]
 """
 
 
@@ -82,6 +95,13 @@ def train(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
+
+
+def until(happened: Callable[[], object]) -> None:
+    give_up_s = time.monotonic() + HANG_S
+    while not happened():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
 
 
 def weights(result: dict[str, Any]) -> str:
@@ -112,6 +132,74 @@ def test_a_worker_that_is_killed_changes_no_weight(
     assert weights(killed) == of_calm
     assert killed["metrics"] == calm["metrics"]
     assert not list(Path(killed["run"]).glob(".workers*")), "nothing of the launcher is left"
+
+
+class Tasks:
+    """`stoker train` as a launcher of somebody else's starts it: once for each task of a cluster."""
+
+    def __init__(self, folder: Path, *options: str, count: int = 2) -> None:
+        with contextlib.ExitStack() as held:
+            sockets = [
+                held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+            ]
+            addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "stoker", "train", str(folder), "--json", *options],
+                env=os.environ | {"TF_CONFIG": tf_config(addresses, index)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index in range(count)
+        ]
+
+    def ask_to_end(self, index: int) -> None:
+        self._processes[index].terminate()
+
+    def end(self) -> list[tuple[int, str, str]]:
+        """Exit code, stdout and stderr of each."""
+        told = [process.communicate(timeout=HANG_S) for process in self._processes]
+        return [
+            (process.returncode, out, error)
+            for process, (out, error) in zip(self._processes, told, strict=True)
+        ]
+
+
+def tf_config(addresses: list[str], index: int) -> str:
+    return json.dumps(
+        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    )
+
+
+@pytest.mark.multiworker
+@pytest.mark.slow
+def test_tasks_of_another_launcher_find_each_other_end_together_and_go_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, mark = tmp_path / "pair", tmp_path / "mark"
+    shutil.copytree(folder, own, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    monkeypatch.setenv("MARK", str(mark))
+    tasks = Tasks(own)
+    until(mark.exists)
+    tasks.ask_to_end(1)
+    first = tasks.end()
+    monkeypatch.delenv("MARK")
+
+    assert [code for code, _, _ in first] == [75, 75], first
+
+    (code, out, said), (joined, nothing, other) = Tasks(own).end()
+
+    assert (code, joined, nothing) == (0, 0, ""), said + other
+    found = json.loads(out)
+    assert "(continued)" in said
+    assert re.search(r"worker 1 waits until worker 0 has prepared training", other)
+    assert f"worker 1 trains with worker 0 in run {Path(found['run']).name}" in other
+    assert (found["workers"], found["resolved"]["strategy"]) == (2, "multi_worker")
+    left = [path.name for path in Path(found["run"]).parent.glob(".cluster*")]
+    assert left == []
+    together, _ = train(own, "--workers", "2", "--again")
+    assert weights(together) == weights(found)
 
 
 @pytest.mark.multiworker

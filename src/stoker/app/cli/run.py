@@ -15,6 +15,7 @@ from stoker.app.cli.options import (
     ResumeRun,
 )
 from stoker.app.cli.tolerant import print_result, tolerant
+from stoker.app.cli.until import as_usual, joins
 from stoker.app.resume import Resume
 
 
@@ -42,8 +43,10 @@ def run(
             listener.say(locked)
         if loaded.resources.accelerators is not None:
             listener.say("resources are for a cluster: this run uses this machine")
+        if joins(loaded, listener.say):
+            return
         which = Resume(run=resume, accept_change=accept_change)
-        result = run_chain(loaded, listener, resume=which)
+        result = run_chain(loaded, listener, resume=which, works=as_usual(loaded, listener.say))
         listener.stage_began("serve")
         import_tensorflow()
         from stoker.app.cli.summary import print_summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +19,28 @@ Works = Callable[["Experiment", Callable[[str], None]], "Mapping[str, Work]"]
 """An experiment, and whom to tell a line -> stage -> what does its work instead."""
 
 
-def as_usual(*_: object) -> Mapping[str, Work]:
-    """Every stage does its own work."""
-    return {}
+def as_usual(experiment: Experiment, say: Callable[[str], None]) -> Mapping[str, Work]:
+    """Every stage does its own work; training with others, where `TF_CONFIG` names them."""
+    from stoker.app.joined import on_cluster, task_of
+
+    cluster = task_of(os.environ)
+    return {} if cluster is None else on_cluster(experiment, cluster, say)
+
+
+def joins(experiment: Experiment, say: Callable[[str], None]) -> bool:
+    """Train with others where `TF_CONFIG` says that another process leads; whether it does.
+
+    Args:
+        experiment: What is trained.
+        say: Takes lines for a person.
+    """
+    from stoker.app.joined import join, task_of
+
+    cluster = task_of(os.environ)
+    if cluster is None or cluster.leads:
+        return False
+    join(experiment, cluster, say)
+    return True
 
 
 def run_until(
@@ -52,6 +72,8 @@ def run_until(
     with ConsoleListener() as listener:
         if locked:
             listener.say(locked)
+        if works is as_usual and joins(loaded, listener.say):
+            return
         result = run_chain(
             loaded,
             listener,

@@ -31,6 +31,9 @@ class LaunchSettings:
     servers: int = 0
     """Parameter servers; with them comes a chief."""
 
+    cluster: ClusterSpec | None = None
+    """A cluster that somebody else starts: only its own task is started here."""
+
     pin: bool = False
     """Give each process cores of its own."""
 
@@ -46,6 +49,8 @@ class LaunchSettings:
     @property
     def processes(self) -> int:
         """How many are started."""
+        if self.cluster is not None:
+            return 1
         return self.workers + (self.servers + 1 if self.servers else 0)
 
     def __post_init__(self) -> None:
@@ -124,7 +129,8 @@ def launch(
         while True:
             before = kernel_refusals()
             outcome = _attempt(argv, settings, asked, log=log, on_beat=on_beat, environ=environ)
-            if outcome.asked:
+            # Another task's notice of the end is one for all of them.
+            if outcome.asked or (settings.cluster is not None and outcome.preempted):
                 return Launched(preempted=outcome.preempted, restarts=tuple(restarts))
             if outcome.failure is None:
                 return Launched(preempted=False, restarts=tuple(restarts))
@@ -151,10 +157,9 @@ def _attempt(
     on_beat: Callable[[Beat], None],
     environ: Mapping[str, str],
 ) -> Outcome:
-    with held_ports(settings.processes) as ports:
-        cluster = local_cluster(ports, workers=settings.workers, servers=settings.servers)
+    def run(commands: Sequence[Command]) -> Outcome:
         return Group(
-            _commands(argv, settings, cluster, environ),
+            commands,
             asked=asked,
             watchdog_s=settings.watchdog_s,
             grace_s=settings.grace_s,
@@ -162,6 +167,26 @@ def _attempt(
             log=log,
             on_beat=on_beat,
         ).run()
+
+    if settings.cluster is not None:
+        return run([_own_task(argv, settings.cluster, environ)])
+    with held_ports(settings.processes) as ports:
+        cluster = local_cluster(ports, workers=settings.workers, servers=settings.servers)
+        return run(_commands(argv, settings, cluster, environ))
+
+
+def _own_task(argv: Sequence[str], cluster: ClusterSpec, environ: Mapping[str, str]) -> Command:
+    """One process, which keeps what its launcher gave it."""
+    own = {
+        VARIABLE: cluster.to_tf_config(),
+        "STOKER_RANK": "0",  # its place among those that are started here
+        "STOKER_LOCAL_WORKERS": str(max(1, cluster.near)),
+    }
+    return Command(
+        name=cluster.name,
+        argv=tuple(argv),
+        environ={**_DEFAULTS, **environ, **own},
+    )
 
 
 def _commands(

@@ -1,0 +1,185 @@
+"""`stoker train` as one task of a cluster that another launcher has started: `TF_CONFIG` names all of them.
+
+The chief, or where there is none worker 0, does the stages before training. By a file beside the runs,
+which must lie where all tasks see it at the same path, it tells what is to be trained; every other task
+waits for that, and trains with it. A file that a killed chief left is known by that it does not change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.app.context import Context, Done
+from stoker.app.experiment import Experiment
+from stoker.app.worker import WorkerSpec
+from stoker.app.workers_stage import require_strategy, spec_of, train_by
+from stoker.cluster.launch import LaunchSettings
+from stoker.cluster.resolver import ClusterSpec, read_tf_config
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.fingerprint import fingerprint
+
+BEAT_S = 1.0
+"""Pause between two signs of life of the chief."""
+
+POLL_S = 0.3
+"""Pause between two looks for them."""
+
+SAY_EVERY_S = 60.0
+"""A task that waits says so as often."""
+
+
+def task_of(environ: Mapping[str, str]) -> ClusterSpec | None:
+    """What this process is of a cluster of several, None where it is alone.
+
+    Raises:
+        ConfigError: `TF_CONFIG` is malformed, makes an evaluator of this process, or names parameter
+            servers, of which nobody would know when they may end.
+    """
+    cluster = read_tf_config(environ)
+    if cluster is None or cluster.trainers + len(cluster.servers) < 2:
+        return None
+    if cluster.servers:
+        raise ConfigError(
+            "parameter servers must be started by us",
+            got=Plain(f"TF_CONFIG with {len(cluster.servers)} of them"),
+            fix="Unset TF_CONFIG, and `stoker train --workers 2 --parameter-servers 1`; or leave them out.",
+        )
+    if cluster.job == "evaluator":
+        raise ConfigError(
+            "TF_CONFIG must make a trainer of this process",
+            got=Plain("an evaluator"),
+            fix="Leave it out: training validates by itself, and `stoker evaluate` comes after it.",
+        )
+    return cluster
+
+
+def on_cluster(
+    experiment: Experiment, cluster: ClusterSpec, say: Callable[[str], None]
+) -> dict[str, Callable[[Context, Path], Done]]:
+    """What does the work of the stage `train` instead, where this process leads.
+
+    Raises:
+        ConfigError: `train.strategy` is one for a single process.
+    """
+    settings = _settings(experiment, cluster)
+    return {"train": functools.partial(_lead, settings=settings, cluster=cluster, say=say)}
+
+
+def join(experiment: Experiment, cluster: ClusterSpec, say: Callable[[str], None]) -> None:
+    """Wait for the chief, and train with it.
+
+    Raises:
+        ConfigError: `train.strategy` is one for a single process.
+        UserError: what went wrong in training.
+        Preempted: this process was asked to end, and has saved.
+    """
+    settings = _settings(experiment, cluster)
+    spec = WorkerSpec(**_awaited(_place(experiment, cluster), cluster, say))
+    say(f"{cluster.name} trains with {cluster.leader} in run {spec.run_id}")
+    with tempfile.TemporaryDirectory(prefix="stoker-join-") as scratch:
+        train_by(spec, Path(scratch), settings=settings, say=say, tell=_nobody)
+
+
+def _nobody(line: str, share: float | None) -> None:
+    """How far training is, the chief tells."""
+
+
+def _settings(experiment: Experiment, cluster: ClusterSpec) -> LaunchSettings:
+    require_strategy(experiment, servers=0)
+    return LaunchSettings(
+        workers=cluster.trainers,
+        cluster=cluster,
+        # All would have to begin again: whoever started them does that.
+        max_restarts=0,
+        watchdog_s=experiment.train.watchdog_s,
+    )
+
+
+def _lead(
+    context: Context,
+    folder: Path,
+    *,
+    settings: LaunchSettings,
+    cluster: ClusterSpec,
+    say: Callable[[str], None],
+) -> Done:
+    place = _place(context.experiment, cluster)
+    meeting = place.with_suffix(".ended")
+    shutil.rmtree(meeting, ignore_errors=True)
+    meeting.mkdir(parents=True)
+    try:
+        spec = replace(spec_of(context, folder), meeting=str(meeting.resolve()))
+        with tempfile.TemporaryDirectory(prefix="stoker-lead-") as scratch, _told(place, spec):
+            return train_by(spec, Path(scratch), settings=settings, say=say, tell=context.progress)
+    finally:
+        shutil.rmtree(meeting, ignore_errors=True)
+
+
+def _place(experiment: Experiment, cluster: ClusterSpec) -> Path:
+    """The file by which the tasks of this cluster find what is trained."""
+    return experiment.runs_root / f".cluster-{fingerprint(cluster.jobs)[:16]}.json"
+
+
+@contextlib.contextmanager
+def _told(place: Path, spec: WorkerSpec) -> Iterator[None]:
+    """The spec lies there, and its beat changes."""
+    over = threading.Event()
+
+    def tell() -> None:
+        beat = 0
+        while True:
+            with contextlib.suppress(OSError):  # the next one may be written
+                _write(place, {"beat": f"{os.getpid()}-{beat}", "spec": asdict(spec)})
+            beat += 1
+            if over.wait(BEAT_S):
+                return
+
+    thread = threading.Thread(target=tell, name="stoker-cluster", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        place.unlink(missing_ok=True)
+
+
+def _write(place: Path, value: object) -> None:
+    # Not to the disk: it is of use to nobody after a crash.
+    made = place.with_suffix(".tmp")
+    made.write_text(json.dumps(value))
+    os.replace(made, place)
+
+
+def _awaited(place: Path, cluster: ClusterSpec, say: Callable[[str], None]) -> dict[str, Any]:
+    first, said_s = None, -SAY_EVERY_S
+    while True:
+        found = _read(place)
+        if found is not None:
+            if first is not None and found["beat"] != first:
+                spec: dict[str, Any] = found["spec"]
+                return spec
+            first = first or found["beat"]
+        if time.monotonic() - said_s >= SAY_EVERY_S:
+            said_s = time.monotonic()
+            say(f"{cluster.name} waits until {cluster.leader} has prepared training, in {place}")
+        time.sleep(POLL_S)
+
+
+def _read(place: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(place.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and {"beat", "spec"} <= found.keys() else None
