@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -200,6 +201,31 @@ def test_tasks_of_another_launcher_find_each_other_end_together_and_go_on(
     assert left == []
     together, _ = train(own, "--workers", "2", "--again")
     assert weights(together) == weights(found)
+
+
+@pytest.mark.multiworker
+def test_workers_go_back_together_from_what_is_not_finite_and_leave_its_samples_out(
+    folder: Path, tmp_path: Path
+) -> None:
+    """One row makes a NaN, in the share of one worker."""
+    own = tmp_path / "pair"
+    shutil.copytree(folder, own, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    lines = (own / "data.csv").read_text().splitlines()
+    assert lines[42].startswith("41,")
+    lines[42] = "41,20.5,-1.0,1"
+    (own / "data.csv").write_text("\n".join(lines) + "\n")
+    model = (own / "model.py").read_text()
+    (own / "model.py").write_text(model.replace("(x / 50.0)", "(keras.ops.sqrt(x))"))
+    once = ["--set", "train.epochs=1", "--workers", "2"]
+
+    result, said = train(own, *once, "--set", "train.on_nan=rollback")
+
+    assert result["resolved"]["workers"] == 2
+    (back,) = result["health"]["rollbacks"]
+    assert len(back["bad_rows"]) == 1
+    assert "worker 0] the loss of step" in said
+    assert "worker 1] the loss of step" in said
+    assert math.isfinite(result["metrics"]["loss"])
 
 
 @pytest.mark.multiworker
