@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from stoker.app import checking
 from stoker.app.cli.main import invoke
@@ -114,13 +113,7 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     monkeypatch.setattr(checking, "CHECK_S", 300.0)
     assert invoke(["tune", "--check", str(planted)], debug=False) == 0
     assert "It holds." in capsys.readouterr().out
-    broken = yaml.safe_load((planted / FILE).read_text())
-    broken["after"]["samples_per_s"] *= 10
-    (planted / FILE).write_text(yaml.safe_dump(broken))
-    # That up to three processes say so, a unit test holds.
-    monkeypatch.setattr(checking, "CHECKS", 1)
-    assert invoke(["tune", "--check", str(planted)], debug=False) == 3
-    assert "samples/s, promised were" in capsys.readouterr().out
+    # One that is broken, `test_tune_check` has.
 
 
 @pytest.mark.timeout(1800)

@@ -212,9 +212,7 @@ def test_steps_are_the_same_however_many_are_one_program() -> None:
     one_by_one, sums = trained(1, elements_of(data), [STEPS], rows=None)
 
     for elements, calls, rows in (
-        (elements_of(data), [STEPS], None),
         (elements_of(data), [20, 7, 3], None),
-        (calls_of(data, []), [STEPS], ROWS),
         (calls_of(data, [13 * ROWS, 14 * ROWS]), [13, 1, 16], ROWS),
     ):
         together, parts = trained(TOGETHER, elements, calls, rows=rows)
