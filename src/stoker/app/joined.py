@@ -35,6 +35,9 @@ BEAT_S = 1.0
 POLL_S = 0.3
 """Pause between two looks for them."""
 
+LET_GO_S = 60.0
+"""Longest that the chief waits for the others to hear that there is nothing to train."""
+
 SAY_EVERY_S = 60.0
 """A task that waits says so as often."""
 
@@ -85,10 +88,26 @@ def join(experiment: Experiment, cluster: ClusterSpec, say: Callable[[str], None
         Preempted: this process was asked to end, and has saved.
     """
     settings = _settings(experiment, cluster)
-    spec = WorkerSpec(**_awaited(_place(experiment, cluster), cluster, say))
+    place = _place(experiment, cluster)
+    told = _awaited(place, cluster, say)
+    if told is None:
+        say(f"{cluster.name} has nothing to train: {cluster.leader} has found it trained")
+        with contextlib.suppress(OSError):  # it has waited long enough
+            (_meeting(place) / str(cluster.rank)).touch()
+        return
+    spec = WorkerSpec(**told)
     say(f"{cluster.name} trains with {cluster.leader} in run {spec.run_id}")
     with tempfile.TemporaryDirectory(prefix="stoker-join-") as scratch:
         train_by(spec, Path(scratch), settings=settings, say=say, tell=_nobody)
+
+
+def let_go(experiment: Experiment, cluster: ClusterSpec) -> None:
+    """Tell those who wait that there is nothing to train, until all have heard it or a minute has gone by."""
+    place = _place(experiment, cluster)
+    with _met(place) as meeting, _told(place, None):
+        until_s = time.monotonic() + LET_GO_S
+        while len(list(meeting.iterdir())) < cluster.trainers - 1 and time.monotonic() < until_s:
+            time.sleep(POLL_S)
 
 
 def _nobody(line: str, share: float | None) -> None:
@@ -115,13 +134,25 @@ def _lead(
     say: Callable[[str], None],
 ) -> Done:
     place = _place(context.experiment, cluster)
-    meeting = place.with_suffix(".ended")
+    with _met(place) as meeting, tempfile.TemporaryDirectory(prefix="stoker-lead-") as scratch:
+        spec = replace(spec_of(context, folder), meeting=str(meeting.resolve()))
+        with _told(place, spec):
+            return train_by(spec, Path(scratch), settings=settings, say=say, tell=context.progress)
+
+
+def _meeting(place: Path) -> Path:
+    """Where each task says that it has ended."""
+    return place.with_suffix(".ended")
+
+
+@contextlib.contextmanager
+def _met(place: Path) -> Iterator[Path]:
+    """Nobody has ended yet."""
+    meeting = _meeting(place)
     shutil.rmtree(meeting, ignore_errors=True)
     meeting.mkdir(parents=True)
     try:
-        spec = replace(spec_of(context, folder), meeting=str(meeting.resolve()))
-        with tempfile.TemporaryDirectory(prefix="stoker-lead-") as scratch, _told(place, spec):
-            return train_by(spec, Path(scratch), settings=settings, say=say, tell=context.progress)
+        yield meeting
     finally:
         shutil.rmtree(meeting, ignore_errors=True)
 
@@ -132,15 +163,15 @@ def _place(experiment: Experiment, cluster: ClusterSpec) -> Path:
 
 
 @contextlib.contextmanager
-def _told(place: Path, spec: WorkerSpec) -> Iterator[None]:
-    """The spec lies there, and its beat changes."""
+def _told(place: Path, spec: WorkerSpec | None) -> Iterator[None]:
+    """The spec lies there, None for that there is nothing to train, and its beat changes."""
     over = threading.Event()
 
     def tell() -> None:
         beat = 0
         while True:
             with contextlib.suppress(OSError):  # the next one may be written
-                _write(place, {"beat": f"{os.getpid()}-{beat}", "spec": asdict(spec)})
+                _write(place, {"beat": f"{os.getpid()}-{beat}", "spec": spec and asdict(spec)})
             beat += 1
             if over.wait(BEAT_S):
                 return
@@ -162,13 +193,15 @@ def _write(place: Path, value: object) -> None:
     os.replace(made, place)
 
 
-def _awaited(place: Path, cluster: ClusterSpec, say: Callable[[str], None]) -> dict[str, Any]:
+def _awaited(
+    place: Path, cluster: ClusterSpec, say: Callable[[str], None]
+) -> dict[str, Any] | None:
     first, said_s = None, -SAY_EVERY_S
     while True:
         found = _read(place)
         if found is not None:
             if first is not None and found["beat"] != first:
-                spec: dict[str, Any] = found["spec"]
+                spec: dict[str, Any] | None = found["spec"]
                 return spec
             first = first or found["beat"]
         if time.monotonic() - said_s >= SAY_EVERY_S:

@@ -197,6 +197,10 @@ def test_tasks_of_another_launcher_find_each_other_end_together_and_go_on(
     assert re.search(r"worker 1 waits until worker 0 has prepared training", other)
     assert f"worker 1 trains with worker 0 in run {Path(found['run']).name}" in other
     assert (found["workers"], found["resolved"]["strategy"]) == (2, "multi_worker")
+    (_, trained, _), (again, _, other) = Tasks(own).end()
+    assert json.loads(trained)["skipped"]
+    assert again == 0, "who waits is told that there is nothing to train"
+    assert "worker 1 has nothing to train: worker 0 has found it trained" in other
     left = [path.name for path in Path(found["run"]).parent.glob(".cluster*")]
     assert left == []
     together, _ = train(own, "--workers", "2", "--again")

@@ -68,7 +68,7 @@ def test_a_task_waits_for_a_chief_that_lives(
     assert cluster is not None
     place.write_text(json.dumps({"beat": "7-1", "spec": {"of": "a dead one"}}))
     said: list[str] = []
-    found: list[dict[str, Any]] = []
+    found: list[Any] = []
     waits = threading.Thread(
         target=lambda: found.append(joined._awaited(place, cluster, said.append))
     )

@@ -15,7 +15,7 @@ from stoker.app.cli.options import (
     ResumeRun,
 )
 from stoker.app.cli.tolerant import print_result, tolerant
-from stoker.app.cli.until import as_usual, joins
+from stoker.app.cli.until import as_usual, joins, let_others_go
 from stoker.app.resume import Resume
 
 
@@ -47,6 +47,7 @@ def run(
             return
         which = Resume(run=resume, accept_change=accept_change)
         result = run_chain(loaded, listener, resume=which, works=as_usual(loaded, listener.say))
+        let_others_go(loaded, result)
         listener.stage_began("serve")
         import_tensorflow()
         from stoker.app.cli.summary import print_summary

@@ -12,6 +12,7 @@ from stoker.app.cli.tolerant import print_result
 from stoker.app.resume import NEWEST, Resume
 
 if TYPE_CHECKING:
+    from stoker.app.chain import ChainResult
     from stoker.app.context import Work
     from stoker.app.experiment import Experiment
 
@@ -43,6 +44,21 @@ def joins(experiment: Experiment, say: Callable[[str], None]) -> bool:
     return True
 
 
+def let_others_go(experiment: Experiment, result: ChainResult) -> None:
+    """Where this process leads, and the model was trained already: the others wait in vain.
+
+    Args:
+        experiment: What was to be trained.
+        result: Of the chain.
+    """
+    from stoker.app.joined import let_go, task_of
+
+    cluster = task_of(os.environ)
+    trained = next((each for each in result.outcomes if each.stage == "train"), None)
+    if cluster is not None and trained is not None and trained.skipped:
+        let_go(experiment, cluster)
+
+
 def run_until(
     stage: str,
     experiment: Path,
@@ -72,7 +88,8 @@ def run_until(
     with ConsoleListener() as listener:
         if locked:
             listener.say(locked)
-        if works is as_usual and joins(loaded, listener.say):
+        alone = works is not as_usual or not _trains(stage)
+        if not alone and joins(loaded, listener.say):
             return
         result = run_chain(
             loaded,
@@ -82,9 +99,19 @@ def run_until(
             resume=resume,
             works=works(loaded, listener.say),
         )
+        if not alone:
+            let_others_go(loaded, result)
     last = result.outcomes[-1]
     if as_json:
         facts = {"run": str(result.run), "output": str(last.output), "skipped": last.skipped}
         print_result(json.dumps(facts | last.result, indent=2))
     else:
         print_result(str(last.output))
+
+
+def _trains(stage: str) -> bool:
+    """Whether the chain up to a stage trains."""
+    from stoker.app.stages import STAGES
+
+    names = [each.name for each in STAGES]
+    return names.index(stage) >= names.index("train")
