@@ -71,16 +71,8 @@ def train_on_workers(
     Args:
         context: The experiment, and the stages before.
         folder: The stage's folder.
-        settings: How many processes, and what is done when one fails.
-        say: Takes the lines of all of them, and what happens to them.
-
-    Returns:
-        What the first worker reports.
-
-    Raises:
-        UserError: what a worker says is the user's to mend.
-        WorkerFailed: a worker failed otherwise, once too often.
-        Preempted: this process was asked to end, and the workers have.
+        settings: As for `train_by`, whose errors this raises and whose answer it gives.
+        say: As for `train_by`.
     """
     with scratch_folder(folder.parent / "workers") as scratch:
         return train_by(
