@@ -110,18 +110,7 @@ def counting(path: Path) -> Path:
     return export(path, lambda x: {"y": x + module.seen.assign_add(1.0)}, SPEC, module)
 
 
-def noisy(path: Path) -> Path:
-    module: Any = tf.Module()
-    module.scale = variable(2.0)
-
-    def noise(x: tf.Tensor) -> dict[str, tf.Tensor]:
-        drawn = tf.raw_ops.RandomUniform(shape=tf.shape(x), dtype=tf.float32, seed=0, seed2=0)
-        return {"y": x + module.scale * drawn}
-
-    return export(path, noise, SPEC, module)
-
-
-@pytest.mark.parametrize("write", [divided, counting, noisy, of_a_file])
+@pytest.mark.parametrize("write", [divided, counting, of_a_file])
 def test_what_would_answer_other_bits_keeps_its_variables(
     tmp_path: Path, write: Callable[[Path], Path], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,9 +25,9 @@ def test_what_is_loaded_beside_a_version_that_serves_stands_back(
 ) -> None:
     seen: list[tuple[int, bool]] = []
 
-    def recorded(*args: Any, breathe: Breathe) -> LoadedModel:
+    def recorded(*args: Any, breathe: Breathe, **more: Any) -> LoadedModel:
         seen.append((os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), breathe is hurry))
-        return load_checked(*args, breathe=breathe)
+        return load_checked(*args, breathe=breathe, **more)
 
     monkeypatch.setattr(servable, "load_checked", recorded)
     monkeypatch.setattr(servable, "_first_is_loaded", threading.Event())
