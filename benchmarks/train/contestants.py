@@ -127,7 +127,7 @@ def by_hand(contest: Contest, levers: Levers) -> Loaded:
     @tf.function
     def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
         total = tf.constant(0.0)
-        for _ in tf.range(steps):  # type: ignore[attr-defined]
+        for _ in tf.range(steps):  # type: ignore[attr-defined]  # AutoGraph makes a loop of it
             x, y = next(iterator)
             total += step(x, y)
         return total / tf.cast(steps, tf.float32)
@@ -167,7 +167,7 @@ def _by_hand_mirrored(contest: Contest, levers: Levers) -> Loaded:
     @tf.function
     def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
         total = tf.constant(0.0)
-        for _ in tf.range(steps):  # type: ignore[attr-defined]
+        for _ in tf.range(steps):  # type: ignore[attr-defined]  # AutoGraph makes a loop of it
             total += step(*next(iterator))
         return total / tf.cast(steps, tf.float32)
 

@@ -107,7 +107,7 @@ def let_go(experiment: Experiment, cluster: ClusterSpec) -> None:
     with _met(place) as meeting, _told(place, None):
         until_s = time.monotonic() + LET_GO_S
         while len(list(meeting.iterdir())) < cluster.trainers - 1 and time.monotonic() < until_s:
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # others write there, of whom nothing tells
 
 
 def _nobody(line: str, share: float | None) -> None:
@@ -207,7 +207,7 @@ def _awaited(
         if time.monotonic() - said_s >= SAY_EVERY_S:
             said_s = time.monotonic()
             say(f"{cluster.name} waits until {cluster.leader} has prepared training, in {place}")
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # a shared file system tells nobody of a change elsewhere
 
 
 def _read(place: Path) -> dict[str, Any] | None:

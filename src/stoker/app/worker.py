@@ -100,7 +100,7 @@ def _meet(folder: Path) -> None:
     while cluster.leads and time.monotonic() < until_s:
         if len(list(folder.iterdir())) >= cluster.trainers:
             return
-        time.sleep(0.1)
+        time.sleep(0.1)  # a shared file system tells nobody of a change elsewhere
 
 
 def _train(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:

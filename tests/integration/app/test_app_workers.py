@@ -70,7 +70,7 @@ class Mark(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if "MARK" in os.environ:
             Path(os.environ["MARK"]).touch()
-            time.sleep(1)
+            time.sleep(1)  # so that it can be met in its middle
 
 
 def callbacks():
@@ -102,7 +102,7 @@ def until(happened: Callable[[], object]) -> None:
     give_up_s = time.monotonic() + HANG_S
     while not happened():
         assert time.monotonic() < give_up_s
-        time.sleep(0.05)
+        time.sleep(0.05)  # another process's work
 
 
 def weights(result: dict[str, Any]) -> str:

@@ -185,8 +185,10 @@ def test_what_may_not_end_is_not_called_to_be_frozen(tmp_path: Path) -> None:
     module.step = variable(1.0)
 
     def count(x: tf.Tensor) -> dict[str, tf.Tensor]:
-        until = lambda y: tf.reduce_any(y < 3.0)  # noqa: E731
-        (found,) = tf.while_loop(until, lambda y: (y + module.step,), [x])
+        def goes_on(y: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_any(y < 3.0)
+
+        (found,) = tf.while_loop(goes_on, lambda y: (y + module.step,), [x])
         return {"y": found}
 
     version = Servable(1, export(tmp_path / "1", count, SPEC, module), LoadOptions(freeze=True))

@@ -117,7 +117,7 @@ class Printing(layers.Layer):  # type: ignore[misc]  # Keras has no types
         return x
 
 
-class InPython(layers.Layer):  # type: ignore[misc]
+class InPython(layers.Layer):  # type: ignore[misc]  # Keras has no types
     def call(self, x: Any) -> Any:
         same = tf.py_function(lambda rows: rows, [x], x.dtype)
         return tf.ensure_shape(same, x.shape)
@@ -126,7 +126,7 @@ class InPython(layers.Layer):  # type: ignore[misc]
         return shape
 
 
-class ByProduct(keras.metrics.Metric):  # type: ignore[misc]
+class ByProduct(keras.metrics.Metric):  # type: ignore[misc]  # Keras has no types
     """A metric of somebody's own, which XLA does not compile with the step."""
 
     def __init__(self) -> None:

@@ -169,7 +169,7 @@ def rooted(features: dict[str, Any]) -> keras.Model:
 
 
 def rooted_own(features: dict[str, Any]) -> keras.Model:
-    class RootedOwn(keras.Model):  # type: ignore[misc]
+    class RootedOwn(keras.Model):  # type: ignore[misc]  # Keras has no types
         """Reads its loss before the update: that one is finite."""
 
         def train_step(self, data: Any) -> Any:
@@ -344,7 +344,7 @@ def test_divergence_is_said_and_recorded(
 def hungry(features: dict[str, Any]) -> keras.Model:
     """Its loss takes 4 TiB for 16 rows and more, and nothing for fewer."""
 
-    class Hungry(keras.Model):  # type: ignore[misc]
+    class Hungry(keras.Model):  # type: ignore[misc]  # Keras has no types
         def compute_loss(
             self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True
         ) -> Any:
@@ -365,7 +365,7 @@ def hungry(features: dict[str, Any]) -> keras.Model:
 def hungry_own(features: dict[str, Any]) -> keras.Model:
     """Its own `train_step` takes 4 TiB."""
 
-    class HungryOwn(keras.Model):  # type: ignore[misc]
+    class HungryOwn(keras.Model):  # type: ignore[misc]  # Keras has no types
         def train_step(self, data: Any) -> Any:
             logs = super().train_step(data)
             taken = tf.reduce_sum(

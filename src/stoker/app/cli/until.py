@@ -88,8 +88,9 @@ def run_until(
     with ConsoleListener() as listener:
         if locked:
             listener.say(locked)
-        alone = works is not as_usual or not _trains(stage)
-        if not alone and joins(loaded, listener.say):
+        trains = _trains(stage)
+        together = trains and works is as_usual
+        if together and joins(loaded, listener.say):
             return
         result = run_chain(
             loaded,
@@ -97,9 +98,9 @@ def run_until(
             until=stage,
             again=again,
             resume=resume,
-            works=works(loaded, listener.say),
+            works=works(loaded, listener.say) if trains else {},
         )
-        if not alone:
+        if together:
             let_others_go(loaded, result)
     last = result.outcomes[-1]
     if as_json:
