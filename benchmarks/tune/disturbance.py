@@ -3,7 +3,8 @@
 python benchmarks/tune/disturbance.py [--turns N] [--steps N]
 
 Two processes differ by more than what is looked for, even where they run at once and change cores: by 3 % either
-way. So the script itself takes the watcher away and puts it back, turn by turn.
+way. So the script itself takes the watcher away and puts it back, turn by turn; and a turn is short beside what a
+machine's speed takes to change.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ def _figure(
 def main() -> None:
     """Measure both kinds, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=400)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--turns", type=int, default=4_000)
+    parser.add_argument("--steps", type=int, default=50)
     asked = parser.parse_args()
     figures = [
         figure

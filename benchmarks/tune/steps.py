@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -21,7 +21,7 @@ ROWS, COLUMNS = 64, 128
 WIDTH = 256
 """Of the hidden layers: a step of about a millisecond, for which a watcher is dear."""
 
-WARM_TURNS = 10
+WARM_STEPS = 4_000
 """Watched, and not printed: in them the profile takes its own windows."""
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -36,7 +36,7 @@ def model() -> Any:
     return keras.Sequential([keras.Input((COLUMNS,)), *layers, keras.layers.Dense(10)])
 
 
-def dataset() -> tf.data.Dataset:
+def dataset() -> tf.data.Dataset[Any]:
     """Batches that are there already."""
     random = np.random.default_rng(0)
     x = random.random((ROWS, COLUMNS), dtype="float32")
@@ -86,28 +86,68 @@ def since(begun: Times) -> Times:
     return wall_s - begun[0], cpu_s - begun[1]
 
 
-def by_fit(steps: int) -> Callable[[], Times]:
-    """A turn is the second of two epochs."""
+class Turns:
+    """Turns of so many steps: warm ones, and then each with the watcher or without."""
+
+    def __init__(self, turns: int, steps: int) -> None:
+        self.steps = steps
+        self.warm = -(-WARM_STEPS // steps)
+        self._orders, self._turns, self._begun = order(turns), turns, 0
+        self._watcher = Watcher()
+        self._watched = True
+
+    def __len__(self) -> int:
+        return self.warm + self._turns
+
+    def begin(self) -> bool:
+        """Whether the next one is watched; the names are set to it."""
+        self._begun += 1
+        if self._begun > self.warm:
+            self._watched = next(self._orders)
+            self._watcher.put(back=self._watched)
+        return self._watched
+
+    def end(self, taken: Times) -> None:
+        """Print what it took."""
+        if self._begun > self.warm:
+            sys.stdout.write(json.dumps([self._watched, *taken]) + "\n")
+        if self._begun == len(self):
+            self._watcher.put(back=True)
+
+
+def by_fit(turns: Turns) -> None:
+    """A turn is an epoch."""
     net, batches = model(), dataset()
     net.compile("sgd", LOSS)
-    ends: list[Times] = []
 
     class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         """Has no hook for batches, as most scripts have none."""
 
+        def on_train_begin(self, logs: Any = None) -> None:
+            del logs
+            self.plain, self.watched = self.model.train_function, None
+            self.begun = now()
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            del epoch, logs
+            # The watcher stands there since all callbacks have been told of the begin.
+            self.watched = self.watched or self.model.train_function
+            self.model.train_function = self.watched if turns.begin() else self.plain
+            self.begun = now()
+
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             del epoch, logs
-            ends.append(now())
+            turns.end(since(self.begun))
 
-    def turn() -> Times:
-        net.fit(batches, steps_per_epoch=steps, epochs=2, verbose=0, callbacks=[Clock()])
-        first, second = ends[-2:]
-        return second[0] - first[0], second[1] - first[1]
+        def on_train_end(self, logs: Any = None) -> None:
+            del logs
+            if self.watched is self.plain:
+                raise RuntimeError("the train function is not watched")
 
-    return turn
+    net.fit(batches, steps_per_epoch=turns.steps, epochs=len(turns), verbose=0, callbacks=[Clock()])
 
 
-def by_loop(steps: int) -> Callable[[], Times]:
+def by_loop(turns: Turns) -> None:
     """A turn is a pass of a loop with a tf.function for the step, but for its first step."""
     net, optimizer, batches = model(), keras.optimizers.SGD(), dataset()
     optimizer.build(net.trainable_variables)
@@ -120,15 +160,14 @@ def by_loop(steps: int) -> Callable[[], Times]:
         optimizer.apply(gradients, net.trainable_variables)
         return loss
 
-    def turn() -> Times:
+    for _ in range(len(turns)):
+        turns.begin()
         begun = now()
-        for number, (x, y) in enumerate(batches.take(steps + 1)):
+        for number, (x, y) in enumerate(batches.take(turns.steps + 1)):
             if number == 1:
                 begun = now()
             train_step(x, y)
-        return since(begun)
-
-    return turn
+        turns.end(since(begun))
 
 
 def order(turns: int) -> Iterator[bool]:
@@ -140,14 +179,7 @@ def order(turns: int) -> Iterator[bool]:
 def main() -> None:
     """Train, and print each turn."""
     kind, turns, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    turn = {"fit": by_fit, "loop": by_loop}[kind](steps)
-    for _ in range(WARM_TURNS):
-        turn()
-    watcher = Watcher()
-    for watched in order(turns):
-        watcher.put(back=watched)
-        sys.stdout.write(json.dumps([watched, *turn()]) + "\n")
-    watcher.put(back=True)
+    {"fit": by_fit, "loop": by_loop}[kind](Turns(turns, steps))
 
 
 if __name__ == "__main__":
