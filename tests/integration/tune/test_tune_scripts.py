@@ -17,6 +17,7 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 NAMES = (
     "mnist_fit", "image_generator", "custom_loop", "eager_loop", "retraced", "looks_first",
     "mixed_float16", "mirrored_outside_scope", "no_autotune", "xla_eager", "fed_by_python",
+    "whole_scans",
 )  # fmt: skip
 
 
@@ -232,6 +233,20 @@ def test_python_for_each_element_and_nothing_that_runs_ahead(ran: Mapping[str, R
     assert "tf.py_function" in script.said("python_map")
     # What the map reads (`.numpy()`) in a thread of TensorFlow's, the loop does not read.
     assert loop.syncs == ()
+
+
+def test_a_callback_that_holds_each_step_up_and_a_buffer_of_whole_scans(
+    ran: Mapping[str, Ran],
+) -> None:
+    script = ran["whole_scans"]
+
+    assert script.found() == {
+        "slow_callback": script.line("def on_train_batch_end"),
+        "shuffle_memory": script.line("scans.shuffle("),
+    }
+    said = script.said("slow_callback")
+    assert "on_train_batch_end of the callback TellsTheTeam takes" in said
+    assert "100,000 elements of 16,000,004 bytes" in script.said("shuffle_memory")
 
 
 def test_a_timeline_is_kept_of_every_training_line(ran: Mapping[str, Ran]) -> None:

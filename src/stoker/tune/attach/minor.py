@@ -18,9 +18,9 @@ from stoker.tune.attach.input_rules import (
     nodes_of,
     runs_ahead,
 )
+from stoker.tune.attach.python_rules import MUCH_PYTHON, SMALL_BATCH, larger_batch
 from stoker.tune.attach.seen import Loop, Node, Stage
 from stoker.tune.attach.split import StepSplit, input_share
-from stoker.tune.attach.step_rules import MUCH_PYTHON, SMALL_BATCH, larger_batch
 
 
 def minor_findings(

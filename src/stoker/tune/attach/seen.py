@@ -100,6 +100,23 @@ class Feed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BatchHook:
+    """What a callback of a `fit` does before or after each batch."""
+
+    name: str
+    """Of the callback's class."""
+
+    hook: str
+    """The method's name: `on_train_batch_end`."""
+
+    place: Place | None
+    """Where its code begins; None where it is not the user's."""
+
+    step_s: float
+    """Seconds a step, on the mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     """A stage as TensorFlow really ran it."""
 
@@ -180,6 +197,8 @@ class Loop:
     """Of a fit: what is known of the model; of a loop how many replicas share a batch."""
     feed: Feed | None = None
     """Of a fit whose batches Python makes."""
+    hooks: tuple[BatchHook, ...] = ()
+    """Of a fit's callbacks."""
     pid: int = 0
     """Of its process."""
     cores: int = 1
@@ -383,6 +402,7 @@ def _fit(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         no_ceiling=told["no_ceiling"],
         model=told["facts"],
         feed=_feed(told["facts"].get("feed")),
+        hooks=tuple(_hook(each, told["hooked_steps"]) for each in told["hooks"]),
         starts=tuple(told["starts"]),
         step=told["step"],
         ours_s=told["ours_s"],
@@ -398,6 +418,15 @@ def _feed(told: Mapping[str, Any] | None) -> Feed | None:
         place=place_told(told["place"]),
         workers=told["workers"],
         processes=told["processes"],
+    )
+
+
+def _hook(told: Mapping[str, Any], steps: int) -> BatchHook:
+    return BatchHook(
+        name=told["name"],
+        hook=told["hook"],
+        place=place_told(told["place"]),
+        step_s=told["seconds"] / max(1, steps),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from stoker.tune.attach.feed_rules import batch_call_findings
-from stoker.tune.attach.finding import ScriptFinding, Sureness, gain_of
+from stoker.tune.attach.finding import ScriptFinding, gain_of
 from stoker.tune.attach.gpu_rules import gpu_findings
+from stoker.tune.attach.python_rules import python_findings
 from stoker.tune.attach.seen import Function, Loop, Seen, place_told
 from stoker.tune.attach.split import StepSplit
 
@@ -25,21 +26,6 @@ SYNC_SHARE = 0.8
 LEAST_SYNCS = 20
 """Fewer say nothing of a habit."""
 
-LEAST_PYTHON = 0.2
-"""Share of a step that Python takes: below it nothing is worth a change."""
-
-MUCH_PYTHON = 0.4
-"""Share of a step that Python takes, from which on a batch is called too small."""
-
-TINY_STEP_S = 3e-3
-"""Several such steps in one call cost less than in as many calls, of some 0.3 ms each."""
-
-HARDLY_ANY, MUCH_BUSY = 0.05, 0.5
-"""MFU below which, and U from which on, a tiny step is taken for little more than its call."""
-
-SMALL_BATCH = 64
-"""Rows: a larger one is not called small."""
-
 
 def step_findings(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFinding]:
     """Findings about a loop's step."""
@@ -48,7 +34,7 @@ def step_findings(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[S
     if not eager:
         yield from _host_sync(loop, split, gpus=seen.gpus)
         yield from batch_call_findings(loop, split, seen)
-        yield from _python_bound(loop, split)
+        yield from python_findings(loop, split)
     if loop.kind == "fit":
         yield from _half_output(loop)
         yield from _float64_model(loop)
@@ -114,74 +100,6 @@ def _host_sync(loop: Loop, split: StepSplit | None, *, gpus: int) -> Iterator[Sc
         "if step % 100 == 0: print(float(loss))",
         gain=gain_of(took, least=0.0) if not gpus else gain_of(min(0.5, took), least=0.1),
         sure="measured" if gpus else "possible",
-    )
-
-
-def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[ScriptFinding]:
-    """Steps of `fit` that are too short for a call each.
-
-    That is measured where Python takes much of them between the calls, and possible where they are
-    hardly any arithmetic.
-    """
-    one = loop.model.get("steps_per_execution") == 1 and loop.model.get("replicas", 1) == 1
-    if loop.kind != "fit" or not one or split.step_s >= TINY_STEP_S:
-        return
-    mfu = None if loop.reached is None else loop.reached.mfu(split.step_s)
-    is_busy = split.busy is not None and split.busy >= MUCH_BUSY
-    sure: Sureness = "measured"
-    gain = gain_of(python, least=0.5)
-    if python >= LEAST_PYTHON:
-        seen = f"{_share_of(split, python)}, and each call of the compiled step does one"
-        why = "Callbacks, the progress bar and the call itself cost the same however little a step does."
-    elif mfu is not None and mfu < HARDLY_ANY and is_busy:
-        seen = (
-            f"a step takes {split.step_s * 1e3:.3g} ms, and its products are {mfu:.2%} of what the device "
-            "could do in that time: calling it, and starting each of its operations, is the rest"
-        )
-        why = (
-            "A call from Python costs some tenths of a millisecond however little a step does; it is "
-            "counted with the compiled step here."
-        )
-        sure, gain = "possible", (1.0, 3.0)
-    else:
-        return
-    yield ScriptFinding(
-        kind="steps_per_execution",
-        place=place_told(loop.model.get("compiled")) or loop.place,
-        seen=seen,
-        why=why,
-        change="model.compile(..., steps_per_execution=32)",
-        gain=gain,
-        sure=sure,
-    )
-
-
-def _share_of(split: StepSplit, python: float) -> str:
-    return f"of a step of {split.step_s * 1e3:.3g} ms Python takes {python:.0%}"
-
-
-def _python_bound(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
-    if split is None or split.python is None:
-        return
-    python = split.python
-    yield from _one_step_a_call(loop, split, python)
-    if python >= MUCH_PYTHON and 0 < loop.rows <= SMALL_BATCH:
-        yield ScriptFinding(
-            kind="small_batch",
-            place=loop.place,
-            seen=f"{_share_of(split, python)}, with batches of {loop.rows}",
-            why="The device is idle between steps that are too short for it.",
-            change=larger_batch(loop),
-            gain=gain_of(python, least=0.3),
-            sure="likely",
-        )
-
-
-def larger_batch(loop: Loop) -> str:
-    """What to write instead of a batch that is small."""
-    return (
-        f"A batch of {loop.rows * 4} (and a learning rate to suit it: another batch is another "
-        "training)."
     )
 
 

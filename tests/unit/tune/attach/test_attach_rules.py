@@ -15,7 +15,7 @@ from stoker.tune.attach.diagnose import diagnose
 from stoker.tune.attach.finding import MOST_GAIN, ScriptFinding, gain_of
 from stoker.tune.attach.input_rules import Machine
 from stoker.tune.attach.reached import Reached
-from stoker.tune.attach.seen import Function, Loop, Stage
+from stoker.tune.attach.seen import BatchHook, Function, Loop, Place, Stage
 from stoker.tune.attach.split import split_step, stage_costs
 
 MACHINE = Machine(cores=4, memory_bytes=8 << 30)
@@ -344,6 +344,20 @@ def test_tiny_steps_one_a_call_are_told_at_compile_and_small_batches_at_fit() ->
     assert told == {"steps_per_execution": at(20), "small_batch": at(40)}
     many = replace(tiny, rows=4096, model={**tiny.model, "steps_per_execution": 8})
     assert kinds(many) == []
+
+
+def test_a_callback_that_takes_much_of_a_step_is_told_and_no_larger_batch_for_it() -> None:
+    def told(step_s: float, place: Place | None = None) -> list[tuple[str, Place]]:
+        hook = BatchHook(name="Mine", hook="on_batch_end", place=place, step_s=step_s)
+        slow = fit(real_s=0.001, ceiling_s=0.0004, hooks=(hook,), period_s=0.1, call_s=0.04)
+        return [(finding.kind, finding.place) for finding in findings(slow)]
+
+    assert told(0.00055, at(12)) == [("slow_callback", at(12))]
+    assert told(0.00055) == [("slow_callback", at(40))], (
+        "a callback of Keras's own: where fit is called"
+    )
+    small = ["steps_per_execution", "small_batch"]
+    assert sorted(kind for kind, _ in told(0.0001)) == sorted(small)
 
 
 def test_a_tiny_step_that_is_hardly_any_arithmetic_may_be_its_call() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import ceiling, pipeline, step_graph
+from .batch_hooks import BatchHooks
 from .facts import FACTS
 from .loops import LOOK_AT_STEPS, MOST_SHOWN, clock
 from .places import Place
@@ -42,6 +43,7 @@ class Fit:
         self.facts: dict[str, Any] = {}
         self.stages: list[int] = []
         self.nodes: list[dict[str, Any]] = []
+        self.hooks = BatchHooks()
         self.fills_a_cache = False
         """Its first epoch makes what the later ones read."""
         self.epochs = self.steps = self.measured_steps = 0
@@ -120,6 +122,7 @@ class Fit:
     def end(self, model: Any) -> None:
         """Put back what was there, whatever has happened."""
         self.iterator, self._window, self._ceiling = None, None, None
+        self.hooks.end()
         if self._original is not None:
             model.train_function = self._original
         self._original = None
@@ -182,6 +185,7 @@ class Fit:
             if self.steps > 1 and len(self.starts) < MOST_SHOWN:
                 self.starts.append(ended_s - self._began_epoch_s)
             return
+        self.hooks.counts = self.steps >= WARM_CALLS
         if self.steps <= WARM_CALLS:
             self.first_s += period_s
             return
@@ -290,7 +294,8 @@ class Fit:
             "first_s", "period_s", "call_s", "starts", "rows", "element_bytes", "timeline",
             "rounds", "gaps", "no_ceiling", "step", "ours_s",
         )  # fmt: skip
-        return {name: getattr(self, name) for name in plain}
+        told = {name: getattr(self, name) for name in plain}
+        return told | {"hooks": self.hooks.told(), "hooked_steps": self.steps - WARM_CALLS}
 
 
 FITS: list[Fit] = []

@@ -122,6 +122,7 @@ def _fit(keras: Any, original: Callable[..., Any]) -> Callable[..., Any]:
             with FACTS.guarded():
                 _data(keras, fit, bound.arguments)
                 given = bound.arguments.get("callbacks")
+                fit.hooks.watch(keras, given)
                 bound.arguments["callbacks"] = _with_ours(keras, given, fit, self)
                 args, kwargs = bound.args[1:], bound.kwargs
         STATE.fits += 1
