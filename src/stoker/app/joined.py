@@ -8,7 +8,6 @@ waits for that, and trains with it. A file that a killed chief left is known by 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -20,13 +19,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.app.context import Context, Done
+from stoker.app.context import Context, Done, Work
 from stoker.app.experiment import Experiment
 from stoker.app.worker import WorkerSpec
 from stoker.app.workers_stage import require_strategy, spec_of, train_by
 from stoker.cluster.launch import LaunchSettings
 from stoker.cluster.resolver import ClusterSpec, read_tf_config
-from stoker.core.errors import ConfigError, Plain
+from stoker.core.errors import ConfigError, Plain, Preempted, UserError
 from stoker.core.fingerprint import fingerprint
 
 BEAT_S = 1.0
@@ -67,16 +66,37 @@ def task_of(environ: Mapping[str, str]) -> ClusterSpec | None:
     return cluster
 
 
-def on_cluster(
+@contextlib.contextmanager
+def leading(
     experiment: Experiment, cluster: ClusterSpec, say: Callable[[str], None]
-) -> dict[str, Callable[[Context, Path], Done]]:
+) -> Iterator[dict[str, Work]]:
     """What does the work of the stage `train` instead, where this process leads.
+
+    Where that is not asked for it, the model was trained already, or a stage before has failed: then the
+    others are told, who would wait for ever.
 
     Raises:
         ConfigError: `train.strategy` is one for a single process.
     """
-    settings = _settings(experiment, cluster)
-    return {"train": functools.partial(_lead, settings=settings, cluster=cluster, say=say)}
+    settings, place = _settings(experiment, cluster), _place(experiment, cluster)
+    led = threading.Event()
+
+    def lead(context: Context, folder: Path) -> Done:
+        led.set()
+        return _lead(context, folder, settings=settings, cluster=cluster, say=say)
+
+    try:
+        yield {"train": lead}
+    except Preempted:
+        # Started again, it leads those who wait.
+        raise
+    except Exception as error:
+        if not led.is_set():
+            say(f"{cluster.name} has failed before training: the others are told")
+            _let_go(place, cluster, _line_of(error))
+        raise
+    if not led.is_set():
+        _let_go(place, cluster, "")
 
 
 def join(experiment: Experiment, cluster: ClusterSpec, say: Callable[[str], None]) -> None:
@@ -84,30 +104,39 @@ def join(experiment: Experiment, cluster: ClusterSpec, say: Callable[[str], None
 
     Raises:
         ConfigError: `train.strategy` is one for a single process.
-        UserError: what went wrong in training.
+        UserError: what went wrong in training, or with the chief before.
         Preempted: this process was asked to end, and has saved.
     """
     settings = _settings(experiment, cluster)
     place = _place(experiment, cluster)
-    told = _awaited(place, cluster, say)
-    if told is None:
-        say(f"{cluster.name} has nothing to train: {cluster.leader} has found it trained")
+    found = _awaited(place, cluster, say)
+    if found["spec"] is None:
         with contextlib.suppress(OSError):  # it has waited long enough
             (_meeting(place) / str(cluster.rank)).touch()
+        if found["failed"]:
+            raise UserError(
+                f"{cluster.leader} must come as far as training",
+                got=Plain(found["failed"]),
+                fix="Mend that, and start all tasks again.",
+            )
+        say(f"{cluster.name} has nothing to train: {cluster.leader} has found it trained")
         return
-    spec = WorkerSpec(**told)
+    spec = WorkerSpec(**found["spec"])
     say(f"{cluster.name} trains with {cluster.leader} in run {spec.run_id}")
     with tempfile.TemporaryDirectory(prefix="stoker-join-") as scratch:
         train_by(spec, Path(scratch), settings=settings, say=say, tell=_nobody)
 
 
-def let_go(experiment: Experiment, cluster: ClusterSpec) -> None:
+def _let_go(place: Path, cluster: ClusterSpec, failed: str) -> None:
     """Tell those who wait that there is nothing to train, until all have heard it or a minute has gone by."""
-    place = _place(experiment, cluster)
-    with _met(place) as meeting, _told(place, None):
+    with _met(place) as meeting, _told(place, None, failed):
         until_s = time.monotonic() + LET_GO_S
         while len(list(meeting.iterdir())) < cluster.trainers - 1 and time.monotonic() < until_s:
             time.sleep(POLL_S)  # others write there, of whom nothing tells
+
+
+def _line_of(error: Exception) -> str:
+    return error.line() if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _nobody(line: str, share: float | None) -> None:
@@ -163,15 +192,15 @@ def _place(experiment: Experiment, cluster: ClusterSpec) -> Path:
 
 
 @contextlib.contextmanager
-def _told(place: Path, spec: WorkerSpec | None) -> Iterator[None]:
-    """The spec lies there, None for that there is nothing to train, and its beat changes."""
-    over = threading.Event()
+def _told(place: Path, spec: WorkerSpec | None, failed: str = "") -> Iterator[None]:
+    """The spec lies there, None for that there is nothing to train, and why; and its beat changes."""
+    over, told = threading.Event(), {"spec": spec and asdict(spec), "failed": failed}
 
     def tell() -> None:
         beat = 0
         while True:
             with contextlib.suppress(OSError):  # the next one may be written
-                _write(place, {"beat": f"{os.getpid()}-{beat}", "spec": spec and asdict(spec)})
+                _write(place, told | {"beat": f"{os.getpid()}-{beat}"})
             beat += 1
             if over.wait(BEAT_S):
                 return
@@ -193,16 +222,13 @@ def _write(place: Path, value: object) -> None:
     os.replace(made, place)
 
 
-def _awaited(
-    place: Path, cluster: ClusterSpec, say: Callable[[str], None]
-) -> dict[str, Any] | None:
+def _awaited(place: Path, cluster: ClusterSpec, say: Callable[[str], None]) -> dict[str, Any]:
     first, said_s = None, -SAY_EVERY_S
     while True:
         found = _read(place)
         if found is not None:
             if first is not None and found["beat"] != first:
-                spec: dict[str, Any] | None = found["spec"]
-                return spec
+                return found
             first = first or found["beat"]
         if time.monotonic() - said_s >= SAY_EVERY_S:
             said_s = time.monotonic()
@@ -215,4 +241,4 @@ def _read(place: Path) -> dict[str, Any] | None:
         found = json.loads(place.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and {"beat", "spec"} <= found.keys() else None
+    return found if isinstance(found, dict) and {"beat", "spec", "failed"} <= found.keys() else None

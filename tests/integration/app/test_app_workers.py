@@ -208,6 +208,24 @@ def test_tasks_of_another_launcher_find_each_other_end_together_and_go_on(
 
 
 @pytest.mark.multiworker
+def test_who_waits_is_told_what_the_chief_has_found_wrong_before_training(
+    folder: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "pair"
+    shutil.copytree(folder, own, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    (own / "data.csv").write_text("")
+
+    (code, _, said), (other_code, nothing, told) = Tasks(own).end()
+
+    assert (code, other_code, nothing) == (2, 2, ""), said + told
+    assert "worker 0 has failed before training: the others are told" in said
+    assert "data.csv must hold a header line" in said
+    assert "worker 0 must come as far as training. Received: " in told
+    assert "data.csv must hold a header line" in told
+    assert list((own / "runs").rglob(".cluster*")) == []
+
+
+@pytest.mark.multiworker
 def test_workers_go_back_together_from_what_is_not_finite_and_leave_its_samples_out(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -66,14 +66,15 @@ def test_a_task_waits_for_a_chief_that_lives(
     monkeypatch.setattr(joined, "POLL_S", 0.01)
     place, cluster = tmp_path / "there.json", task_of(environ(PAIR, index=1))
     assert cluster is not None
-    place.write_text(json.dumps({"beat": "7-1", "spec": {"of": "a dead one"}}))
+    place.write_text(json.dumps({"beat": "7-1", "spec": {"of": "a dead one"}, "failed": ""}))
     said: list[str] = []
     found: list[Any] = []
     waits = threading.Thread(
         target=lambda: found.append(joined._awaited(place, cluster, said.append))
     )
     waits.start()
-    for text in ('{"beat": "7-1", "sp', "[1]", json.dumps({"beat": "7-1", "spec": {}})):
+    stranger = json.dumps({"beat": "7-1", "spec": {}, "failed": ""})
+    for text in ('{"beat": "7-1", "sp', "[1]", stranger):
         waits.join(0.1)
         assert waits.is_alive()
         place.write_text(text)
@@ -83,7 +84,7 @@ def test_a_task_waits_for_a_chief_that_lives(
     with joined._told(place, SPEC):
         waits.join(20)
 
-    assert WorkerSpec(**found[0]) == SPEC
+    assert WorkerSpec(**found[0]["spec"]) == SPEC
     assert said == [f"worker 1 waits until worker 0 has prepared training, in {place}"]
     assert list(tmp_path.iterdir()) == []
 

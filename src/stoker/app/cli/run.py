@@ -15,7 +15,7 @@ from stoker.app.cli.options import (
     ResumeRun,
 )
 from stoker.app.cli.tolerant import print_result, tolerant
-from stoker.app.cli.until import as_usual, joins, let_others_go
+from stoker.app.cli.until import joins, with_others
 from stoker.app.resume import Resume
 
 
@@ -46,8 +46,8 @@ def run(
         if joins(loaded, listener.say):
             return
         which = Resume(run=resume, accept_change=accept_change)
-        result = run_chain(loaded, listener, resume=which, works=as_usual(loaded, listener.say))
-        let_others_go(loaded, result)
+        with with_others(loaded, listener.say) as works:
+            result = run_chain(loaded, listener, resume=which, works=works)
         listener.stage_began("serve")
         import_tensorflow()
         from stoker.app.cli.summary import print_summary

@@ -19,7 +19,7 @@ from stoker.app.cli.options import (
     ResumeRun,
 )
 from stoker.app.cli.tolerant import print_result, tolerant
-from stoker.app.cli.until import Works, as_usual, run_until
+from stoker.app.cli.until import Works, run_until
 from stoker.app.resume import Resume
 from stoker.core.errors import ConfigError
 
@@ -82,13 +82,13 @@ def train(
     )
 
 
-def _on_workers(workers: int | None, servers: int, *, pin: bool) -> Works:
+def _on_workers(workers: int | None, servers: int, *, pin: bool) -> Works | None:
     if workers is None:
         if servers or pin:
             raise ConfigError(
                 "--parameter-servers and --pin need --workers", fix="Add --workers 2."
             )
-        return as_usual
+        return None
 
     def works(experiment: Experiment, say: Callable[[str], None]) -> Mapping[str, Work]:
         from stoker.app.workers_stage import on_workers

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,20 +13,11 @@ from stoker.app.cli.tolerant import print_result
 from stoker.app.resume import NEWEST, Resume
 
 if TYPE_CHECKING:
-    from stoker.app.chain import ChainResult
     from stoker.app.context import Work
     from stoker.app.experiment import Experiment
 
 Works = Callable[["Experiment", Callable[[str], None]], "Mapping[str, Work]"]
 """An experiment, and whom to tell a line -> stage -> what does its work instead."""
-
-
-def as_usual(experiment: Experiment, say: Callable[[str], None]) -> Mapping[str, Work]:
-    """Every stage does its own work; training with others, where `TF_CONFIG` names them."""
-    from stoker.app.joined import on_cluster, task_of
-
-    cluster = task_of(os.environ)
-    return {} if cluster is None else on_cluster(experiment, cluster, say)
 
 
 def joins(experiment: Experiment, say: Callable[[str], None]) -> bool:
@@ -44,19 +36,17 @@ def joins(experiment: Experiment, say: Callable[[str], None]) -> bool:
     return True
 
 
-def let_others_go(experiment: Experiment, result: ChainResult) -> None:
-    """Where this process leads, and the model was trained already: the others wait in vain.
-
-    Args:
-        experiment: What was to be trained.
-        result: Of the chain.
-    """
-    from stoker.app.joined import let_go, task_of
+@contextlib.contextmanager
+def with_others(experiment: Experiment, say: Callable[[str], None]) -> Iterator[Mapping[str, Work]]:
+    """What training does instead where `TF_CONFIG` makes this process lead others; they hear if it fails."""
+    from stoker.app.joined import leading, task_of
 
     cluster = task_of(os.environ)
-    trained = next((each for each in result.outcomes if each.stage == "train"), None)
-    if cluster is not None and trained is not None and trained.skipped:
-        let_go(experiment, cluster)
+    if cluster is None:
+        yield {}
+        return
+    with leading(experiment, cluster, say) as works:
+        yield works
 
 
 def run_until(
@@ -67,7 +57,7 @@ def run_until(
     again: bool,
     as_json: bool,
     resume: Resume = NEWEST,
-    works: Works = as_usual,
+    works: Works | None = None,
 ) -> None:
     """Run the chain up to a stage, and print where its output lies.
 
@@ -78,7 +68,7 @@ def run_until(
         again: Do the last stage even where nothing has changed.
         as_json: Print its facts as JSON instead.
         resume: Which run is gone on with.
-        works: Which stages are worked on otherwise.
+        works: Which stages are worked on otherwise; None: as `TF_CONFIG` says, where there is one.
     """
     from stoker.app.chain import run_chain
     from stoker.app.cli.progress import ConsoleListener
@@ -89,19 +79,19 @@ def run_until(
         if locked:
             listener.say(locked)
         trains = _trains(stage)
-        together = trains and works is as_usual
-        if together and joins(loaded, listener.say):
+        if trains and works is None and joins(loaded, listener.say):
             return
-        result = run_chain(
-            loaded,
-            listener,
-            until=stage,
-            again=again,
-            resume=resume,
-            works=works(loaded, listener.say) if trains else {},
-        )
-        if together:
-            let_others_go(loaded, result)
+        with contextlib.ExitStack() as held:
+            others: Mapping[str, Work] = {}
+            if trains:
+                others = (
+                    held.enter_context(with_others(loaded, listener.say))
+                    if works is None
+                    else works(loaded, listener.say)
+                )
+            result = run_chain(
+                loaded, listener, until=stage, again=again, resume=resume, works=others
+            )
     last = result.outcomes[-1]
     if as_json:
         facts = {"run": str(result.run), "output": str(last.output), "skipped": last.skipped}
