@@ -443,6 +443,17 @@ def test_clients_that_never_shake_hands_are_counted(
             assert time.monotonic() < until_s
 
 
+def test_who_never_ends_his_handshake_is_closed(
+    base: Path, tmp_path: Path, certificates: Certificates
+) -> None:
+    file = ssl_file(tmp_path, certificates, verify=False)
+    with running(base, ssl_config_file=file, http=HttpLimits(head_s=1.0)) as server:
+        for port in (server.rest_port, server.grpc_port):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as silent:
+                silent.sendall(b"\x16\x03\x01")
+                assert silent.recv(1) == b"", "after head_s, and not after a minute"
+
+
 def test_mutual_tls_on_both_ports(base: Path, tmp_path: Path, certificates: Certificates) -> None:
     trusting = ssl.create_default_context(cadata=certificates.authority)
     trust = grpc.ssl_channel_credentials(certificates.authority.encode())

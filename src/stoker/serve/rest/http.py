@@ -7,7 +7,7 @@ import functools
 import socket
 import ssl
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 
@@ -55,7 +55,19 @@ class HttpServer(uvicorn.Server):
             )
         )
         self.config.load()
-        self.config.ssl = tls
+        # uvicorn hands it over without a time for the handshake, which is a minute then.
+        self._tls: dict[str, Any] = (
+            {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": limits.head_s}
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, as uvicorn does."""
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(self._protocol(), sock=each, backlog=BACKLOG, **self._tls)
+            for each in sockets or []
+        ]
+        self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept what waits in the kernel's queue, let it speak, then end as uvicorn does.
@@ -67,13 +79,15 @@ class HttpServer(uvicorn.Server):
         for server in self.servers:
             server.close()
         loop = asyncio.get_running_loop()
-        protocol: Callable[[], asyncio.Protocol] = functools.partial(
+        for connection in [found for listener in kept for found in rest_of_queue(listener)]:
+            await loop.connect_accepted_socket(self._protocol(), connection, **self._tls)
+        await asyncio.sleep(SETTLE_S)
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> Callable[[], asyncio.Protocol]:
+        return functools.partial(
             cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class),
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        for connection in [found for listener in kept for found in rest_of_queue(listener)]:
-            await loop.connect_accepted_socket(protocol, connection, ssl=self.config.ssl)
-        await asyncio.sleep(SETTLE_S)
-        await super().shutdown(sockets)
