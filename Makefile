@@ -125,6 +125,7 @@ bench-train: bench-train-loop bench-train-scaling bench-train-checkpoints bench-
 
 bench-train-loop: $(STAMP) ## the loop beside model.fit and a loop by hand (about 20 minutes)
 	@$(BIN)/python benchmarks/train/loop.py
+	@$(BIN)/python benchmarks/train/floor.py
 	@$(BIN)/python benchmarks/report.py
 
 bench-train-scaling: $(STAMP) ## 2 workers beside 1, also over a shaped network as root (about 8 minutes)

@@ -24,6 +24,7 @@ TITLES = {
     "data-ingest": ("Ingest", "make bench-ingest"),
     "data-service": ("tf.data service", "make bench-service"),
     "train-loop": ("The training loop", "make bench-train-loop"),
+    "train-floor": ("The most that any loop can gain", "make bench-train-loop"),
     "train-scaling": ("Two workers", "make bench-train-scaling"),
     "train-checkpoints": ("Checkpoints", "make bench-train-checkpoints"),
     "train-ps": ("Parameter servers", "make bench-train-ps"),
