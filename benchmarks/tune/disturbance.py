@@ -103,11 +103,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4_000)
     parser.add_argument("--steps", type=int, default=50)
     asked = parser.parse_args()
-    figures = [
-        figure
-        for kind in ("loop", "fit")
-        for figure in disturbance(kind, turns=asked.turns, steps=asked.steps)
-    ]
+    figures = []
+    for kind in ("loop", "fit"):
+        figures += (found := disturbance(kind, turns=asked.turns, steps=asked.steps))
+        sys.stderr.write(json.dumps(found) + "\n")
     sys.stdout.write(json.dumps(figures) + "\n")
 
 

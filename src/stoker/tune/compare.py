@@ -68,7 +68,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def _outside(count: int) -> int:
     """How many of the smallest, and of the largest, lie outside of the interval."""
-    tail, total = 0.0, 2.0**count
+    # As whole numbers: 1,024 pairs and more are beyond what a float holds.
+    tail, total = 0.0, 2**count
     for outside in range(count):
         tail += math.comb(count, outside) / total
         if 2 * tail > 1 - CONFIDENCE:

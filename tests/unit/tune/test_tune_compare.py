@@ -19,6 +19,7 @@ from stoker.tune.compare import (
     Gain,
     compare,
     gain_of,
+    interval,
     threshold_of,
 )
 
@@ -58,6 +59,14 @@ def test_six_pairs_give_the_widest_interval() -> None:
     gain = gain_of([(1.0, ratio) for ratio in (1, 2, 3, 4, 5, 6)])
 
     assert gain == Gain(ratio=3.5, low=1.0, high=6.0, pairs=6)
+
+
+def test_of_many_pairs_it_is_that_of_a_normal_distribution() -> None:
+    low, high = interval([float(number) for number in range(3000)])
+
+    half = 1.96 * math.sqrt(3000) / 2
+    assert low == pytest.approx(1500 - half, abs=2)
+    assert high == pytest.approx(1500 + half, abs=2)
 
 
 def test_five_pairs_are_too_few() -> None:
