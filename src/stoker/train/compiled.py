@@ -17,10 +17,11 @@ from stoker.train.ema import WeightAverage
 from stoker.train.fed import make_run_fed, make_run_resident, step_of
 from stoker.train.keras_model import as_the_model_takes
 from stoker.train.model import BuiltModel
-from stoker.train.one_program import TOGETHER_S, OneProgram, steps_together
+from stoker.train.one_program import TOGETHER_S, OneProgram, does_several, steps_together
 from stoker.train.opening import TrainFeed
 from stoker.train.own_step import make_step
 from stoker.train.position import Position
+from stoker.train.source import Source, grouped
 from stoker.train.state import TrainingState
 from stoker.train.step import StepSettings
 from stoker.train.strategy import Distribution
@@ -169,13 +170,12 @@ class Compiled:
             self._fixed = _has_fixed_shapes(batches, whole_calls=self._feed.whole_calls)
         return element if self._rows_of_call is None else step_of(element, 0, self._rows_of_call)
 
-    def iterator(self, batches: tf.data.Dataset[Any]) -> Any:
+    def source(self, batches: tf.data.Dataset[Any]) -> Source:
         """What `run_fed` reads, of what the feed yields."""
-        step = self._step
-        if isinstance(step, OneProgram) and not self._feed.whole_calls:
-            # So many are taken at a time, and the next ones are made meanwhile.
-            batches = batches.prefetch(2 * step.together)
-        return iter(self._distribution.spread(batches))
+        program = None if self._feed.whole_calls else does_several(self._step)
+        if program is not None:
+            return grouped(batches, program.together)
+        return Source(iterator=iter(self._distribution.spread(batches)))
 
     def _steps_together(self, first: Any) -> int:
         """Steps that may be one program: full batches of known shapes follow each other."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from stoker.train.one_program import OneProgram
+from stoker.train.one_program import OneProgram, does_several
 from stoker.train.outcome import Outcome, Sums, sums_of
 
 Step = Callable[[Any], Outcome]
@@ -38,16 +38,16 @@ def make_run_fed(
             is finite.
 
     Returns:
-        A `tf.function` of the iterator, the number of steps, int64, and whether to look, that gives
-        `Sums`. A call after which something is saved looks in any case.
+        A `tf.function` of the iterator, the number of steps, int64, whether to look, and what is
+        left of a group, as in `Source`, that gives `Sums`. A call after which something is saved
+        looks in any case.
     """
-    of_batches = _OfBatches(step, alone=alone)
-    of_call = None if rows_a_step is None else _OfCall(step, rows_a_step=rows_a_step, alone=alone)
+    some_of = _reader(step, rows_a_step=rows_a_step, alone=alone)
 
     # AutoGraph took a third of the time that it takes to trace this, in every process.
     @tf.function(reduce_retracing=True, autograph=False)
-    def run_fed(iterator: Any, steps: tf.Tensor, look: Any = True) -> Sums:
-        sums = (of_call or of_batches)(iterator, steps)
+    def run_fed(iterator: Any, steps: tf.Tensor, look: Any = True, left: Any = ()) -> Sums:
+        sums = some_of(iterator, steps, left)
         if sound is None:
             return sums
         asked = tf.logical_or(look, tf.reduce_any(sums.signals > 0))
@@ -56,6 +56,14 @@ def make_run_fed(
         return sums._replace(finite=tf.logical_and(sums.finite, seen))
 
     return run_fed
+
+
+def _reader(step: Step, *, rows_a_step: int | None, alone: bool) -> Callable[..., Sums]:
+    """What takes elements, does steps, and has something left for the next call."""
+    if rows_a_step is not None:
+        return _OfCall(step, rows_a_step=rows_a_step, alone=alone)
+    program = does_several(step)
+    return _OfBatches(step, alone=alone) if program is None else _OfGroups(program)
 
 
 class _Timed:
@@ -79,13 +87,9 @@ class _OfBatches:
 
     def __init__(self, step: Step, *, alone: bool) -> None:
         self._step, self._alone = step, alone
-        self._program = _does_several(step)
         self._timed = _Timed()
 
-    def __call__(self, iterator: Any, steps: tf.Tensor) -> Sums:
-        if self._program is not None:
-            return self._in_groups(iterator, steps, self._program)
-
+    def __call__(self, iterator: Any, steps: tf.Tensor, _: Any) -> Sums:
         def one(after: tf.Tensor) -> Sums:
             element, wait_s = self._timed(lambda: next(iterator), after)
             return sums_of(self._step(element))._replace(wait_s=wait_s)
@@ -95,7 +99,7 @@ class _OfBatches:
         if isinstance(iterator, tf.data.Iterator):
             return self._one_ahead(iterator, steps)
         # What is handed to several replicas cannot be a condition's.
-        return _until_ended(steps, lambda _, after, ahead: (one(after), ahead), ())
+        return _until_ended(steps, lambda _, after, ahead: (one(after), ahead), ())[0]
 
     def _one_ahead(self, iterator: Any, steps: tf.Tensor) -> Sums:
         """While a step is computed, the batch of the next one is taken."""
@@ -108,25 +112,31 @@ class _OfBatches:
             return sums._replace(wait_s=wait_s), ahead
 
         batch, waited_s = self._timed(lambda: next(iterator), tf.constant(0.0))
-        sums = _until_ended(steps, some, batch)
+        sums, _ = _until_ended(steps, some, batch)
         return sums._replace(wait_s=sums.wait_s + waited_s)
 
-    def _in_groups(self, iterator: Any, steps: tf.Tensor, program: OneProgram) -> Sums:
-        """While a program runs, the batches of the next one are taken."""
-        size = program.together
 
-        def some(done: tf.Tensor, _: tf.Tensor, batches: Any) -> tuple[Sums, Any]:
-            count = tf.minimum(steps - done, size)
-            ahead = _next_ones(iterator, tf.minimum(steps - done - count, size), size)
-            sums = program.several(batches, count)
-            # What the device waits for begins when it has ended.
-            _, wait_s = self._timed(lambda: ahead, sums.loss_sum)
-            return sums._replace(wait_s=wait_s), ahead
+class _OfGroups:
+    """Steps over an iterator whose elements are the batches of a program each."""
 
-        first, nothing = tf.minimum(steps, size), tf.constant(0.0)
-        batches, waited_s = self._timed(lambda: _next_by_next(iterator, first, size), nothing)
-        sums = _until_ended(steps, some, batches)
-        return sums._replace(wait_s=sums.wait_s + waited_s)
+    def __init__(self, program: OneProgram) -> None:
+        self._program = program
+        self._timed = _Timed()
+
+    def __call__(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
+        program = self._program
+
+        def some(done: tf.Tensor, after: tf.Tensor, left: Any) -> tuple[Sums, Any]:
+            (group, used), wait_s = self._timed(
+                lambda: _with_some(iterator, left, size=program.together), after
+            )
+            count = tf.minimum(steps - done, program.together - used)
+            rows = tf.nest.map_structure(lambda t: tf.reshape(t, [-1, *t.shape[2:]]), group)
+            sums = program.several(rows, count, used)
+            return sums._replace(wait_s=wait_s), (group, used + sums.steps)
+
+        sums, left = _until_ended(steps, some, left)
+        return sums._replace(left=left)
 
 
 class _OfCall:
@@ -134,40 +144,38 @@ class _OfCall:
 
     def __init__(self, step: Step, *, rows_a_step: int, alone: bool) -> None:
         self._step, self._rows, self._alone = step, rows_a_step, alone
-        self._program = _does_several(step)
+        self._program = does_several(step)
         self._timed = _Timed()
 
-    def __call__(self, iterator: Any, steps: tf.Tensor) -> Sums:
+    def __call__(self, iterator: Any, steps: tf.Tensor, _: Any) -> Sums:
         call, wait_s = self._timed(lambda: next(iterator), tf.constant(0.0))
         if self._alone:
             sums = self._some(call, tf.constant(0, tf.int64), steps)
         else:
-            sums = _until_ended(
+            sums, _ = _until_ended(
                 steps, lambda done, _, ahead: (self._some(call, done, steps - done), ahead), ()
             )
         return sums._replace(wait_s=wait_s)
 
     def _some(self, call: Any, done: tf.Tensor, left: tf.Tensor) -> Sums:
-        size, program = self._rows, self._program
+        size, program, zero = self._rows, self._program, tf.constant(0, tf.int64)
         if program is None:
             return sums_of(self._step(step_of(call, done, size)))
         whole = tf.shape(tf.nest.flatten(call)[0], tf.int64)[0] // size
         count = tf.minimum(tf.minimum(left, whole - done), program.together)
         return tf.cond(
             done < whole,
-            lambda: program.several(_part_of(call, done * size, program.together * size), count),
+            lambda: program.several(
+                _part_of(call, done * size, program.together * size), count, zero
+            ),
             # What is left at an epoch's end.
             lambda: sums_of(self._step(step_of(call, done, size))),
         )
 
 
-def _does_several(step: Step) -> OneProgram | None:
-    return step if isinstance(step, OneProgram) and step.together > 1 else None
-
-
 def _until_ended(
     steps: tf.Tensor, some: Callable[[tf.Tensor, tf.Tensor, Any], tuple[Sums, Any]], ahead: Any
-) -> Sums:
+) -> tuple[Sums, Any]:
     """Some steps after another, until all are done.
 
     Args:
@@ -175,6 +183,9 @@ def _until_ended(
         some: Takes the steps done, what has to be waited for, and what was taken ahead for these
             steps; gives what they did, and what was taken ahead for those after them.
         ahead: What was taken for the first ones.
+
+    Returns:
+        What all of them did, and what was taken ahead for those after them.
     """
 
     def is_left(so_far: Sums, _: Any) -> tf.Tensor:
@@ -200,8 +211,8 @@ def _until_ended(
         last_loss=tf.constant(0.0),
     )
     all_of_them: Sums
-    all_of_them, _ = tf.while_loop(is_left, some_more, (nothing, ahead), parallel_iterations=1)
-    return all_of_them
+    all_of_them, left = tf.while_loop(is_left, some_more, (nothing, ahead), parallel_iterations=1)
+    return all_of_them, left
 
 
 @tf.autograph.experimental.do_not_convert
@@ -211,36 +222,10 @@ def _next_or(iterator: Any, last: Any, *, more: tf.Tensor) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert
-def _next_ones(iterator: Any, count: tf.Tensor, size: int) -> Any:
-    """Some elements of one size, one after the other; zeros where there are fewer than `size`."""
-
-    def all_of_them() -> Any:
-        # Without a loop around them.
-        taken = [next(iterator) for _ in range(size)]
-        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *taken)
-
-    return tf.cond(count < size, lambda: _next_by_next(iterator, count, size), all_of_them)
-
-
-@tf.autograph.experimental.do_not_convert
-def _next_by_next(iterator: Any, count: tf.Tensor, size: int) -> Any:
-    specs = tf.nest.flatten(iterator.element_spec)
-    kept = [tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec in specs]
-
-    def take(number: tf.Tensor, kept: Any) -> Any:
-        places = zip(kept, tf.nest.flatten(next(iterator)), strict=True)
-        index = tf.cast(number, tf.int32)
-        return number + 1, [array.write(index, tensor) for array, tensor in places]
-
-    zero = tf.constant(0, tf.int64)
-    _, kept = tf.while_loop(
-        lambda number, _: number < count, take, (zero, kept), parallel_iterations=1
-    )
-    tensors = [
-        tf.reshape(array.stack(), [size * spec.shape[0], *spec.shape[1:]])
-        for array, spec in zip(kept, specs, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
+def _with_some(iterator: Any, left: Any, *, size: int) -> Any:
+    """A group of which some is not used yet, and how much of it is used."""
+    _, used = left
+    return tf.cond(used < size, lambda: left, lambda: (next(iterator), tf.constant(0, tf.int64)))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -286,7 +271,7 @@ def make_run_resident(step: Step, sample: Any) -> Callable[[Any, tf.Tensor], tf.
         sample: The element of one step, so that a step for any number of rows is compiled, as for
             fed batches; or of as many as each replica has been handed.
     """
-    program = _does_several(step)
+    program = does_several(step)
     batch_spec = tf.nest.map_structure(
         lambda part: (
             tf.TensorSpec([None, *part.shape[1:]], part.dtype)
@@ -305,7 +290,8 @@ def make_run_resident(step: Step, sample: Any) -> Callable[[Any, tf.Tensor], tf.
             ),
             element,
         )
-        return program.several(batches, tf.minimum(left, program.together))
+        count = tf.minimum(left, program.together)
+        return program.several(batches, count, tf.constant(0, tf.int64))
 
     @tf.function(input_signature=[batch_spec, tf.TensorSpec([], tf.int64)], autograph=False)
     def run_resident(element: Any, steps: tf.Tensor) -> tf.Tensor:

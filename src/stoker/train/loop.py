@@ -78,12 +78,12 @@ def fit(
         # 3. Epochs of calls of steps; a call ends where a checkpoint could be gone on from.
         while not position.over:
             with feed.shuffled(run.compiled.calls()) as batches:
-                iterator = run.compiled.iterator(batches)
+                source = run.compiled.source(batches)
                 moved = False
                 while not position.over and not moved:
                     run.begin_epoch()
                     if position.validated:
-                        moved = run.one_call(iterator)
+                        moved = run.one_call(source)
                     if not position.validated:
                         run.end_epoch(eval_batches)
                     moved = position.skip() or moved

@@ -71,10 +71,10 @@ def train_for(run: Run, opened: Opened, *, steps: int) -> None:
         UserError: what would have ended training, e.g. a step that is not finite.
     """
     with opened.feed.shuffled(run.compiled.calls()) as batches:
-        iterator = run.compiled.iterator(batches)
+        source = run.compiled.source(batches)
         while run.position.step < steps:
             run.begin_epoch()
-            run.one_call(iterator)
+            run.one_call(source)
             if not run.position.validated:
                 run.pass_over_epoch()
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from stoker.train.outcome import Outcome, Sums
 
-TOGETHER = 16
+TOGETHER = 64
 """Steps of one program at most: while it runs nobody can ask it to end."""
 
 TOGETHER_S = 0.25
@@ -35,7 +35,9 @@ def steps_together(batch: Any, *, steps_per_call: int) -> int:
         steps_per_call: Steps that are asked for at once.
     """
     size_bytes = sum(int(tf.size(tensor)) * tensor.dtype.size for tensor in tf.nest.flatten(batch))
-    return max(1, min(TOGETHER, steps_per_call, TOGETHER_BYTES // max(1, size_bytes)))
+    most = max(1, min(TOGETHER, TOGETHER_BYTES // max(1, size_bytes)))
+    # A call is programs of one length.
+    return -(-steps_per_call // -(-steps_per_call // most))
 
 
 class OneProgram:
@@ -82,7 +84,7 @@ class OneProgram:
         return Outcome(loss * rows, rows, finite, self._signals())
 
     @tf.autograph.experimental.do_not_convert
-    def several(self, elements: Any, steps: tf.Tensor) -> Sums:
+    def several(self, elements: Any, steps: tf.Tensor, first: tf.Tensor) -> Sums:
         """Some steps, up to the first that is not finite.
 
         However they are grouped, it is the same program that does them.
@@ -90,8 +92,9 @@ class OneProgram:
         Args:
             elements: [together * rows, ...], nested: their rows, and behind them any others.
             steps: How many, int64, from 1 to `together`.
+            first: Steps whose rows come before those of these, int64.
         """
-        loss_sum, done, finite, last_loss = self._loop(self._load(elements), steps)
+        loss_sum, done, finite, last_loss = self._loop(self._load(elements), steps, first)
         with tf.control_dependencies([done]):
             signals = tf.identity(self._signals())
         return Sums(
@@ -104,14 +107,14 @@ class OneProgram:
             last_loss=last_loss,
         )
 
-    def _steps(self, batches: Any, steps: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def _steps(self, batches: Any, steps: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, ...]:
         rows = self.rows
 
         def of_step(number: tf.Tensor) -> Any:
-            first = tf.cast(number, tf.int32) * rows
+            begin = tf.cast(first + number, tf.int32) * rows
             return tf.nest.map_structure(
                 lambda tensor: tf.slice(
-                    tensor, [first, *[0] * (tensor.shape.rank - 1)], [rows, *tensor.shape[1:]]
+                    tensor, [begin, *[0] * (tensor.shape.rank - 1)], [rows, *tensor.shape[1:]]
                 ),
                 batches,
             )
@@ -124,3 +127,8 @@ class OneProgram:
             loss_sum += tf.where(finite, loss * rows, 0.0)
             done += tf.cast(finite, tf.int64)
         return loss_sum, done, finite, loss
+
+
+def does_several(step: Any) -> OneProgram | None:
+    """A step, as `make_train_step` makes it, where it can do several at once."""
+    return step if isinstance(step, OneProgram) and step.together > 1 else None

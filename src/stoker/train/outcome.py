@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What some steps did, scalars."""
+    """What some steps did, scalars but for what is left."""
 
     loss_sum: tf.Tensor
     """Mean loss x rows; of no use where a step was not finite."""
@@ -48,6 +48,9 @@ class Sums(NamedTuple):
 
     last_loss: tf.Tensor
     """Mean loss of the last step, finite or not."""
+
+    left: Any = ()
+    """What a call has taken and not used, nested; as in `Source`."""
 
 
 def sums_of(outcome: Outcome) -> Sums:

@@ -23,6 +23,7 @@ from stoker.train.opening import Opened
 from stoker.train.pace import Pace
 from stoker.train.ready import elements_ready
 from stoker.train.run import Run
+from stoker.train.source import Source
 from stoker.train.step_costs import checkpoint_s, communication_s, transfer_s
 from stoker.train.window import Kind, Window
 
@@ -67,11 +68,11 @@ cache, and is not what the other passes cost."""
 class Probe:
     """A training that is measured."""
 
-    def __init__(self, run: Run, opened: Opened, *, iterator: Any, element: Any) -> None:
+    def __init__(self, run: Run, opened: Opened, *, source: Source, element: Any) -> None:
         """Begin; see `open_probe`."""
         self.run = run
-        self._feed, self._iterator = opened.feed, iterator
-        self._memory = iter(tf.data.Dataset.from_tensors(element).repeat())
+        self._feed, self._source = opened.feed, source
+        self._memory = run.compiled.source(tf.data.Dataset.from_tensors(element).repeat())
         self._resident = run.resident()
         self._take: Any = None
         self._pace: Pace | None = None
@@ -177,22 +178,22 @@ class Probe:
         It ends when nothing lies ready any more, or no less than some elements before: the input
         keeps up with what takes them.
         """
-        begun_s, taken, before = time.monotonic(), 0, elements_ready(self._iterator)
+        begun_s, taken, before = time.monotonic(), 0.0, elements_ready(self._source.iterator)
         while (spent_s := time.monotonic() - begun_s) < LEAD_MOST_S:
             call_s = time.monotonic()
             steps, _, wait_s = once()
             call_s = time.monotonic() - call_s
-            taken += 1 if self._feed.whole_calls else steps
+            taken += 1 if self._feed.whole_calls else steps / self._source.group
             if spent_s + call_s < least_s:
                 continue
             if before is None:
                 if taken >= self._unseen or wait_s > WAITED_SHARE * call_s:
                     return
             elif taken >= LEAD_LEAST:
-                ready = elements_ready(self._iterator) or 0.0
+                ready = elements_ready(self._source.iterator) or 0.0
                 if ready < 1.0 or before - ready <= FALLEN_SHARE * taken:
                     return
-                taken, before = 0, ready
+                taken, before = 0.0, ready
 
     def _fill(
         self, once: Callable[[], tuple[int, float, float]], seconds: float, *, kind: Kind = "real"
@@ -229,7 +230,7 @@ class Probe:
         )
 
     def _called_real(self) -> tuple[int, float, float]:
-        return self._one_call(self._iterator)
+        return self._one_call(self._source)
 
     def _called(self) -> tuple[int, float, float]:
         """A call on the batch in memory, from where every call of full length begins."""
@@ -241,11 +242,11 @@ class Probe:
         finally:
             position.step, position.validated = before, validated
 
-    def _one_call(self, iterator: Any) -> tuple[int, float, float]:
+    def _one_call(self, source: Source) -> tuple[int, float, float]:
         run, position = self.run, self.run.position
         before = (position.step, position.timing.rows, position.timing.wait_s)
         run.begin_epoch()
-        run.one_call(iterator)
+        run.one_call(source)
         steps = position.step - before[0]
         if not position.validated:
             run.pass_over_epoch()
@@ -258,11 +259,13 @@ class Probe:
             self._take = _take_some
         position, whole = self.run.position, self._feed.whole_calls
         planned = position.next_steps(self.run.compiled.resolved.steps_per_call)
-        rows = self._take(self._iterator, tf.constant(1 if whole else planned, tf.int64))
+        group = self._source.group
+        elements = 1 if whole else -(-planned // group)
+        rows = self._take(self._source.iterator, tf.constant(elements, tf.int64), group > 1)
         position.step += planned
         if not position.validated or position.step % position.per_epoch == 0:
             self.run.pass_over_epoch()
-        return planned, float(rows), 0.0
+        return planned if whole else elements * group, float(rows), 0.0
 
 
 @contextmanager
@@ -295,12 +298,12 @@ def _reading(run: Run, opened: Opened) -> Iterator[Probe]:
         batches = at_end.enter_context(opened.feed.shuffled(run.compiled.calls()))
         with opened.feed.shuffled(_first_of(run.compiled.calls())) as first:
             element = next(iter(first))
-        yield Probe(run, opened, iterator=run.compiled.iterator(batches), element=element)
+        yield Probe(run, opened, source=run.compiled.source(batches), element=element)
 
 
 @tf.function(reduce_retracing=True)
-def _take_some(iterator: Any, elements: tf.Tensor) -> tf.Tensor:
-    """Rows of so many elements, of which nothing else is done."""
+def _take_some(iterator: Any, elements: tf.Tensor, groups: bool) -> tf.Tensor:
+    """Rows of so many elements, of which nothing else is done; `groups`: batches of some steps each."""
     rows, done = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
     while done < elements:
         tf.autograph.experimental.set_loop_options(parallel_iterations=1)
@@ -309,7 +312,7 @@ def _take_some(iterator: Any, elements: tf.Tensor) -> tf.Tensor:
         if isinstance(first, tf.RaggedTensor):
             rows += first.nrows(tf.int64)
         else:
-            rows += tf.shape(first, tf.int64)[0]
+            rows += tf.reduce_prod(tf.shape(first, tf.int64)[: 2 if groups else 1])
         done += 1
     return rows
 

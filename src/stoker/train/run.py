@@ -41,6 +41,7 @@ from stoker.train.outcome import Sums
 from stoker.train.own_step import check_own_step, first_pass, has_own_step
 from stoker.train.position import Position, Timing
 from stoker.train.saving import Saving
+from stoker.train.source import Source
 from stoker.train.state import TrainingState
 from stoker.train.step import losses_are_means, told
 from stoker.train.strategy import Distribution
@@ -179,7 +180,7 @@ class Run:
         self.built.model.reset_metrics()
         self._callbacks.on_epoch_begin(self.position.epoch)
 
-    def one_call(self, iterator: Any) -> bool:
+    def one_call(self, source: Source) -> bool:
         """Some steps, what is told of them, and a checkpoint where one is due.
 
         Returns:
@@ -196,12 +197,13 @@ class Run:
         begun_s = time.monotonic()
         with self._guard.placements() as placements:
             look = tf.constant(self._looks_after(steps))
-            asked = (iterator, tf.constant(steps, tf.int64), look)
+            asked = (source.iterator, tf.constant(steps, tf.int64), look, source.left)
             # What is traced is called by itself: TensorFlow's look for it costs a tenth of a millisecond.
             sums = self.fitting(lambda: (self.compiled.traced or self.compiled.run_fed)(*asked))
         if sums is None:
             self._go_back("fit in memory")
             return True
+        source.left = sums.left
         done, signals = int(sums.steps), np.asarray(sums.signals)
         wall_s = time.monotonic() - begun_s
         if not bool(sums.finite):

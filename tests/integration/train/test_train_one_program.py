@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -21,6 +21,8 @@ from stoker.train.ema import WeightAverage
 from stoker.train.fed import make_run_fed, make_run_resident
 from stoker.train.model import BuiltModel, build_model
 from stoker.train.one_program import TOGETHER_BYTES, OneProgram, steps_together
+from stoker.train.outcome import Sums
+from stoker.train.source import Source, grouped
 from stoker.train.step import StepSettings, make_train_step
 from stoker.train.strategy import one_device
 
@@ -198,11 +200,21 @@ def made_for(
     return built, step, average
 
 
+def called(run: Any, source: Source, steps: int) -> Sums:
+    sums = run(source.iterator, tf.constant(steps, tf.int64), True, source.left)
+    source.left = sums.left
+    return cast("Sums", sums)
+
+
 def trained(together: int, elements: Any, calls: list[int], *, rows: int | None) -> Any:
     """Everything that training changes, and what the calls' steps were told to have done."""
     built, step, average = made_for(together)
-    run, iterator = make_run_fed(step, rows_a_step=rows), iter(elements)
-    sums = [run(iterator, tf.constant(steps, tf.int64)) for steps in calls]
+    run = make_run_fed(step, rows_a_step=rows)
+    if rows is None and together > 1:
+        source = grouped(elements.repeat(), together)
+    else:
+        source = Source(iterator=iter(elements))
+    sums = [called(run, source, steps) for steps in calls]
     metrics = [np.array(v.numpy()) for v in built.model.metrics_variables]
     return state(built, average) + metrics, sums
 
@@ -260,11 +272,11 @@ def test_a_program_that_updates_at_once_learns_the_same_and_ends_at_a_bad_step()
         run = make_run_fed(
             step, rows_a_step=None, sound=None if looks_first else partial(are_sound, built.model)
         )
-        iterator = iter(elements_of(data))
-        good = run(iterator, tf.constant(20, tf.int64))
+        source = grouped(elements_of(data).repeat(), TOGETHER)
+        good = called(run, source, 20)
         assert (int(good.steps), bool(good.finite)) == (20, True)
         found[looks_first] = state(built, average)
-        sums[looks_first] = run(iterator, tf.constant(10, tf.int64))
+        sums[looks_first] = called(run, source, 10)
 
     for one, other in zip(found[True], found[False], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -287,6 +299,7 @@ def test_little_is_done_together_where_batches_are_large() -> None:
     batch = tf.zeros([TOGETHER_BYTES // 12], tf.float32)
 
     assert steps_together(batch, steps_per_call=50) == 3
-    assert steps_together(tf.zeros([ROWS]), steps_per_call=50) == 16
+    assert steps_together(tf.zeros([ROWS]), steps_per_call=50) == 50
+    assert steps_together(tf.zeros([ROWS]), steps_per_call=130) == 44, "three of one length"
     assert steps_together(tf.zeros([ROWS]), steps_per_call=5) == 5
     assert steps_together(tf.zeros([TOGETHER_BYTES]), steps_per_call=50) == 1
