@@ -17,7 +17,14 @@ from stoker.train.ema import WeightAverage
 from stoker.train.fed import make_run_fed, make_run_resident, step_of
 from stoker.train.keras_model import as_the_model_takes
 from stoker.train.model import BuiltModel
-from stoker.train.one_program import TOGETHER_S, OneProgram, does_several, steps_together
+from stoker.train.one_program import (
+    TOGETHER_S,
+    OneProgram,
+    bytes_of,
+    does_several,
+    in_equal_parts,
+    steps_together,
+)
 from stoker.train.opening import TrainFeed
 from stoker.train.own_step import make_step
 from stoker.train.position import Position
@@ -26,6 +33,12 @@ from stoker.train.state import TrainingState
 from stoker.train.step import StepSettings
 from stoker.train.strategy import Distribution
 from stoker.train.whole_batches import WholeFeed, handed
+
+SMALL_BYTES = 64 << 10
+"""Largest batches that are taken in groups where no program needs that: each is copied twice more."""
+
+SMALL_TOGETHER = 32
+"""Most of them: the run waits until all are made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +113,7 @@ class Compiled:
             self._step,
             rows_a_step=self._rows_of_call,
             alone=self.resolved.steps_per_call == 1,
+            group=self._group(),
             sound=(lambda: are_sound(model)) if self.at_once else None,
         )
         self.traced: Any = None
@@ -172,10 +186,21 @@ class Compiled:
 
     def source(self, batches: tf.data.Dataset[Any]) -> Source:
         """What `run_fed` reads, of what the feed yields."""
-        program = None if self._feed.whole_calls else does_several(self._step)
-        if program is not None:
-            return grouped(batches, program.together)
+        group = self._group()
+        if group > 1:
+            return grouped(batches, group)
         return Source(iterator=iter(self._distribution.spread(batches)))
+
+    def _group(self) -> int:
+        """Steps whose batches are one element."""
+        if self._feed.whole_calls or self._distribution.takes_whole_batches:
+            return 1
+        program = does_several(self._step)
+        if program is not None:
+            return program.together
+        if not self._fixed or bytes_of(self.sample) > SMALL_BYTES:
+            return 1
+        return in_equal_parts(self.resolved.steps_per_call, SMALL_TOGETHER)
 
     def _steps_together(self, first: Any) -> int:
         """Steps that may be one program: full batches of known shapes follow each other."""

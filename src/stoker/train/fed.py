@@ -15,12 +15,16 @@ from stoker.train.outcome import Outcome, Sums, sums_of
 Step = Callable[[Any], Outcome]
 """What `make_train_step` makes."""
 
+Several = Callable[[Any, tf.Tensor, tf.Tensor], Sums]
+"""A group of batches, how many steps at most, and how many of it are used -> what those did."""
+
 
 def make_run_fed(
     step: Step,
     *,
     rows_a_step: int | None,
     alone: bool = False,
+    group: int = 1,
     sound: Callable[[], tf.Tensor] | None = None,
 ) -> Any:
     """Many steps over an iterator in one call, with the wait for input timed inside the graph.
@@ -34,6 +38,7 @@ def make_run_fed(
         rows_a_step: Where an element holds the rows of a whole call: how many of them make a step.
             None where an element is for one step.
         alone: A call is one step: a loop around it would cost about 0.1 ms.
+        group: Steps whose batches are an element; where a program does several, it says so itself.
         sound: Where steps update at once: looks, when the call ends, whether what they have written
             is finite.
 
@@ -42,7 +47,7 @@ def make_run_fed(
         left of a group, as in `Source`, that gives `Sums`. A call after which something is saved
         looks in any case.
     """
-    some_of = _reader(step, rows_a_step=rows_a_step, alone=alone)
+    some_of = _reader(step, rows_a_step=rows_a_step, alone=alone, group=group)
 
     # AutoGraph took a third of the time that it takes to trace this, in every process.
     @tf.function(reduce_retracing=True, autograph=False)
@@ -58,12 +63,14 @@ def make_run_fed(
     return run_fed
 
 
-def _reader(step: Step, *, rows_a_step: int | None, alone: bool) -> Callable[..., Sums]:
+def _reader(step: Step, *, rows_a_step: int | None, alone: bool, group: int) -> Callable[..., Sums]:
     """What takes elements, does steps, and has something left for the next call."""
     if rows_a_step is not None:
         return _OfCall(step, rows_a_step=rows_a_step, alone=alone)
     program = does_several(step)
-    return _OfBatches(step, alone=alone) if program is None else _OfGroups(program)
+    if program is not None:
+        return _OfGroups(_in_a_program(program), program.together)
+    return _OfBatches(step, alone=alone) if group == 1 else _OfGroups(_one_by_one(step), group)
 
 
 class _Timed:
@@ -117,26 +124,41 @@ class _OfBatches:
 
 
 class _OfGroups:
-    """Steps over an iterator whose elements are the batches of a program each."""
+    """Steps over an iterator whose elements are the batches of several steps."""
 
-    def __init__(self, program: OneProgram) -> None:
-        self._program = program
+    def __init__(self, several: Several, size: int) -> None:
+        self._several, self._size = several, size
         self._timed = _Timed()
 
     def __call__(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
-        program = self._program
+        size = self._size
 
         def some(done: tf.Tensor, after: tf.Tensor, left: Any) -> tuple[Sums, Any]:
             (group, used), wait_s = self._timed(
-                lambda: _with_some(iterator, left, size=program.together), after
+                lambda: _with_some(iterator, left, size=size), after
             )
-            count = tf.minimum(steps - done, program.together - used)
-            rows = tf.nest.map_structure(lambda t: tf.reshape(t, [-1, *t.shape[2:]]), group)
-            sums = program.several(rows, count, used)
+            sums = self._several(group, tf.minimum(steps - done, size - used), used)
             return sums._replace(wait_s=wait_s), (group, used + sums.steps)
 
         sums, left = _until_ended(steps, some, left)
         return sums._replace(left=left)
+
+
+def _in_a_program(program: OneProgram) -> Several:
+    def several(group: Any, steps: tf.Tensor, used: tf.Tensor) -> Sums:
+        rows = tf.nest.map_structure(lambda t: tf.reshape(t, [-1, *t.shape[2:]]), group)
+        return program.several(rows, steps, used)
+
+    return several
+
+
+def _one_by_one(step: Step) -> Several:
+    """One step only, so that sums are added up as without groups."""
+
+    def several(group: Any, _: tf.Tensor, used: tf.Tensor) -> Sums:
+        return sums_of(step(tf.nest.map_structure(lambda tensor: tensor[used], group)))
+
+    return several
 
 
 class _OfCall:

@@ -34,10 +34,18 @@ def steps_together(batch: Any, *, steps_per_call: int) -> int:
         batch: Of one step.
         steps_per_call: Steps that are asked for at once.
     """
-    size_bytes = sum(int(tf.size(tensor)) * tensor.dtype.size for tensor in tf.nest.flatten(batch))
-    most = max(1, min(TOGETHER, TOGETHER_BYTES // max(1, size_bytes)))
-    # A call is programs of one length.
-    return -(-steps_per_call // -(-steps_per_call // most))
+    most = max(1, min(TOGETHER, TOGETHER_BYTES // max(1, bytes_of(batch))))
+    return in_equal_parts(steps_per_call, most)
+
+
+def in_equal_parts(steps: int, most: int) -> int:
+    """Steps of a part, where as few parts of one length as can be hold them all."""
+    return -(-steps // -(-steps // most))
+
+
+def bytes_of(batch: Any) -> int:
+    """What a batch of dense tensors takes."""
+    return sum(int(tf.size(tensor)) * tensor.dtype.size for tensor in tf.nest.flatten(batch))
 
 
 class OneProgram:

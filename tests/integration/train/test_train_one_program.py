@@ -237,6 +237,24 @@ def test_steps_are_the_same_however_many_are_one_program() -> None:
         assert loss == pytest.approx(float(sums[0].loss_sum), rel=1e-6)
 
 
+def test_steps_that_are_no_program_are_the_same_from_groups_of_batches() -> None:
+    data, found = data_of(STEPS), []
+    for group in (1, TOGETHER):
+        built, _, average = made(optimizer=OPTIMIZERS["adam"], metrics=["accuracy"], xla=False)
+        settings = StepSettings(batch_size=ROWS, average=average)
+        step = make_train_step(built, lambda e: e, distribution=one_device(), settings=settings)
+        run, batches = make_run_fed(step, rows_a_step=None, group=group), elements_of(data).repeat()
+        source = Source(iterator=iter(batches)) if group == 1 else grouped(batches, group)
+        sums = [called(run, source, steps) for steps in (20, 7, 3)]
+        assert [int(part.steps) for part in sums] == [20, 7, 3]
+        assert sum(float(part.rows) for part in sums) == STEPS * ROWS
+        found.append((state(built, average), [float(part.loss_sum) for part in sums]))
+
+    for one, other in zip(found[0][0], found[1][0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert found[0][1] == found[1][1]
+
+
 def test_the_rows_that_fill_no_step_are_trained_on_too() -> None:
     data = tf.nest.map_structure(lambda tensor: tensor[:-5], data_of(STEPS))
 
