@@ -245,8 +245,10 @@ def test_workers_go_back_together_from_what_is_not_finite_and_leave_its_samples_
     assert result["resolved"]["workers"] == 2
     (back,) = result["health"]["rollbacks"]
     assert len(back["bad_rows"]) == 1
-    assert "worker 0] the loss of step" in said
-    assert "worker 1] the loss of step" in said
+    # Where TensorFlow fuses relu into the product of matrices, some hosts make a NaN a zero there:
+    # then the loss is finite, and the gradient is not.
+    found = dict(re.findall(r"\[worker ([01])\] the (?:loss|gradient) of step (\d+) must be", said))
+    assert found == {"0": found["0"], "1": found["0"]}, "both find the same step"
     assert math.isfinite(result["metrics"]["loss"])
 
 
