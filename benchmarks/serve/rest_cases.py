@@ -172,6 +172,17 @@ def cnn(lineup: Lineup, *, seconds: int, rounds: int) -> list[Figure]:
             )
         )
     limits, how = _in_process(lineup, seconds=seconds, rounds=rounds)
+    if len(set(found) - set(_OURS)):
+        most = [limit / window.per_s for limit, window in zip(limits, found[peer], strict=True)]
+        figures.append(
+            figure(
+                f"{begin}: the model alone, with nothing read or answered, against {peer}",
+                float(np.median(most)),
+                "x",
+                peer=peer,
+                how=f"no server of this model can do more than this; {how}",
+            )
+        )
     share = [
         100 * window.per_s / limit
         for window, limit in zip(found.get(_RAW, []), limits, strict=False)

@@ -31,8 +31,10 @@ CHOICE_ROUNDS = 3
 
 MANY = Levers(steps_per_call=20)
 BEST = [
-    Levers(steps_per_call=50, xla=xla, precision=precision)
-    for xla, precision in itertools.product((False, True), ("float32", "mixed_bfloat16"))
+    Levers(steps_per_call=steps, xla=xla, precision=precision)
+    for steps, xla, precision in itertools.product(
+        (50, 200), (False, True), ("float32", "mixed_bfloat16")
+    )
 ]
 
 CONTESTS: dict[str, dict[str, list[Levers]]] = {

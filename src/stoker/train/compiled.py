@@ -18,12 +18,12 @@ from stoker.train.fed import make_run_fed, make_run_resident, step_of
 from stoker.train.keras_model import as_the_model_takes
 from stoker.train.model import BuiltModel
 from stoker.train.one_program import (
-    TOGETHER_S,
     OneProgram,
     bytes_of,
     does_several,
     in_equal_parts,
     steps_together,
+    together_in_time,
 )
 from stoker.train.opening import TrainFeed
 from stoker.train.own_step import make_step
@@ -124,7 +124,7 @@ class Compiled:
         if self._position.together == 0:
             groups = isinstance(self._step, OneProgram) and self._step.groups
             most = self._most_together if groups else 1
-            self._position.together = most if most * self.last_ceiling_s <= TOGETHER_S else 1
+            self._position.together = together_in_time(most, self.last_ceiling_s)
             if self._position.together > 1:
                 self.compile()
                 self.last_ceiling_s = self._measured_ceiling_s(state)

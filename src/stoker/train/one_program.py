@@ -13,11 +13,14 @@ import tensorflow as tf
 
 from stoker.train.outcome import Outcome, Sums
 
-TOGETHER = 64
+TOGETHER = 256
 """Steps of one program at most: while it runs nobody can ask it to end."""
 
 TOGETHER_S = 0.25
-"""Longest that a program of several steps may take: where a step is long there is nothing to gain."""
+"""Longest that a program of several steps may take."""
+
+LEAST_TOGETHER = 16
+"""Where fewer steps would fill that time a step is long, and there is nothing to gain."""
 
 TOGETHER_BYTES = 64 << 20
 """Most that the batches of one program may hold: they lie in memory side by side."""
@@ -36,6 +39,19 @@ def steps_together(batch: Any, *, steps_per_call: int) -> int:
     """
     most = max(1, min(TOGETHER, TOGETHER_BYTES // max(1, bytes_of(batch))))
     return in_equal_parts(steps_per_call, most)
+
+
+def together_in_time(most: int, step_s: float) -> int:
+    """How many steps may be one program, where each takes so long.
+
+    Args:
+        most: Of `steps_together`.
+        step_s: Seconds of one step.
+    """
+    if most * step_s <= TOGETHER_S:
+        return most
+    fit = int(TOGETHER_S / step_s)
+    return in_equal_parts(most, fit) if fit >= LEAST_TOGETHER else 1
 
 
 def in_equal_parts(steps: int, most: int) -> int:

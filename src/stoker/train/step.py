@@ -17,6 +17,7 @@ from keras.src.losses import loss as keras_loss
 from stoker.train.config import ReductionDtype
 from stoker.train.ema import WeightAverage
 from stoker.train.fused import fuse
+from stoker.train.fused_norm import fuse_batch_norms
 from stoker.train.gradients import Gradients, are_finite, dense, reduced, scaled, unique
 from stoker.train.held_back import written_only_where
 from stoker.train.keras_model import has_kerass_metrics_only, has_kerass_optimizer, loss_of
@@ -132,6 +133,9 @@ def make_train_step(
             _leave_reduction_to_us(optimizer)
     by_xla = settings.xla and not distribution.shares_batches
     fuse(optimizer, wanted=not by_xla and not distribution.takes_whole_batches)
+    fuse_batch_norms(
+        built.model, wanted=not settings.xla and not distribution.takes_whole_batches
+    )
     if settings.xla and _is_plain(distribution, settings) and has_kerass_optimizer(built.model):
         return _make_one_program(built, load, settings)
     gradients = _make_gradients(built, load, distribution, settings)

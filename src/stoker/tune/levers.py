@@ -143,6 +143,7 @@ def levers(situation: Situation) -> list[Lever]:
         *_strategy(situation),
         *_exchange(situation),
         *_packs(situation),
+        *_passes(situation),
         *_threads(situation),
         *_batch(situation),
     ]
@@ -361,6 +362,21 @@ def _packs(situation: Situation) -> Iterator[Lever]:
                 only_for="communication",
                 why="the first ones go between replicas while the others are still computed",
             )
+
+
+def _passes(situation: Situation) -> Iterator[Lever]:
+    """Exchange less often; a batch of the user's own is only cut by it, and is not exchanged less."""
+    if situation.replicas > 1 and situation.accumulate == 1 and situation.batch_is_set:
+        yield Lever(
+            name=f"{LARGER} passes an update",
+            settings={"train.accumulate": LARGER},
+            part="step",
+            changes_numbers=True,
+            only_proposed=True,
+            only_for="communication",
+            why=f"gradients go between replicas once for {LARGER} times the samples; fewer updates an "
+            "epoch, so the learning rate and the epochs are to be chosen again",
+        )
 
 
 def _threads(situation: Situation) -> Iterator[Lever]:

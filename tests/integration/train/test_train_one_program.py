@@ -20,7 +20,12 @@ from stoker.train.at_once import are_sound
 from stoker.train.ema import WeightAverage
 from stoker.train.fed import make_run_fed, make_run_resident
 from stoker.train.model import BuiltModel, build_model
-from stoker.train.one_program import TOGETHER_BYTES, OneProgram, steps_together
+from stoker.train.one_program import (
+    TOGETHER_BYTES,
+    OneProgram,
+    steps_together,
+    together_in_time,
+)
 from stoker.train.outcome import Sums
 from stoker.train.source import Source, grouped
 from stoker.train.step import StepSettings, make_train_step
@@ -318,6 +323,13 @@ def test_little_is_done_together_where_batches_are_large() -> None:
 
     assert steps_together(batch, steps_per_call=50) == 3
     assert steps_together(tf.zeros([ROWS]), steps_per_call=50) == 50
-    assert steps_together(tf.zeros([ROWS]), steps_per_call=130) == 44, "three of one length"
+    assert steps_together(tf.zeros([ROWS]), steps_per_call=600) == 200, "three of one length"
     assert steps_together(tf.zeros([ROWS]), steps_per_call=5) == 5
     assert steps_together(tf.zeros([TOGETHER_BYTES]), steps_per_call=50) == 1
+
+
+def test_a_program_takes_a_quarter_of_a_second_at_most() -> None:
+    assert together_in_time(200, 0.001) == 200
+    assert together_in_time(200, 0.002) == 100, "two of one length"
+    assert together_in_time(50, 0.01) == 25
+    assert together_in_time(50, 0.02) == 1, "to so long a step a start is nothing"

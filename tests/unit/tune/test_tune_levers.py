@@ -153,6 +153,16 @@ def test_replicas_may_send_less() -> None:
     assert not any("train.reduction_dtype" in s for s in settings(CPU))
 
 
+def test_replicas_may_exchange_less_often_but_that_is_for_their_owner_to_decide() -> None:
+    passes = lever(replace(CPU, replicas=2), "train.accumulate")
+
+    assert passes.settings == {"train.accumulate": 4}
+    assert passes.only_proposed
+    assert passes.only_for == "communication"
+    for other in (CPU, replace(CPU, replicas=2, accumulate=2), replace(OWN, replicas=2)):
+        assert {"train.accumulate": 4} not in settings(other)
+
+
 def test_replicas_may_send_in_packs_where_gradients_come_one_after_the_other() -> None:
     pair = replace(CPU, replicas=2)
     name = "train.reduction_bytes_per_pack"
