@@ -249,9 +249,8 @@ class Pair:
 
     def refused(self, *options: str, **of_second: Any) -> list[str]:
         """Train; the line that each task ends with, and nothing else of it is left."""
-        tasks = Tasks(
-            *[self.first, "--set", f"runs={self.runs}", *options], second=self.second, **of_second
-        )
+        shared = ["--set", f"runs={self.runs}"]
+        tasks = Tasks(self.first, *shared, *options, second=self.second, **of_second)
         ended = tasks.end()
 
         assert [(code, out) for code, out, _ in ended] == [(2, "")] * 2, ended
@@ -301,8 +300,7 @@ def test_tasks_with_other_code_or_libraries_all_end_naming_them(pair: Pair, tmp_
 
     with changed(pair.second / "model.py", "Dense(8", "Dense(9"):
         first, second = pair.refused(
-            *["--set", "train.callbacks=null"],
-            second_environ={"PYTHONPATH": shadowed},
+            "--set", "train.callbacks=null", second_environ={"PYTHONPATH": shadowed}
         )
 
     assert first == second
