@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,10 @@ class Context:
     """Told a line of what is going on and how far it is, a share or None."""
     accept_change: bool = False
     """Go on from a checkpoint of other inputs."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What each task of another launcher's cluster was started with; all must be alike."""
+    gather: Callable[[], None] = lambda: None
+    """Waits until those that train along are ready; TensorFlow's own wait cannot be ended."""
 
     @functools.cached_property
     def listing(self) -> Listing:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stoker.app.context import Context
-from stoker.app.experiment import Experiment
+from stoker.app.experiment import Experiment, data_fingerprint
 from stoker.core.fingerprint import library_versions
 from stoker.data.ingest import REACH_KEYS
 from stoker.train.checkpoints.identity import Identity
@@ -72,6 +73,26 @@ def training_identity(context: Context, resolved: ResolvedTraining) -> Identity:
     }
 
 
+def asked_settings(experiment: Experiment) -> dict[str, Any]:
+    """Every setting that the tasks of a cluster must be started with alike, by dotted name.
+
+    Each may see the folder elsewhere, and reach the data in its own way: that is left out.
+
+    Args:
+        experiment: As `stoker.yaml` and `--set` say it, without what a lock file adds: that is of
+            one machine.
+    """
+    settings = experiment.to_json()
+    for place in ("runs", "models", "folder"):
+        del settings[place]
+    for key in REACH_KEYS:
+        settings["data"].pop(key, None)
+    if experiment.own_dataset is None:
+        inside = f"{experiment.folder}{os.sep}"
+        settings["data"]["source"] = settings["data"]["source"].removeprefix(inside)
+    return dict(_flat(settings))
+
+
 def training_settings(experiment: Experiment) -> dict[str, Any]:
     """The section `train`, JSON values, without what changes no weight."""
     settings: dict[str, Any] = experiment.to_json()["train"]
@@ -99,7 +120,9 @@ def code_fingerprints(experiment: Experiment) -> dict[str, str]:
 
 def _data(context: Context) -> dict[str, str]:
     if context.experiment.own_dataset is not None:
-        return {stage: context.identities[stage] for stage in ("ingest", "analyze")}
+        # The stages are those of the run, but each worker calls the code that it has itself.
+        source = {"source": data_fingerprint(context.experiment)}
+        return source | {stage: context.identities[stage] for stage in ("ingest", "analyze")}
     dataset = context.shards()
     return {
         column.name: dataset.fingerprint_of([column.name])

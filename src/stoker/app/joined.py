@@ -1,8 +1,9 @@
 """`stoker train` as one task of a cluster that another launcher has started: `TF_CONFIG` names all of them.
 
-The chief, or where there is none worker 0, does the stages before training. By a file beside the runs,
-which must lie where all tasks see it at the same path, it tells what is to be trained; every other task
-waits for that, and trains with it. A file that a killed chief left is known by that it does not change.
+The chief, or where there is none worker 0, does the stages before training. By a file among the runs,
+which must lie where all tasks see them at the same path, it tells what is to be trained; every other task
+waits for that, and trains it with its own copy of the experiment's folder. What each was started with
+itself is a part of the handshake, so that nobody's settings are passed over in silence. A file that a killed chief left is known by that it does not change.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from stoker.app.context import Context, Done, Work
 from stoker.app.experiment import Experiment
+from stoker.app.identity import asked_settings
+from stoker.app.meeting import line_of, not_come
 from stoker.app.worker import WorkerSpec
 from stoker.app.workers_stage import require_strategy, spec_of, train_by
 from stoker.cluster.launch import LaunchSettings
 from stoker.cluster.resolver import ClusterSpec, read_tf_config
-from stoker.core.errors import ConfigError, Plain, Preempted, UserError
+from stoker.core.errors import ConfigError, Plain, Preempted
 from stoker.core.fingerprint import fingerprint
 
 BEAT_S = 1.0
@@ -68,24 +73,29 @@ def task_of(environ: Mapping[str, str]) -> ClusterSpec | None:
 
 @contextlib.contextmanager
 def leading(
-    experiment: Experiment, cluster: ClusterSpec, say: Callable[[str], None]
+    asked: Experiment, cluster: ClusterSpec, say: Callable[[str], None]
 ) -> Iterator[dict[str, Work]]:
     """What does the work of the stage `train` instead, where this process leads.
 
     Where that is not asked for it, the model was trained already, or a stage before has failed: then the
     others are told, who would wait for ever.
 
+    Args:
+        asked: What this task was started with; what is trained may have more, from a lock file.
+        cluster: This process's place.
+        say: Takes lines for a person.
+
     Raises:
         ConfigError: `train.strategy` is one for a single process.
     """
-    settings, place = _settings(experiment, cluster), _place(experiment, cluster)
-    led = threading.Event()
+    place, led = _place(asked, cluster), threading.Event()
 
     def lead(context: Context, folder: Path) -> Done:
         led.set()
-        return _lead(context, folder, settings=settings, cluster=cluster, say=say)
+        return _lead(context, folder, asked=asked, cluster=cluster, say=say)
 
     try:
+        require_strategy(asked, servers=0)
         yield {"train": lead}
     except Preempted:
         # Started again, it leads those who wait.
@@ -93,38 +103,46 @@ def leading(
     except Exception as error:
         if not led.is_set():
             say(f"{cluster.name} has failed before training: the others are told")
-            _let_go(place, cluster, _line_of(error))
+            _let_go(place, cluster, line_of(error))
         raise
     if not led.is_set():
         _let_go(place, cluster, "")
 
 
-def join(experiment: Experiment, cluster: ClusterSpec, say: Callable[[str], None]) -> None:
+def join(asked: Experiment, cluster: ClusterSpec, say: Callable[[str], None]) -> None:
     """Wait for the chief, and train with it.
 
+    Args:
+        asked: What this task was started with; what is trained is the chief's.
+        cluster: This process's place.
+        say: Takes lines for a person.
+
     Raises:
-        ConfigError: `train.strategy` is one for a single process.
-        UserError: what went wrong in training, or with the chief before.
+        UserError: what went wrong in training, this task was not started as the chief was among it; or
+            what went wrong with the chief before.
         Preempted: this process was asked to end, and has saved.
     """
-    settings = _settings(experiment, cluster)
-    place = _place(experiment, cluster)
+    place = _place(asked, cluster)
     found = _awaited(place, cluster, say)
     if found["spec"] is None:
         with contextlib.suppress(OSError):  # it has waited long enough
             (_meeting(place) / str(cluster.rank)).touch()
         if found["failed"]:
-            raise UserError(
-                f"{cluster.leader} must come as far as training",
-                got=Plain(found["failed"]),
-                fix="Mend that, and start all tasks again.",
-            )
+            raise not_come(cluster.leader, found["failed"])
         say(f"{cluster.name} has nothing to train: {cluster.leader} has found it trained")
         return
-    spec = WorkerSpec(**found["spec"])
+    spec = _with_own(WorkerSpec(**found["spec"]), asked)
     say(f"{cluster.name} trains with {cluster.leader} in run {spec.run_id}")
     with tempfile.TemporaryDirectory(prefix="stoker-join-") as scratch:
-        train_by(spec, Path(scratch), settings=settings, say=say, tell=_nobody)
+        train_by(spec, Path(scratch), settings=_settings(asked, cluster), say=say, tell=_nobody)
+
+
+def _with_own(spec: WorkerSpec, asked: Experiment) -> WorkerSpec:
+    """What the chief tells, by this task's own code."""
+    # The chief's settings until all are known to be alike: with other ones a worker might fail, or
+    # wait for what never comes, before the others could be told.
+    settings = yaml.safe_load(spec.experiment) | {"folder": str(asked.folder)}
+    return replace(spec, experiment=yaml.safe_dump(settings), asked=asked_settings(asked))
 
 
 def _let_go(place: Path, cluster: ClusterSpec, failed: str) -> None:
@@ -135,16 +153,11 @@ def _let_go(place: Path, cluster: ClusterSpec, failed: str) -> None:
             time.sleep(POLL_S)  # others write there, of whom nothing tells
 
 
-def _line_of(error: Exception) -> str:
-    return error.line() if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-
-
 def _nobody(line: str, share: float | None) -> None:
     """How far training is, the chief tells."""
 
 
 def _settings(experiment: Experiment, cluster: ClusterSpec) -> LaunchSettings:
-    require_strategy(experiment, servers=0)
     return LaunchSettings(
         workers=cluster.trainers,
         cluster=cluster,
@@ -158,13 +171,17 @@ def _lead(
     context: Context,
     folder: Path,
     *,
-    settings: LaunchSettings,
+    asked: Experiment,
     cluster: ClusterSpec,
     say: Callable[[str], None],
 ) -> Done:
-    place = _place(context.experiment, cluster)
+    place, settings = _place(asked, cluster), _settings(asked, cluster)
     with _met(place) as meeting, tempfile.TemporaryDirectory(prefix="stoker-lead-") as scratch:
-        spec = replace(spec_of(context, folder), meeting=str(meeting.resolve()))
+        spec = replace(
+            spec_of(context, folder),
+            meeting=str(meeting.resolve()),
+            asked=asked_settings(asked),
+        )
         with _told(place, spec):
             return train_by(spec, Path(scratch), settings=settings, say=say, tell=context.progress)
 
@@ -187,8 +204,8 @@ def _met(place: Path) -> Iterator[Path]:
 
 
 def _place(experiment: Experiment, cluster: ClusterSpec) -> Path:
-    """The file by which the tasks of this cluster find what is trained."""
-    return experiment.runs_root / f".cluster-{fingerprint(cluster.jobs)[:16]}.json"
+    """The file by which the tasks of this cluster find what is trained, whatever name each has for it."""
+    return experiment.folder / experiment.runs / f".cluster-{fingerprint(cluster.jobs)[:16]}.json"
 
 
 @contextlib.contextmanager

@@ -88,6 +88,7 @@ def train(context: Context, folder: Path) -> Trained:
     resolved = resolve_once(folder, settings, resolve_here(context, transform, devices, cluster))
     service = service_of(experiment, resolved)
     identity = training_identity(context, resolved)
+    context.gather()
     place: Distribution | Connection
     if resolved.strategy == "parameter_server" and cluster is not None:
         place = _begin(settings, resolved, functools.partial(connect, cluster))
@@ -96,7 +97,7 @@ def train(context: Context, folder: Path) -> Trained:
     # Workers that find each other swallow SIGTERM in TensorFlow, until it is taken from it again.
     with listening() as ending:
         if isinstance(place, Distribution):
-            handshake(place, identity)
+            handshake(place, {**identity, "settings": context.asked})
         dataset, built = open_and_build(context, transform, place)
         listed = callbacks_of(experiment)
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)

@@ -6,12 +6,11 @@ the stage `train` as one process alone does, and answers by files beside the one
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import time
 import traceback
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import yaml
 
 from stoker.app.context import Context, Done
 from stoker.app.experiment import Experiment
+from stoker.app.meeting import gather, meet, say_failed
 from stoker.app.own_stages import stages_of
 from stoker.app.quiet import import_tensorflow
 from stoker.cluster.resolver import read_tf_config, require_own_port
@@ -30,9 +30,6 @@ from stoker.train.heartbeat import Heartbeat, process_heartbeat
 
 DONE = "done.json"
 """What the stage reported, written by the first worker."""
-
-MEET_S = 60.0
-"""Longest that the first worker waits for the others to end."""
 
 ERROR = "error-{rank}.json"
 """What a worker could not do, and is the user's to mend."""
@@ -64,7 +61,10 @@ class WorkerSpec:
     """The folder of the stage `train`, which all workers share."""
 
     meeting: str = ""
-    """Where each says that it has ended, if nobody sees to it that the first ends last."""
+    """Where each says how far it is, if another launcher has started all."""
+
+    asked: dict[str, Any] = field(default_factory=dict)
+    """What this worker's own task was started with, if another launcher has."""
 
 
 def main(spec_path: Path) -> int:
@@ -73,9 +73,7 @@ def main(spec_path: Path) -> int:
     try:
         with ends_when_asked():
             spec = WorkerSpec(**read_json(spec_path))
-            done = _train(spec, heartbeat)
-            if spec.meeting:
-                _meet(Path(spec.meeting))
+            done = _train_among_others(spec, heartbeat) if spec.meeting else _train(spec, heartbeat)
     except UserError as error:
         answer = {"line": error.line(), "exit_code": error.exit_code}
         write_json(spec_path.with_name(ERROR.format(rank=heartbeat.rank)), answer)
@@ -89,21 +87,23 @@ def main(spec_path: Path) -> int:
     return EXIT_DONE
 
 
-def _meet(folder: Path) -> None:
-    """Say that this worker has ended; the first waits for all, for TensorFlow's others end with it."""
-    cluster = read_tf_config(os.environ)
+def _train_among_others(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:
+    """Begin and end with the tasks that another launcher has started."""
+    cluster, meeting = read_tf_config(os.environ), Path(spec.meeting)
     if cluster is None:
-        return
-    with contextlib.suppress(OSError):  # the first one has waited long enough
-        (folder / str(cluster.rank)).touch()
-    until_s = time.monotonic() + MEET_S
-    while cluster.leads and time.monotonic() < until_s:
-        if len(list(folder.iterdir())) >= cluster.trainers:
-            return
-        time.sleep(0.1)  # a shared file system tells nobody of a change elsewhere
+        raise RuntimeError("a meeting is that of a cluster")
+    try:
+        done = _train(spec, heartbeat, gather=lambda: gather(meeting, cluster))
+    except Exception as error:
+        say_failed(meeting, cluster, error)
+        raise
+    meet(meeting, cluster)
+    return done
 
 
-def _train(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:
+def _train(
+    spec: WorkerSpec, heartbeat: Heartbeat, *, gather: Callable[[], None] = lambda: None
+) -> Done:
     experiment = build(Experiment, yaml.safe_load(spec.experiment))
     if cluster := read_tf_config(os.environ):
         require_own_port(cluster)
@@ -123,6 +123,8 @@ def _train(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:
         results=spec.results,
         progress=heartbeat.progress,
         accept_change=spec.accept_change,
+        asked=spec.asked,
+        gather=gather,
     )
     (stage,) = (stage for stage in stages_of(experiment) if stage.name == "train")
     return stage.work(context, Path(spec.folder))

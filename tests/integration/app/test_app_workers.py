@@ -13,8 +13,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -138,21 +139,34 @@ def test_a_worker_that_is_killed_changes_no_weight(
 class Tasks:
     """`stoker train` as a launcher of somebody else's starts it: once for each task of a cluster."""
 
-    def __init__(self, folder: Path, *options: str, count: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        second: Path | None = None,
+        second_options: Sequence[str] = (),
+        second_environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Start two, the second from a folder, with options and in an environment of its own."""
+        folders = [folder, second or folder]
+        own = [[], [*second_options]]
+        environs: list[Mapping[str, str]] = [{}, second_environ]
         with contextlib.ExitStack() as held:
-            sockets = [
-                held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-            ]
-            addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+            sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in folders]
+            self.ports = [each.getsockname()[1] for each in sockets]
+            addresses = [f"127.0.0.1:{port}" for port in self.ports]
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "stoker", "train", str(folder), "--json", *options],
-                env=os.environ | {"TF_CONFIG": tf_config(addresses, index)},
+                [
+                    *[sys.executable, "-m", "stoker", "train", str(folders[index]), "--json"],
+                    *[*options, *own[index]],
+                ],
+                env={**os.environ, **environs[index], "TF_CONFIG": tf_config(addresses, index)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for index in range(count)
+            for index in range(len(folders))
         ]
 
     def ask_to_end(self, index: int) -> None:
@@ -223,6 +237,85 @@ def test_who_waits_is_told_what_the_chief_has_found_wrong_before_training(
     assert "worker 0 must come as far as training. Received: " in told
     assert "data.csv must hold a header line" in told
     assert list((own / "runs").rglob(".cluster*")) == []
+
+
+class Pair:
+    """Two tasks with a copy of the experiment each, and one folder of runs."""
+
+    def __init__(self, of: Path, place: Path) -> None:
+        self.runs, self.first, self.second = place / "runs", place / "first", place / "second"
+        for copy in (self.first, self.second):
+            shutil.copytree(of, copy, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+
+    def refused(self, *options: str, **of_second: Any) -> list[str]:
+        """Train; the line that each task ends with, and nothing else of it is left."""
+        shared = ["--set", f"runs={self.runs}"]
+        tasks = Tasks(self.first, *shared, *options, second=self.second, **of_second)
+        ended = tasks.end()
+
+        assert [(code, out) for code, out, _ in ended] == [(2, "")] * 2, ended
+        for port in tasks.ports:
+            with socket.socket() as asks:
+                assert asks.connect_ex(("127.0.0.1", port)) != 0, "a worker is left"
+        assert list(self.runs.rglob(".cluster*")) == []
+        told = [re.findall("^stoker: (.*)$", said, re.MULTILINE) for _, _, said in ended]
+        assert [len(lines) for lines in told] == [1, 1], ended
+        return [lines[0] for lines in told]
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(folder, tmp_path_factory.mktemp("pair"))
+
+
+@contextlib.contextmanager
+def changed(file: Path, old: str, new: str) -> Iterator[None]:
+    """A file with other text in it, until the block ends."""
+    before = file.read_text()
+    assert old in before
+    file.write_text(before.replace(old, new))
+    try:
+        yield
+    finally:
+        file.write_text(before)
+
+
+@pytest.mark.multiworker
+def test_tasks_that_are_asked_for_other_settings_all_end_naming_them(pair: Pair) -> None:
+    with changed(pair.second / "stoker.yaml", "epochs: 4", "epochs: 5"):
+        first, second = pair.refused(second_options=["--set", "train.seed=5"])
+
+    assert first == second
+    assert "must agree on settings train.epochs and settings train.seed. Received: " in first
+    assert "settings train.epochs is 4 on worker 0 and 5 on worker 1; " in first
+    assert "settings train.seed is 0 on worker 0 and 5 on worker 1. " in first
+
+
+@pytest.mark.multiworker
+def test_tasks_with_other_code_or_libraries_all_end_naming_them(pair: Pair, tmp_path: Path) -> None:
+    metadata = tmp_path / "duckdb-0.0.1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: duckdb\nVersion: 0.0.1\n")
+    shadowed = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+
+    with changed(pair.second / "model.py", "Dense(8", "Dense(9"):
+        first, second = pair.refused(
+            "--set", "train.callbacks=null", second_environ={"PYTHONPATH": shadowed}
+        )
+
+    assert first == second
+    assert "must agree on code model:build and versions duckdb. Received: " in first
+    assert "versions duckdb is" in first
+    assert "and 0.0.1 on worker 1. " in first
+
+
+@pytest.mark.multiworker
+def test_a_task_that_cannot_begin_ends_the_others_with_its_reason(pair: Pair) -> None:
+    with changed(pair.second / "model.py", "def build(", "def build(("):
+        first, second = pair.refused()
+
+    assert f"{pair.second / 'model.py'} must be Python" in second
+    assert first.startswith(f"worker 1 must come as far as training. Received: {second[:60]}")
 
 
 @pytest.mark.multiworker

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.identity import run_identity
+from stoker.app.identity import asked_settings, run_identity
 from stoker.app.resolution import resolve_once
 from stoker.app.train_folder import CHECKPOINTS
 from stoker.core.errors import UserError
@@ -98,6 +99,30 @@ def test_a_setting_is_part_of_a_run_where_it_changes_what_comes_out(
     changed = load_experiment(folder, overrides=[setting])
 
     assert differences(load_experiment(folder), changed) == named
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("train.seed=3", {"train.seed"}),
+        ("train.checkpoint.every_steps=5", {"train.checkpoint.every_steps"}),
+        ("name=other", {"name"}),
+        ("data.source=elsewhere.csv", {"data.source"}),
+        ("data.cache_dir=here", set()),
+        ("runs=elsewhere", set()),
+        ("models=elsewhere", set()),
+    ],
+)
+def test_tasks_are_asked_for_the_same_where_only_places_differ(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, setting: str, named: set[str]
+) -> None:
+    copy = tmp_path_factory.mktemp("copy")
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+
+    here = asked_settings(load_experiment(folder))
+    there = asked_settings(load_experiment(copy, overrides=[setting]))
+
+    assert {name for name in here | there if here.get(name) != there.get(name)} == named
 
 
 def test_a_line_of_a_callback_is_part_of_a_run(folder: Path) -> None:

@@ -34,19 +34,21 @@ def run(
 
     from stoker.app.chain import run_chain
     from stoker.app.cli.progress import ConsoleListener
+    from stoker.app.experiment import load_experiment
     from stoker.app.locked import load_tuned
     from stoker.app.quiet import import_tensorflow
 
+    asked = load_experiment(experiment, overrides=overrides)
     loaded, locked = load_tuned(experiment, overrides=overrides)
     with ConsoleListener() as listener:
         if locked:
             listener.say(locked)
         if loaded.resources.accelerators is not None:
             listener.say("resources are for a cluster: this run uses this machine")
-        if joins(loaded, listener.say):
+        if joins(asked, listener.say):
             return
         which = Resume(run=resume, accept_change=accept_change)
-        with with_others(loaded, listener.say) as works:
+        with with_others(asked, listener.say) as works:
             result = run_chain(loaded, listener, resume=which, works=works)
         listener.stage_began("serve")
         import_tensorflow()

@@ -20,11 +20,11 @@ Works = Callable[["Experiment", Callable[[str], None]], "Mapping[str, Work]"]
 """An experiment, and whom to tell a line -> stage -> what does its work instead."""
 
 
-def joins(experiment: Experiment, say: Callable[[str], None]) -> bool:
+def joins(asked: Experiment, say: Callable[[str], None]) -> bool:
     """Train with others where `TF_CONFIG` says that another process leads; whether it does.
 
     Args:
-        experiment: What is trained.
+        asked: What this process was started with, without a lock file.
         say: Takes lines for a person.
     """
     from stoker.app.joined import join, task_of
@@ -32,12 +32,12 @@ def joins(experiment: Experiment, say: Callable[[str], None]) -> bool:
     cluster = task_of(os.environ)
     if cluster is None or cluster.leads:
         return False
-    join(experiment, cluster, say)
+    join(asked, cluster, say)
     return True
 
 
 @contextlib.contextmanager
-def with_others(experiment: Experiment, say: Callable[[str], None]) -> Iterator[Mapping[str, Work]]:
+def with_others(asked: Experiment, say: Callable[[str], None]) -> Iterator[Mapping[str, Work]]:
     """What training does instead where `TF_CONFIG` makes this process lead others; they hear if it fails."""
     from stoker.app.joined import leading, task_of
 
@@ -45,7 +45,7 @@ def with_others(experiment: Experiment, say: Callable[[str], None]) -> Iterator[
     if cluster is None:
         yield {}
         return
-    with leading(experiment, cluster, say) as works:
+    with leading(asked, cluster, say) as works:
         yield works
 
 
@@ -72,20 +72,22 @@ def run_until(
     """
     from stoker.app.chain import run_chain
     from stoker.app.cli.progress import ConsoleListener
+    from stoker.app.experiment import load_experiment
     from stoker.app.locked import load_tuned
 
+    asked = load_experiment(experiment, overrides=overrides)
     loaded, locked = load_tuned(experiment, overrides=overrides)
     with ConsoleListener() as listener:
         if locked:
             listener.say(locked)
         trains = _trains(stage)
-        if trains and works is None and joins(loaded, listener.say):
+        if trains and works is None and joins(asked, listener.say):
             return
         with contextlib.ExitStack() as held:
             others: Mapping[str, Work] = {}
             if trains:
                 others = (
-                    held.enter_context(with_others(loaded, listener.say))
+                    held.enter_context(with_others(asked, listener.say))
                     if works is None
                     else works(loaded, listener.say)
                 )

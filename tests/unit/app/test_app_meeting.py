@@ -1,0 +1,75 @@
+"""Tasks of a cluster gather before they train, and hear of the one that cannot."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from stoker.app.meeting import gather, say_failed
+from stoker.cluster.resolver import ClusterSpec
+from stoker.core.errors import ConfigError, UserError
+
+ADDRESSES = ("10.0.0.1:2222", "10.0.0.2:2222", "10.0.0.3:2222")
+
+WAIT_S = 20.0
+"""Longest wait for a thread: it ends one that hangs."""
+
+
+def task(index: int) -> ClusterSpec:
+    return ClusterSpec(workers=ADDRESSES, job="worker", index=index)
+
+
+def gathering(meeting: Path, index: int, errors: list[UserError]) -> threading.Thread:
+    def attend() -> None:
+        try:
+            gather(meeting, task(index))
+        except UserError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=attend)
+    thread.start()
+    return thread
+
+
+def test_nobody_goes_on_before_the_last_is_ready_even_if_the_folder_is_cleared(
+    tmp_path: Path,
+) -> None:
+    errors: list[UserError] = []
+    early = [gathering(tmp_path, index, errors) for index in (0, 1)]
+    early[0].join(0.5)
+    assert all(thread.is_alive() for thread in early)
+    for said in tmp_path.iterdir():
+        said.unlink()
+
+    gather(tmp_path, task(2))
+
+    for thread in early:
+        thread.join(WAIT_S)
+    assert not any(thread.is_alive() for thread in early)
+    assert errors == []
+
+
+def test_all_who_gather_hear_who_cannot_train_and_why(tmp_path: Path) -> None:
+    errors: list[UserError] = []
+    waiting = [gathering(tmp_path, index, errors) for index in (0, 2)]
+
+    say_failed(tmp_path, task(1), ConfigError("model must be there", got=3))
+
+    for thread in waiting:
+        thread.join(WAIT_S)
+    line = "worker 1 must come as far as training. Received: model must be there. Received: 3."
+    assert [error.line().startswith(line) for error in errors] == [True, True]
+
+
+def test_a_meeting_that_the_first_task_has_closed_keeps_nobody_and_is_not_opened_again(
+    tmp_path: Path,
+) -> None:
+    closed = tmp_path / "closed"
+
+    with pytest.raises(UserError, match=r"worker 0 must come as far .*Received: it has ended"):
+        gather(closed, task(1))
+    say_failed(closed, task(1), ConfigError("model must be there"))
+
+    assert not closed.exists()
