@@ -211,7 +211,18 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
     raw = _merged(_with_section(from_file, given), given)
     if "folder" in raw:
         raise ConfigError("folder is not set in stoker.yaml", got=raw["folder"])
+    _check_service(raw.get("data"))
     return build(Experiment, raw | {"folder": folder})
+
+
+def _check_service(data: Any) -> None:
+    if isinstance(data, dict) and {"dataset", "service"} <= data.keys():
+        raise ConfigError(
+            "data.service must be left out where data is a dataset of your own: it reads what was ingested",
+            got=data["service"],
+            fix="Call tf.data's own service in the dataset (`.apply(tf.data.experimental.service."
+            "distribute(...))`), or name files by data.source.",
+        )
 
 
 def data_fingerprint(experiment: Experiment) -> str:

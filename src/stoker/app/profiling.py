@@ -96,7 +96,11 @@ def profile(
             raise cannot(failed, "--budget") from None
         found = Profiled(
             profile=measured,
-            diagnosis=diagnose(measured, other_precision=precision),
+            diagnosis=diagnose(
+                measured,
+                own_dataset=experiment.own_dataset is not None,
+                other_precision=precision,
+            ),
             precision=precision,
             machine=machine | mfu(machine, measured),
             stages=stages,

@@ -23,6 +23,7 @@ from stoker.core.errors import BusyError, ConfigError, Plain, UserError
 from stoker.core.files import full_disk_is_named, remove, writable, write_atomic, write_json
 from stoker.core.fingerprint import library_versions
 from stoker.tune.ledger import Ledger
+from stoker.tune.load import watched_load
 from stoker.tune.lock import FILE, Lock, write_lock
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile
@@ -82,7 +83,7 @@ def tune(
         ledger = Ledger(folder / "ledger.jsonl")
         try:
             ledger.write("begin", _begin(experiment, limits))
-            tuned = search(open_bench, ledger=ledger, limits=limits, tell=tell)
+            tuned = search(open_bench, ledger=ledger, limits=limits, tell=tell, watch=watched_load)
         except TrialFailed as failed:
             raise cannot(failed, "--budget") from None
         finally:

@@ -133,9 +133,7 @@ def make_train_step(
             _leave_reduction_to_us(optimizer)
     by_xla = settings.xla and not distribution.shares_batches
     fuse(optimizer, wanted=not by_xla and not distribution.takes_whole_batches)
-    fuse_batch_norms(
-        built.model, wanted=not settings.xla and not distribution.takes_whole_batches
-    )
+    fuse_batch_norms(built.model, wanted=not settings.xla and not distribution.takes_whole_batches)
     if settings.xla and _is_plain(distribution, settings) and has_kerass_optimizer(built.model):
         return _make_one_program(built, load, settings)
     gradients = _make_gradients(built, load, distribution, settings)

@@ -36,11 +36,17 @@ class Diagnosis:
     """Two sentences for a person: what was seen, what helps."""
 
 
-def diagnose(profile: Profile, *, other_precision: tuple[str, Gain] | None = None) -> Diagnosis:
+def diagnose(
+    profile: Profile,
+    *,
+    own_dataset: bool,
+    other_precision: tuple[str, Gain] | None = None,
+) -> Diagnosis:
     """Name the bottleneck.
 
     Args:
         profile: What was measured.
+        own_dataset: The data is a `tf.data.Dataset` of the user's, which no data service of ours makes.
         other_precision: Another precision, and how much faster the step in memory is in it.
     """
     shares, split = profile.split.shares(), profile.split
@@ -62,16 +68,15 @@ def diagnose(profile: Profile, *, other_precision: tuple[str, Gain] | None = Non
             f"{shares['rest']:.0%} is lost to the input's work beside the step. A batch costs "
             f"{1e3 * profile.input_cpu_s_per_sample * profile.rows_a_step:.3g} ms of CPU, a step "
             f"{1e3 * split.compute_s:.3g} ms: {cores:.2g} cores would have to work on the input "
-            "alone. Make samples cheaper (cache, store them smaller, batch before mapping), or "
-            "make them elsewhere (data.service).",
+            "alone. Make samples cheaper (cache, store them smaller, batch before mapping)"
+            + ("." if own_dataset else ", or make them elsewhere (data.service)."),
         )
     if worst == "python":
         return Diagnosis(
             bottleneck="python",
             text=f"Python is the bottleneck: between two steps of "
-            f"{1e3 * split.compute_s:.3g} ms it takes {1e3 * split.python_s:.3g} ms. Run more "
-            f"steps in one call (train.steps_per_call, now {profile.steps_per_call}); a callback "
-            "that is told of each batch forbids that.",
+            f"{1e3 * split.compute_s:.3g} ms it takes {1e3 * split.python_s:.3g} ms. "
+            + _fewer_calls(profile),
         )
     return Diagnosis(
         bottleneck="communication",
@@ -79,6 +84,18 @@ def diagnose(profile: Profile, *, other_precision: tuple[str, Gain] | None = Non
         f"a step of {1e3 * split.step_s:.3g} ms. Accumulate (train.accumulate), send less "
         "(train.reduction_dtype: bfloat16), send the first gradients while the others are computed "
         "(train.reduction_bytes_per_pack), or give each replica more samples.",
+    )
+
+
+def _fewer_calls(profile: Profile) -> str:
+    if profile.steps_per_call >= profile.per_epoch:
+        return (
+            f"A call is a whole epoch of {profile.per_epoch} steps already: what is left comes once an "
+            "epoch, and weighs less where an epoch has more samples (.repeat() of a dataset of your own)."
+        )
+    return (
+        f"Run more steps in one call (train.steps_per_call, now {profile.steps_per_call}); a callback "
+        "that is told of each batch forbids that."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,22 +47,22 @@ class Load:
 
 
 @contextmanager
-def watched_load(session: int) -> Iterator[Callable[[], Load | None]]:
+def watched_load(*sessions: int) -> Iterator[Callable[[], Load | None]]:
     """Look at what others take of the cores from here to the end of the block.
 
     Args:
-        session: Id of the process that is measured, which leads a session of its own: neither what it
-            has started nor this process is another one.
+        sessions: Ids of the processes that are measured, each of which leads a session of its own:
+            neither what they have started nor this process is another one.
 
     Yields:
         The load up to the end of the block; None where there is no /proc/stat, as outside of Linux.
     """
-    begun = _Counted.now(session)
+    begun = _Counted.now(sessions)
     found: list[Load | None] = []
     try:
         yield lambda: found[-1] if found else None
     finally:
-        found.append(_between(begun, _Counted.now(session)))
+        found.append(_between(begun, _Counted.now(sessions)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,12 +77,12 @@ class _Counted:
     cores: int
 
     @classmethod
-    def now(cls, session: int) -> _Counted:
+    def now(cls, sessions: Collection[int]) -> _Counted:
         cores = os.sched_getaffinity(0)
         return cls(
             wall_s=time.monotonic(),
             busy_s=busy_s(STAT.read_text(), cores) if STAT.is_file() else None,
-            own_s=_own_s(session),
+            own_s=_own_s(sessions),
             cores=len(cores),
         )
 
@@ -111,14 +111,14 @@ def busy_s(stat: str, cores: set[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _own_s(session: int) -> float:
-    """CPU seconds of this process and of a session, of what they have started and outlived too."""
+def _own_s(sessions: Collection[int]) -> float:
+    """CPU seconds of this process and of sessions, of what they have started and outlived too."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         # A process may end while it is looked at.
         with suppress(OSError):
             # The name, in parentheses, may hold anything.
             fields = stat.read_text().rpartition(") ")[2].split()
-            if int(fields[SESSION_FIELD]) == session or int(stat.parent.name) == os.getpid():
+            if int(fields[SESSION_FIELD]) in sessions or int(stat.parent.name) == os.getpid():
                 ticks += sum(map(int, fields[OWN_FIELDS]))
     return ticks / os.sysconf("SC_CLK_TCK")

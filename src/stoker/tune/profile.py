@@ -152,8 +152,9 @@ def profile_of(
     # Of a full step, as the one in memory is: an epoch's last may be shorter.
     full_s = ceiling_s / median(fractions)
     call_s = median(_step_s(window) / _rows(window) for window in called) * facts["rows_a_step"]
-    python_s = min(max(0.0, call_s - ceiling_s), max(0.0, full_s - ceiling_s))
-    wait_s = min(wait * full_s, max(0.0, full_s - ceiling_s - python_s))
+    # What is blocked in next(iterator) is seen; Python's part is a difference of windows.
+    wait_s = min(wait * full_s, max(0.0, full_s - ceiling_s))
+    python_s = min(max(0.0, call_s - ceiling_s), max(0.0, full_s - ceiling_s - wait_s))
     communication_s = min(communication_s, ceiling_s)
     known_s = ceiling_s + python_s + wait_s + transfer_s + checkpoint_s
     return Profile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from stoker.tune.compare import SAME, Gain, compare, gain_of, threshold_of
 from stoker.tune.diagnosis import GOAL, Diagnosis, diagnose
 from stoker.tune.ledger import Ledger, decide
 from stoker.tune.levers import EXHAUSTED, Lever, Situation, data_service, levers
+from stoker.tune.load import Load
 from stoker.tune.parity import SEEDS, Parity, parity_of, stretches
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile
@@ -25,10 +26,18 @@ Settings = Mapping[str, Any]
 """Dotted names of `stoker.yaml` -> values."""
 
 
+Watch = Callable[[int, int], AbstractContextManager[Callable[[], Load | None]]]
+"""`stoker.tune.load.watched_load`, of two processes."""
+
+
 class Bench(Protocol):
     """One setting of the experiment, in a process of its own."""
 
     situation: Situation
+
+    @property
+    def pid(self) -> int:
+        """Of that process, which leads a session of its own."""
 
     is_usable: bool
     """Whether it can still be asked: all that it was asked has had an answer."""
@@ -117,6 +126,7 @@ class _Search:
     ledger: Ledger
     limits: Limits
     tell: Callable[[str, float], None]
+    watch: Watch
     began_s: float = field(default_factory=time.monotonic)
     settings: dict[str, Any] = field(default_factory=dict)
     before_lever: dict[str, Any] = field(default_factory=dict)
@@ -152,6 +162,7 @@ def search(
     ledger: Ledger,
     limits: Limits,
     tell: Callable[[str, float], None],
+    watch: Watch,
 ) -> Tuned:
     """Tune a training.
 
@@ -161,6 +172,7 @@ def search(
         ledger: Takes every sample and decision.
         limits: What it may take.
         tell: Told what goes on, and how many seconds are left.
+        watch: Looks at what others take of the cores meanwhile.
 
     Returns:
         What was kept, and the proof.
@@ -168,13 +180,14 @@ def search(
     Raises:
         TrialFailed: the experiment as it is cannot be measured.
     """
-    state = _Search(open_bench, ledger, limits, tell)
+    state = _Search(open_bench, ledger, limits, tell, watch)
     with ExitStack() as at_end:
         state.say("measuring the experiment as it is")
         state.now = open_bench({}, state.left_s)
         at_end.callback(state.close)
         before = after = state.now.profile()
-        diagnosis_before = diagnosis = diagnose(before)
+        own_dataset = state.now.situation.own_dataset
+        diagnosis_before = diagnosis = diagnose(before, own_dataset=own_dataset)
         ledger.write("before", {"profile": before.to_json(), "diagnosis": asdict(diagnosis)})
         noise, ended, finished = SAME, "no lever is left", True
         try:
@@ -186,7 +199,7 @@ def search(
                 if not _try(state, lever, now=_alive(state, state.now)):
                     continue
                 after, waited_for = _result(state, lever), diagnosis.bottleneck
-                diagnosis = diagnose(after)
+                diagnosis = diagnose(after, own_dataset=own_dataset)
                 ledger.write("after", {"profile": after.to_json(), "diagnosis": asdict(diagnosis)})
                 is_another = lever.part == "input" or diagnosis.bottleneck != waited_for
             _propose(state, after, diagnosis)
@@ -340,7 +353,7 @@ def _try(state: _Search, lever: Lever, *, now: Bench) -> bool:
     kept = False
     try:
         candidate = state.open_bench(state.settings | dict(lever.settings), state.left_s)
-        _measure(state, lever, (now, candidate), samples)
+        _measure_in_quiet(state, lever, (now, candidate), samples)
         outcome = _outcome(state, lever, samples, took_s=time.monotonic() - began_s)
         kept = outcome.decision == "kept"
     except TrialFailed as failed:
@@ -371,10 +384,30 @@ def _try(state: _Search, lever: Lever, *, now: Bench) -> bool:
     return kept
 
 
+def _measure_in_quiet(
+    state: _Search, lever: Lever, benches: tuple[Bench, Bench], samples: dict[str, Any]
+) -> None:
+    """Take the samples that decide; a gain beside other work has to be seen once more."""
+    now, candidate = benches
+    for disturbed in (False, True):
+        with state.watch(now.pid, candidate.pid) as load:
+            _measure(state, lever, benches, samples)
+        found = load()
+        samples["beside"] = "" if found is None or found.is_quiet else found.text()
+        decision = decide(samples, threshold=state.threshold)
+        if disturbed or not samples["beside"] or decision == "reverted":
+            break
+        state.say(f"{samples['beside']}: measuring {lever.name} once more")
+        samples["disturbed"] = dict(samples)
+    if lever.changes_numbers and decision == "kept":
+        state.require_time()
+        samples["curves"] = _curves(state, benches)
+
+
 def _measure(
     state: _Search, lever: Lever, benches: tuple[Bench, Bench], samples: dict[str, Any]
 ) -> None:
-    """Take the samples that decide about a lever."""
+    """Take pairs of windows."""
     now, candidate = benches
     threshold = state.threshold
     if lever.part == "input" and not lever.by_speed:
@@ -384,9 +417,6 @@ def _measure(
         _, samples["pairs"] = compare(now.speed, candidate.speed, threshold=1.0 / threshold)
     else:
         _, samples["pairs"] = compare(now.speed, candidate.speed, threshold=threshold)
-    if lever.changes_numbers and decide(samples, threshold=threshold) == "kept":
-        state.require_time()
-        samples["curves"] = _curves(state, benches)
 
 
 def _curves(state: _Search, benches: tuple[Bench, Bench]) -> list[list[list[float]]]:
@@ -415,7 +445,8 @@ def _outcome(state: _Search, lever: Lever, samples: Mapping[str, Any], *, took_s
         lever=lever.name,
         settings=dict(lever.settings),
         decision=decision,
-        why=_why(decision, lever, gain=gain, cheaper=cheaper, parity=parity),
+        why=_why(decision, lever, gain=gain, cheaper=cheaper, parity=parity)
+        + (f"; {samples['beside']} meanwhile" if samples["beside"] else ""),
         gain=gain,
         input_gain=cheaper,
         parity=parity,
@@ -434,7 +465,9 @@ def _why(
         return f"{seen}; not applied: {reason}"
     if decision == "kept" and parity is not None:
         return f"{seen}; {parity.why}"
-    return seen if decision == "kept" else f"{seen}: no gain beyond the noise"
+    if decision == "kept":
+        return seen
+    return f"{seen}: slower" if gain.high < 1.0 else f"{seen}: no gain beyond the noise"
 
 
 def _facts(outcome: Outcome) -> dict[str, Any]:

@@ -505,6 +505,11 @@ def test_a_generator_that_fails_in_a_later_pass_is_named_and_nothing_is_lost(
         ("model:dataset", "{dataset: 'model:dataset', optoins: {}}", "Did you mean 'options'?"),
         ("model:dataset", "{dataset: 'model:dataset', options: {a: 2026-01-01}}", "as a text"),
         ("model:dataset", "{dataset: 'model:dataset', options: {a: 1}}", "unexpected keyword"),
+        (
+            "model:dataset",
+            "{dataset: 'model:dataset', service: {address: 'a:1'}}",
+            "data.service must be left out",
+        ),
         ("name: mine", "name: mine\nlabel: label", "label must be left out"),
         ("name: mine", "name: mine\npreprocessing: model:f", "preprocessing must be left out"),
         ("name: mine", "name: mine\nlabel_only: [city]", "label_only must be left out"),

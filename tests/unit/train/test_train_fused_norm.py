@@ -53,9 +53,9 @@ def batch_of(shape: tuple[int, ...]) -> tf.Tensor:
 
 def trained(layer: keras.Layer, x: tf.Tensor, *, wanted: bool) -> tuple[list[Any], set[str]]:
     """Outputs, gradients and all weights after a step of the layer, and the kernels that made them."""
-    model = model_of(layer, x.shape)
+    model = model_of(layer, x.numpy().shape)
     fuse_batch_norms(model, wanted=wanted)
-    factors = tf.reshape(tf.range(float(tf.size(x))), x.shape)
+    factors = tf.constant(np.arange(tf.size(x), dtype="float32").reshape(x.shape))
 
     @tf.function
     def step(x: tf.Tensor) -> list[Any]:
@@ -186,7 +186,8 @@ def test_a_gradient_has_a_gradient() -> None:
                 with tf.GradientTape() as inner:
                     inner.watch(x)
                     loss = tf.reduce_sum(model(x, training=True) ** 3)
-                found = tf.reduce_sum(inner.gradient(loss, x) ** 2)
+                gradient: Any = inner.gradient(loss, x)
+                found = tf.reduce_sum(gradient**2)
             return outer.gradient(found, [v.value for v in model.trainable_variables])
 
         return [gradient.numpy() for gradient in step()]

@@ -34,7 +34,7 @@ def found(tmp_path: Path) -> Profiled:
     measured = profiled(2.0, 10.0, called_ms=3.0, wait=0.5)
     return Profiled(
         profile=measured,
-        diagnosis=diagnose(measured),
+        diagnosis=diagnose(measured, own_dataset=False),
         precision=("float32", Gain(ratio=1.0, low=0.9, high=1.1, pairs=6)),
         machine=MACHINE | mfu(MACHINE, measured),
         stages=[{"name": "Map [it]", "cpu_s_per_sample": 1e-3, "share": 0.75}],

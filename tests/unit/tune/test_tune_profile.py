@@ -82,7 +82,7 @@ def test_what_is_exchanged_is_no_compute() -> None:
     found = profiled(4.0, 4.0, called_ms=4.0, wait=0.0, communication_s=0.003)
 
     assert found.split.compute_s == pytest.approx(0.001)
-    assert diagnose(found).bottleneck == "communication"
+    assert diagnose(found, own_dataset=False).bottleneck == "communication"
 
 
 def test_a_short_last_step_of_an_epoch_is_no_gain() -> None:
@@ -112,7 +112,7 @@ def test_a_short_last_step_of_an_epoch_is_no_gain() -> None:
 def test_the_bottleneck_is_named(
     ceiling: float, real: float, called: float, wait: float, bottleneck: str
 ) -> None:
-    found = diagnose(profiled(ceiling, real, called_ms=called, wait=wait))
+    found = diagnose(profiled(ceiling, real, called_ms=called, wait=wait), own_dataset=False)
 
     assert found.bottleneck == bottleneck
 
@@ -132,7 +132,7 @@ def test_idleness_within_the_noise_is_no_bottleneck(
     measured = profiled(10 * busy, 10.0, called_ms=10 * busy, wait=wait)
     found = replace(measured, busy_low=0.6, busy_high=high)
 
-    said = diagnose(found)
+    said = diagnose(found, own_dataset=False)
 
     assert said.bottleneck == bottleneck
     assert ("somewhere between 60% and 96%" in said.text) is (bottleneck == "none")
@@ -168,13 +168,21 @@ def test_a_precision_is_named_only_where_it_is_clear() -> None:
     clear = Gain(ratio=3.0, low=2.5, high=3.5, pairs=6)
     unclear = Gain(ratio=3.0, low=0.9, high=3.5, pairs=6)
 
-    assert diagnose(healthy, other_precision=("float32", clear)).bottleneck == "precision"
-    assert diagnose(healthy, other_precision=("float32", unclear)).bottleneck == "none"
-    assert diagnose(healthy, other_precision=("float32", SAME)).bottleneck == "none"
+    assert (
+        diagnose(healthy, own_dataset=False, other_precision=("float32", clear)).bottleneck
+        == "precision"
+    )
+    assert (
+        diagnose(healthy, own_dataset=False, other_precision=("float32", unclear)).bottleneck
+        == "none"
+    )
+    assert (
+        diagnose(healthy, own_dataset=False, other_precision=("float32", SAME)).bottleneck == "none"
+    )
 
 
 def test_a_busy_fraction_above_one_is_said_as_all() -> None:
-    found = diagnose(profiled(11.0, 10.0, called_ms=11.0, wait=0.0))
+    found = diagnose(profiled(11.0, 10.0, called_ms=11.0, wait=0.0), own_dataset=False)
 
     assert "computes 100% of the time" in found.text
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.unit.tune.situations import PLAIN
 
 from stoker.tune.ledger import Ledger, decide, events, replay
 from stoker.tune.levers import Situation
+from stoker.tune.load import Load
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile, profile_of
 from stoker.tune.report import report
@@ -56,9 +58,26 @@ class World:
     dies_at: tuple[int, ...] = ()
     """Windows of which the process, the first that was opened and each in its place, dies."""
 
+    others: tuple[float, ...] = ()
+    """Cores that others take while levers are measured, one after the other; later none."""
+
+    held_up: float = 1.0
+    """How much slower the experiment as it is runs beside others."""
+
+    watched: int = 0
+    busy: bool = False
     asked: int = 0
     opened: int = 0
     closed: int = 0
+
+    @contextmanager
+    def watch(self, *pids: int) -> Iterator[Callable[[], Load]]:
+        assert len(set(pids)) == 2
+        others = self.others[self.watched] if self.watched < len(self.others) else 0.0
+        self.watched += 1
+        self.busy = others > 0
+        yield lambda: Load(cores=2, others=others)
+        self.busy = False
 
     def open(self, settings: Mapping[str, Any], left_s: float) -> Bench:
         del left_s
@@ -72,7 +91,7 @@ class World:
 class Bench:
     def __init__(self, world: World, settings: dict[str, Any]) -> None:
         self.world, self.settings = world, settings
-        self.is_usable = True
+        self.is_usable, self.pid = True, world.opened
         self.is_slower = world.opened % 2 == 0
         self.situation = replace(
             world.situation,
@@ -124,6 +143,7 @@ class Bench:
         waits = self.input_ms > self.step_ms + self.python_ms
         of_all = self.world.input_noise if waits else self.world.step_noise
         noise = of_all if self.is_slower else 1.0
+        noise *= self.world.held_up if self.world.busy and not self.settings else 1.0
         return 1e3 / (self.real_ms * noise)
 
     def input_speed(self) -> float:
@@ -168,7 +188,11 @@ def tuned(world: World, folder: Path, **limits: Any) -> Tuned:
     ledger = Ledger(folder / "ledger.jsonl")
     try:
         return search(
-            world.open, ledger=ledger, limits=Limits(**limits), tell=lambda line, left_s: None
+            world.open,
+            ledger=ledger,
+            limits=Limits(**limits),
+            tell=lambda line, left_s: None,
+            watch=world.watch,
         )
     finally:
         ledger.close()
@@ -176,6 +200,41 @@ def tuned(world: World, folder: Path, **limits: Any) -> Tuned:
 
 def decisions(found: Tuned) -> dict[str, str]:
     return {outcome.lever: outcome.decision for outcome in found.outcomes}
+
+
+def test_a_gain_that_was_seen_beside_other_work_has_to_be_seen_once_more(tmp_path: Path) -> None:
+    world = World(
+        input_ms=0.1,
+        python_ms=0.0,
+        xla=1.0,
+        bfloat16=1.0,
+        situation=replace(BASE, passes_agree=False),
+        others=(1.5,),
+        held_up=2.0,
+    )
+
+    found = tuned(world, tmp_path)
+
+    assert "kept" not in decisions(found).values()
+    (told,) = (event for event in events(tmp_path / "ledger.jsonl") if "disturbed" in event)
+    assert decide(told["disturbed"], threshold=1.05) == "kept"
+    assert told["decision"] == "reverted"
+    assert told["beside"] == ""
+
+
+def test_what_others_took_all_the_time_is_said(tmp_path: Path) -> None:
+    found = tuned(World(input_ms=0.1, others=(1.5,) * 100), tmp_path)
+
+    kept = [outcome.why for outcome in found.outcomes if outcome.decision == "kept"]
+    assert kept
+    assert all("other processes took 1.5 of its 2 cores meanwhile" in why for why in kept)
+
+
+def test_a_lever_that_makes_it_slower_is_called_that(tmp_path: Path) -> None:
+    found = tuned(World(input_ms=0.1, bfloat16=0.2), tmp_path)
+
+    whys = {outcome.lever: outcome.why for outcome in found.outcomes}
+    assert whys["precision mixed_bfloat16"].endswith(": slower")
 
 
 def test_the_input_is_mended_first_and_then_the_step(tmp_path: Path) -> None:
@@ -254,7 +313,13 @@ def test_a_noise_that_cannot_be_measured_again_costs_nothing_that_was_kept(tmp_p
         return world.open(settings, left_s)
 
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    found = search(open_once, ledger=ledger, limits=Limits(), tell=lambda line, left_s: None)
+    found = search(
+        open_once,
+        ledger=ledger,
+        limits=Limits(),
+        tell=lambda line, left_s: None,
+        watch=World().watch,
+    )
     ledger.close()
 
     assert decisions(found)[CACHE] == "kept"
@@ -481,7 +546,13 @@ def test_an_experiment_that_cannot_be_measured_is_an_error(tmp_path: Path) -> No
 
     ledger = Ledger(tmp_path / "ledger.jsonl")
     with pytest.raises(TrialFailed, match="no model"):
-        search(refuse, ledger=ledger, limits=Limits(), tell=lambda line, left_s: None)
+        search(
+            refuse,
+            ledger=ledger,
+            limits=Limits(),
+            tell=lambda line, left_s: None,
+            watch=World().watch,
+        )
     ledger.close()
 
 

@@ -21,7 +21,10 @@ LEAST_START, LEAST_START_S = 0.1, 0.25
 LARGE_START = 0.25
 """Share of the training's time from which on shorter waits before epochs are, too."""
 
-_BATCHES = {"batch", "padded_batch", "ragged_batch"}
+LEAST_WORK = 0.3
+"""Of a wait before an epoch, what all of a pass's work has to come to if it is to be the reason."""
+
+BATCHES = {"batch", "padded_batch", "ragged_batch"}
 
 MOST_MEMORY = 0.25
 """Of the machine's memory, for one buffer or one cache."""
@@ -89,7 +92,20 @@ def _matters(loop: Loop, starts: EpochStarts, split: StepSplit | None) -> bool:
     wait = 0.0 if split is None or split.input_wait is None else split.input_wait
     # Where steps wait longer, all together, it is that which has to be mended.
     most = starts.share >= (1.0 - starts.share) * wait
-    return often and most and starts.share >= LEAST_START
+    return often and most and starts.share >= LEAST_START and _may_be_the_input(loop, starts)
+
+
+def _may_be_the_input(loop: Loop, starts: EpochStarts) -> bool:
+    """Whether what the input does before a first batch, at most a pass over it, can take so long.
+
+    Else it is something else's: tf.data's own tuner stops at a pass's end now and then, and so does a
+    busy machine.
+    """
+    costs = stage_costs(loop)
+    rows = loop.batches * loop.rows if loop.batches else 0
+    if not costs or not rows:
+        return True
+    return rows * sum(cost.cpu_s_per_sample for cost in costs) >= starts.each_s * LEAST_WORK
 
 
 _ENDLESS = (
@@ -232,7 +248,7 @@ def _generator(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
         if stage.kind != "from_generator" or not stage.by_user:
             continue
         above = {each.kind for each in loop.stages[:number]}
-        per_row = bool(above & _BATCHES)
+        per_row = bool(above & BATCHES)
         yield ScriptFinding(
             kind="generator_rows" if per_row else "generator_batches",
             place=stage.place,
@@ -334,7 +350,7 @@ def _elements(loop: Loop, stage: Stage) -> int:
     batches = loop.batches or (-(-loop.steps // loop.passes) if loop.passes else 0)
     above = {each.kind for each in loop.stages[: loop.stages.index(stage)]}
     # Where nothing above it makes batches, its elements are batches themselves.
-    return batches * (max(1, loop.rows) if above & _BATCHES else 1)
+    return batches * (max(1, loop.rows) if above & BATCHES else 1)
 
 
 def _float64(loop: Loop) -> Iterator[ScriptFinding]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.input_rules import (
+    BATCHES,
     LEAST_SHARE,
     LEAST_WAIT,
     is_cached,
@@ -34,7 +35,12 @@ def minor_findings(
         found: What is said of it already.
     """
     said = {(each.kind, each.place) for each in found}
-    minor = [*_prefetch(loop, split), *_maps(loop, split), *_batch(loop, split)]
+    minor = [
+        *_prefetch(loop, split),
+        *_made_by_python(loop, split),
+        *_maps(loop, split),
+        *_batch(loop, split),
+    ]
     dear = {place for kind, place in said if kind in ("python_map", "generator_rows")}
     for each in minor:
         # Where Python makes each element, no thread more helps: it has been said.
@@ -61,6 +67,31 @@ def _prefetch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
         gain=gain,
         sure="measured" if split is not None and split.input_wait is not None else "possible",
     )
+
+
+def _made_by_python(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+    """A generator, or a map that calls Python, whose step does not wait for it now."""
+    for number, stage in enumerate(loop.stages):
+        is_generator = stage.kind == "from_generator"
+        if not stage.by_user or is_cached(loop, stage):
+            continue
+        if not is_generator and not (stage.kind == "map" and stage.python_calls):
+            continue
+        why, gain = _worth(split, done=None)
+        per_row = is_generator and any(s.kind in BATCHES for s in loop.stages[:number])
+        what = "a Python generator gives" if is_generator else "tf.py_function makes"
+        one = "sample" if per_row or not is_generator else "batch"
+        kind = f"generator_{'rows' if per_row else 'batches'}" if is_generator else "python_map"
+        yield ScriptFinding(
+            kind=kind,
+            place=stage.place,
+            seen=f"{what} one {one} at a time; {why}",
+            why="Only one thread runs Python at a time: a quicker step would wait for it, however many "
+            "cores there are.",
+            change="Read and decode with TensorFlow's operations in a parallel map.",
+            gain=gain,
+            sure="measured" if split is not None and split.input_wait is not None else "possible",
+        )
 
 
 def _maps(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 from stoker.tune.attach.finding import ScriptFinding, Sureness, gain_of
 from stoker.tune.attach.seen import BatchHook, Loop, place_told
@@ -23,6 +24,9 @@ HARDLY_ANY, MUCH_BUSY = 0.05, 0.5
 SMALL_BATCH = 64
 """Rows: a larger one is not called small."""
 
+LARGER = 4
+"""How many times the batch is proposed: at best the step takes no longer."""
+
 
 def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[ScriptFinding]:
     """Steps of `fit` that are too short for a call each.
@@ -33,18 +37,13 @@ def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[Sc
     one = loop.model.get("steps_per_execution") == 1 and loop.model.get("replicas", 1) == 1
     if loop.kind != "fit" or not one or split.step_s >= TINY_STEP_S:
         return
-    mfu = None if loop.reached is None else loop.reached.mfu(split.step_s)
-    is_busy = split.busy is not None and split.busy >= MUCH_BUSY
     sure: Sureness = "measured"
     gain = gain_of(python, least=0.5)
     if python >= LEAST_PYTHON:
         seen = f"{_share_of(split, python)}, and each call of the compiled step does one"
         why = "Callbacks, the progress bar and the call itself cost the same however little a step does."
-    elif mfu is not None and mfu < HARDLY_ANY and is_busy:
-        seen = (
-            f"a step takes {split.step_s * 1e3:.3g} ms, and its products are {mfu:.2%} of what the device "
-            "could do in that time: calling it, and starting each of its operations, is the rest"
-        )
+    elif _is_hardly_any(loop, split):
+        seen = f"{_hardly_any(loop, split)}: calling it, and starting each of its operations, is the rest"
         why = (
             "A call from Python costs some tenths of a millisecond however little a step does; it is "
             "counted with the compiled step here."
@@ -61,6 +60,24 @@ def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[Sc
         gain=gain,
         sure=sure,
     )
+
+
+def _is_hardly_any(loop: Loop, split: StepSplit) -> bool:
+    """Whether a tiny step is little more than its call and the starts of its operations."""
+    mfu = _mfu(loop, split)
+    is_busy = split.busy is not None and split.busy >= MUCH_BUSY
+    return split.step_s < TINY_STEP_S and mfu is not None and mfu < HARDLY_ANY and is_busy
+
+
+def _hardly_any(loop: Loop, split: StepSplit) -> str:
+    return (
+        f"a step takes {split.step_s * 1e3:.3g} ms, and its products are {_mfu(loop, split) or 0:.2%} "
+        "of what the device could do in that time"
+    )
+
+
+def _mfu(loop: Loop, split: StepSplit) -> float | None:
+    return None if loop.reached is None else loop.reached.mfu(split.step_s)
 
 
 def _share_of(split: StepSplit, python: float) -> str:
@@ -80,22 +97,32 @@ def python_findings(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFindi
     # A larger batch, or several steps a call, are no answer to what a callback of one's own does.
     python = max(0.0, split.python - sum(share for _, share in hooks))
     yield from _one_step_a_call(loop, split, python)
-    if python >= MUCH_PYTHON and 0 < loop.rows <= SMALL_BATCH:
-        yield ScriptFinding(
-            kind="small_batch",
-            place=loop.place,
-            seen=f"{_share_of(split, python)}, with batches of {loop.rows}",
-            why="The device is idle between steps that are too short for it.",
-            change=larger_batch(loop),
-            gain=gain_of(python, least=0.3),
-            sure="likely",
-        )
+    yield from _small_batch(loop, split, python)
+
+
+def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[ScriptFinding]:
+    if not 0 < loop.rows <= SMALL_BATCH:
+        return
+    seen, gain, sure = _share_of(split, python), gain_of(python, least=0.3), "likely"
+    if python < MUCH_PYTHON:
+        if not _is_hardly_any(loop, split):
+            return
+        seen, gain, sure = _hardly_any(loop, split), (1.0, float(LARGER)), "possible"
+    yield ScriptFinding(
+        kind="small_batch",
+        place=loop.place,
+        seen=f"{seen}, with batches of {loop.rows}",
+        why="The device is idle between steps that are too short for it, or starts operations that are.",
+        change=larger_batch(loop),
+        gain=gain,
+        sure=cast("Sureness", sure),
+    )
 
 
 def larger_batch(loop: Loop) -> str:
     """What to write instead of a batch that is small."""
     return (
-        f"A batch of {loop.rows * 4} (and a learning rate to suit it: another batch is another "
+        f"A batch of {loop.rows * LARGER} (and a learning rate to suit it: another batch is another "
         "training)."
     )
 

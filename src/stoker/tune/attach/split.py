@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.tune.attach.seen import Loop, Node, Place, Stage
@@ -290,6 +290,7 @@ def stage_costs(loop: Loop) -> tuple[StageCost, ...]:
     if not loop.nodes or whole_s <= 0:
         return ()
     placed = stages_of(loop)
+    below = _read_by_a_shuffle(loop, placed)
     costs = []
     rows = float(loop.rows or 1)
     for node, stage in zip(loop.nodes, placed, strict=True):
@@ -302,7 +303,9 @@ def stage_costs(loop: Loop) -> tuple[StageCost, ...]:
     together_s = sum(cost for *_, cost in costs) or 1.0
     return tuple(
         StageCost(
-            name=node.name,
+            name=f"{node.name}, and all that it reads ({below})"
+            if below and node is loop.nodes[-1]
+            else node.name,
             place=stage.place if stage is not None and stage.by_user else None,
             cpu_s_per_sample=cost,
             share=cost / together_s,
@@ -310,6 +313,18 @@ def stage_costs(loop: Loop) -> tuple[StageCost, ...]:
         )
         for node, stage, cost in costs
     )
+
+
+def _read_by_a_shuffle(loop: Loop, placed: Sequence[Stage | None]) -> str:
+    """The kinds of the user's stages below a shuffle that had read all of them when it was looked at.
+
+    TensorFlow has dropped these stages then, and counts what they took as the shuffle's.
+    """
+    last = placed[-1]
+    if last is None or last.kind != "shuffle":
+        return ""
+    under = loop.stages[loop.stages.index(last) + 1 :]
+    return ", ".join(dict.fromkeys(stage.kind for stage in under if stage.by_user))
 
 
 def stages_of(loop: Loop) -> list[Stage | None]:

@@ -39,6 +39,7 @@ def step_findings(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[S
         yield from _half_output(loop)
         yield from _float64_model(loop)
         yield from _outside_scope(loop, seen)
+        yield from _keras_distribution(loop)
     yield from gpu_findings(loop, seen)
 
 
@@ -151,6 +152,23 @@ def _outside_scope(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
             return
 
 
+def _keras_distribution(loop: Loop) -> Iterator[ScriptFinding]:
+    if not loop.model.get("keras_distribution"):
+        return
+    yield ScriptFinding(
+        kind="keras_distribution",
+        place=place_told(loop.model.get("made")) or loop.place,
+        seen=f"keras.distribution is set to a {loop.model['keras_distribution']}, and this model trains "
+        f"on {loop.model.get('replicas', 1)} replica: with TensorFlow it has no effect, and nothing "
+        "says so",
+        why="Keras hands a distribution to JAX only; TensorFlow trains as if it were not there.",
+        change="strategy = tf.distribute.MirroredStrategy()\n"
+        "with strategy.scope():\n    model = ...\n    model.compile(...)",
+        gain=None,
+        sure="measured",
+    )
+
+
 def function_findings(seen: Seen) -> Iterator[ScriptFinding]:
     """Functions that were traced again and again."""
     for function in seen.functions:
@@ -203,7 +221,10 @@ def _retraced(function: Function, seen: Seen) -> ScriptFinding:
     )
 
 
-_ONE_SHAPE = "@tf.function(reduce_retracing=True)  # or batches of one shape: drop_remainder"
+_ONE_SHAPE = (
+    "@tf.function(reduce_retracing=True)  # or batches of one shape: drop_remainder=True where the "
+    "first axis changes, padded_batch to a few lengths where another one does"
+)
 
 
 def _changing(causes: tuple[Mapping[str, str], ...]) -> list[tuple[str, list[str]]]:

@@ -12,7 +12,7 @@ from stoker.tune.attach.diagnose import diagnose
 from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.input_rules import Machine, map_share
 from stoker.tune.attach.seen import Feed, Loop
-from stoker.tune.attach.split import BESIDE, UNPARTED, split_step, stages_of
+from stoker.tune.attach.split import BESIDE, UNPARTED, split_step, stage_costs, stages_of
 
 MACHINE = Machine(cores=4, memory_bytes=8 << 30)
 
@@ -92,6 +92,38 @@ def test_a_shuffle_of_batches_holds_no_more_than_there_are() -> None:
     assert told("batch") == {"shuffle_memory"}
     assert told() == set()
     assert told("prefetch") == set()
+
+
+def test_a_shuffle_that_had_read_everything_is_named_with_what_it_read() -> None:
+    chain = (stage("batch", 9), stage("shuffle", 8), stage("map", 7), stage("from_generator", 6))
+    whole = loop(stages=chain, nodes=(node("Root"), node("BatchV2"), node("ShuffleV3", 2.0)))
+    parted = loop(
+        stages=chain,
+        nodes=(*whole.nodes, node("Map", 1.0), node("Generator", 1.0)),
+    )
+
+    names = {cost.name for cost in stage_costs(whole)}
+    assert names == {"BatchV2", "ShuffleV3, and all that it reads (map, from_generator)"}
+    assert {cost.name for cost in stage_costs(parted)} == {
+        "BatchV2",
+        "ShuffleV3",
+        "Map",
+        "Generator",
+    }
+
+
+def test_a_wait_before_epochs_that_the_inputs_work_is_too_little_for_is_not_the_inputs() -> None:
+    chain = (stage("batch", 9), stage("shuffle", 8), stage("from_tensor_slices", 7))
+
+    def told(cpu_s: float) -> set[str]:
+        nodes = (node("Root"), node("BatchV2"), node("ShuffleV3", cpu_s), node("TensorSlice"))
+        # 100 batches of 32 rows a pass, each node's CPU time for 1,000 elements.
+        return set(
+            findings(fit(stages=chain, nodes=nodes, passes=4, batches=100, starts=(2.0, 2.0, 2.0)))
+        )
+
+    assert "slow_epoch_start" in told(10.0)
+    assert "slow_epoch_start" not in told(0.01)
 
 
 MAP_ASKED = {"num_parallel_calls": -1}

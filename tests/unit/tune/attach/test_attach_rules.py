@@ -369,10 +369,18 @@ def test_a_tiny_step_that_is_hardly_any_arithmetic_may_be_its_call() -> None:
         tiny = fit(real_s=0.002, ceiling_s=0.0019, reached=reached, **changes)
         return {finding.kind: finding for finding in findings(tiny)}
 
-    [found] = told(0.002).values()
+    assert set(told(0.002)) == {"steps_per_execution", "small_batch"}
+    found = told(0.002)["steps_per_execution"]
     assert (found.kind, found.place, found.sure) == ("steps_per_execution", at(20), "possible")
     assert "a step takes 2 ms, and its products are 0.20% of what" in found.seen
     assert found.gain == (1.0, 3.0)
+    small = told(0.002)["small_batch"]
+    assert (small.place, small.sure, small.gain) == (at(40), "possible", (1.0, 4.0))
+    assert (
+        "its products are 0.20% of what the device could do in that time, with batches of 32"
+        in small.seen
+    )
+    assert set(told(0.002, rows=4096)) == {"steps_per_execution"}
     assert told(0.3) == {}
     assert told(None) == {}
     several = {**fit().model, "steps_per_execution": 8}
@@ -388,6 +396,34 @@ def test_an_output_in_half_precision_is_told_under_a_mixed_policy_only() -> None
 
     assert (finding.kind, finding.place, finding.gain) == ("half_output", at(13), None)
     assert kinds(replace(plain, model={**mixed, "policy": "float16"})) == []
+
+
+def test_a_distribution_of_kerass_that_does_nothing_is_told() -> None:
+    one = fit()
+    set_ = replace(one, model={**one.model, "keras_distribution": "DataParallel"})
+
+    [finding] = findings(set_)
+
+    assert (finding.kind, finding.place, finding.gain) == ("keras_distribution", at(10), None)
+    assert "a DataParallel, and this model trains on 1 replica" in finding.seen
+    assert kinds(replace(one, model={**one.model, "keras_distribution": ""})) == []
+
+
+def test_what_python_makes_is_said_where_the_step_hides_it() -> None:
+    chain = (
+        stage("batch", 9),
+        stage("map", 8, python_calls=(at(8),)),
+        stage("from_generator", 7),
+    )
+
+    said = minor(loop(stages=chain, nodes=(), wait_s=0.03, call_s=0.9))
+
+    assert (said["generator_rows"].place, said["python_map"].place) == (at(7), at(8))
+    assert "one sample at a time; little here: W is 3.0%" in said["generator_rows"].seen
+    assert "sequential_map" not in said
+    found = {finding.kind for finding in findings(loop(stages=chain, nodes=()))}
+    assert {"generator_rows", "python_map"} <= found
+    assert not {"generator_rows", "python_map"} & set(minor(loop(stages=chain, nodes=())))
 
 
 def test_a_model_outside_of_its_strategy_is_told() -> None:

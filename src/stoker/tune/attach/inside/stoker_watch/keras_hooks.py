@@ -180,7 +180,14 @@ def _model_facts(keras: Any, model: Any) -> dict[str, Any]:
         "strategy": type(strategy).__name__,
         "replicas": int(strategy.num_replicas_in_sync),
         "distributed": distribute.has_strategy() or strategy is not distribute.get_strategy(),
+        "keras_distribution": _keras_distribution(keras),
     }
+
+
+def _keras_distribution(keras: Any) -> str:
+    """The kind of what `keras.distribution.set_distribution` was given; empty where nothing is set."""
+    found = keras.distribution.distribution() if hasattr(keras, "distribution") else None
+    return "" if found is None else type(found).__name__
 
 
 def _data(keras: Any, fit: Fit, arguments: dict[str, Any]) -> None:
