@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 from stoker.tune.attach.finding import ScriptFinding, Sureness, gain_of
 from stoker.tune.attach.seen import BatchHook, Loop, place_told
@@ -103,7 +102,8 @@ def python_findings(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFindi
 def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[ScriptFinding]:
     if not 0 < loop.rows <= SMALL_BATCH:
         return
-    seen, gain, sure = _share_of(split, python), gain_of(python, least=0.3), "likely"
+    seen, gain = _share_of(split, python), gain_of(python, least=0.3)
+    sure: Sureness = "likely"
     if python < MUCH_PYTHON:
         if not _is_hardly_any(loop, split):
             return
@@ -115,7 +115,7 @@ def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[Script
         why="The device is idle between steps that are too short for it, or starts operations that are.",
         change=larger_batch(loop),
         gain=gain,
-        sure=cast("Sureness", sure),
+        sure=sure,
     )
 
 
