@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,30 +15,27 @@ from stoker.train.outcome import Outcome, Sums, sums_of
 Step = Callable[[Any], Outcome]
 """What `make_train_step` makes."""
 
-Several = Callable[[Any, tf.Tensor, tf.Tensor], Sums]
-"""A group of batches, how many steps at most, and how many of it are used -> what those did."""
-
 
 def make_run_fed(
     step: Step,
     *,
     rows_a_step: int | None,
     alone: bool = False,
-    group: int = 1,
+    overlap: bool = False,
     sound: Callable[[], tf.Tensor] | None = None,
 ) -> Any:
     """Many steps over an iterator in one call, with the wait for input timed inside the graph.
 
     A call ends before its time after a step that was not finite, or when a worker is asked to end.
-    Steps do not overlap: an exchange of one step that does not wait for the weights would meet that
-    of another step on another replica.
 
     Args:
         step: What `make_train_step` made.
         rows_a_step: Where an element holds the rows of a whole call: how many of them make a step.
             None where an element is for one step.
         alone: A call is one step: a loop around it would cost about 0.1 ms.
-        group: Steps whose batches are an element; where a program does several, it says so itself.
+        overlap: What a step writes is written before the next one begins; whether what nobody waits for
+            may end later. Not over replicas: an exchange of one step would meet that of another
+            step on another replica.
         sound: Where steps update at once: looks, when the call ends, whether what they have written
             is finite.
 
@@ -47,7 +44,7 @@ def make_run_fed(
         left of a group, as in `Source`, that gives `Sums`. A call after which something is saved
         looks in any case.
     """
-    some_of = _reader(step, rows_a_step=rows_a_step, alone=alone, group=group)
+    some_of = _reader(step, rows_a_step=rows_a_step, alone=alone, overlap=overlap)
 
     # AutoGraph took a third of the time that it takes to trace this, in every process.
     @tf.function(reduce_retracing=True, autograph=False)
@@ -63,14 +60,16 @@ def make_run_fed(
     return run_fed
 
 
-def _reader(step: Step, *, rows_a_step: int | None, alone: bool, group: int) -> Callable[..., Sums]:
+def _reader(
+    step: Step, *, rows_a_step: int | None, alone: bool, overlap: bool
+) -> Callable[..., Sums]:
     """What takes elements, does steps, and has something left for the next call."""
     if rows_a_step is not None:
         return _OfCall(step, rows_a_step=rows_a_step, alone=alone)
     program = does_several(step)
     if program is not None:
-        return _OfGroups(_in_a_program(program), program.together)
-    return _OfBatches(step, alone=alone) if group == 1 else _OfGroups(_one_by_one(step), group)
+        return _OfGroups(program)
+    return _OfBatches(step, alone=alone, at_once=2 if overlap else 1)
 
 
 class _Timed:
@@ -88,12 +87,22 @@ class _Timed:
         with tf.control_dependencies(tf.nest.flatten(taken, expand_composites=True)):
             return taken, self._now_s() - asked_s
 
+    def behind(self, ended: list[Any], taken: Any) -> tf.Tensor:
+        """How much later than a step's end there is what was asked for before it, seconds, float64.
+
+        Neither clock holds up the other, or what comes next.
+        """
+        with tf.control_dependencies(ended):
+            ended_s = self._now_s()
+        with tf.control_dependencies(tf.nest.flatten(taken, expand_composites=True)):
+            return tf.maximum(self._now_s() - ended_s, 0.0)
+
 
 class _OfBatches:
     """Steps over an iterator whose elements are for one step each."""
 
-    def __init__(self, step: Step, *, alone: bool) -> None:
-        self._step, self._alone = step, alone
+    def __init__(self, step: Step, *, alone: bool, at_once: int) -> None:
+        self._step, self._alone, self._at_once = step, alone, at_once
         self._timed = _Timed()
 
     def __call__(self, iterator: Any, steps: tf.Tensor, _: Any) -> Sums:
@@ -111,54 +120,52 @@ class _OfBatches:
     def _one_ahead(self, iterator: Any, steps: tf.Tensor) -> Sums:
         """While a step is computed, the batch of the next one is taken."""
 
-        def some(done: tf.Tensor, _: tf.Tensor, batch: Any) -> tuple[Sums, Any]:
+        def one(done: tf.Tensor, state: Any) -> tuple[Outcome, Any]:
+            batch, waited_s = state
             ahead = _next_or(iterator, batch, more=done + 1 < steps)
-            sums = sums_of(self._step(batch))
-            # What the device waits for begins when it has ended.
-            _, wait_s = self._timed(lambda: ahead, sums.loss_sum)
-            return sums._replace(wait_s=wait_s), ahead
+            before = len(_operations())
+            outcome = self._step(batch)
+            # It ends when all that it writes is written, which is later than its loss is known.
+            written = [each for each in _operations()[before:] if _writes(each)]
+            wait_s = self._timed.behind([outcome.loss_sum, *written], ahead)
+            return outcome, (ahead, waited_s + wait_s)
 
-        batch, waited_s = self._timed(lambda: next(iterator), tf.constant(0.0))
-        sums, _ = _until_ended(steps, some, batch)
-        return sums._replace(wait_s=sums.wait_s + waited_s)
+        first = self._timed(lambda: next(iterator), tf.constant(0.0))
+        sums, (_, wait_s) = _one_by_one(steps, one, first, at_once=self._at_once)
+        return sums._replace(wait_s=wait_s)
 
 
 class _OfGroups:
-    """Steps over an iterator whose elements are the batches of several steps."""
+    """Steps of a program over an iterator whose elements are the batches of several."""
 
-    def __init__(self, several: Several, size: int) -> None:
-        self._several, self._size = several, size
+    def __init__(self, program: OneProgram) -> None:
+        self._program = program
         self._timed = _Timed()
 
     def __call__(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
-        size = self._size
+        size = self._program.together
 
         def some(done: tf.Tensor, after: tf.Tensor, left: Any) -> tuple[Sums, Any]:
             (group, used), wait_s = self._timed(
                 lambda: _with_some(iterator, left, size=size), after
             )
-            sums = self._several(group, tf.minimum(steps - done, size - used), used)
+            rows = tf.nest.map_structure(lambda t: tf.reshape(t, [-1, *t.shape[2:]]), group)
+            sums = self._program.several(rows, tf.minimum(steps - done, size - used), used)
             return sums._replace(wait_s=wait_s), (group, used + sums.steps)
 
-        sums, left = _until_ended(steps, some, left)
-        return sums._replace(left=left)
+        sums, left = _until_ended(steps, some, _packed(left, iterator))
+        return sums._replace(left=_flat(left))
 
 
-def _in_a_program(program: OneProgram) -> Several:
-    def several(group: Any, steps: tf.Tensor, used: tf.Tensor) -> Sums:
-        rows = tf.nest.map_structure(lambda t: tf.reshape(t, [-1, *t.shape[2:]]), group)
-        return program.several(rows, steps, used)
-
-    return several
+def _packed(left: Any, iterator: Any) -> tuple[Any, tf.Tensor]:
+    """What is left, as the iterator has it, and how much of it is used."""
+    *flat, used = left
+    return tf.nest.pack_sequence_as(iterator.element_spec, flat), used
 
 
-def _one_by_one(step: Step) -> Several:
-    """One step only, so that sums are added up as without groups."""
-
-    def several(group: Any, _: tf.Tensor, used: tf.Tensor) -> Sums:
-        return sums_of(step(tf.nest.map_structure(lambda tensor: tensor[used], group)))
-
-    return several
+def _flat(left: tuple[Any, tf.Tensor]) -> Any:
+    group, used = left
+    return (*tf.nest.flatten(group), used)
 
 
 class _OfCall:
@@ -193,6 +200,61 @@ class _OfCall:
             # What is left at an epoch's end.
             lambda: sums_of(self._step(step_of(call, done, size))),
         )
+
+
+class _SoFar(NamedTuple):
+    """What must be known between two steps of a call: what a loop hands on costs each of them."""
+
+    done: tf.Tensor
+    """Steps, int64; the last one counts, finite or not."""
+
+    loss_sum: tf.Tensor
+    rows: tf.Tensor
+    last: Outcome
+
+
+def _one_by_one(
+    steps: tf.Tensor,
+    one: Callable[[tf.Tensor, Any], tuple[Outcome, Any]],
+    state: Any,
+    *,
+    at_once: int,
+) -> tuple[Sums, Any]:
+    """Steps by themselves, until all are done, one is not finite, or the end is asked for.
+
+    Args:
+        steps: How many, at least one.
+        one: Takes the steps done and a state; gives what became of this step, and the next state.
+        state: Of the first step.
+        at_once: Steps of which something may run at a time.
+
+    Returns:
+        What they did, their wait for input not counted, and the last state.
+    """
+
+    def is_left(so_far: _SoFar, _: Any) -> tf.Tensor:
+        well = tf.logical_and(so_far.last.finite, tf.equal(so_far.last.signals[0], 0))
+        return tf.logical_and(so_far.done < steps, well)
+
+    def one_more(so_far: _SoFar, state: Any) -> tuple[_SoFar, Any]:
+        outcome, state = one(so_far.done, state)
+        return _SoFar(
+            so_far.done + 1,
+            so_far.loss_sum + outcome.loss_sum,
+            so_far.rows + outcome.rows,
+            outcome,
+        ), state
+
+    zero = tf.constant(0.0)
+    before = Outcome(zero, zero, tf.constant(True), tf.constant([0, 0]))
+    nothing = _SoFar(tf.constant(0, tf.int64), zero, zero, before)
+    so_far, state = tf.while_loop(is_left, one_more, (nothing, state), parallel_iterations=at_once)
+    last = so_far.last
+    return sums_of(last)._replace(
+        loss_sum=so_far.loss_sum,
+        rows=so_far.rows,
+        steps=so_far.done - tf.cast(tf.logical_not(last.finite), tf.int64),
+    ), state
 
 
 def _until_ended(
@@ -261,6 +323,15 @@ def _part_of(call: Any, first: tf.Tensor, rows: int) -> Any:
         return tf.ensure_shape(padded, [rows, *tensor.shape[1:]])
 
     return tf.nest.map_structure(cut, call)
+
+
+def _operations() -> list[tf.Operation]:
+    """Those of the graph that is being traced, in the order in which they were made."""
+    return list(tf.compat.v1.get_default_graph().get_operations())
+
+
+def _writes(operation: tf.Operation) -> bool:
+    return operation.op_def.is_stateful and operation.type != "ReadVariableOp"
 
 
 def _clock() -> Callable[[], tf.Tensor]:

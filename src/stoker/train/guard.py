@@ -91,10 +91,10 @@ class Guard:
 
     def placements(self) -> AbstractContextManager[list[Any]]:
         """Around a call of the compiled step: where its operations run, the first time."""
-        if self._placed or not tf.config.list_logical_devices("GPU"):
-            return nullcontext([])
-        self._placed = True
-        return collected_placements()
+        first, self._placed = not self._placed, True
+        if first and tf.config.list_logical_devices("GPU"):
+            return collected_placements()
+        return nullcontext([])
 
     def look_at_step(self, step: Any, placements: Sequence[Any]) -> None:
         """After the first call of the compiled step: what became of it.

@@ -196,10 +196,8 @@ class Run:
         ending.save_after_call(self._saving.due())
         begun_s = time.monotonic()
         with self._guard.placements() as placements:
-            look = tf.constant(self._looks_after(steps))
-            asked = (source.iterator, tf.constant(steps, tf.int64), look, source.left)
-            # What is traced is called by itself: TensorFlow's look for it costs a tenth of a millisecond.
-            sums = self.fitting(lambda: (self.compiled.traced or self.compiled.run_fed)(*asked))
+            look = self._looks_after(steps)
+            sums = self.fitting(lambda: self.compiled.run(source, steps, look=look))
         if sums is None:
             self._go_back("fit in memory")
             return True
@@ -212,8 +210,6 @@ class Run:
         # Before anybody can see that there is some.
         ending.has_work = True
         self._count(sums, done, wall_s)
-        if self.compiled.traced is None:
-            self.compiled.traced = self.compiled.run_fed.get_concrete_function(*asked)
         if self._calls_timed == 1:
             self._guard.look_at_step(self.compiled.traced, placements)
             self._watch.graph(self.compiled.traced.graph)

@@ -20,7 +20,7 @@ class Source:
     """Steps whose batches are one element; where an element has the rows of a call, 1."""
 
     left: Any = ()
-    """Of groups: the last one taken, and how many of its batches are used, int64."""
+    """Of groups: the tensors of the last one taken, and how many of its batches are used, int64."""
 
 
 def grouped(batches: tf.data.Dataset[Any], size: int) -> Source:
@@ -33,7 +33,5 @@ def grouped(batches: tf.data.Dataset[Any], size: int) -> Source:
         size: How many are one element.
     """
     groups = batches.batch(size, drop_remainder=True).prefetch(GROUPS_AHEAD)
-    nothing = tf.nest.map_structure(
-        lambda spec: tf.zeros(spec.shape, spec.dtype), groups.element_spec
-    )
-    return Source(iterator=iter(groups), group=size, left=(nothing, tf.constant(size, tf.int64)))
+    nothing = [tf.zeros(spec.shape, spec.dtype) for spec in tf.nest.flatten(groups.element_spec)]
+    return Source(iterator=iter(groups), group=size, left=(*nothing, tf.constant(size, tf.int64)))

@@ -139,10 +139,6 @@ def make_train_step(
     gradients = _make_gradients(built, load, distribution, settings)
     apply = _make_apply(built, distribution, settings)
 
-    # The strategy waits for a TPU by itself; to read its weights here would bring them to the host.
-    trained = [] if distribution.takes_whole_batches else built.model.trainable_variables
-    weights = [variable.value for variable in trained]
-
     def of_one(outcome: tuple[Any, ...]) -> Outcome:
         return Outcome(*(strategy.experimental_local_results(part)[0] for part in outcome))
 
@@ -171,11 +167,7 @@ def make_train_step(
     @tf.autograph.experimental.do_not_convert
     def step(element: Any) -> Outcome:
         # The host's to read, not a replica's, whose device may see no variable but its own.
-        outcome = whole_step(element, _signals(settings))
-        # The step has ended when every weight is written: else a wait for input that is measured
-        # from here on would hold a part of the update.
-        with tf.control_dependencies(list(map(tf.convert_to_tensor, weights))):
-            return outcome._replace(loss_sum=tf.identity(outcome.loss_sum))
+        return whole_step(element, _signals(settings))
 
     return step
 

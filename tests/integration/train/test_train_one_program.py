@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import time
 from functools import partial
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from stoker.train.one_program import (
     steps_together,
     together_in_time,
 )
-from stoker.train.outcome import Sums
+from stoker.train.outcome import Outcome, Sums
 from stoker.train.source import Source, grouped
 from stoker.train.step import StepSettings, make_train_step
 from stoker.train.strategy import one_device
@@ -242,22 +243,52 @@ def test_steps_are_the_same_however_many_are_one_program() -> None:
         assert loss == pytest.approx(float(sums[0].loss_sum), rel=1e-6)
 
 
-def test_steps_that_are_no_program_are_the_same_from_groups_of_batches() -> None:
+def test_steps_that_are_no_program_are_the_same_however_calls_are_cut() -> None:
     data, found = data_of(STEPS), []
-    for group in (1, TOGETHER):
+    for calls, overlap in (([1] * STEPS, False), ([20, 7, 3], False), ([20, 7, 3], True)):
         built, _, average = made(optimizer=OPTIMIZERS["adam"], metrics=["accuracy"], xla=False)
         settings = StepSettings(batch_size=ROWS, average=average)
         step = make_train_step(built, lambda e: e, distribution=one_device(), settings=settings)
-        run, batches = make_run_fed(step, rows_a_step=None, group=group), elements_of(data).repeat()
-        source = Source(iterator=iter(batches)) if group == 1 else grouped(batches, group)
-        sums = [called(run, source, steps) for steps in (20, 7, 3)]
-        assert [int(part.steps) for part in sums] == [20, 7, 3]
+        run = make_run_fed(step, rows_a_step=None, alone=len(calls) == STEPS, overlap=overlap)
+        source = Source(iterator=iter(elements_of(data).repeat()))
+        sums = [called(run, source, steps) for steps in calls]
+        assert [int(part.steps) for part in sums] == calls
         assert sum(float(part.rows) for part in sums) == STEPS * ROWS
         found.append((state(built, average), [float(part.loss_sum) for part in sums]))
 
-    for one, other in zip(found[0][0], found[1][0], strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert found[0][1] == found[1][1]
+    for one, *others in zip(*(weights for weights, _ in found), strict=True):
+        for other in others:
+            np.testing.assert_array_equal(one, other)
+    assert found[1][1] == found[2][1]
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.06], ids=["quicker than its input", "slower"])
+def test_a_step_waits_for_input_only_where_its_last_write_has_ended(step_s: float) -> None:
+    steps, input_s = 10, 0.04
+    written = tf.Variable(tf.constant(0.0))
+
+    def slept(seconds: float, value: tf.Tensor) -> tf.Tensor:
+        def sleep(seen: Any) -> Any:
+            time.sleep(seconds)
+            return seen
+
+        return tf.ensure_shape(tf.numpy_function(sleep, [value], tf.float32), [])
+
+    def step(element: tf.Tensor) -> Outcome:
+        # Its loss is known long before.
+        written.assign_add(slept(step_s, element))
+        return Outcome(tf.constant(1.0), tf.constant(1.0), tf.constant(True), tf.constant([0, 0]))
+
+    run = make_run_fed(step, rows_a_step=None, overlap=True)
+    batches = tf.data.Dataset.from_tensors(1.0).repeat().map(partial(slept, input_s))
+    sums = called(run, Source(iterator=iter(batches)), steps)
+
+    assert float(written) == steps
+    waited_s = float(sums.wait_s)
+    if step_s:
+        assert waited_s < steps * input_s / 2
+    else:
+        assert waited_s > steps * input_s / 2
 
 
 def test_the_rows_that_fill_no_step_are_trained_on_too() -> None:

@@ -125,6 +125,28 @@ def test_tensorflow_is_told_what_is_set(cache: str) -> None:
     assert 3 not in set_to(plainly, "PrefetchDataset", 1)
 
 
+@pytest.mark.parametrize("buffer", [tf.data.AUTOTUNE, 7], ids=["autotuned", "7"])
+@pytest.mark.parametrize("autotune", [True, False], ids=["tuned", "as written"])
+def test_a_last_prefetch_stays_unless_tensorflow_has_one_of_its_own_behind_it(
+    *, autotune: bool, buffer: int
+) -> None:
+    def prefetched(split: str) -> tf.data.Dataset[Any]:
+        return dataset(split).prefetch(buffer)
+
+    own = feed(FeedConfig(autotune=autotune), function=prefetched)
+    calls = Calls(rows=25, batch_size=5, steps_per_call=1, seed=0, first=0, last=8)
+
+    with own.shuffled(calls) as batches:
+        written = set_to(batches, "PrefetchDataset", 1)
+
+    # TensorFlow puts one of its own behind all passes where it tunes them.
+    by_tensorflow = autotune and buffer == tf.data.AUTOTUNE
+    assert written == ([] if by_tensorflow else [buffer])
+    plainly = loaded(FeedConfig())
+    for one, other in zip(loaded(FeedConfig(), function=prefetched), plainly, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
 def handed_over(config: FeedConfig, *, cache: str) -> tf.data.Dataset[Any]:
     calls = Calls(rows=25, batch_size=5, steps_per_call=1, seed=0, first=0, last=8)
     with feed(config, cache=cache).shuffled(calls) as batches:

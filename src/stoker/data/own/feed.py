@@ -46,16 +46,23 @@ class OwnFeed:
         self._count = dataset.counts[split]
         self.rows = self._count.rows
 
-    @property
-    def _counted(self) -> tf.data.Dataset[Any]:
+    def _counted(self, dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
         # A pass that ends early would be made up from the next one, in silence.
-        return self._dataset.apply(tf.data.experimental.assert_cardinality(self._count.batches))
+        return dataset.apply(tf.data.experimental.assert_cardinality(self._count.batches))
+
+    def _passes(self, *, autotune: bool) -> tf.data.Dataset[Any]:
+        """Pass after pass, without an end."""
+        if self.in_memory:
+            return self._kept.repeat()
+        # TensorFlow puts a prefetch behind all passes only where it tunes them.
+        one = _unprefetched(self._dataset) if autotune else self._dataset
+        return self._counted(one).repeat()
 
     @functools.cached_property
     def _kept(self) -> tf.data.Dataset[Any]:
         """A pass from memory, which is filled when it is first asked for."""
         # Its autotuner could hold up the end of the pass.
-        once = self._faster(self._counted, autotune=False)
+        once = self._faster(self._counted(self._dataset), autotune=False)
         return in_memory(once, self._count, what=self._what, split=self._split)
 
     def rows_at(
@@ -82,18 +89,15 @@ class OwnFeed:
         """
         epochs, within = divmod(calls.first, calls.per_epoch)
         done = epochs * self._count.batches + within * calls.steps_per_call + calls.skipped_steps
-        if self.in_memory:
-            yield self._faster(self._kept.repeat().skip(done % self._count.batches))
-            return
-        yield self._faster(self._counted.repeat().skip(done))
+        skipped = done % self._count.batches if self.in_memory else done
+        yield self._faster(self._passes(autotune=self._autotunes(self._dataset)).skip(skipped))
 
     def watched(self) -> tf.data.Dataset[Any]:
         """Pass after pass with TensorFlow's autotuner on, whatever is set.
 
         It keeps the model of what stages cost.
         """
-        passes = self._kept if self.in_memory else self._counted
-        return self._faster(passes.repeat(), autotune=True)
+        return self._faster(self._passes(autotune=True), autotune=True)
 
     @contextmanager
     def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002
@@ -104,21 +108,35 @@ class OwnFeed:
         """An element as ({name: feature}, label) or ({name: feature}, label, weight)."""
         return self._bytes.loaded(parts_of(element))
 
+    def _autotunes(self, dataset: tf.data.Dataset[Any]) -> bool:
+        return self._config.autotune and dataset.options().autotune.enabled is not False
+
     def _faster(
         self, dataset: tf.data.Dataset[Any], *, autotune: bool | None = None
     ) -> tf.data.Dataset[Any]:
         config, set_to = self._config, dataset.options()
         # What the user turned off on purpose stays off: their order may be loose.
         ordered = set_to.deterministic is not False
-        as_set = config.autotune and set_to.autotune.enabled is not False
         options = DatasetOptions(
             deterministic=ordered,
-            autotune=as_set if autotune is None else autotune,
+            autotune=self._autotunes(dataset) if autotune is None else autotune,
             threads=config.threads,
             ahead=config.prefetch,
             slack=config.slack,
         )
         return tuned(dataset, options)
+
+
+def _unprefetched(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
+    """Without a prefetch at its end whose buffer TensorFlow sizes.
+
+    It puts one behind all passes, which also bridges the end of each. A second one is a second
+    thread that hands on each element.
+    """
+    # TensorFlow 2.21 has no public way to look at a dataset's last stage.
+    autotuned = getattr(dataset, "_buffer_size", None) == tf.data.AUTOTUNE
+    prefetched = type(dataset).__name__ == "_PrefetchDataset" and autotuned
+    return getattr(dataset, "_input_dataset", dataset) if prefetched else dataset
 
 
 AnyFeed = Feed | OwnFeed

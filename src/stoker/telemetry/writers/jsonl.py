@@ -10,6 +10,9 @@ from pathlib import Path
 from stoker.telemetry import catalogue
 from stoker.telemetry.writers.appended import AppendedFile
 
+_to_json = json.JSONEncoder(allow_nan=False).encode
+"""As `json.dumps`, which makes an encoder for each line."""
+
 
 class JsonLines:
     """Appends scalars to a file; each line is whole once `write` returns."""
@@ -20,7 +23,7 @@ class JsonLines:
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Append one line; what JSON cannot hold (NaN, infinity) is written as text."""
         line = {"step": step} | {name: _json_number(value) for name, value in scalars.items()}
-        self._file.append(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._file.append(_to_json(line).encode() + b"\n")
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
         """Drop the lines of later steps, and the half line of a writer that was killed."""
