@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from stoker.core.compiled import NotBuilt
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
@@ -25,7 +26,6 @@ from stoker.data.feed.decode_engines import choose_engine
 from stoker.data.feed.image_feed import ImageFeed, Reference
 from stoker.data.feed.image_rows import ImageRows
 from stoker.data.feed.images import ImageSplit
-from stoker.data.feed.native.library import NotBuilt
 from stoker.data.feed.pipeline import Feed, Raw, RawRows, as_it_is
 from stoker.data.feed.service.reading import ServiceFeed
 from stoker.data.feed.service.records import copied

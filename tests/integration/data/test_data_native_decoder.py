@@ -181,7 +181,7 @@ def test_the_library_is_built_once_and_again_when_it_is_damaged(
 ) -> None:
     def built() -> tuple[Path, int]:
         assert machine() == "native"
-        (made,) = (tmp_path / "stoker" / "native").glob("*/decode.so")
+        (made,) = (tmp_path / "stoker" / "native").glob("*/compiled.so")
         return made, made.stat().st_mtime_ns
 
     made, first = built()

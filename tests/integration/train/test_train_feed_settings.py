@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from tests.dataset_graph import set_to
 
+from stoker.core.compiled import NotBuilt
 from stoker.core.errors import ConfigError
 from stoker.data.dataset import Dataset
 from stoker.data.features.build import build_transform
@@ -18,7 +19,6 @@ from stoker.data.feed import decode_engines
 from stoker.data.feed.augment import AugmentConfig
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.config import Decoder, FeedConfig
-from stoker.data.feed.native.library import NotBuilt
 from stoker.data.feed.pipeline import Feed
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
 from stoker.train.feeds import open_feeds

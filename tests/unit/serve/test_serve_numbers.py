@@ -1,4 +1,7 @@
-"""Large bodies of numbers: read to the bit as the plain reader reads them, or left to it."""
+"""Large bodies of numbers: read to the bit as the plain reader reads them, or left to it.
+
+All by C of our own with simdjson behind it, and all by simdjson alone.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,11 @@ def signature(dtype: str, *names: str) -> Signature:
     return Signature(inputs=dict.fromkeys(names or ("x",), spec), outputs={}, method="")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def of_any_size() -> Any:
+@pytest.fixture(autouse=True, scope="module", params=["c", "simdjson"])
+def of_any_size(request: pytest.FixtureRequest) -> Any:
     with pytest.MonkeyPatch.context() as patch:
+        if request.param == "simdjson":
+            patch.setattr(numbers, "_library", lambda: None)
         patch.setattr(numbers, "MIN_BYTES", 0)
         patch.setattr(numbers, "_MIN_LIST_BYTES", 0)
         yield

@@ -6,11 +6,11 @@ import functools
 import logging
 import os
 
+from stoker.core.compiled import NotBuilt
 from stoker.data.feed.config import Decoder
 from stoker.data.feed.decode import DecodeWhole, Engine
 from stoker.data.feed.decode_native import NativeEngine
 from stoker.data.feed.decode_opencv import OpenCvEngine
-from stoker.data.feed.native.library import NotBuilt
 
 _LOG = logging.getLogger(__name__)
 

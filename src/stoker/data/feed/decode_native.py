@@ -11,6 +11,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from stoker.core.compiled import NotBuilt
 from stoker.data.feed.decode import (
     JOB,
     DecodeWhole,
@@ -19,7 +20,7 @@ from stoker.data.feed.decode import (
     empty_batch,
     read_job,
 )
-from stoker.data.feed.native.library import NotBuilt, load_library
+from stoker.data.feed.native.library import load_library
 from stoker.data.ingest.stored_images import raw_bytes
 
 

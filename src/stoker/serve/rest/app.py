@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from stoker.serve.patience import Patience
 from stoker.serve.rest import routes, v2
 from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Scope, header, headers
+from stoker.serve.rest.numbers import prepare
 from stoker.serve.rest.probes import PROBES
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
 from stoker.serve.rest.refused import Refused, error_body
@@ -88,6 +90,8 @@ class RestApp:
         self._threads = ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-rest")
         self._in_flight = 0
         self._held_bytes = 0
+        # A compiler may have to run: the first large body should not wait for it.
+        threading.Thread(target=prepare, name="stoker-prepare", daemon=True).start()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -1,0 +1,130 @@
+"""C of our own -> a library in this process, compiled once for each machine, compiler and header."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+from stoker.core.errors import DataError, UserError
+from stoker.core.files import (
+    alone,
+    hash_folder,
+    publish_folder,
+    read_json,
+    remove,
+    scratch_folder,
+    write_json,
+)
+from stoker.core.fingerprint import fingerprint
+
+_FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-Wall")
+"""No fused multiply-add: sums are rounded as TensorFlow's are."""
+
+_TIMEOUT_S = 120.0
+"""Longest that the compiler may take; it takes 2 s."""
+
+_FILE = "compiled.so"
+_HASHES = "files.json"
+
+
+class NotBuilt(Exception):
+    """C does not become a library on this machine; the text says why."""
+
+
+def load_compiled(source: Path, *libraries: str) -> ctypes.CDLL:
+    """A C file of the package, compiled.
+
+    Args:
+        source: The file.
+        libraries: What it is linked with: `-lm`.
+
+    Raises:
+        NotBuilt: there is no compiler, no header or library that it needs, or nowhere to keep the
+            result.
+    """
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise NotBuilt("no C compiler (cc) is on the PATH")
+    cache = _cache()
+    folder = cache / _key(compiler, source)
+    try:
+        with alone(cache / "lock"):
+            if not _is_whole(folder):
+                _compile([compiler, *_FLAGS, str(source)], libraries, folder)
+        return ctypes.CDLL(str(folder / _FILE))
+    except (OSError, UserError) as error:
+        raise NotBuilt(str(error)) from error
+
+
+def _cache() -> Path:
+    """A folder that only this user can write: what lies in it is run."""
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = home / "stoker" / "native"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+    except (OSError, RuntimeError) as error:
+        raise NotBuilt(f"there is no cache folder ({error}); set XDG_CACHE_HOME") from error
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NotBuilt(f"{folder} can be written by others")
+    return folder
+
+
+def _key(compiler: str, source: Path) -> str:
+    """Another for each source with its headers, which are in the preprocessed text, compiler, machine."""
+    text = _run([compiler, *_FLAGS, "-E", "-P", str(source)])
+    return fingerprint(
+        [text, _run([compiler, "--version"]), _FLAGS, platform.machine(), _features()]
+    )
+
+
+def _features() -> str:
+    """What this processor can do: `-march=native` uses all of it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+
+
+def _compile(command: list[str], libraries: tuple[str, ...], folder: Path) -> None:
+    remove(folder)
+    with scratch_folder(folder) as scratch:
+        made = scratch / "made"
+        made.mkdir()
+        _run([*command, "-o", str(made / _FILE), *libraries])
+        write_json(made / _HASHES, hash_folder(made))
+        publish_folder(made, folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        hashes = read_json(folder / _HASHES)
+    except DataError:
+        return False
+    found = hash_folder(folder)
+    return bool(hashes == {_FILE: found.get(_FILE)})
+
+
+def _run(argv: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            cwd=tempfile.gettempdir(),
+            check=True,
+        )
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if "error" in line] or [str(error)]
+        raise NotBuilt(f"it does not compile: {lines[0]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotBuilt(f"the compiler does not run: {error}") from error
+    return done.stdout
