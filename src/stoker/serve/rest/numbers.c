@@ -130,9 +130,11 @@ static const unsigned char *read_number(const unsigned char *at, const unsigned 
     return at;
   }
   ++*slow;
-  *out = strtod((const char *)begin, 0);
-  /* What is beyond a double is refused, or is none to be read, by others. */
-  return isnormal(*out) ? at : 0;
+  char *stop;
+  *out = strtod((const char *)begin, &stop);
+  /* Where a locale writes numbers otherwise it stops before. What is beyond a double is refused by
+   * others. */
+  return stop == (const char *)at && isnormal(*out) ? at : 0;
 }
 
 /* Behind the list that begins at `begin`, in bytes of the text; 0 where it is not plain.
