@@ -6,51 +6,126 @@ It takes `1 - beta_2` in float32, Keras in float64: of 0.999 that is 5e-5 apart,
 
 On a CPU it parts its work among threads from some hundred numbers on, and waits for them: until an array
 is so large that each operation's result has to be mapped anew, the dozen is quicker.
+
+What all weights share, the powers of both betas above all, Keras computes for each of them: of a small
+model that is a third of all operations of a step. Here it is computed once an update.
 """
 
 from __future__ import annotations
 
 import math
-from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 QUICKER_APART = range(512, 40_000)
-"""Numbers of a weight for which Keras's own operations take a CPU less time: the kernel takes up to 2.5 times
+"""Numbers of a weight for which operations one by one take a CPU less time: the kernel takes up to 2.5 times
 as long. Of fewer or more it takes 0.4 to 0.6 times as long (`benchmarks/train/adam.py`, 2 cores)."""
 
 
-class _FusedAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras has no types
-    """Lends its update to an optimizer of Keras's own."""
+class _Scalars(NamedTuple):
+    """What an update of every weight of a type on a device takes."""
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    learning_rate: tf.Tensor
+    beta_1_power: tf.Tensor
+    beta_2_power: tf.Tensor
+
+    alpha: tf.Tensor
+    """The rate with both biases corrected."""
+
+
+class _FusedAdam:
+    """The update of an optimizer of Keras's own, in fewer operations."""
+
+    def __init__(self, optimizer: keras.optimizers.Adam) -> None:
+        self._optimizer = optimizer
+        # By device and type, while an update of all weights is made.
+        self._scalars: dict[tuple[str, tf.DType], _Scalars] | None = None
+
+    def update_all(self, gradients: Any, variables: Any, learning_rate: Any) -> None:
+        """As `BaseOptimizer._backend_update_step`, which calls `update` for each weight."""
+        optimizer = self._optimizer
+        self._scalars = {}
+        try:
+            type(optimizer)._backend_update_step(  # noqa: SLF001
+                optimizer, gradients, variables, learning_rate
+            )
+        finally:
+            self._scalars = None
+
+    def update(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one weight, [shape] as its gradient.
 
         Source: keras.optimizers.Adam.update_step, tf.raw_ops.ResourceApplyAdam.
         """
+        optimizer = self._optimizer
         # Of an Embedding: the rows that were seen.
-        sparse = isinstance(gradient, tf.IndexedSlices)
-        if sparse or (_on_cpu() and math.prod(variable.shape) in QUICKER_APART):
-            type(self).update_step(self, gradient, variable, learning_rate)
+        if isinstance(gradient, tf.IndexedSlices):
+            type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return
-        dtype = variable.dtype
-        step = tf.cast(self.iterations.value + 1, dtype)
-        beta_1, beta_2 = (tf.constant(beta, dtype) for beta in (self.beta_1, self.beta_2))
-        index = self._get_variable_index(variable)
+        index = optimizer._get_variable_index(variable)  # noqa: SLF001
+        momentum = optimizer._momentums[index].value  # noqa: SLF001
+        velocity = optimizer._velocities[index].value  # noqa: SLF001
+        gradient = tf.cast(gradient, variable.dtype)
+        scalars = self._shared(variable, learning_rate)
+        if _on_cpu() and math.prod(variable.shape) in QUICKER_APART:
+            self._apart(variable, gradient, momentum, velocity, scalars.alpha)
+        else:
+            self._by_kernel(variable, gradient, momentum, velocity, scalars)
+
+    def _shared(self, variable: tf.Variable, learning_rate: Any) -> _Scalars:
+        kept = {} if self._scalars is None else self._scalars
+        key = variable.device, variable.dtype
+        if key not in kept:
+            kept[key] = _scalars_of(self._optimizer, learning_rate, variable.dtype)
+        return kept[key]
+
+    def _apart(
+        self,
+        variable: tf.Variable,
+        gradient: tf.Tensor,
+        momentum: tf.Variable,
+        velocity: tf.Variable,
+        alpha: tf.Tensor,
+    ) -> None:
+        """By operations that round as Keras's do."""
+        optimizer = self._optimizer
+        before = momentum.read_value(), velocity.read_value()
+        first = before[0] + (gradient - before[0]) * (1 - optimizer.beta_1)
+        second = before[1] + (tf.square(gradient) - before[1]) * (1 - optimizer.beta_2)
+        momentum.assign(first)
+        velocity.assign(second)
+        variable.assign_sub(first * alpha / (tf.sqrt(second) + optimizer.epsilon))
+
+    def _by_kernel(
+        self,
+        variable: tf.Variable,
+        gradient: tf.Tensor,
+        momentum: tf.Variable,
+        velocity: tf.Variable,
+        scalars: _Scalars,
+    ) -> None:
+        optimizer, dtype = self._optimizer, variable.dtype
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=self._momentums[index].value.handle,
-            v=self._velocities[index].value.handle,
-            beta1_power=beta_1**step,
-            beta2_power=beta_2**step,
-            lr=tf.cast(learning_rate, dtype),
-            beta1=beta_1,
-            beta2=beta_2,
-            epsilon=tf.constant(self.epsilon, dtype),
-            grad=tf.cast(gradient, dtype),
+            m=momentum.handle,
+            v=velocity.handle,
+            beta1_power=scalars.beta_1_power,
+            beta2_power=scalars.beta_2_power,
+            lr=scalars.learning_rate,
+            beta1=tf.constant(optimizer.beta_1, dtype),
+            beta2=tf.constant(optimizer.beta_2, dtype),
+            epsilon=tf.constant(optimizer.epsilon, dtype),
+            grad=gradient,
         )
+
+
+def _scalars_of(optimizer: keras.optimizers.Adam, learning_rate: Any, dtype: tf.DType) -> _Scalars:
+    step = tf.cast(optimizer.iterations.value + 1, dtype)
+    rate = tf.cast(learning_rate, dtype)
+    power_1, power_2 = (tf.constant(b, dtype) ** step for b in (optimizer.beta_1, optimizer.beta_2))
+    return _Scalars(rate, power_1, power_2, rate * tf.sqrt(1 - power_2) / (1 - power_1))
 
 
 def _on_cpu() -> bool:
@@ -67,6 +142,8 @@ def fuse(optimizer: keras.optimizers.Optimizer, *, wanted: bool) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if type(inner) not in (keras.optimizers.Adam, keras.optimizers.AdamW) or inner.amsgrad:
         return
-    vars(inner).pop("update_step", None)
+    for lent in ("update_step", "_backend_update_step"):
+        vars(inner).pop(lent, None)
     if wanted:
-        inner.update_step = MethodType(_FusedAdam.update_step, inner)
+        fused = _FusedAdam(inner)
+        inner.update_step, inner._backend_update_step = fused.update, fused.update_all  # noqa: SLF001

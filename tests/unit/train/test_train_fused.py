@@ -72,6 +72,55 @@ def test_what_is_not_finite_stays_to_be_seen() -> None:
     assert np.isnan(ours[0]).all()
 
 
+@pytest.mark.parametrize("form", ["twice in a step", "weight by weight"])
+def test_what_weights_share_is_that_of_their_update(form: str) -> None:
+    def end(*, wanted: bool) -> tuple[list[Any], int]:
+        weights = [keras.Variable(np.zeros(size, "float32")) for size in (3, 600, 5, 700)]
+        optimizer = keras.optimizers.Adam(0.05, beta_1=0.5)
+        optimizer.build(weights)
+        fuse(optimizer, wanted=wanted)
+
+        @tf.function
+        def step(by: tf.Tensor) -> None:
+            for sign in (1.0, -0.3):
+                gradients = [tf.fill(weight.shape, sign * by) for weight in weights]
+                if form == "twice in a step":
+                    optimizer.apply(gradients, weights)
+                    continue
+                for gradient, weight in zip(gradients, weights, strict=True):
+                    optimizer.update_step(gradient, weight.value, optimizer.learning_rate)
+                optimizer.iterations.assign_add(1)
+
+        for number in range(4):
+            step(tf.constant(number + 1.0))
+        graph = step.get_concrete_function(tf.constant(1.0)).graph
+        powers = [each for each in graph.get_operations() if each.type == "Pow"]
+        return [each.numpy() for each in [*weights, *optimizer.variables]], len(powers)
+
+    ours, few = end(wanted=True)
+    theirs, many = end(wanted=False)
+
+    assert many == 2 * 2 * 4
+    assert few == (2 * 2 if form == "twice in a step" else many)
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our, their, rtol=1e-4, atol=2e-5)
+
+
+def test_apart_it_rounds_as_keras_does() -> None:
+    def end(*, wanted: bool) -> list[Any]:
+        weight = keras.Variable(np.linspace(-1, 1, 600).astype("float32"))
+        optimizer = keras.optimizers.AdamW(0.05)
+        optimizer.build([weight])
+        fuse(optimizer, wanted=wanted)
+        rng = np.random.default_rng(0)
+        for _ in range(20):
+            optimizer.apply([tf.constant(rng.normal(size=600).astype("float32"))], [weight])
+        return [each.numpy() for each in [weight, *optimizer.variables]]
+
+    for our, their in zip(end(wanted=True), end(wanted=False), strict=True):
+        np.testing.assert_array_equal(our, their)
+
+
 def test_it_can_be_taken_back() -> None:
     optimizer = keras.optimizers.Adam()
     before = optimizer.update_step

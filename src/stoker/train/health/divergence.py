@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,12 +45,42 @@ class DivergenceConfig:
             )
 
 
+class _Window:
+    """The last values, kept in order too: their median is asked for after every call."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._last: deque[float] = deque()
+        self._in_order: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._last)
+
+    def extend(self, values: Iterable[float]) -> None:
+        """More values; the oldest ones beyond the size are forgotten."""
+        for value in values:
+            self._last.append(value)
+            insort(self._in_order, value)
+            if len(self._last) > self._size:
+                del self._in_order[bisect_left(self._in_order, self._last.popleft())]
+
+    def median(self) -> float:
+        """As `statistics.median`."""
+        middle = len(self._in_order) // 2
+        if len(self._in_order) % 2:
+            return self._in_order[middle]
+        return (self._in_order[middle - 1] + self._in_order[middle]) / 2
+
+
 class Divergence:
     """Watches the loss; its state is JSON and belongs into a checkpoint."""
 
     def __init__(self, config: DivergenceConfig) -> None:
         self._config = config
-        self._calm: deque[float] = deque(maxlen=config.window)
+        self._calm = _Window(config.window)
         self._high: list[float] = []
         self._since = 0
         self._said = False
@@ -68,7 +99,7 @@ class Divergence:
         value = loss if math.isfinite(loss) else sys.float_info.max
         if not self._calm or self._is_calm(value):
             self._calm.extend([] if self._said else self._high)
-            self._calm.append(value)
+            self._calm.extend([value])
             self._high, self._said = [], False
             return None
         if self._said:
@@ -80,7 +111,7 @@ class Divergence:
             return None
         recent = self._high[-self._config.updates :]
         half = len(recent) // 2
-        middle = statistics.median(self._calm)
+        middle = self._calm.median()
         earlier = statistics.median(recent[:half]) - middle
         if statistics.median(recent[half:]) - middle > GROWTH * earlier:
             self._said = True
@@ -101,19 +132,20 @@ class Divergence:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._calm = deque(state["calm"], maxlen=self._config.window)
+        self._calm = _Window(self._config.window)
+        self._calm.extend(state["calm"])
         self._high = list(state["high"])
         self._since, self._said = state["since"], state["said"]
 
     def _is_calm(self, value: float) -> bool:
-        middle = statistics.median(self._calm)
+        middle = self._calm.median()
         if value <= middle + (self._config.factor - 1) * abs(middle):
             return True
         # A loss may be zero or negative: then a multiple of it means nothing, its spread does.
         return value <= middle + SPREADS * statistics.median(abs(v - middle) for v in self._calm)
 
     def _finding(self, step: int, loss: float) -> Finding:
-        middle = statistics.median(self._calm)
+        middle = self._calm.median()
         return Finding(
             kind="divergence",
             severity="warning",
