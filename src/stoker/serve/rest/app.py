@@ -21,6 +21,7 @@ from stoker.serve.errors import Code, ServeError
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.patience import Patience
 from stoker.serve.rest import routes, v2
+from stoker.serve.rest.arriving import ARRIVING, Arriving, Held
 from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Scope, header, headers
 from stoker.serve.rest.numbers import prepare
@@ -89,7 +90,7 @@ class RestApp:
         self.options = options
         self._threads = ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-rest")
         self._in_flight = 0
-        self._held_bytes = 0
+        self.held = Held(options.max_held_bytes)
         # A compiler may have to run: the first large body should not wait for it.
         threading.Thread(target=prepare, name="stoker-prepare", daemon=True).start()
 
@@ -109,7 +110,9 @@ class RestApp:
             return
         finally:
             self._in_flight -= 1
-            self._held_bytes -= asking.held_bytes
+            self.held.now -= asking.held_bytes
+            if ARRIVING in scope:
+                scope[ARRIVING].end()
         self._note(scope, asking, answer, packed=packed)
         await _send(answer, send, packed=packed, close=answer.close or self.plane.draining)
 
@@ -178,6 +181,9 @@ class RestApp:
         limit = self.options.max_body_bytes
         if int(header(scope, b"content-length") or "0") > limit:
             raise Refused(413, f"the body must have at most {limit:,} bytes")
+        arriving: Arriving | None = scope.get(ARRIVING)
+        if arriving is not None:
+            return await self._whole(arriving, receive, asking)
         parts: list[bytes] = []
         more = True
         while more:
@@ -187,13 +193,28 @@ class RestApp:
             parts.append(message.get("body", b""))
             asking.bytes_in += len(parts[-1])
             asking.held_bytes += len(parts[-1])
-            self._held_bytes += len(parts[-1])
+            self.held.now += len(parts[-1])
             more = message.get("more_body", False)
             if asking.bytes_in > limit:
                 raise Refused(413, f"the body must have at most {limit:,} bytes")
-            if self._held_bytes > self.options.max_held_bytes:
-                raise Refused(503, "too much is held of other requests")
+            self._refuse_too_much()
         return b"".join(parts)
+
+    async def _whole(self, arriving: Arriving, receive: Receive, asking: _Asking) -> bytes:
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ConnectionResetError
+                self._refuse_too_much()
+                if not arriving.left:
+                    return b"".join(arriving.parts)
+        finally:
+            asking.bytes_in = arriving.taken
+
+    def _refuse_too_much(self) -> None:
+        if self.held.too_much:
+            raise Refused(503, "too much is held of other requests")
 
     def _api_answer(
         self, scope: Scope, body: tuple[bytes, str], asking: _Asking, interface: Interface
