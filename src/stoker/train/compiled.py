@@ -27,7 +27,7 @@ from stoker.train.opening import TrainFeed
 from stoker.train.outcome import Sums
 from stoker.train.own_step import make_step
 from stoker.train.position import Position
-from stoker.train.source import Source, grouped
+from stoker.train.source import Source, grouped, one_ahead
 from stoker.train.state import TrainingState
 from stoker.train.step import StepSettings
 from stoker.train.strategy import Distribution
@@ -113,12 +113,12 @@ class Compiled:
 
     def run(self, source: Source, steps: int, *, look: bool) -> Sums:
         """Some steps in one call; as `make_run_fed` has it."""
-        asked = source.iterator, tf.constant(steps, tf.int64), tf.constant(look), source.left
+        asked = source.iterator, tf.constant(steps, tf.int64), tf.constant(look)
         if self.traced is None:
-            self.traced = self.run_fed.get_concrete_function(*asked)
-        flat = tf.nest.flatten(asked, expand_composites=True)
+            self.traced = self.run_fed.get_concrete_function(*asked, source.left_spec)
+        tensors = [*tf.nest.flatten(asked, expand_composites=True), *source.left]
         # To be asked by structure takes TensorFlow a quarter of a millisecond.
-        sums: Sums = self.traced._call_flat(flat, self.traced.captured_inputs)  # noqa: SLF001
+        sums: Sums = self.traced._call_flat(tensors, self.traced.captured_inputs)  # noqa: SLF001
         return sums
 
     def ceiling_s(self, state: TrainingState) -> float:
@@ -192,7 +192,10 @@ class Compiled:
         program = does_several(self._step)
         if program is not None and not self._feed.whole_calls:
             return grouped(batches, program.together)
-        return Source(iterator=iter(self._distribution.spread(batches)))
+        spread = self._distribution.spread(batches)
+        if isinstance(spread, tf.data.Dataset) and not self._feed.whole_calls:
+            return one_ahead(spread, self.sample)
+        return Source(iterator=iter(spread))
 
     def _steps_together(self, first: Any) -> int:
         """Steps that may be one program: full batches of known shapes follow each other."""

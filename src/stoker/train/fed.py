@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from stoker.train.one_program import OneProgram, does_several
 from stoker.train.outcome import Outcome, Sums, sums_of
+from stoker.train.source import flat, unflat
 
 Step = Callable[[Any], Outcome]
 """What `make_train_step` makes."""
@@ -105,24 +106,25 @@ class _OfBatches:
         self._step, self._alone, self._at_once = step, alone, at_once
         self._timed = _Timed()
 
-    def __call__(self, iterator: Any, steps: tf.Tensor, _: Any) -> Sums:
+    def __call__(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
+        if isinstance(iterator, tf.data.Iterator):
+            return self._one_ahead(iterator, steps, left)
+
+        # What is handed to several replicas has no place between two calls.
         def one(after: tf.Tensor) -> Sums:
             element, wait_s = self._timed(lambda: next(iterator), after)
             return sums_of(self._step(element))._replace(wait_s=wait_s)
 
         if self._alone:
             return one(tf.constant(0.0))
-        if isinstance(iterator, tf.data.Iterator):
-            return self._one_ahead(iterator, steps)
-        # What is handed to several replicas cannot be a condition's.
         return _until_ended(steps, lambda _, after, ahead: (one(after), ahead), ())[0]
 
-    def _one_ahead(self, iterator: Any, steps: tf.Tensor) -> Sums:
-        """While a step is computed, the batch of the next one is taken."""
+    def _one_ahead(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
+        """While a step is computed, the batch of the next one is taken, also that of the next call's."""
 
-        def one(done: tf.Tensor, state: Any) -> tuple[Outcome, Any]:
+        def one(state: Any) -> tuple[Outcome, Any]:
             batch, waited_s = state
-            ahead = _next_or(iterator, batch, more=done + 1 < steps)
+            ahead = next(iterator)
             before = len(_operations())
             outcome = self._step(batch)
             # It ends when all that it writes is written, which is later than its loss is known.
@@ -130,9 +132,13 @@ class _OfBatches:
             wait_s = self._timed.behind([outcome.loss_sum, *written], ahead)
             return outcome, (ahead, waited_s + wait_s)
 
-        first = self._timed(lambda: next(iterator), tf.constant(0.0))
-        sums, (_, wait_s) = _one_by_one(steps, one, first, at_once=self._at_once)
-        return sums._replace(wait_s=wait_s)
+        first = unflat(left, iterator.element_spec), tf.constant(0.0, tf.float64)
+        if self._alone:
+            outcome, (ahead, wait_s) = one(first)
+            sums = sums_of(outcome)
+        else:
+            sums, (ahead, wait_s) = _one_by_one(steps, one, first, at_once=self._at_once)
+        return sums._replace(wait_s=wait_s, left=flat(ahead))
 
 
 class _OfGroups:
@@ -154,18 +160,14 @@ class _OfGroups:
             return sums._replace(wait_s=wait_s), (group, used + sums.steps)
 
         sums, left = _until_ended(steps, some, _packed(left, iterator))
-        return sums._replace(left=_flat(left))
+        group, used = left
+        return sums._replace(left=(*flat(group), used))
 
 
 def _packed(left: Any, iterator: Any) -> tuple[Any, tf.Tensor]:
     """What is left, as the iterator has it, and how much of it is used."""
-    *flat, used = left
-    return tf.nest.pack_sequence_as(iterator.element_spec, flat), used
-
-
-def _flat(left: tuple[Any, tf.Tensor]) -> Any:
-    group, used = left
-    return (*tf.nest.flatten(group), used)
+    *group, used = left
+    return unflat(group, iterator.element_spec), used
 
 
 class _OfCall:
@@ -215,7 +217,7 @@ class _SoFar(NamedTuple):
 
 def _one_by_one(
     steps: tf.Tensor,
-    one: Callable[[tf.Tensor, Any], tuple[Outcome, Any]],
+    one: Callable[[Any], tuple[Outcome, Any]],
     state: Any,
     *,
     at_once: int,
@@ -224,7 +226,7 @@ def _one_by_one(
 
     Args:
         steps: How many, at least one.
-        one: Takes the steps done and a state; gives what became of this step, and the next state.
+        one: Takes a state; gives what became of this step, and the next state.
         state: Of the first step.
         at_once: Steps of which something may run at a time.
 
@@ -237,7 +239,7 @@ def _one_by_one(
         return tf.logical_and(so_far.done < steps, well)
 
     def one_more(so_far: _SoFar, state: Any) -> tuple[_SoFar, Any]:
-        outcome, state = one(so_far.done, state)
+        outcome, state = one(state)
         return _SoFar(
             so_far.done + 1,
             so_far.loss_sum + outcome.loss_sum,
@@ -297,12 +299,6 @@ def _until_ended(
     all_of_them: Sums
     all_of_them, left = tf.while_loop(is_left, some_more, (nothing, ahead), parallel_iterations=1)
     return all_of_them, left
-
-
-@tf.autograph.experimental.do_not_convert
-def _next_or(iterator: Any, last: Any, *, more: tf.Tensor) -> Any:
-    """The next element; where there is to be none, the last one again."""
-    return tf.cond(more, lambda: next(iterator), lambda: last)
 
 
 @tf.autograph.experimental.do_not_convert

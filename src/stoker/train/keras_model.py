@@ -54,6 +54,20 @@ def has_kerass_metrics_only(model: keras.Model) -> bool:
     return not own and all(_module(part).partition(".")[0] == "keras" for part in parts)
 
 
+def tell_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
+    """Tell a model's metrics of a batch; what they come to is not asked for, as Keras's own does each time.
+
+    Args:
+        model: Compiled and built.
+        parts: As of `compute_metrics`.
+    """
+    if "compute_metrics" in overrides(model):
+        model.compute_metrics(**parts)
+    elif model._compile_metrics is not None:  # noqa: SLF001
+        told = parts["y"], parts["y_pred"], parts.get("sample_weight")
+        model._compile_metrics.update_state(*told)  # noqa: SLF001
+
+
 def has_kerass_optimizer(model: keras.Model) -> bool:
     """Whether all that an update writes is known: somebody's own may write to what nobody sees."""
     outer = model.optimizer

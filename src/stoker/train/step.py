@@ -20,7 +20,12 @@ from stoker.train.fused import fuse
 from stoker.train.fused_norm import fuse_batch_norms
 from stoker.train.gradients import Gradients, are_finite, dense, reduced, scaled, unique
 from stoker.train.held_back import written_only_where
-from stoker.train.keras_model import has_kerass_metrics_only, has_kerass_optimizer, loss_of
+from stoker.train.keras_model import (
+    has_kerass_metrics_only,
+    has_kerass_optimizer,
+    loss_of,
+    tell_metrics,
+)
 from stoker.train.model import BuiltModel
 from stoker.train.one_program import OneProgram
 from stoker.train.outcome import Outcome
@@ -248,17 +253,17 @@ def _make_one_program(
             finite = tf.math.is_finite(loss)
             update(gradients)
         if metrics_too:
-            model.compute_metrics(**told(batch, outputs))
+            tell_metrics(model, told(batch, outputs))
             outputs = ()
         return loss, outputs, finite
 
-    def tell_metrics(batch: Batch, outputs: Any) -> None:
-        model.compute_metrics(**told(batch, outputs))
+    def tell(batch: Batch, outputs: Any) -> None:
+        tell_metrics(model, told(batch, outputs))
 
     return OneProgram(
         body,
         load,
-        tell_metrics=None if metrics_too else tell_metrics,
+        tell_metrics=None if metrics_too else tell,
         rows=settings.batch_size,
         together=settings.together,
         signals=lambda: _signals(settings),
@@ -277,7 +282,7 @@ def _make_pass(
         seen = (batch, outputs)
         if rows is not None:
             seen = tf.nest.map_structure(lambda tensor: tensor[:rows], seen)
-        model.compute_metrics(**told(*seen))
+        tell_metrics(model, told(*seen))
         return tf.cast(loss, tf.float32), gradients
 
     return one_pass

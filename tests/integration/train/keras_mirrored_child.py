@@ -13,6 +13,7 @@ from stoker.train.fed import make_run_fed
 from stoker.train.keras_model import run_own_step
 from stoker.train.model import BuiltModel
 from stoker.train.own_step import make_step
+from stoker.train.source import one_ahead
 from stoker.train.step import StepSettings, make_train_step
 from stoker.train.strategy import Distribution, one_device
 
@@ -46,6 +47,13 @@ def by_replica(variable: Any) -> list[Any]:
     return [value.numpy().tolist() for value in variable.value.values]
 
 
+def run_steps(step: Any, batches: tf.data.Dataset[Any], steps: int) -> Any:
+    source = one_ahead(batches)
+    asked = source.iterator, tf.constant(steps, tf.int64), tf.constant(True)
+    run = make_run_fed(step, rows_a_step=None).get_concrete_function(*asked, source.left_spec)
+    return run(*asked, source.left)
+
+
 def own_step(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     """Steps of a user's own `train_step`, many in one call, on one device and on two."""
     alone = made(OwnStep, keras.optimizers.Adam(0.1))
@@ -60,7 +68,7 @@ def own_step(strategy: tf.distribute.Strategy) -> dict[str, Any]:
         distribution=Distribution(name="mirrored", strategy=strategy, replicas=2),
         settings=StepSettings(batch_size=ROWS // 2),
     )
-    sums = make_run_fed(step, rows_a_step=None)(iter(batches), tf.constant(STEPS, tf.int64))
+    sums = run_steps(step, batches, STEPS)
     if (int(sums.steps), float(sums.rows), bool(sums.finite)) != (STEPS, STEPS * ROWS, True):
         raise RuntimeError(f"{STEPS} steps of {ROWS} rows, not {sums}")
     return {
@@ -111,7 +119,7 @@ def several_outputs(strategy: tf.distribute.Strategy) -> dict[str, Any]:
             distribution=distribution,
             settings=StepSettings(batch_size=5),
         )
-        sums = make_run_fed(step, rows_a_step=None)(iter(batches), tf.constant(4, tf.int64))
+        sums = run_steps(step, batches, 4)
         metrics = {name: float(value) for name, value in model.get_metrics_result().items()}
         local = distribution.strategy.experimental_local_results
         found[name] = {

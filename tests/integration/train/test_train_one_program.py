@@ -28,7 +28,7 @@ from stoker.train.one_program import (
     together_in_time,
 )
 from stoker.train.outcome import Outcome, Sums
-from stoker.train.source import Source, grouped
+from stoker.train.source import Source, grouped, one_ahead
 from stoker.train.step import StepSettings, make_train_step
 from stoker.train.strategy import one_device
 
@@ -218,6 +218,8 @@ def trained(together: int, elements: Any, calls: list[int], *, rows: int | None)
     run = make_run_fed(step, rows_a_step=rows)
     if rows is None and together > 1:
         source = grouped(elements.repeat(), together)
+    elif rows is None:
+        source = one_ahead(elements, next(iter(elements)))
     else:
         source = Source(iterator=iter(elements))
     sums = [called(run, source, steps) for steps in calls]
@@ -250,7 +252,7 @@ def test_steps_that_are_no_program_are_the_same_however_calls_are_cut() -> None:
         settings = StepSettings(batch_size=ROWS, average=average)
         step = make_train_step(built, lambda e: e, distribution=one_device(), settings=settings)
         run = make_run_fed(step, rows_a_step=None, alone=len(calls) == STEPS, overlap=overlap)
-        source = Source(iterator=iter(elements_of(data).repeat()))
+        source = one_ahead(elements_of(data).repeat())
         sums = [called(run, source, steps) for steps in calls]
         assert [int(part.steps) for part in sums] == calls
         assert sum(float(part.rows) for part in sums) == STEPS * ROWS
@@ -281,7 +283,7 @@ def test_a_step_waits_for_input_only_where_its_last_write_has_ended(step_s: floa
 
     run = make_run_fed(step, rows_a_step=None, overlap=True)
     batches = tf.data.Dataset.from_tensors(1.0).repeat().map(partial(slept, input_s))
-    sums = called(run, Source(iterator=iter(batches)), steps)
+    sums = called(run, one_ahead(batches), steps)
 
     assert float(written) == steps
     waited_s = float(sums.wait_s)
