@@ -27,7 +27,7 @@ from stoker.train.opening import TrainFeed
 from stoker.train.outcome import Sums
 from stoker.train.own_step import make_step
 from stoker.train.position import Position
-from stoker.train.source import Source, grouped, one_ahead
+from stoker.train.source import Source, grouped
 from stoker.train.state import TrainingState
 from stoker.train.step import StepSettings
 from stoker.train.strategy import Distribution
@@ -82,6 +82,7 @@ class Compiled:
         self.average: WeightAverage | None = None
         self.at_once = False
         self.last_ceiling_s = 0.0
+        self._nothing: Any = None
 
     def compile(self) -> None:
         """Compile what the settings and the position ask for now."""
@@ -111,14 +112,46 @@ class Compiled:
         )
         self.traced: Any = None
 
-    def run(self, source: Source, steps: int, *, look: bool) -> Sums:
-        """Some steps in one call; as `make_run_fed` has it."""
-        asked = source.iterator, tf.constant(steps, tf.int64), tf.constant(look)
+    def run(self, source: Source, steps: int, *, look: bool, ends: bool) -> Sums:
+        """Some steps, as `make_run_fed` has it; what they leave is the source's.
+
+        Args:
+            source: What `source` gave.
+            steps: How many, at least one.
+            look: As in `make_run_fed`.
+            ends: Whether an epoch ends with them. Then nothing is taken beyond: another pass may take
+                long to begin, and need not come at all.
+        """
+        if not source.ahead:
+            return self._call(source, source.iterator, steps, look=look)
+        waited_s = source.take_ahead()
+        sums = self._to_the_end(source, steps, look) if ends else None
+        if sums is None:
+            sums = self._call(source, source.iterator, steps, look=look)
+        return sums._replace(wait_s=sums.wait_s + waited_s) if waited_s else sums
+
+    def _to_the_end(self, source: Source, steps: int, look: bool) -> Sums:
+        """As `run`: the last step is told to take what is of no use."""
+        before = None
+        if steps > 1:
+            before = self._call(source, source.iterator, steps - 1, look=False)
+            if int(before.steps) < steps - 1 or int(before.signals[0]):
+                return before
+        if self._nothing is None:
+            self._nothing = iter(tf.data.Dataset.from_tensors(self.sample).repeat())
+        last = self._call(source, self._nothing, 1, look=look)
+        source.left = ()
+        return last if before is None else before.and_then(last)
+
+    def _call(self, source: Source, iterator: Any, steps: int, *, look: bool) -> Sums:
+        asked = iterator, tf.constant(steps, tf.int64), tf.constant(look)
         if self.traced is None:
-            self.traced = self.run_fed.get_concrete_function(*asked, source.left_spec)
+            asked_of = source.iterator, *asked[1:]
+            self.traced = self.run_fed.get_concrete_function(*asked_of, source.left_spec)
         tensors = [*tf.nest.flatten(asked, expand_composites=True), *source.left]
         # To be asked by structure takes TensorFlow a quarter of a millisecond.
         sums: Sums = self.traced._call_flat(tensors, self.traced.captured_inputs)  # noqa: SLF001
+        source.left = sums.left
         return sums
 
     def ceiling_s(self, state: TrainingState) -> float:
@@ -194,7 +227,7 @@ class Compiled:
             return grouped(batches, program.together)
         spread = self._distribution.spread(batches)
         if isinstance(spread, tf.data.Dataset) and not self._feed.whole_calls:
-            return one_ahead(spread, self.sample)
+            return Source(iterator=iter(spread), ahead=True)
         return Source(iterator=iter(spread))
 
     def _steps_together(self, first: Any) -> int:

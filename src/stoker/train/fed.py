@@ -120,7 +120,7 @@ class _OfBatches:
         return _until_ended(steps, lambda _, after, ahead: (one(after), ahead), ())[0]
 
     def _one_ahead(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
-        """While a step is computed, the batch of the next one is taken, also that of the next call's."""
+        """While a step is computed, the batch of the next one is taken, also of the next call's first."""
 
         def one(state: Any) -> tuple[Outcome, Any]:
             batch, waited_s = state
@@ -280,12 +280,7 @@ def _until_ended(
 
     def some_more(so_far: Sums, ahead: Any) -> tuple[Sums, Any]:
         sums, ahead = some(so_far.steps, so_far.loss_sum, ahead)
-        return sums._replace(
-            loss_sum=so_far.loss_sum + sums.loss_sum,
-            rows=so_far.rows + sums.rows,
-            wait_s=so_far.wait_s + sums.wait_s,
-            steps=so_far.steps + sums.steps,
-        ), ahead
+        return so_far.and_then(sums), ahead
 
     nothing = Sums(
         loss_sum=tf.constant(0.0),

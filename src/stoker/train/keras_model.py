@@ -61,7 +61,11 @@ def tell_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
         model: Compiled and built.
         parts: As of `compute_metrics`.
     """
-    if "compute_metrics" in overrides(model):
+    results = "get_metrics_result"
+    own = results in vars(model) or getattr(type(model), results) is not getattr(
+        keras.Model, results
+    )
+    if own or "compute_metrics" in overrides(model):
         model.compute_metrics(**parts)
     elif model._compile_metrics is not None:  # noqa: SLF001
         told = parts["y"], parts["y_pred"], parts.get("sample_weight")

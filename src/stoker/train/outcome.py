@@ -52,6 +52,15 @@ class Sums(NamedTuple):
     left: Any = ()
     """What a call has taken and not used, nested; as in `Source`."""
 
+    def and_then(self, later: Sums) -> Sums:
+        """These steps and those that came after them."""
+        return later._replace(
+            loss_sum=self.loss_sum + later.loss_sum,
+            rows=self.rows + later.rows,
+            wait_s=self.wait_s + later.wait_s,
+            steps=self.steps + later.steps,
+        )
+
 
 def sums_of(outcome: Outcome) -> Sums:
     """One step as the sums of it, its wait for input not counted."""

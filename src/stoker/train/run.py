@@ -197,11 +197,11 @@ class Run:
         begun_s = time.monotonic()
         with self._guard.placements() as placements:
             look = self._looks_after(steps)
-            sums = self.fitting(lambda: self.compiled.run(source, steps, look=look))
+            ends = position.in_epoch + steps >= position.per_epoch
+            sums = self.fitting(lambda: self.compiled.run(source, steps, look=look, ends=ends))
         if sums is None:
             self._go_back("fit in memory")
             return True
-        source.left = sums.left
         done, signals = int(sums.steps), np.asarray(sums.signals)
         wall_s = time.monotonic() - begun_s
         if not bool(sums.finite):

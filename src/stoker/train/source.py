@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +15,33 @@ GROUPS_AHEAD = 2
 
 @dataclass(kw_only=True, slots=True)
 class Source:
-    """An iterator, and what a call has left of its last element for the next one."""
+    """An iterator, and what a call has left for the next one."""
 
     iterator: Any
     group: int = 1
     """Steps whose batches are one element; where an element has the rows of a call, 1."""
 
+    ahead: bool = False
+    """Whether a call begins with a batch that is taken already, and takes one for the next call."""
+
     left: Any = ()
-    """The tensors of the batch that was taken ahead; of a group, and how many of its batches are used, int64."""
+    """The tensors of the batch that is taken, none where nothing is yet; of groups, those of the last one
+    and how many of its batches are used, int64."""
 
     @property
     def left_spec(self) -> Any:
         """What `left` is in every call."""
-        if not self.left:
-            return ()
-        specs = tf.nest.flatten(self.iterator.element_spec, expand_composites=True)
-        return (*specs, *(tf.TensorSpec([], tf.int64) for _ in self.left[len(specs) :]))
+        if self.ahead:
+            return tuple(tf.nest.flatten(self.iterator.element_spec, expand_composites=True))
+        return tuple(tf.TensorSpec(each.shape, each.dtype) for each in self.left)
+
+    def take_ahead(self) -> float:
+        """Take the first batch, where none is taken yet; the seconds that it took, else 0."""
+        if self.left:
+            return 0.0
+        begun_s = time.monotonic()
+        self.left = flat(self.iterator.get_next())
+        return time.monotonic() - begun_s
 
 
 def flat(element: Any) -> tuple[tf.Tensor, ...]:
@@ -40,20 +52,6 @@ def flat(element: Any) -> tuple[tf.Tensor, ...]:
 def unflat(tensors: Sequence[tf.Tensor], spec: Any) -> Any:
     """The element that has these tensors, after its specification."""
     return tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
-
-
-def one_ahead(batches: tf.data.Dataset[Any], last: Any = None) -> Source:
-    """Batches of which one is taken already.
-
-    Args:
-        batches: At least one.
-        last: An element that stands behind the last one, where there is an end: it is taken, and of
-            no use.
-    """
-    if batches.cardinality() != tf.data.INFINITE_CARDINALITY:
-        batches = batches.concatenate(tf.data.Dataset.from_tensors(last))
-    iterator = iter(batches)
-    return Source(iterator=iterator, left=flat(next(iterator)))
 
 
 def grouped(batches: tf.data.Dataset[Any], size: int) -> Source:

@@ -14,6 +14,7 @@ import pytest
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.limits import HttpLimits
+from stoker.serve.rest.arriving import UNASKED_BYTES, Arriving, Held, length_of
 from stoker.serve.server import Server
 
 LARGE = 300_000
@@ -157,6 +158,64 @@ def test_what_a_client_that_left_has_sent_is_given_back(server: Server) -> None:
     gone.socket.close()
 
     assert held_soon(server) == 0
+
+
+def test_an_offer_of_another_protocol_is_answered(server: Server, client: Client) -> None:
+    """The parser passes over the body of such a request; its head is cut so that nobody sees it whole."""
+    whole = request(1.0, size=LARGE, head=b"Connection: Upgrade\r\nUpgrade: x\r\n")
+    client.send(whole, [40])
+
+    assert client.read()[0] == 400
+    assert held_soon(server) == 0
+
+
+def test_a_connection_that_was_answered_before_its_body_came_is_closed_in_time(
+    server: Server, client: Client
+) -> None:
+    unread = request(1.0, size=LARGE, path="half:nothing").replace(b"/v1/models", b"/nowhere", 1)
+    client.send(unread[:-1])
+    assert client.read()[0] == 404
+    client.send(unread[-1:])
+
+    client.socket.settimeout(30)
+    assert client.socket.recv(1) == b"", "as any connection that asks nothing more"
+    assert not server._app.held.now
+
+
+@pytest.mark.parametrize(
+    ("given", "length"),
+    [
+        ([b"12"], 12),
+        ([], 0),
+        ([b"12", b"12"], 0),
+        ([b"+12"], 0),
+        ([b"1_2"], 0),
+        ([b" 12"], 0),
+        (["\u0661".encode()], 0),
+        ([b"9" * 19], 10**19 - 1),
+        ([b"0" * 5000 + b"1"], 0),
+    ],
+)
+def test_only_a_plain_length_is_known(given: list[bytes], length: int) -> None:
+    assert length_of([(b"content-length", value) for value in given]) == length
+    chunked = (b"transfer-encoding", b"chunked")
+    assert length_of([chunked, *((b"content-length", value) for value in given)]) == 0
+
+
+def test_what_the_application_has_not_asked_for_is_bounded() -> None:
+    held = Held(most=10 * UNASKED_BYTES)
+    body = Arriving(held, 5 * UNASKED_BYTES)
+    body.take(bytes(UNASKED_BYTES - 1))
+    assert not body.is_enough
+    body.take(b"1")
+    assert body.is_enough
+    body.wanted = True
+    assert not body.is_enough
+    body.take(bytes(UNASKED_BYTES))
+    assert (len(body.whole()), held.now) == (2 * UNASKED_BYTES, 2 * UNASKED_BYTES)
+    body.end()
+    body.take(bytes(UNASKED_BYTES))
+    assert (held.now, body.left, body.whole()) == (0, 2 * UNASKED_BYTES, b"")
 
 
 def test_a_body_is_not_trusted_beyond_its_length(client: Client) -> None:

@@ -13,7 +13,7 @@ from stoker.train.fed import make_run_fed
 from stoker.train.keras_model import run_own_step
 from stoker.train.model import BuiltModel
 from stoker.train.own_step import make_step
-from stoker.train.source import one_ahead
+from stoker.train.source import Source
 from stoker.train.step import StepSettings, make_train_step
 from stoker.train.strategy import Distribution, one_device
 
@@ -48,7 +48,8 @@ def by_replica(variable: Any) -> list[Any]:
 
 
 def run_steps(step: Any, batches: tf.data.Dataset[Any], steps: int) -> Any:
-    source = one_ahead(batches)
+    source = Source(iterator=iter(batches), ahead=True)
+    source.take_ahead()
     asked = source.iterator, tf.constant(steps, tf.int64), tf.constant(True)
     run = make_run_fed(step, rows_a_step=None).get_concrete_function(*asked, source.left_spec)
     return run(*asked, source.left)

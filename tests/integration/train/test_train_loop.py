@@ -30,7 +30,7 @@ from stoker.train.config import TrainConfig
 from stoker.train.fed import make_run_fed, make_run_resident
 from stoker.train.loop import fit
 from stoker.train.model import BuiltModel, build_model, prepare_process
-from stoker.train.source import one_ahead
+from stoker.train.source import Source
 from stoker.train.state import TrainingState, restore_model
 from stoker.train.step import StepSettings, make_train_step
 from stoker.train.strategy import one_device
@@ -216,7 +216,9 @@ def test_the_wait_for_input_begins_where_the_step_has_ended(
     built.model.compute_metrics(x=first[0], y=first[1], y_pred=outputs)
     step = make_train_step(built, as_it_is, distribution=one_device(), settings=settings)
     call = make_run_fed(step, rows_a_step=None)
-    source = one_ahead(tf.data.Dataset.from_generator(generate, output_signature=spec), first)
+    batches = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    source = Source(iterator=iter(batches), ahead=True)
+    source.take_ahead()
 
     def timed() -> tuple[float, float]:
         begun_s = time.monotonic()

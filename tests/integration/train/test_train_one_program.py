@@ -28,7 +28,7 @@ from stoker.train.one_program import (
     together_in_time,
 )
 from stoker.train.outcome import Outcome, Sums
-from stoker.train.source import Source, grouped, one_ahead
+from stoker.train.source import Source, grouped
 from stoker.train.step import StepSettings, make_train_step
 from stoker.train.strategy import one_device
 
@@ -207,6 +207,8 @@ def made_for(
 
 
 def called(run: Any, source: Source, steps: int) -> Sums:
+    if source.ahead:
+        source.take_ahead()
     sums = run(source.iterator, tf.constant(steps, tf.int64), True, source.left)
     source.left = sums.left
     return cast("Sums", sums)
@@ -219,7 +221,7 @@ def trained(together: int, elements: Any, calls: list[int], *, rows: int | None)
     if rows is None and together > 1:
         source = grouped(elements.repeat(), together)
     elif rows is None:
-        source = one_ahead(elements, next(iter(elements)))
+        source = Source(iterator=iter(elements.repeat()), ahead=True)
     else:
         source = Source(iterator=iter(elements))
     sums = [called(run, source, steps) for steps in calls]
@@ -252,7 +254,7 @@ def test_steps_that_are_no_program_are_the_same_however_calls_are_cut() -> None:
         settings = StepSettings(batch_size=ROWS, average=average)
         step = make_train_step(built, lambda e: e, distribution=one_device(), settings=settings)
         run = make_run_fed(step, rows_a_step=None, alone=len(calls) == STEPS, overlap=overlap)
-        source = one_ahead(elements_of(data).repeat())
+        source = Source(iterator=iter(elements_of(data).repeat()), ahead=True)
         sums = [called(run, source, steps) for steps in calls]
         assert [int(part.steps) for part in sums] == calls
         assert sum(float(part.rows) for part in sums) == STEPS * ROWS
@@ -283,7 +285,7 @@ def test_a_step_waits_for_input_only_where_its_last_write_has_ended(step_s: floa
 
     run = make_run_fed(step, rows_a_step=None, overlap=True)
     batches = tf.data.Dataset.from_tensors(1.0).repeat().map(partial(slept, input_s))
-    sums = called(run, one_ahead(batches), steps)
+    sums = called(run, Source(iterator=iter(batches), ahead=True), steps)
 
     assert float(written) == steps
     waited_s = float(sums.wait_s)

@@ -21,7 +21,7 @@ from stoker.serve.errors import Code, ServeError
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.patience import Patience
 from stoker.serve.rest import routes, v2
-from stoker.serve.rest.arriving import ARRIVING, Arriving, Held
+from stoker.serve.rest.arriving import ARRIVING, Arriving, Held, length_of
 from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Scope, header, headers
 from stoker.serve.rest.numbers import prepare
@@ -179,7 +179,7 @@ class RestApp:
             ConnectionResetError: the client left.
         """
         limit = self.options.max_body_bytes
-        if int(header(scope, b"content-length") or "0") > limit:
+        if length_of(scope["headers"]) > limit:
             raise Refused(413, f"the body must have at most {limit:,} bytes")
         arriving: Arriving | None = scope.get(ARRIVING)
         if arriving is not None:
@@ -201,6 +201,7 @@ class RestApp:
         return b"".join(parts)
 
     async def _whole(self, arriving: Arriving, receive: Receive, asking: _Asking) -> bytes:
+        arriving.wanted = True
         try:
             while True:
                 message = await receive()
@@ -208,7 +209,9 @@ class RestApp:
                     raise ConnectionResetError
                 self._refuse_too_much()
                 if not arriving.left:
-                    return b"".join(arriving.parts)
+                    return arriving.whole()
+                if not message["more_body"]:
+                    raise Refused(400, "the body is shorter than its length")
         finally:
             asking.bytes_in = arriving.taken
 

@@ -12,6 +12,12 @@ ARRIVING = "stoker.arriving"
 """Where the scope of a request has its body, if it comes this way."""
 
 
+UNASKED_BYTES = 256 << 10
+"""What is taken of a body before the application asks for it; most that comes in one piece."""
+
+_MOST_DIGITS = 19
+
+
 class Held:
     """Bytes of bodies that are held at once, over all requests; used by the loop's thread only."""
 
@@ -37,25 +43,37 @@ class Arriving:
             length: Of the body, bytes.
         """
         self.left = length
-        self.parts: list[bytes] = []
         self.taken = 0
+        self.wanted = self.ended = False
+        """Whether the application reads it, and whether nobody does any more."""
+
         self._held = held
-        self._ended = False
+        self._parts: list[bytes] = []
 
     def take(self, data: bytes) -> None:
         """The next bytes, of which none is behind it; they are dropped where it has ended."""
         self.left -= len(data)
-        if self._ended:
+        if self.ended:
             return
-        self.parts.append(data)
+        self._parts.append(data)
         self.taken += len(data)
         self._held.now += len(data)
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether no more of it may be read for now."""
+        return not self.ended and not self.wanted and self.taken >= UNASKED_BYTES
+
+    def whole(self) -> bytes:
+        """All of it, once; what is counted stays until the end."""
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
     def end(self) -> None:
         """Give back what is held: nobody wants it any more."""
-        if not self._ended:
+        if not self.ended:
             self._held.now -= self.taken
-            self.parts, self._ended = [], True
+            self._parts, self.ended = [], True
 
 
 def length_of(given: Sequence[tuple[bytes, bytes]]) -> int:
@@ -67,4 +85,5 @@ def length_of(given: Sequence[tuple[bytes, bytes]]) -> int:
     lengths = [value for name, value in given if name == b"content-length"]
     if len(lengths) != 1 or any(name == b"transfer-encoding" for name, _ in given):
         return 0
-    return int(lengths[0]) if lengths[0].isdigit() else 0
+    plain = lengths[0].isdigit() and len(lengths[0]) <= _MOST_DIGITS
+    return int(lengths[0]) if plain else 0

@@ -133,9 +133,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _take_body(self, body: Arriving, data: bytes) -> None:
         body.take(data)
-        if body.parts and self.held is not None and self.held.too_much:
+        if not body.ended and self.held is not None and self.held.too_much:
             self.flow.pause_reading()
             self.cycle.message_event.set()  # the application refuses it
+        elif body.is_enough:
+            self.flow.pause_reading()  # until the application waits for more
 
     def _is_known(self, data: bytes, lane: Lane) -> bool:
         """Whether it is one request as one before it, which needs no parser; if so, it is taken."""
@@ -169,6 +171,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first bytes of a request."""
         self._begun = True
+        self._unset_keepalive_if_required()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -185,7 +188,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         length = length_of(self.headers)
         # Behind a request that is not answered yet, uvicorn bounds what is read.
-        if length and self.held is not None and not self.pipeline:
+        plain = not self.pipeline and not self.parser.should_upgrade()
+        if length and self.held is not None and plain:
             self._arriving = Arriving(self.held, length)
             cast("dict[str, Any]", self.scope)[ARRIVING] = self._arriving
 
@@ -204,10 +208,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._arriving = None
         self._stop_timer()
         small = self._forget_small()
-        if small is None or self.lane is None:
-            super().on_message_complete()
-        else:
+        if small is not None and self.lane is not None:
             self._take(small, self.lane)
+            return
+        super().on_message_complete()
+        if self.cycle.response_complete and self.timeout_keep_alive_task is None:
+            # It was answered before its body was there.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def answer(self, small: Small, raw: bytes, *, packed: bytes | None, close: bool) -> None:
         """Write the answer to a request of the lane."""
