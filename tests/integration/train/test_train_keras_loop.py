@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,16 @@ def rows(*, weighted: bool = False) -> tuple[Any, ...]:
     return (*parts, random.uniform(size=ROWS).astype("float32")) if weighted else parts
 
 
-def opened(parts: tuple[Any, ...]) -> OwnDataset:
+def sliced(parts: tuple[Any, ...]) -> tf.data.Dataset[Any]:
+    return tf.data.Dataset.from_tensor_slices(parts).batch(BATCH)
+
+
+def opened(
+    parts: tuple[Any, ...],
+    make: Callable[[str], tf.data.Dataset[Any]] | None = None,
+) -> OwnDataset:
     def dataset(split: str) -> tf.data.Dataset[Any]:
-        return tf.data.Dataset.from_tensor_slices(parts).batch(BATCH)
+        return sliced(parts) if make is None else make(split)
 
     made = open_own_dataset(dataset, OwnDatasetConfig(dataset="model:dataset"))
     count = Count(batches=STEPS, rows=ROWS, batch_size=BATCH)
@@ -67,9 +75,10 @@ def ours(
     parts: tuple[Any, ...] | None = None,
     listed: Sequence[callbacks.Callback] = (),
     steps_per_call: int = 1,
+    make: Callable[[str], tf.data.Dataset[Any]] | None = None,
     **settings: Any,
 ) -> tuple[keras.Model, TrainResult]:
-    data = opened(parts or rows())
+    data = opened(parts or rows(), make)
     features = OwnFeatures(data.description)
     config = TrainConfig(**{"epochs": 2} | settings)
     prepare_process(precision="float32", seed=0, deterministic=False)
@@ -551,3 +560,57 @@ def test_what_stoker_does_itself_is_refused(kind: str, tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=f"must leave out {kind}"):
         ours(classifier, tmp_path, listed=[callback])
+
+
+class Epochs(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Which pass over the data may begin: the one after the validations that have begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allowed = threading.Condition()
+        self.validations = -1
+        self.passes, self.late = 0, 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.on_test_begin(logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        with self.allowed:
+            self.validations += 1
+            self.allowed.notify_all()
+
+    def begin(self) -> None:
+        """A pass begins; one that begins before training is of no epoch."""
+        with self.allowed:
+            if self.validations < 0:
+                return
+            self.passes += 1
+            number = self.passes
+            begun = self.allowed.wait_for(lambda: self.validations >= number - 1, timeout=30)
+            self.late += not begun
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2, STEPS])
+def test_no_epoch_waits_for_the_pass_behind_it(tmp_path: Path, steps_per_call: int) -> None:
+    """It may take minutes to begin, and behind the last one nobody needs it."""
+    epochs = Epochs()
+
+    def make(split: str) -> tf.data.Dataset[Any]:
+        if split == "eval":
+            return sliced(rows())
+
+        def generate() -> Any:
+            epochs.begin()
+            yield from sliced(rows()).as_numpy_iterator()
+
+        spec = sliced(rows()).element_spec
+        return tf.data.Dataset.from_generator(generate, output_signature=spec)
+
+    settings: dict[str, Any] = {"epochs": 3, "steps_per_call": steps_per_call}
+    model, result = ours(classifier, tmp_path / "a", listed=[epochs], make=make, **settings)
+    plain, _ = ours(classifier, tmp_path / "b", **settings)
+
+    assert result.steps == 3 * STEPS
+    assert epochs.passes >= 3
+    assert epochs.late == 0
+    assert_same(model, plain)
