@@ -27,7 +27,7 @@ from stoker.train.opening import TrainFeed
 from stoker.train.outcome import Sums
 from stoker.train.own_step import make_step
 from stoker.train.position import Position
-from stoker.train.source import Source, grouped
+from stoker.train.source import Source, grouped, of_no_use
 from stoker.train.state import TrainingState
 from stoker.train.step import StepSettings
 from stoker.train.strategy import Distribution
@@ -138,7 +138,7 @@ class Compiled:
             if int(before.steps) < steps - 1 or int(before.signals[0]):
                 return before
         if self._nothing is None:
-            self._nothing = iter(tf.data.Dataset.from_tensors(self.sample).repeat())
+            self._nothing = of_no_use(self.sample)
         last = self._call(source, self._nothing, 1, look=look)
         source.left = ()
         return last if before is None else before.and_then(last)

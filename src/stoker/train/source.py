@@ -54,6 +54,15 @@ def unflat(tensors: Sequence[tf.Tensor], spec: Any) -> Any:
     return tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
 
 
+def of_no_use(element: Any) -> Any:
+    """An iterator that has this element at once, again and again."""
+    # TensorFlow's autotuner, which has nothing to tune here, holds up the end of an iterator where a clock
+    # was set back.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return iter(tf.data.Dataset.from_tensors(element).repeat().with_options(options))
+
+
 def grouped(batches: tf.data.Dataset[Any], size: int) -> Source:
     """Batches of fixed shapes as elements of [size, *batch]: nothing of the first one is there yet.
 
