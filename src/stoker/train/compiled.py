@@ -119,13 +119,13 @@ class Compiled:
             source: What `source` gave.
             steps: How many, at least one.
             look: As in `make_run_fed`.
-            ends: Whether an epoch ends with them. Then nothing is taken beyond: another pass may take
-                long to begin, and need not come at all.
+            ends: Whether an epoch ends with them. Then nothing is taken beyond, where another pass may
+                take long to begin or need not come at all.
         """
         if not source.ahead:
             return self._call(source, source.iterator, steps, look=look)
         waited_s = source.take_ahead()
-        sums = self._to_the_end(source, steps, look) if ends else None
+        sums = self._to_the_end(source, steps, look) if ends and not source.endless else None
         if sums is None:
             sums = self._call(source, source.iterator, steps, look=look)
         return sums._replace(wait_s=sums.wait_s + waited_s) if waited_s else sums
@@ -227,7 +227,8 @@ class Compiled:
             return grouped(batches, program.together)
         spread = self._distribution.spread(batches)
         if isinstance(spread, tf.data.Dataset) and not self._feed.whole_calls:
-            return Source(iterator=iter(spread), ahead=True)
+            endless = isinstance(self._feed, OwnFeed) and self._feed.in_memory
+            return Source(iterator=iter(spread), ahead=True, endless=endless)
         return Source(iterator=iter(spread))
 
     def _steps_together(self, first: Any) -> int:

@@ -24,6 +24,9 @@ class Source:
     ahead: bool = False
     """Whether a call begins with a batch that is taken already, and takes one for the next call."""
 
+    endless: bool = False
+    """Whether a pass begins at once behind every other one."""
+
     left: Any = ()
     """The tensors of the batch that is taken, none where nothing is yet; of groups, those of the last one
     and how many of its batches are used, int64."""
