@@ -123,7 +123,7 @@ bench-ingest: $(STAMP) ## memory and CPU time of 1 M and 10 M rows
 
 bench-train: bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps ## training against its peers
 
-bench-train-loop: $(STAMP) ## the loop beside model.fit and a loop by hand (about 20 minutes)
+bench-train-loop: $(STAMP) ## the loop beside model.fit and a loop by hand (about 45 minutes)
 	@$(BIN)/python benchmarks/train/loop.py
 	@$(BIN)/python benchmarks/train/floor.py
 	@$(BIN)/python benchmarks/report.py
