@@ -6,6 +6,7 @@ import http.client
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,18 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@contextmanager
+def started(config: ServeConfig) -> Iterator[Server]:
+    """A server that is ready, until the block ends."""
+    server = Server(config)
+    server.start()
+    try:
+        assert server.wait_until_ready(60)
+        yield server
+    finally:
+        server.stop()
+
+
 @pytest.fixture(scope="session")
 def server(exported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server over a repository with all of them but the second half_plus."""
@@ -172,13 +185,8 @@ def server(exported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     config = ServeConfig(
         root=repository.root, rest_port=0, grpc_port=0, poll_s=0.1, lame_duck_s=0.0, drain_s=5
     )
-    running = Server(config)
-    running.start()
-    try:
-        assert running.wait_until_ready(60)
+    with started(config) as running:
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.fixture

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.integration.serve.conftest import started
 
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
@@ -33,13 +35,8 @@ def server(exported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         drain_s=2,
         http=HttpLimits(body_s=5.0),
     )
-    started = Server(config)
-    started.start()
-    try:
-        assert started.wait_until_ready(60)
-        yield started
-    finally:
-        started.stop()
+    with started(config) as running:
+        yield running
 
 
 def request(value: float, *, size: int, head: bytes = b"", path: str = "half:predict") -> bytes:
@@ -61,7 +58,7 @@ class Client:
         for size in pieces:
             piece, sent = sent[:size], sent[size:]
             self.socket.sendall(piece)
-            time.sleep(0.001)
+            time.sleep(0.001)  # else the kernel may hand on several as one
         self.socket.sendall(sent)
 
     def read(self) -> tuple[int, bytes]:
@@ -102,7 +99,7 @@ def held_soon(server: Server) -> int:
     """What is held for all requests, once the loop has seen what clients did."""
     end_s = time.monotonic() + 10
     while (now := server._app.held.now) and time.monotonic() < end_s:
-        time.sleep(0.01)
+        time.sleep(0.01)  # until it is so, or the time is over
     return now
 
 
@@ -154,7 +151,7 @@ def test_what_a_client_that_left_has_sent_is_given_back(server: Server) -> None:
     end_s = time.monotonic() + 10
     while not server._app.held.now:
         assert time.monotonic() < end_s
-        time.sleep(0.001)
+        time.sleep(0.001)  # until the loop has read it
     gone.socket.close()
 
     assert held_soon(server) == 0
@@ -216,6 +213,29 @@ def test_what_the_application_has_not_asked_for_is_bounded() -> None:
     body.end()
     body.take(bytes(UNASKED_BYTES))
     assert (held.now, body.left, body.whole()) == (0, 2 * UNASKED_BYTES, b"")
+
+
+def test_a_body_that_nobody_asks_for_is_read_no_further(server: Server) -> None:
+    """The answer waits for a thread, and no thread is free: nobody has asked for the body yet."""
+    free, threads = threading.Event(), server._app._threads
+    waiting = [threads.submit(free.wait, 60) for _ in range(server._app.options.workers)]
+    client = Client(server)
+    head = "POST /nowhere HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n"
+    head += f"Content-Length: {1 << 40}\r\n\r\n"
+    try:
+        client.send(head.encode())
+        client.socket.settimeout(1)
+        with pytest.raises(TimeoutError):  # the kernel's buffers are full, nobody empties them
+            client.socket.sendall(bytes(64 << 20))
+        assert UNASKED_BYTES <= server._app.held.now < 3 * UNASKED_BYTES
+    finally:
+        free.set()
+    client.socket.settimeout(10)
+    assert client.read()[0] == 404
+    assert all(each.result(10) for each in waiting)
+    client.socket.close()
+
+    assert held_soon(server) == 0
 
 
 def test_a_body_is_not_trusted_beyond_its_length(client: Client) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tensorflow_serving.apis import (
     prediction_log_pb2,
     prediction_service_pb2_grpc,
 )
+from tests.integration.serve.conftest import started
 
 from stoker.core.errors import ConfigError
 from stoker.export.repository import Repository
@@ -52,18 +54,11 @@ def base(exported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return repository.base("half")
 
 
-@contextlib.contextmanager
-def running(base: Path, **more: Any) -> Iterator[Server]:
+def running(base: Path, **more: Any) -> AbstractContextManager[Server]:
     config = ServeConfig(
         models={"half": base}, rest_port=0, grpc_port=0, lame_duck_s=0.0, drain_s=2, poll_s=0.1
     )
-    server = Server(dataclasses.replace(config, **more))
-    server.start()
-    try:
-        assert server.wait_until_ready(60)
-        yield server
-    finally:
-        server.stop()
+    return started(dataclasses.replace(config, **more))
 
 
 @pytest.fixture(scope="module")

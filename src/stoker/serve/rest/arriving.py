@@ -11,11 +11,11 @@ from collections.abc import Sequence
 ARRIVING = "stoker.arriving"
 """Where the scope of a request has its body, if it comes this way."""
 
-
 UNASKED_BYTES = 256 << 10
 """What is taken of a body before the application asks for it; most that comes in one piece."""
 
 _MOST_DIGITS = 19
+"""Of a length that 64 bits hold."""
 
 
 class Held:
