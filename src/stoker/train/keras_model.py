@@ -22,11 +22,11 @@ METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 def overrides(model: keras.Model) -> frozenset[str]:
     """Those of `METHODS` that are the user's own, by its class or set on the instance."""
-    return frozenset(
-        name
-        for name in METHODS
-        if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
-    )
+    return frozenset(name for name in METHODS if _is_own(model, name))
+
+
+def _is_own(model: keras.Model, name: str) -> bool:
+    return name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def own_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
@@ -61,15 +61,13 @@ def tell_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
         model: Compiled and built.
         parts: As of `compute_metrics`.
     """
-    results = "get_metrics_result"
-    own = results in vars(model) or getattr(type(model), results) is not getattr(
-        keras.Model, results
-    )
-    if own or "compute_metrics" in overrides(model):
+    if _is_own(model, "compute_metrics") or _is_own(model, "get_metrics_result"):
         model.compute_metrics(**parts)
-    elif model._compile_metrics is not None:  # noqa: SLF001
-        told = parts["y"], parts["y_pred"], parts.get("sample_weight")
-        model._compile_metrics.update_state(*told)  # noqa: SLF001
+        return
+    # Keras's own `compute_metrics` is this, and the results.
+    metrics = model._compile_metrics  # noqa: SLF001 - Keras has no public one
+    if metrics is not None:
+        metrics.update_state(parts["y"], parts["y_pred"], parts.get("sample_weight"))
 
 
 def has_kerass_optimizer(model: keras.Model) -> bool:

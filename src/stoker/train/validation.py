@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.train.callbacks import Callbacks
-from stoker.train.keras_model import loss_of, overrides, run_own_step
+from stoker.train.keras_model import loss_of, overrides, run_own_step, tell_metrics
 from stoker.train.model import BuiltModel
 from stoker.train.seeds import keras_seeds, use_keras_seeds
 from stoker.train.step import Batch, losses_are_means, part_of_replica, rows_of, told
@@ -162,7 +162,7 @@ def _make_loss(built: BuiltModel) -> Callable[[Batch], tf.Tensor]:
         outputs = model(built.adapt(batch[0]), training=False)
         with losses_are_means():
             loss = loss_of(model, told(batch, outputs), training=False)
-        model.compute_metrics(**told(batch, outputs))
+        tell_metrics(model, told(batch, outputs))
         return loss
 
     return by_test_step if "test_step" in overrides(model) else by_loss

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from stoker.train.ema import WeightAverage
+from stoker.train.keras_model import tell_metrics
 from stoker.train.model import BuiltModel
 from stoker.train.parameter_server.server import Change, Inbox, Outcome, Sent, Update
 from stoker.train.step import Batch, told
@@ -82,7 +83,7 @@ class WorkerModel:
         model = self._built.model
         outputs = model(self._built.adapt(batch[0]), training=training)
         loss = model.compute_loss(**told(batch, outputs), training=training)
-        model.compute_metrics(**told(batch, outputs))
+        tell_metrics(model, told(batch, outputs))
         rows = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
         added = [tf.identity(scope.get_current_value(v)) for v in self._metrics]
         loss_sum = tf.cast(loss, tf.float32) * rows
