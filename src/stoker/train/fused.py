@@ -48,9 +48,8 @@ class _FusedAdam:
         optimizer = self._optimizer
         self._scalars = {}
         try:
-            type(optimizer)._backend_update_step(  # noqa: SLF001
-                optimizer, gradients, variables, learning_rate
-            )
+            update_step = type(optimizer)._backend_update_step  # noqa: SLF001 - what it stands in for
+            update_step(optimizer, gradients, variables, learning_rate)
         finally:
             self._scalars = None
 
@@ -64,9 +63,10 @@ class _FusedAdam:
         if isinstance(gradient, tf.IndexedSlices):
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return
-        index = optimizer._get_variable_index(variable)  # noqa: SLF001
-        momentum = optimizer._momentums[index].value  # noqa: SLF001
-        velocity = optimizer._velocities[index].value  # noqa: SLF001
+        # What Keras's own update takes: there is no public way to a weight's slots.
+        index = optimizer._get_variable_index(variable)  # noqa: SLF001 - as above
+        momentum = optimizer._momentums[index].value  # noqa: SLF001 - as above
+        velocity = optimizer._velocities[index].value  # noqa: SLF001 - as above
         gradient = tf.cast(gradient, variable.dtype)
         scalars = self._shared(variable, learning_rate)
         if _on_cpu() and math.prod(variable.shape) in QUICKER_APART:
@@ -146,4 +146,5 @@ def fuse(optimizer: keras.optimizers.Optimizer, *, wanted: bool) -> None:
         vars(inner).pop(lent, None)
     if wanted:
         fused = _FusedAdam(inner)
-        inner.update_step, inner._backend_update_step = fused.update, fused.update_all  # noqa: SLF001
+        inner.update_step = fused.update
+        inner._backend_update_step = fused.update_all  # noqa: SLF001 - Keras's hook around all weights
