@@ -18,6 +18,7 @@ from stoker.data.feed import decode_engines, decode_native
 from stoker.data.feed.decode import JOB, Engine, Status, Target
 from stoker.data.feed.decode_engines import choose_engine
 from stoker.data.feed.native import library
+from stoker.data.ingest.stored_images import raw_bytes
 
 ENGINES = ("native", "opencv")
 TARGET = Target(height=20, width=24, channels=3, exact=False, antialias=True)
@@ -117,6 +118,71 @@ def test_threads_change_nothing(tmp_path: Path) -> None:
     one, five = (NativeEngine(decode_whole, threads=n).decode(jobs, TARGET) for n in (1, 5))
 
     assert np.array_equal(one, five)
+
+
+TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
+    1: lambda image: image,
+    2: lambda image: image[:, ::-1],
+    3: lambda image: image[::-1, ::-1],
+    4: lambda image: image[::-1],
+    5: lambda image: image.swapaxes(0, 1),
+    6: lambda image: image.swapaxes(0, 1)[:, ::-1],
+    7: lambda image: image.swapaxes(0, 1)[::-1, ::-1],
+    8: lambda image: image.swapaxes(0, 1)[::-1],
+}
+"""EXIF's orientation -> what makes an image upright."""
+
+
+def box_of(
+    upright: NDArray[np.uint8], *, at: tuple[int, int], size: tuple[int, int], flip: bool
+) -> NDArray[np.uint8]:
+    """What is seen of an upright image where nothing is made smaller or larger."""
+    seen = upright[at[0] : at[0] + size[0], at[1] : at[1] + size[1]]
+    return seen[:, ::-1] if flip else seen
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("width", [1, 5, 6, 7, 11, 16, 37])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_box_as_large_as_the_result_is_copied(
+    channels: int, width: int, flip: bool, tmp_path: Path
+) -> None:
+    pixels = np.random.default_rng(2).integers(0, 256, (40, 44, channels), np.uint8)
+    space = "GRAY" if channels == 1 else "RGB"
+    encoded = simplejpeg.encode_jpeg(pixels, quality=95, colorspace=space, colorsubsampling="444")
+    decoded = simplejpeg.decode_jpeg(encoded, colorspace=space)
+    stored = [(1, raw_bytes(pixels), pixels), *((turn, encoded, decoded) for turn in TURNS)]
+    uprights = [TURNS[turn](seen) for turn, _, seen in stored]
+    sizes = [upright.shape[:2] for upright in uprights]
+    chosen = [(*size, data) for size, (_, data, _) in zip(sizes, stored, strict=True)]
+    jobs = jobs_of(chosen, tmp_path / "all")
+    jobs["orientation"] = [turn for turn, _, _ in stored]
+    jobs["x"], jobs["y"], jobs["box_width"], jobs["box_height"] = 3, 2, width, 30
+    jobs["flip"] = flip
+
+    target = Target(height=30, width=width, channels=channels, exact=True, antialias=True)
+    found = choose_engine(decode_whole, prefer="native").decode(jobs, target)
+
+    for image, upright in zip(found, uprights, strict=True):
+        wanted = box_of(upright, at=(2, 3), size=(30, width), flip=flip)
+        np.testing.assert_array_equal(image, wanted)
+
+
+@pytest.mark.parametrize("pixels", [4095, 4096, 4097, 12_288, 12_289, 30_000])
+def test_one_bit_anywhere_is_seen(pixels: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    data = raw_bytes(rng.integers(0, 256, (1, pixels, 1), np.uint8))
+    places = [len(data) - 1, *rng.integers(12, len(data), 30).tolist()]
+    jobs = jobs_of([(1, pixels, data)] * (1 + len(places)), tmp_path / "many")
+    written = bytearray((tmp_path / "many").read_bytes())
+    for copy, place in enumerate(places, start=1):
+        written[copy * len(data) + place] ^= 1 << int(rng.integers(8))
+    (tmp_path / "many").write_bytes(written)
+
+    target = Target(height=1, width=pixels, channels=1, exact=True, antialias=True)
+    choose_engine(decode_whole, prefer="native").decode(jobs, target)
+
+    assert jobs["status"].tolist() == [Status.DONE, *[Status.DAMAGED] * len(places)]
 
 
 @pytest.fixture

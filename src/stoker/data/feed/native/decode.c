@@ -102,7 +102,59 @@ static int larger(int a, int b) { return a > b ? a : b; }
 
 /* CRC32C */
 
-#if !defined(__SSE4_2__) && !defined(__ARM_FEATURE_CRC32)
+#if defined(__SSE4_2__)
+#define BY_INSTRUCTION 1
+static inline uint32_t crc_word(uint32_t crc, uint64_t word) {
+  return (uint32_t)_mm_crc32_u64(crc, word);
+}
+static inline uint32_t crc_byte(uint32_t crc, uint8_t byte) { return _mm_crc32_u8(crc, byte); }
+#elif defined(__ARM_FEATURE_CRC32)
+#define BY_INSTRUCTION 1
+static inline uint32_t crc_word(uint32_t crc, uint64_t word) { return __crc32cd(crc, word); }
+static inline uint32_t crc_byte(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
+#endif
+
+#ifdef BY_INSTRUCTION
+/* The instruction takes three cycles and another can begin in each: three lanes of bytes at once. */
+enum { LANE = 4096 };
+
+static uint32_t lane_of_zeros[4][256]; /* what LANE zero bytes make of each byte of a CRC */
+
+__attribute__((constructor)) static void make_crc_tables(void) {
+  for (int bit = 0; bit < 32; bit++) {
+    uint32_t crc = 1u << bit;
+    for (int word = 0; word < LANE / 8; word++) crc = crc_word(crc, 0);
+    for (int byte = 0; byte < 256; byte++)
+      if (byte >> bit % 8 & 1) lane_of_zeros[bit / 8][byte] ^= crc;
+  }
+}
+
+static uint32_t after_lane(uint32_t crc) {
+  return lane_of_zeros[0][crc & 255] ^ lane_of_zeros[1][crc >> 8 & 255] ^
+         lane_of_zeros[2][crc >> 16 & 255] ^ lane_of_zeros[3][crc >> 24];
+}
+
+static uint32_t crc32c(const uint8_t *bytes, size_t size) {
+  uint32_t crc = 0xffffffffu;
+  uint64_t words[3];
+  for (; size >= 3 * LANE; bytes += 3 * LANE, size -= 3 * LANE) {
+    uint32_t second = 0, third = 0;
+    for (const uint8_t *at = bytes, *end = bytes + LANE; at < end; at += 8) {
+      for (int lane = 0; lane < 3; lane++) memcpy(&words[lane], at + lane * LANE, 8);
+      crc = crc_word(crc, words[0]);
+      second = crc_word(second, words[1]);
+      third = crc_word(third, words[2]);
+    }
+    crc = after_lane(after_lane(crc) ^ second) ^ third;
+  }
+  for (; size >= 8; bytes += 8, size -= 8) {
+    memcpy(words, bytes, 8);
+    crc = crc_word(crc, words[0]);
+  }
+  for (; size; bytes++, size--) crc = crc_byte(crc, *bytes);
+  return ~crc;
+}
+#else
 static uint32_t crc_table[256];
 
 __attribute__((constructor)) static void make_crc_table(void) {
@@ -112,29 +164,13 @@ __attribute__((constructor)) static void make_crc_table(void) {
     crc_table[byte] = crc;
   }
 }
-#endif
 
 static uint32_t crc32c(const uint8_t *bytes, size_t size) {
-#if defined(__SSE4_2__) || defined(__ARM_FEATURE_CRC32)
-  uint64_t crc = 0xffffffffu, word;
-  for (; size >= 8; bytes += 8, size -= 8) {
-    memcpy(&word, bytes, 8);
-#if defined(__SSE4_2__)
-    crc = _mm_crc32_u64(crc, word);
-  }
-  for (; size; bytes++, size--) crc = _mm_crc32_u8((uint32_t)crc, *bytes);
-#else
-    crc = __crc32cd((uint32_t)crc, word);
-  }
-  for (; size; bytes++, size--) crc = __crc32cb((uint32_t)crc, *bytes);
-#endif
-  return ~(uint32_t)crc;
-#else
   uint32_t crc = 0xffffffffu;
   for (; size; bytes++, size--) crc = (crc >> 8) ^ crc_table[(crc ^ *bytes) & 255];
   return ~crc;
-#endif
 }
+#endif
 
 /* Reading */
 
@@ -315,21 +351,47 @@ static struct box lying_box(const struct job *job) {
   }
 }
 
+/* Whether the box is as large as the result and at whole pixels, all of them in the part: every weight
+ * is one, and nothing is to be computed. */
+static int is_as_it_is(const struct part *part, struct box box, float scale, int width, int height) {
+  return scale == 1.0f && box.width == (float)width && box.height == (float)height &&
+         box.x == (float)part->left && box.y == (float)part->top && part->width >= width &&
+         part->height >= height;
+}
+
+/* Pixels of three channels, the last one first. */
+static void mirror_colors(uint8_t *out, const uint8_t *from, int width) {
+  const uint8_t *at = from + 3 * width;
+  /* Five and a byte at once: the next five are written over that byte. */
+  for (; at - from >= 18; out += 15) {
+    sixteen bytes;
+    memcpy(&bytes, at - 16, 16);
+    bytes = __builtin_shuffle(bytes,
+                              (sixteen){13, 14, 15, 10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3, 0});
+    memcpy(out, &bytes, 16);
+    at -= 15;
+  }
+  for (; at > from; out += 3) memcpy(out, at -= 3, 3);
+}
+
+/* `step` is the way from pixel to pixel, `next` from row to row. */
+static void copy_pixels(uint8_t *out, ptrdiff_t step, ptrdiff_t next, const struct part *part,
+                        int width, int height, int channels) {
+  const uint8_t *from = part->pixels;
+  for (int row = 0; row < height; row++, out += next, from += part->stride) {
+    if (step == channels)
+      memcpy(out, from, (size_t)width * (size_t)channels);
+    else if (step == -3 && channels == 3)
+      mirror_colors(out - 3 * (width - 1), from, width);
+    else
+      for (int i = 0; i < width; i++) memcpy(out + i * step, from + i * channels, (size_t)channels);
+  }
+}
+
 static int resize(struct worker *worker, const struct part *part, struct box box, float scale,
                   const struct job *job, const struct output *to, uint8_t *out) {
   int turned = job->orientation >= 5;
   int width = turned ? to->height : to->width, height = turned ? to->width : to->height;
-  struct taps *columns, *rows;
-  size_t floats = (size_t)part->width * (size_t)to->channels + 4;
-  float *line = (float *)room(&worker->line, floats * sizeof(float));
-  if (!line ||
-      !make_taps(&worker->columns, &columns, box.x * scale, box.width * scale, width, part->left,
-                 part->left + part->width, to->antialias) ||
-      !make_taps(&worker->rows, &rows, box.y * scale, box.height * scale, height, part->top,
-                 part->top + part->height, to->antialias))
-    return 0;
-  memset(line + floats - 4, 0, 4 * sizeof(float));
-
   /* From pixel to pixel and from row to row of the upright image; then the image's own turn. */
   ptrdiff_t across = to->channels, down = (ptrdiff_t)to->width * to->channels;
   uint8_t *start = out;
@@ -347,6 +409,21 @@ static int resize(struct worker *worker, const struct part *part, struct box box
     down = -down;
   }
   ptrdiff_t step = turned ? down : across, next = turned ? across : down;
+  if (is_as_it_is(part, box, scale, width, height)) {
+    copy_pixels(start, step, next, part, width, height, to->channels);
+    return 1;
+  }
+
+  struct taps *columns, *rows;
+  size_t floats = (size_t)part->width * (size_t)to->channels + 4;
+  float *line = (float *)room(&worker->line, floats * sizeof(float));
+  if (!line ||
+      !make_taps(&worker->columns, &columns, box.x * scale, box.width * scale, width, part->left,
+                 part->left + part->width, to->antialias) ||
+      !make_taps(&worker->rows, &rows, box.y * scale, box.height * scale, height, part->top,
+                 part->top + part->height, to->antialias))
+    return 0;
+  memset(line + floats - 4, 0, 4 * sizeof(float));
   int mirrored = step < 0;
   if (mirrored) {
     start += (width - 1) * step;
