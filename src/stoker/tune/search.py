@@ -309,8 +309,9 @@ def _propose(state: _Search, profile: Profile, diagnosis: Diagnosis) -> None:
 
 def _why_not(lever: Lever, profile: Profile, diagnosis: Diagnosis, state: _Search) -> str | None:
     waits = diagnosis.bottleneck == "input"
-    # What may be busy enough within the noise is not: the input is waited for.
-    busy = profile.busy_fraction if waits else profile.busy_high
+    # What may be busy enough within the noise is not where the input is waited for, and a lever that CPU
+    # time decides tells more than the noise hides.
+    busy = profile.busy_high if lever.by_speed and not waits else profile.busy_fraction
     if lever.part == "input" and busy >= state.limits.busy_goal:
         return (
             f"the device is busy {profile.busy_low:.0%} to {profile.busy_high:.0%} of the time "

@@ -383,6 +383,21 @@ def test_one_lucky_window_hides_no_input_that_is_waited_for(tmp_path: Path) -> N
     assert decisions(found)[CACHE] == "kept"
 
 
+def test_where_noise_hides_whether_the_input_takes_from_the_step_its_cpu_time_decides(
+    tmp_path: Path,
+) -> None:
+    beside = replace(BASE, made_here=True, cores=8)
+    unsure = World(input_ms=1.18, python_ms=0.0, beside=True, lucky=True, situation=beside)
+
+    found = tuned(unsure, tmp_path)
+
+    assert found.diagnosis_before.bottleneck == "none"
+    assert found.before.busy_fraction < 0.95 <= found.before.busy_high
+    assert decisions(found)[CACHE] == "kept"
+    # What only samples a second could tell stays unknown.
+    assert decisions(found)["input on 4 threads"] == "skipped"
+
+
 def test_gradients_are_sent_in_packs_only_where_sending_them_is_what_is_waited_for(
     tmp_path: Path,
 ) -> None:
