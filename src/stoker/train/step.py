@@ -299,10 +299,11 @@ def _make_forward_backward(
             outputs = model(built.adapt(batch[0]), training=True)
             loss = loss_of(model, told(batch, outputs), training=True)
             scaled = model.optimizer.scale_loss(loss)
-        before = len(operations())
+        ordered = one_at_a_time()
+        before = len(operations()) if ordered else 0
         gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
-        if one_at_a_time():
-            filters_first(operations()[before:])
+        if ordered:
+            filters_first(operations()[before:], gradients)
         return loss, outputs, gradients
 
     return forward_backward

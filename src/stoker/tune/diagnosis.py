@@ -50,13 +50,7 @@ def diagnose(
         other_precision: Another precision, and how much faster the step in memory is in it.
     """
     shares, split = profile.split.shares(), profile.split
-    idle = {
-        # What the input does on the step's cores is the input's as much as what is waited for.
-        "input": shares["input_wait"] + shares["rest"],
-        "python": shares["python"] + shares["checkpoint"],
-        "communication": shares["communication"],
-    }
-    worst = max(idle, key=lambda name: idle[name])
+    idle, worst = _idle(profile), most_idle(profile)
     if _is_busy(profile) and idle["communication"] < 1 - HEALTHY:
         return _of_the_step(profile, other_precision)
     if worst == "input":
@@ -85,6 +79,23 @@ def diagnose(
         "(train.reduction_dtype: bfloat16), send the first gradients while the others are computed "
         "(train.reduction_bytes_per_pack), or give each replica more samples.",
     )
+
+
+def most_idle(profile: Profile) -> Bottleneck:
+    """What the device waits for most, however little that is."""
+    idle = _idle(profile)
+    return max(idle, key=lambda name: idle[name])
+
+
+def _idle(profile: Profile) -> dict[Bottleneck, float]:
+    """Shares of the time in which the device does not compute, by what it waits for."""
+    shares = profile.split.shares()
+    return {
+        # What the input does on the step's cores is the input's as much as what is waited for.
+        "input": shares["input_wait"] + shares["rest"],
+        "python": shares["python"] + shares["checkpoint"],
+        "communication": shares["communication"],
+    }
 
 
 def _fewer_calls(profile: Profile) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from stoker.tune.compare import SAME, Gain, compare, gain_of, threshold_of
-from stoker.tune.diagnosis import GOAL, Diagnosis, diagnose
+from stoker.tune.diagnosis import GOAL, Diagnosis, diagnose, most_idle
 from stoker.tune.ledger import Ledger, decide
 from stoker.tune.levers import EXHAUSTED, Lever, Situation, data_service, levers
 from stoker.tune.load import Load
@@ -73,7 +73,8 @@ class Limits:
     by then hangs."""
 
     busy_goal: float = GOAL
-    """From this busy fraction on no lever of the input is tried."""
+    """From this busy fraction on no lever of the input is tried; where the input is not waited for, an
+    interval that reaches it counts as much, but for levers that CPU time decides."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,9 +310,11 @@ def _propose(state: _Search, profile: Profile, diagnosis: Diagnosis) -> None:
 
 def _why_not(lever: Lever, profile: Profile, diagnosis: Diagnosis, state: _Search) -> str | None:
     waits = diagnosis.bottleneck == "input"
-    # What may be busy enough within the noise is not where the input is waited for, and a lever that CPU
-    # time decides tells more than the noise hides.
-    busy = profile.busy_high if lever.by_speed and not waits else profile.busy_fraction
+    # Where the input is waited for, U decides. Else an interval that reaches the goal is taken for
+    # busy; not for levers that CPU time decides, of which noise hides little, where most of what is
+    # idle is the input's.
+    told = not lever.by_speed and most_idle(profile) == "input"
+    busy = profile.busy_fraction if waits or told else profile.busy_high
     if lever.part == "input" and busy >= state.limits.busy_goal:
         return (
             f"the device is busy {profile.busy_low:.0%} to {profile.busy_high:.0%} of the time "

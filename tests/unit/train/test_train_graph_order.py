@@ -44,7 +44,7 @@ def gradient_of(model: keras.Model, *, ordered: bool, of_gradient: bool = False)
         before = len(operations())
         found = tape.gradient(loss, [v.value for v in model.trainable_variables])
         if ordered:
-            filters_first(operations()[before:])
+            filters_first(operations()[before:], found)
         return found
 
     return gradients
@@ -77,6 +77,29 @@ def test_filters_come_first_and_no_number_changes(images: tf.Tensor) -> None:
     assert not any(
         one.control_inputs for one, _ in pairs_of(as_it_was.get_concrete_function(images).graph)
     )
+    for before, after in zip(as_it_was(images), ordered(images), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_nothing_waits_for_filters_that_are_frozen(images: tf.Tensor) -> None:
+    model = model_of()
+    (frozen,) = (each for each in model.layers if each.name.endswith("conv2d_1"))
+    frozen.trainable = False
+
+    pairs = pairs_of(gradient_of(model, ordered=True).get_concrete_function(images).graph)
+
+    waits = ["conv2d_1/" not in filters.name for _, filters in pairs]
+    assert sorted(waits) == [False, True, True]
+    assert [filters in one.control_inputs for one, filters in pairs] == waits
+
+
+def test_a_layer_that_is_used_twice_has_no_circle(images: tf.Tensor) -> None:
+    keras.utils.set_random_seed(3)
+    image = keras.Input((16, 16, 3))
+    twice = layers.Conv2D(3, 3, padding="same", activation="relu")
+    model = keras.Model(image, layers.GlobalAveragePooling2D()(twice(twice(image))))
+    as_it_was, ordered = (gradient_of(model, ordered=wanted) for wanted in (False, True))
+
     for before, after in zip(as_it_was(images), ordered(images), strict=True):
         np.testing.assert_array_equal(before, after)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import tempfile
+from dataclasses import replace
 
 import google_crc32c
 import numpy as np
@@ -107,7 +108,8 @@ def _call(jobs: NDArray[np.void], target: Target, *, threads: int) -> NDArray[np
 
 @functools.cache
 def _check_library() -> None:
-    """Hold that the library decodes a small JPEG to the very pixels that libjpeg's own caller gets.
+    """Hold that the library decodes a small JPEG to the very pixels that libjpeg's own caller gets, and
+    resizes them as it should.
 
     Raises:
         NotBuilt: it does not.
@@ -133,5 +135,11 @@ def _check_library() -> None:
         }.items():
             job[name] = value
         pixels = _call(job, target, threads=1)
-    if job["status"][0] != Status.DONE or not np.array_equal(pixels[0], wanted):
-        raise NotBuilt("what was compiled does not decode a small JPEG as libjpeg does")
+        if job["status"][0] != Status.DONE or not np.array_equal(pixels[0], wanted):
+            raise NotBuilt("what was compiled does not decode a small JPEG as libjpeg does")
+        # Half a pixel to the right each pixel is the mean of two.
+        job["x"], job["box_width"] = 0.5, width - 1
+        between = _call(job, replace(target, width=width - 1), threads=1)
+    means = np.rint((wanted[:, :-1].astype(np.float32) + wanted[:, 1:]) / 2)
+    if job["status"][0] != Status.DONE or not np.array_equal(between[0], means):
+        raise NotBuilt("what was compiled does not resize a small image as it should")

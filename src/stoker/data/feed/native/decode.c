@@ -371,7 +371,10 @@ static void mirror_colors(uint8_t *out, const uint8_t *from, int width) {
     memcpy(out, &bytes, 16);
     at -= 15;
   }
-  for (; at > from; out += 3) memcpy(out, at -= 3, 3);
+  for (; at > from; out += 3) {
+    at -= 3;
+    memcpy(out, at, 3);
+  }
 }
 
 /* `step` is the way from pixel to pixel, `next` from row to row. */
