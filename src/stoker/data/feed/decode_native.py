@@ -108,11 +108,10 @@ def _call(jobs: NDArray[np.void], target: Target, *, threads: int) -> NDArray[np
 
 @functools.cache
 def _check_library() -> None:
-    """Hold that the library decodes a small JPEG to the very pixels that libjpeg's own caller gets, and
-    resizes them as it should.
+    """Hold the library against a small JPEG: its pixels as libjpeg's own caller gets them, and resized.
 
     Raises:
-        NotBuilt: it does not.
+        NotBuilt: one of them is not what it should be.
     """
     noise = np.random.default_rng(0).integers(0, 256, (37, 51, 3), np.uint8)
     data = simplejpeg.encode_jpeg(noise, quality=90, colorsubsampling="420")
