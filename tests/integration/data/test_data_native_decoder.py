@@ -233,14 +233,26 @@ def test_without_libjpeg_opencv_decodes_and_the_reason_is_the_compilers(
     assert "No such file" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong_one", "why"),
+    [
+        ("JDCT_ISLOW", "JDCT_IFAST", "does not decode a small JPEG as libjpeg does"),
+        ("12582912.0f", "12582913.0f", "does not resize a small image as it should"),
+    ],
+)
 def test_a_library_that_decodes_otherwise_is_not_used(
-    machine: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    right: str,
+    wrong_one: str,
+    why: str,
+    machine: Callable[..., str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     wrong = tmp_path / "decode.c"
-    wrong.write_text(library.SOURCE.read_text().replace("JDCT_ISLOW", "JDCT_IFAST"))
+    wrong.write_text(library.SOURCE.read_text().replace(right, wrong_one))
     command = f'cc $(echo "$@" | sed s,{library.SOURCE},{wrong},)'
     assert machine(CC=compiler_script(tmp_path / "cc", command=command)) == "opencv"
-    assert "does not decode a small JPEG as libjpeg does" in caplog.text
+    assert why in caplog.text
 
 
 def test_the_library_is_built_once_and_again_when_it_is_damaged(
