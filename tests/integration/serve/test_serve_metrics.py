@@ -23,6 +23,7 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
     regression_pb2,
 )
+from tests.integration.serve.conftest import started
 
 from stoker.cluster.machine.gpus import Gpus, GpuState
 from stoker.export.repository import Repository
@@ -58,22 +59,16 @@ def bases(exported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 def served(bases: dict[str, Path], tmp_path: Path) -> Iterator[Server]:
     """A server that has counted nothing yet."""
     (tmp_path / "models.config").write_text(listed(*(entry(b, n) for n, b in bases.items())))
-    server = Server(
-        ServeConfig(
-            model_config_file=tmp_path / "models.config",
-            rest_port=0,
-            grpc_port=0,
-            poll_s=0.05,
-            lame_duck_s=0.0,
-            drain_s=5,
-        )
+    config = ServeConfig(
+        model_config_file=tmp_path / "models.config",
+        rest_port=0,
+        grpc_port=0,
+        poll_s=0.05,
+        lame_duck_s=0.0,
+        drain_s=5,
     )
-    server.start()
-    try:
-        assert server.wait_until_ready(60)
+    with started(config) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+from tests.integration.serve.conftest import started
 
 from stoker.serve.batching.config import PARAMETERS_FILE, BatchingConfig
 from stoker.serve.config import ServeConfig, read_metrics_path
@@ -90,24 +91,18 @@ def served(version: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """A server that reads versions' own parameters, and has no metrics."""
     file = tmp_path_factory.mktemp("monitoring") / "monitoring.config"
     file.write_text('prometheus_config { enable: false path: "/metrics" }')
-    server = Server(
-        ServeConfig(
-            models={"half": version.parent},
-            metrics_path=read_metrics_path(file),
-            per_model_batching=True,
-            rest_port=0,
-            grpc_port=0,
-            poll_s=0.05,
-            lame_duck_s=0.0,
-            drain_s=5,
-        )
+    config = ServeConfig(
+        models={"half": version.parent},
+        metrics_path=read_metrics_path(file),
+        per_model_batching=True,
+        rest_port=0,
+        grpc_port=0,
+        poll_s=0.05,
+        lame_duck_s=0.0,
+        drain_s=5,
     )
-    server.start()
-    try:
-        assert server.wait_until_ready(60)
+    with started(config) as server:
         yield server
-    finally:
-        server.stop()
 
 
 def test_a_server_uses_a_versions_own_parameters(
