@@ -181,9 +181,14 @@ class TrialBench:
         window = self._window("input")
         return float(window["rows"] / window["cpu_s"])
 
+    def turns(self, count: int) -> Turns:
+        """So many pairs of windows, whatever they show."""
+        found = self._ask("turns", seconds=self._window_s, count=count, pace_s=PACE_S)
+        return found["turns"], found["paces"]
+
     def profile(self, *, most_pairs: int = PAIRS_MOST) -> Profile:
         """Where its time goes, by so many pairs of windows at most."""
-        turns, paces = enough_turns(self._turns, left_s=self._left_s, most=most_pairs)
+        turns, paces = enough_turns(self.turns, left_s=self._left_s, most=most_pairs)
         return profile_of(
             self.facts,
             turns=turns,
@@ -224,10 +229,6 @@ class TrialBench:
         """End the process."""
         self._trial.close()
         remove(self._scratch)
-
-    def _turns(self, count: int) -> Turns:
-        found = self._ask("turns", seconds=self._window_s, count=count, pace_s=PACE_S)
-        return found["turns"], found["paces"]
 
     def _window(self, kind: str) -> Any:
         return self._ask("window", kind=kind, seconds=self._window_s)
