@@ -15,6 +15,7 @@ from stoker.train.busy import FIXED_STEPS, measure_ceiling
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ema import WeightAverage
 from stoker.train.fed import make_run_fed, make_run_resident, step_of
+from stoker.train.graph_order import one_at_a_time
 from stoker.train.keras_model import as_the_model_takes
 from stoker.train.model import BuiltModel
 from stoker.train.one_program import (
@@ -230,7 +231,7 @@ class Compiled:
         spread = self._distribution.spread(batches)
         if isinstance(spread, tf.data.Dataset) and not self._feed.whole_calls:
             endless = isinstance(self._feed, OwnFeed) and self._feed.in_memory
-            return Source(iterator=iter(spread), ahead=True, endless=endless)
+            return Source(iterator=iter(spread), ahead=not one_at_a_time(), endless=endless)
         return Source(iterator=iter(spread))
 
     def _steps_together(self, first: Any) -> int:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from stoker.train.graph_order import operations
+from stoker.train.graph_order import one_at_a_time, operations
 from stoker.train.one_program import OneProgram, does_several
 from stoker.train.outcome import Outcome, Sums, sums_of
-from stoker.train.source import flat, unflat
+from stoker.train.source import flat, taken_here, unflat
 
 Step = Callable[[Any], Outcome]
 """What `make_train_step` makes."""
@@ -109,6 +109,8 @@ class _OfBatches:
 
     def __call__(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
         if isinstance(iterator, tf.data.Iterator):
+            if one_at_a_time():
+                return self._one_then_another(iterator, steps)
             return self._one_ahead(iterator, steps, left)
 
         # What is handed to several replicas has no place between two calls.
@@ -119,6 +121,26 @@ class _OfBatches:
         if self._alone:
             return one(tf.constant(0.0))
         return _until_ended(steps, lambda _, after, ahead: (one(after), ahead), ())[0]
+
+    def _one_then_another(self, iterator: Any, steps: tf.Tensor) -> Sums:
+        """A batch is taken by the thread that computes, and nothing else runs meanwhile.
+
+        Taken ahead, by a thread of its own, it would be asked for where TensorFlow's order of a trace
+        has it: at the end, for one, where the step then waits for that thread.
+        """
+
+        def one(waited_s: tf.Tensor) -> tuple[Outcome, tf.Tensor]:
+            batch, wait_s = self._timed(lambda: taken_here(iterator), waited_s)
+            # Whatever the step reads comes behind, or it would be counted as waiting.
+            with tf.control_dependencies([wait_s]):
+                return self._step(batch), waited_s + wait_s
+
+        nothing = tf.constant(0.0, tf.float64)
+        if self._alone:
+            outcome, wait_s = one(nothing)
+            return sums_of(outcome)._replace(wait_s=wait_s)
+        sums, wait_s = _one_by_one(steps, one, nothing, at_once=1)
+        return sums._replace(wait_s=wait_s)
 
     def _one_ahead(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
         """While a step is computed, the batch of the next one is taken, also of the next call's first."""

@@ -22,7 +22,8 @@ class Source:
     """Steps whose batches are one element; where an element has the rows of a call, 1."""
 
     ahead: bool = False
-    """Whether a call begins with a batch that is taken already, and takes one for the next call."""
+    """Whether a call begins with a batch that is taken already, and takes one for the next call; where
+    one operation runs at a time, each step takes its own."""
 
     endless: bool = False
     """Whether a pass begins at once behind every other one."""
@@ -55,6 +56,20 @@ def flat(element: Any) -> tuple[tf.Tensor, ...]:
 def unflat(tensors: Sequence[tf.Tensor], spec: Any) -> Any:
     """The element that has these tensors, after its specification."""
     return tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
+
+
+def taken_here(iterator: Any) -> Any:
+    """`next(iterator)` in a graph, by the thread that comes to it; else TensorFlow hands it to another."""
+    specs = tf.nest.flatten(iterator.element_spec)
+    if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
+        return next(iterator)
+    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
+    tensors = tf.raw_ops.IteratorGetNextSync(
+        iterator=resource,
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+    )
+    return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
 
 
 def of_no_use(element: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -247,14 +248,36 @@ def test_steps_are_the_same_however_many_are_one_program() -> None:
         assert loss == pytest.approx(float(sums[0].loss_sum), rel=1e-6)
 
 
-def test_steps_that_are_no_program_are_the_same_however_calls_are_cut() -> None:
+@pytest.fixture
+def one_operation_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Says how many threads run operations, which a process may be told but once."""
+
+    def say(one: bool) -> None:
+        threads = 1 if one else 2
+        monkeypatch.setattr(
+            tf.config.threading, "get_inter_op_parallelism_threads", lambda: threads
+        )
+
+    return say
+
+
+def test_steps_that_are_no_program_are_the_same_however_calls_are_cut(
+    one_operation_at_a_time: Callable[[bool], None],
+) -> None:
     data, found = data_of(STEPS), []
-    for calls, overlap in (([1] * STEPS, False), ([20, 7, 3], False), ([20, 7, 3], True)):
+    for calls, overlap, one in (
+        ([1] * STEPS, False, False),
+        ([20, 7, 3], False, False),
+        ([20, 7, 3], True, False),
+        ([20, 7, 3], True, True),
+        ([1] * STEPS, False, True),
+    ):
+        one_operation_at_a_time(one)
         built, _, average = made(optimizer=OPTIMIZERS["adam"], metrics=["accuracy"], xla=False)
         settings = StepSettings(batch_size=ROWS, average=average)
         step = make_train_step(built, lambda e: e, distribution=one_device(), settings=settings)
         run = make_run_fed(step, rows_a_step=None, alone=len(calls) == STEPS, overlap=overlap)
-        source = Source(iterator=iter(elements_of(data).repeat()), ahead=True)
+        source = Source(iterator=iter(elements_of(data).repeat()), ahead=not one)
         sums = [called(run, source, steps) for steps in calls]
         assert [int(part.steps) for part in sums] == calls
         assert sum(float(part.rows) for part in sums) == STEPS * ROWS
@@ -263,11 +286,15 @@ def test_steps_that_are_no_program_are_the_same_however_calls_are_cut() -> None:
     for one, *others in zip(*(weights for weights, _ in found), strict=True):
         for other in others:
             np.testing.assert_array_equal(one, other)
-    assert found[1][1] == found[2][1]
+    assert found[1][1] == found[2][1] == found[3][1]
 
 
+@pytest.mark.parametrize("one", [False, True], ids=["ahead", "by the thread that computes"])
 @pytest.mark.parametrize("step_s", [0.0, 0.06], ids=["quicker than its input", "slower"])
-def test_a_step_waits_for_input_only_where_its_last_write_has_ended(step_s: float) -> None:
+def test_a_step_waits_for_input_only_where_its_last_write_has_ended(
+    step_s: float, one: bool, one_operation_at_a_time: Callable[[bool], None]
+) -> None:
+    one_operation_at_a_time(one)
     steps, input_s = 10, 0.04
     written = tf.Variable(tf.constant(0.0))
 
@@ -285,7 +312,8 @@ def test_a_step_waits_for_input_only_where_its_last_write_has_ended(step_s: floa
 
     run = make_run_fed(step, rows_a_step=None, overlap=True)
     batches = tf.data.Dataset.from_tensors(1.0).repeat().map(partial(slept, input_s))
-    sums = called(run, Source(iterator=iter(batches), ahead=True), steps)
+    source = Source(iterator=iter(batches.prefetch(2)), ahead=not one)
+    sums = called(run, source, steps)
 
     assert float(written) == steps
     waited_s = float(sums.wait_s)
@@ -293,6 +321,36 @@ def test_a_step_waits_for_input_only_where_its_last_write_has_ended(step_s: floa
         assert waited_s < steps * input_s / 2
     else:
         assert waited_s > steps * input_s / 2
+
+
+def taking(run: Any, source: Source) -> set[str]:
+    """The kinds of operations that take an element, of all functions of a traced call."""
+    asked = source.iterator, tf.constant(1, tf.int64), True, source.left_spec
+    graph = run.get_concrete_function(*asked).graph.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    return {node.op for node in nodes if node.op.startswith("IteratorGetNext")}
+
+
+def test_the_thread_that_computes_takes_the_batch_where_it_is_the_only_one(
+    one_operation_at_a_time: Callable[[bool], None],
+) -> None:
+    def step(element: Any) -> Outcome:
+        parts = [getattr(part, "flat_values", part) for part in tf.nest.flatten(element)]
+        total = tf.add_n([tf.reduce_sum(part) for part in parts])
+        return Outcome(total, tf.constant(1.0), tf.constant(True), tf.constant([0, 0]))
+
+    dense = tf.data.Dataset.from_tensors({"b": 1.0, "a": (2.0, 3.0)}).repeat()
+    ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1.0], [2.0, 3.0]])).repeat()
+    for one, batches, wanted in (
+        (False, dense, "IteratorGetNext"),
+        (True, dense, "IteratorGetNextSync"),
+        (True, ragged, "IteratorGetNext"),  # its element is not what its parts are
+    ):
+        one_operation_at_a_time(one)
+        run = make_run_fed(step, rows_a_step=None)
+        source = Source(iterator=iter(batches), ahead=not one)
+        assert taking(run, source) == {wanted}
+        assert float(called(run, source, 3).loss_sum) == 18.0
 
 
 def test_the_rows_that_fill_no_step_are_trained_on_too() -> None:
