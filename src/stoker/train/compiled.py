@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.data.feed.calls import Calls
+from stoker.data.feed.options import with_own_threads
 from stoker.data.own.feed import OwnFeed
 from stoker.train.at_once import are_sound
 from stoker.train.busy import FIXED_STEPS, measure_ceiling
@@ -231,7 +232,9 @@ class Compiled:
         spread = self._distribution.spread(batches)
         if isinstance(spread, tf.data.Dataset) and not self._feed.whole_calls:
             endless = isinstance(self._feed, OwnFeed) and self._feed.in_memory
-            return Source(iterator=iter(spread), ahead=not one_at_a_time(), endless=endless)
+            if one_at_a_time():
+                return Source(iterator=iter(with_own_threads(spread)), endless=endless)
+            return Source(iterator=iter(spread), ahead=True, endless=endless)
         return Source(iterator=iter(spread))
 
     def _steps_together(self, first: Any) -> int:

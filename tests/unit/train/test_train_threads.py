@@ -29,6 +29,32 @@ apply_threads(TrainConfig())
 """
 
 
+ONE_THREAD = """\
+import tensorflow as tf
+from stoker.data.feed.options import as_written, with_own_threads
+from stoker.train.config import TrainConfig
+from stoker.train.fed import make_run_fed
+from stoker.train.outcome import Outcome
+from stoker.train.threads import apply_threads
+apply_threads(TrainConfig(intra_op_threads=1, inter_op_threads=1))
+
+def step(element):
+    return Outcome(tf.reduce_sum(element), tf.constant(1.0), tf.constant(True), tf.constant([0, 0]))
+
+def some(x):
+    return tf.numpy_function(lambda y: y + 1, [x], tf.float32)
+
+shared = tf.data.Options()
+shared.threading.private_threadpool_size = -1
+batches = tf.data.Dataset.from_tensors(1.0).repeat().map(some, num_parallel_calls=4)
+batches = batches.map(some).prefetch(2)
+for each in (as_written(batches), batches, batches.with_options(shared)):
+    iterator = iter(with_own_threads(each))
+    sums = make_run_fed(step, rows_a_step=None)(iterator, tf.constant(100, tf.int64))
+    print(float(sums.loss_sum))
+"""
+
+
 def test_threads_are_set_before_tensorflow_begins_and_not_after() -> None:
     done = subprocess.run(
         [sys.executable, "-c", BEFORE], capture_output=True, text=True, check=True
@@ -37,6 +63,15 @@ def test_threads_are_set_before_tensorflow_begins_and_not_after() -> None:
     intra, inter, refused = done.stdout.splitlines()
     assert (intra, inter) == ("1", "3")
     assert refused.startswith("train.intra_op_threads must be set before TensorFlow is used")
+
+
+def test_where_one_thread_computes_others_make_the_input() -> None:
+    """What computes waits for its batch itself: were that made by the same thread, it would never come."""
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_THREAD], capture_output=True, text=True, check=True, timeout=120
+    )
+
+    assert done.stdout.split() == ["300.0"] * 3
 
 
 @pytest.mark.parametrize("threads", [0, -1, 5000])

@@ -24,6 +24,10 @@ CGROUP = Path("/sys/fs/cgroup")
 """Where a container's own limit and use stand."""
 
 
+_SHARED, _AS_MANY_AS_CORES = -1, 0
+"""How many threads a dataset has for itself, where that is no number of them."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetOptions:
     """What TensorFlow may do to a pipeline to make it faster.
@@ -52,7 +56,7 @@ class DatasetOptions:
     """Share of the memory that is free now which autotuned buffers may take; 0 to 1."""
 
     threads: int | None = None
-    """Threads of the pipeline's own; None: the process's shared ones."""
+    """Threads of the pipeline's own; None: as many as it says itself, or as there are cores."""
 
     ahead: int | None = None
     """Elements that the last prefetch holds; None: as many as TensorFlow finds."""
@@ -98,6 +102,19 @@ def as_written(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
     """
     options = tf.data.Options()
     options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def with_own_threads(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
+    """The same with its functions run by threads that run nothing else.
+
+    TensorFlow 2.21 does so, unless a dataset says otherwise. Where one thread runs all operations, one
+    that waits for an element would wait for itself.
+    """
+    if dataset.options().threading.private_threadpool_size != _SHARED:
+        return dataset
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = _AS_MANY_AS_CORES
     return dataset.with_options(options)
 
 
