@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stoker.train.probe import Probe
     from stoker.train.strategy import Distribution
     from stoker.train.surroundings import Surroundings
+    from stoker.train.window import Kind
 
 OF_A_CLUSTER = ("multi_worker", "parameter_server")
 """Strategies that a trial, one process, replaces by what fits this machine."""
@@ -127,7 +128,9 @@ class Session:
         paces, turns = [], []
         for number in range(count):
             # Whoever comes second in a pair meets a machine that the other has warmed.
-            kinds = ("real", "resident") if number % 2 else ("resident", "real")
+            kinds: tuple[Kind, Kind] = ("resident", "real")
+            if number % 2:
+                kinds = ("real", "resident")
             found = {kind: asdict(probe.window(kind, seconds)) for kind in kinds}
             turns.append([found["resident"], found["real"]])
             paces.append(probe.pace(pace_s))
