@@ -16,7 +16,6 @@ from stoker.train.busy import FIXED_STEPS, measure_ceiling
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ema import WeightAverage
 from stoker.train.fed import make_run_fed, make_run_resident, step_of
-from stoker.train.graph_order import one_at_a_time
 from stoker.train.keras_model import as_the_model_takes
 from stoker.train.model import BuiltModel
 from stoker.train.one_program import (
@@ -29,7 +28,7 @@ from stoker.train.opening import TrainFeed
 from stoker.train.outcome import Sums
 from stoker.train.own_step import make_step
 from stoker.train.position import Position
-from stoker.train.source import Source, grouped, of_no_use
+from stoker.train.source import Source, grouped, of_no_use, takes_its_own
 from stoker.train.state import TrainingState
 from stoker.train.step import StepSettings
 from stoker.train.strategy import Distribution
@@ -232,7 +231,7 @@ class Compiled:
         spread = self._distribution.spread(batches)
         if isinstance(spread, tf.data.Dataset) and not self._feed.whole_calls:
             endless = isinstance(self._feed, OwnFeed) and self._feed.in_memory
-            if one_at_a_time():
+            if takes_its_own(spread.element_spec):
                 return Source(iterator=iter(with_own_threads(spread)), endless=endless)
             return Source(iterator=iter(spread), ahead=True, endless=endless)
         return Source(iterator=iter(spread))

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from stoker.train.graph_order import one_at_a_time, operations
+from stoker.train.graph_order import operations
 from stoker.train.one_program import OneProgram, does_several
 from stoker.train.outcome import Outcome, Sums, sums_of
-from stoker.train.source import flat, taken_here, unflat
+from stoker.train.source import flat, taken_here, takes_its_own, unflat
 
 Step = Callable[[Any], Outcome]
 """What `make_train_step` makes."""
@@ -109,7 +109,7 @@ class _OfBatches:
 
     def __call__(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
         if isinstance(iterator, tf.data.Iterator):
-            if one_at_a_time():
+            if takes_its_own(iterator.element_spec):
                 return self._one_then_another(iterator, steps)
             return self._one_ahead(iterator, steps, left)
 

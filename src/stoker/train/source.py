@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from stoker.train.graph_order import one_at_a_time
+
 GROUPS_AHEAD = 2
 """Groups that are made ahead: to take one costs the step nothing then."""
 
@@ -22,8 +24,8 @@ class Source:
     """Steps whose batches are one element; where an element has the rows of a call, 1."""
 
     ahead: bool = False
-    """Whether a call begins with a batch that is taken already, and takes one for the next call; where
-    one operation runs at a time, each step takes its own."""
+    """Whether a call begins with a batch that is taken already, and takes one for the next call; not
+    where each step takes its own."""
 
     endless: bool = False
     """Whether a pass begins at once behind every other one."""
@@ -58,11 +60,19 @@ def unflat(tensors: Sequence[tf.Tensor], spec: Any) -> Any:
     return tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
 
 
+def takes_its_own(spec: Any) -> bool:
+    """Whether each step takes its own batch: one operation runs at a time, and it is plain tensors."""
+    plain = all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(spec))
+    return plain and one_at_a_time()
+
+
 def taken_here(iterator: Any) -> Any:
-    """`next(iterator)` in a graph, by the thread that comes to it; else TensorFlow hands it to another."""
+    """`next(iterator)` in a graph, by the thread that comes to it; else TensorFlow hands it to another.
+
+    Args:
+        iterator: Of plain tensors.
+    """
     specs = tf.nest.flatten(iterator.element_spec)
-    if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
-        return next(iterator)
     (resource,) = tf.nest.flatten(iterator, expand_composites=True)
     tensors = tf.raw_ops.IteratorGetNextSync(
         iterator=resource,
