@@ -95,3 +95,20 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.fixture
+def free_of_determinism() -> Iterator[None]:
+    """Without the deterministic operations that an earlier test of this process may have asked for.
+
+    They hold for the whole process, and are afterwards as they were.
+    """
+    from tensorflow.python.framework import config
+
+    was_on = config.is_op_determinism_enabled()  # type: ignore[no-untyped-call]
+    config.disable_op_determinism()  # type: ignore[no-untyped-call]
+    yield
+    if was_on:
+        config.enable_op_determinism()
+    else:
+        config.disable_op_determinism()  # type: ignore[no-untyped-call]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 from stoker.train.graph_order import one_at_a_time
 
@@ -61,9 +62,14 @@ def unflat(tensors: Sequence[tf.Tensor], spec: Any) -> Any:
 
 
 def takes_its_own(spec: Any) -> bool:
-    """Whether each step takes its own batch: one operation runs at a time, and it is plain tensors."""
+    """Whether each step takes its own batch: one operation runs at a time, and it is plain tensors.
+
+    Not where operations must be deterministic: TensorFlow then takes the prefetch out of a pipeline
+    that calls Python or draws random numbers, and all its work would be waited for.
+    """
     plain = all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(spec))
-    return plain and one_at_a_time()
+    must_be_exact = bool(config.is_op_determinism_enabled())  # type: ignore[no-untyped-call]
+    return plain and one_at_a_time() and not must_be_exact
 
 
 def taken_here(iterator: Any) -> Any:

@@ -261,6 +261,7 @@ def one_operation_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool],
     return say
 
 
+@pytest.mark.usefixtures("free_of_determinism")
 def test_steps_that_are_no_program_are_the_same_however_calls_are_cut(
     one_operation_at_a_time: Callable[[bool], None],
 ) -> None:
@@ -277,7 +278,8 @@ def test_steps_that_are_no_program_are_the_same_however_calls_are_cut(
         settings = StepSettings(batch_size=ROWS, average=average)
         step = make_train_step(built, lambda e: e, distribution=one_device(), settings=settings)
         run = make_run_fed(step, rows_a_step=None, alone=len(calls) == STEPS, overlap=overlap)
-        source = Source(iterator=iter(elements_of(data).repeat()), ahead=not one)
+        batches = elements_of(data).repeat()
+        source = Source(iterator=iter(batches), ahead=not takes_its_own(batches.element_spec))
         sums = [called(run, source, steps) for steps in calls]
         assert [int(part.steps) for part in sums] == calls
         assert sum(float(part.rows) for part in sums) == STEPS * ROWS
@@ -289,12 +291,19 @@ def test_steps_that_are_no_program_are_the_same_however_calls_are_cut(
     assert found[1][1] == found[2][1] == found[3][1]
 
 
-@pytest.mark.parametrize("one", [False, True], ids=["ahead", "by the thread that computes"])
+@pytest.mark.usefixtures("free_of_determinism")
+@pytest.mark.parametrize(
+    ("one", "exact"),
+    [(False, False), (True, False), (True, True)],
+    ids=["ahead", "by the thread that computes", "ahead, with no prefetch left"],
+)
 @pytest.mark.parametrize("step_s", [0.0, 0.06], ids=["quicker than its input", "slower"])
 def test_a_step_waits_for_input_only_where_its_last_write_has_ended(
-    step_s: float, one: bool, one_operation_at_a_time: Callable[[bool], None]
+    step_s: float, one: bool, exact: bool, one_operation_at_a_time: Callable[[bool], None]
 ) -> None:
     one_operation_at_a_time(one)
+    if exact:
+        tf.config.experimental.enable_op_determinism()
     steps, input_s = 10, 0.04
     written = tf.Variable(tf.constant(0.0))
 
@@ -311,8 +320,8 @@ def test_a_step_waits_for_input_only_where_its_last_write_has_ended(
         return Outcome(tf.constant(1.0), tf.constant(1.0), tf.constant(True), tf.constant([0, 0]))
 
     run = make_run_fed(step, rows_a_step=None, overlap=True)
-    batches = tf.data.Dataset.from_tensors(1.0).repeat().map(partial(slept, input_s))
-    source = Source(iterator=iter(batches.prefetch(2)), ahead=not one)
+    batches = tf.data.Dataset.from_tensors(1.0).repeat().map(partial(slept, input_s)).prefetch(2)
+    source = Source(iterator=iter(batches), ahead=not takes_its_own(batches.element_spec))
     sums = called(run, source, steps)
 
     assert float(written) == steps
@@ -331,6 +340,7 @@ def taking(run: Any, source: Source) -> set[str]:
     return {node.op for node in nodes if node.op.startswith("IteratorGetNext")}
 
 
+@pytest.mark.usefixtures("free_of_determinism")
 def test_the_thread_that_computes_takes_the_batch_where_it_is_the_only_one(
     one_operation_at_a_time: Callable[[bool], None],
 ) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2, graph_pb2
-from tensorflow.python.framework import config
 
 from stoker.core.errors import ConfigError
 from stoker.data.feed.options import DatasetOptions, as_written, free_memory_bytes, tuned
@@ -74,17 +72,7 @@ def test_prefetch_stands_at_the_end_of_a_pipeline_that_has_none() -> None:
     )
 
 
-@pytest.fixture
-def free_order() -> Iterator[None]:
-    """Without what an earlier test of this process may have asked for: it holds for all of it."""
-    was_on = config.is_op_determinism_enabled()  # type: ignore[no-untyped-call]
-    config.disable_op_determinism()  # type: ignore[no-untyped-call]
-    yield
-    if was_on:
-        config.enable_op_determinism()
-
-
-@pytest.mark.usefixtures("free_order")
+@pytest.mark.usefixtures("free_of_determinism")
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_the_order_is_kept_or_not_as_the_caller_says(deterministic: bool) -> None:
     parallel = tf.data.Dataset.range(64).map(incremented, num_parallel_calls=2)
