@@ -180,7 +180,8 @@ class Experiment:
     def code_fingerprint(self, reference: str) -> str:
         """The fingerprint of a user's function and all of the folder that it uses."""
         module, function = reference.split(":")
-        return function_fingerprint(self.folder, module, function)
+        outputs = self.runs_root, self.models_root / self.model_name
+        return function_fingerprint(self.folder, module, function, outputs=outputs)
 
     def to_json(self) -> dict[str, Any]:
         """Every setting as JSON values, for the run's record."""

@@ -94,7 +94,7 @@ def _used(
             used[name] = value
     said = f"{FILE}: " + (", ".join(f"{name}={value}" for name, value in used.items()) or "unused")
     if stale:
-        said += f"; {', '.join(stale)} as stoker.yaml has it, which was changed since"
+        said += f"; {', '.join(stale)} as stoker.yaml has it, which is not what was tuned"
     if others_data:
         said += f"; {', '.join(others_data)} left out, the dataset was another one"
     return used, said

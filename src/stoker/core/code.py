@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import symtable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,8 +56,11 @@ _DYNAMIC = frozenset(
 MAX_FILE_BYTES = 64 << 20
 """A larger file of an undecidable folder counts by its size and time, not by its content."""
 
-SKIPPED = {"runs", "models", "__pycache__", ".venv", ".git", "stoker.yaml"}
+SKIPPED = {"runs", "models", "__pycache__", ".venv", ".git", "stoker.yaml", "stoker.lock.yaml"}
 """What lies in an experiment's folder and is no code of its; settings count by themselves."""
+
+_HALF_WRITTEN = ".stoker."
+"""Begins the name of what a kill has left of such a file."""
 
 
 class _UndecidableError(Exception):
@@ -73,13 +77,16 @@ class _Module:
     always: list[ast.stmt] = field(default_factory=list)
 
 
-def function_fingerprint(folder: Path, module: str, function: str) -> str:
+def function_fingerprint(
+    folder: Path, module: str, function: str, *, outputs: Collection[Path] = ()
+) -> str:
     """The fingerprint of `module:function` and everything in `folder` that it refers to.
 
     Args:
         folder: The user's folder, where modules are looked for.
         module: Dotted module name, e.g. `model`.
         function: A module-level name in it.
+        outputs: Folders that Stoker itself writes, which do not count.
 
     Returns:
         64 hexadecimal digits.
@@ -91,7 +98,7 @@ def function_fingerprint(folder: Path, module: str, function: str) -> str:
     try:
         walk.visit(module, function)
     except _UndecidableError:
-        return fingerprint({"folder": _folder_files(folder)})
+        return fingerprint({"folder": _folder_files(folder, outputs)})
     return fingerprint({"parts": sorted(walk.parts)})
 
 
@@ -322,11 +329,14 @@ def _refuse_local_import(node: ast.Import | ast.ImportFrom) -> None:
     raise _UndecidableError(ast.unparse(node))
 
 
-def _folder_files(folder: Path) -> dict[str, str]:
+def _folder_files(folder: Path, outputs: Collection[Path]) -> dict[str, str]:
     files = sorted(
         path
         for path in folder.rglob("*")
-        if path.is_file() and not SKIPPED.intersection(path.relative_to(folder).parts)
+        if path.is_file()
+        and not SKIPPED.intersection(path.relative_to(folder).parts)
+        and not path.name.startswith(_HALF_WRITTEN)
+        and not any(path.is_relative_to(output) for output in outputs)
     )
     return {path.relative_to(folder).as_posix(): _file_mark(path) for path in files}
 

@@ -61,6 +61,12 @@ def full_disk_is_named(
         raise FullDisk(target, need_bytes=need_bytes()) from error
 
 
+_IN_THE_WAY = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ELOOP, errno.ENAMETOOLONG),
+)
+
+
 @contextlib.contextmanager
 def writable(folder: Path, *, what: str, fix: str) -> Iterator[None]:
     """Turn what hinders the making of a folder or its files into one line.
@@ -71,13 +77,15 @@ def writable(folder: Path, *, what: str, fix: str) -> Iterator[None]:
         fix: What helps.
 
     Raises:
-        UserError: the disk is full or read-only, it belongs to another, or a file is in the way.
+        UserError: the disk is full or read-only, it belongs to another, a file is in the way, or there
+            can be no such folder.
     """
     try:
         with full_disk_is_named(folder):
             yield
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        nowhere = error.errno == errno.ENOENT and not folder.exists()
+        if error.errno not in _IN_THE_WAY and not nowhere:
             raise
         raise UserError(
             f"{what} {folder} must be a folder that can be written",

@@ -120,6 +120,12 @@ def test_a_tensorflow_that_does_not_start_in_time_is_said(
     code = invoke(["doctor", "--no-disk", "--timeout-s", "0.05"], debug=False)
 
     assert code == EXIT_CHECK
-    assert "error: TensorFlow does not start: it did not start within 0.05 s" in (
-        capsys.readouterr().out
-    )
+    told = capsys.readouterr().out
+    assert "error: TensorFlow does not start: it did not start within 0.05 s" in told
+    assert "stoker doctor --timeout-s 600" in told
+    assert "force-reinstall" not in told
+
+
+def test_a_time_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["doctor", "--no-disk", "--timeout-s", "-1"], debug=False) == 2
+    assert "--timeout-s" in capsys.readouterr().err

@@ -203,11 +203,12 @@ def test_what_lies_in_the_folder_already_stays(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_one_is_the_users_to_mend(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file\n")
 
-    with pytest.raises(UserError) as refused:
-        profile_script(["true"], folder=tmp_path / "taken" / "p")
+    for folder in (tmp_path / "taken" / "p", Path("/proc/nowhere"), tmp_path / ("x" * 300)):
+        with pytest.raises(UserError) as refused:
+            profile_script(["true"], folder=folder)
 
-    assert "must be a folder that can be written" in refused.value.line()
-    assert "--out" in refused.value.line()
+        assert "must be a folder that can be written" in refused.value.line()
+        assert "--out" in refused.value.line()
 
 
 def test_a_script_whose_name_is_no_utf_8_has_a_page_too(

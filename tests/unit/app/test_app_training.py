@@ -53,6 +53,23 @@ def test_that_a_peer_is_gone_is_no_fault_of_the_user_and_gets_through(
         fail(kind, message, workers=1)
 
 
+@pytest.mark.parametrize(
+    ("said", "advised"),
+    [
+        ("indices[3] = 9 is not in [0, 4)", True),
+        ("RuntimeError: mine broke\nTraceback (most recent call last):\n  File", False),
+    ],
+)
+def test_an_id_is_suspected_only_where_no_function_says_what_is_wrong(
+    said: str, *, advised: bool
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        fail(tf.errors.InvalidArgumentError, said, workers=1)
+
+    assert said.partition("\n")[0] in refused.value.line()
+    assert ("outside its Embedding" in refused.value.line()) == advised
+
+
 def test_a_wrong_id_is_the_users_on_the_worker_that_has_it_and_on_its_peers() -> None:
     for message in ("indices[3] = 9", "Collective ops is aborted by: indices[3] = 9"):
         with pytest.raises(ConfigError, match=r"indices\[3\] = 9"):

@@ -212,6 +212,22 @@ def test_runs_and_models_beside_the_code_do_not_count(folder: Path) -> None:
     assert function_fingerprint(folder, "model", "build") == before
 
 
+@pytest.mark.parametrize("name", ["stoker.yaml", "stoker.lock.yaml", ".stoker.lock.yaml.x1.tmp"])
+def test_what_stoker_writes_beside_code_that_cannot_be_followed_does_not_count(
+    folder: Path, name: str
+) -> None:
+    edit(folder / "model.py", "SIZE = 3", "import os\nSIZE = int(os.environ.get('SIZE', 3))")
+    out = folder / "out" / "mine"
+    before = function_fingerprint(folder, "model", "build", outputs=[out])
+    (folder / name).write_text("name: other\n")
+    out.mkdir(parents=True)
+    (out / "metrics.json").write_text("{}")
+
+    assert function_fingerprint(folder, "model", "build", outputs=[out]) == before
+    (folder / "out" / "table.csv").write_text("a,b\n")
+    assert function_fingerprint(folder, "model", "build", outputs=[out]) != before
+
+
 def test_a_module_that_does_not_parse_is_named_with_its_line(folder: Path) -> None:
     (folder / "model.py").write_text("x = 1\ndef build(:\n")
 

@@ -19,7 +19,7 @@ from stoker.data.feed.dataset_stages import dataset_stages
 from stoker.data.own.analysis import analyze_own_dataset
 from stoker.data.own.config import OwnDatasetConfig, PipelineConfig
 from stoker.data.own.description import SPLITS, Count
-from stoker.data.own.feed import OwnFeed
+from stoker.data.own.feed import BATCHES_AHEAD, OwnFeed
 from stoker.data.own.opening import open_own_dataset, piped
 
 ROWS, SIZE = 24, (24, 24, 3)
@@ -145,6 +145,25 @@ def test_a_last_prefetch_stays_unless_tensorflow_has_one_of_its_own_behind_it(
     plainly = loaded(FeedConfig())
     for one, other in zip(loaded(FeedConfig(), function=prefetched), plainly, strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize("turned_off", ["in stoker.yaml", "by the dataset"])
+@pytest.mark.parametrize("own", [None, 7], ids=["no prefetch of its own", "one of its own"])
+def test_where_tensorflow_tunes_nothing_a_dataset_without_a_prefetch_gets_one(
+    *, own: int | None, turned_off: str
+) -> None:
+    def made(split: str) -> tf.data.Dataset[Any]:
+        options = tf.data.Options()
+        options.autotune.enabled = turned_off != "by the dataset"
+        written = dataset(split)
+        return (written if own is None else written.prefetch(own)).with_options(options)
+
+    read = feed(FeedConfig(autotune=turned_off == "by the dataset"), function=made)
+    calls = Calls(rows=25, batch_size=5, steps_per_call=1, seed=0, first=0, last=8)
+
+    with read.shuffled(calls) as batches:
+        assert not batches.options().autotune.enabled
+        assert set_to(batches, "PrefetchDataset", 1) == [BATCHES_AHEAD if own is None else own]
 
 
 def handed_over(config: FeedConfig, *, cache: str) -> tf.data.Dataset[Any]:

@@ -201,6 +201,17 @@ def test_what_was_kept_of_one_dataset_is_not_used_with_another(
     assert ("model:dataset changed since" in said) == bool(change)
 
 
+def test_a_lock_file_is_no_change_of_code_that_reads_its_folder(experiment: Path) -> None:
+    (experiment / "model.py").write_text(
+        "import os\ndef build(features): ...\ndef dataset(split): return os.environ['DATA']\n"
+    )
+    cached, was = {"data.pipeline.cache": "memory"}, {"data.pipeline.cache": "none"}
+    code = measured_code(load_tuned(experiment)[0])
+    write_lock(experiment / FILE, replace(LOCK, settings=cached, replaced=was, code=code))
+
+    assert load_tuned(experiment)[1] == f"{FILE}: data.pipeline.cache=memory"
+
+
 def test_a_lock_without_settings_says_whether_all_was_tried(experiment: Path) -> None:
     for finished, end in (
         (True, "helps here"),

@@ -27,7 +27,10 @@ def doctor(
         bool, typer.Option("--no-disk", help="Write no file to measure the disk.")
     ] = False,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", help="Longest that TensorFlow may take to start.")
+        float,
+        typer.Option(
+            "--timeout-s", min=0.01, help="Longest that TensorFlow may take to start, seconds."
+        ),
     ] = 120.0,
     as_json: AsJson = False,
 ) -> None:

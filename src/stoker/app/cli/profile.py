@@ -105,10 +105,16 @@ def _script(
     if not command or experiment != Path() or overrides:
         raise UserError(
             "`stoker profile` takes an experiment, or `--` and a command",
-            got=Plain(f"{experiment}" if command else "nothing behind `--`"),
+            got=Plain(_given(experiment, overrides) if command else "nothing behind `--`"),
             fix="E.g. `stoker profile -- python train.py`.",
         )
     profile_script_command(command, as_json=as_json, out=out, seconds=seconds)
+
+
+def _given(experiment: Path, overrides: list[str]) -> str:
+    """What stands before the `--`, and should not."""
+    settings = [f"--set {override}" for override in overrides]
+    return " ".join([f"{experiment}"] * (experiment != Path()) + settings)
 
 
 def _print(found: Profiled) -> None:

@@ -68,7 +68,10 @@ def _framework_starts(machine: Machine) -> Iterator[Finding]:
         yield _error(
             "tensorflow_start",
             f"TensorFlow does not start: {machine.framework.error}",
-            "Install it anew: pip install --force-reinstall tensorflow",
+            "Give it longer: stoker doctor --timeout-s 600. On a GPU see too whether the driver answers: "
+            "nvidia-smi"
+            if machine.framework.hangs
+            else "Install it anew: pip install --force-reinstall tensorflow",
         )
 
 

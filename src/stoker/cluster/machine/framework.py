@@ -125,6 +125,9 @@ class Framework:
     error: str = ""
     """Why it does not start."""
 
+    hangs: bool = False
+    """Whether it had not started when the time was up."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Package:
@@ -156,7 +159,7 @@ def probe_framework(*, timeout_s: float) -> Framework:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Framework(error=f"it did not start within {timeout_s:g} s")
+        return Framework(error=f"it did not start within {timeout_s:g} s", hangs=True)
     if done.returncode:
         tail = " / ".join(done.stderr.strip().splitlines()[-TAIL_LINES:])
         return Framework(error=f"exit code {done.returncode}: {tail}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from stoker.core.errors import ConfigError
 
@@ -115,7 +116,12 @@ def with_own_threads(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
         return dataset
     options = tf.data.Options()
     options.threading.private_threadpool_size = _AS_MANY_AS_CORES
-    return dataset.with_options(options)
+    said = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # it would warn of what is meant
+    try:
+        return dataset.with_options(options)
+    finally:
+        logging.set_verbosity(said)
 
 
 def free_memory_bytes() -> int:

@@ -18,6 +18,9 @@ from stoker.data.own.cache import in_memory
 from stoker.data.own.elements import parts_of
 from stoker.data.own.opening import OwnDataset
 
+BATCHES_AHEAD = 2
+"""Batches that are made beside the step where neither the user nor TensorFlow has a prefetch."""
+
 
 class OwnFeed:
     """The user's batches, in the user's order."""
@@ -90,7 +93,11 @@ class OwnFeed:
         epochs, within = divmod(calls.first, calls.per_epoch)
         done = epochs * self._count.batches + within * calls.steps_per_call + calls.skipped_steps
         skipped = done % self._count.batches if self.in_memory else done
-        yield self._faster(self._passes(autotune=self._autotunes(self._dataset)).skip(skipped))
+        autotunes = self._autotunes(self._dataset)
+        passes = self._passes(autotune=autotunes).skip(skipped)
+        # TensorFlow has a prefetch of its own only where it tunes; from memory none is needed.
+        bare = not (autotunes or self.in_memory or _is_prefetched(self._dataset))
+        yield self._faster(passes, ahead=BATCHES_AHEAD if bare else None)
 
     def watched(self) -> tf.data.Dataset[Any]:
         """Pass after pass with TensorFlow's autotuner on, whatever is set.
@@ -112,7 +119,11 @@ class OwnFeed:
         return self._config.autotune and dataset.options().autotune.enabled is not False
 
     def _faster(
-        self, dataset: tf.data.Dataset[Any], *, autotune: bool | None = None
+        self,
+        dataset: tf.data.Dataset[Any],
+        *,
+        autotune: bool | None = None,
+        ahead: int | None = None,
     ) -> tf.data.Dataset[Any]:
         config, set_to = self._config, dataset.options()
         # What the user turned off on purpose stays off: their order may be loose.
@@ -121,7 +132,7 @@ class OwnFeed:
             deterministic=ordered,
             autotune=self._autotunes(dataset) if autotune is None else autotune,
             threads=config.threads,
-            ahead=config.prefetch,
+            ahead=ahead if config.prefetch is None else config.prefetch,
             slack=config.slack,
         )
         return tuned(dataset, options)
@@ -137,6 +148,13 @@ def _unprefetched(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
     autotuned = getattr(dataset, "_buffer_size", None) == tf.data.AUTOTUNE
     prefetched = type(dataset).__name__ == "_PrefetchDataset" and autotuned
     return getattr(dataset, "_input_dataset", dataset) if prefetched else dataset
+
+
+def _is_prefetched(dataset: Any) -> bool:
+    """Whether its last stage, but for options, is a prefetch."""
+    while type(dataset).__name__ == "_OptionsDataset":
+        dataset = getattr(dataset, "_input_dataset", None)
+    return type(dataset).__name__ == "_PrefetchDataset"
 
 
 AnyFeed = Feed | OwnFeed
