@@ -12,7 +12,7 @@ import tensorflow as tf
 from stoker.train.graph_order import operations
 from stoker.train.one_program import OneProgram, does_several
 from stoker.train.outcome import Outcome, Sums, sums_of
-from stoker.train.source import flat, taken_here, takes_its_own, unflat
+from stoker.train.source import flat, taken_here, unflat
 
 Step = Callable[[Any], Outcome]
 """What `make_train_step` makes."""
@@ -43,8 +43,8 @@ def make_run_fed(
 
     Returns:
         A `tf.function` of the iterator, the number of steps, int64, whether to look, and what is
-        left of a group, as in `Source`, that gives `Sums`. A call after which something is saved
-        looks in any case.
+        left, as in `Source`, that gives `Sums`. Where nothing is left, each step of one device takes
+        its own batch. A call after which something is saved looks in any case.
     """
     some_of = _reader(step, rows_a_step=rows_a_step, alone=alone, overlap=overlap)
 
@@ -109,9 +109,9 @@ class _OfBatches:
 
     def __call__(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
         if isinstance(iterator, tf.data.Iterator):
-            if takes_its_own(iterator.element_spec):
-                return self._one_then_another(iterator, steps)
-            return self._one_ahead(iterator, steps, left)
+            if left:
+                return self._one_ahead(iterator, steps, left)
+            return self._one_then_another(iterator, steps)
 
         # What is handed to several replicas has no place between two calls.
         def one(after: tf.Tensor) -> Sums:
