@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -105,10 +106,11 @@ def free_of_determinism() -> Iterator[None]:
     """
     from tensorflow.python.framework import config
 
-    was_on = config.is_op_determinism_enabled()  # type: ignore[no-untyped-call]
-    config.disable_op_determinism()  # type: ignore[no-untyped-call]
+    determinism: Any = config  # TensorFlow has no types here
+    was_on = determinism.is_op_determinism_enabled()
+    determinism.disable_op_determinism()
     yield
     if was_on:
-        config.enable_op_determinism()
+        determinism.enable_op_determinism()
     else:
-        config.disable_op_determinism()  # type: ignore[no-untyped-call]
+        determinism.disable_op_determinism()

@@ -68,7 +68,7 @@ def takes_its_own(spec: Any) -> bool:
     that calls Python or draws random numbers, and all its work would be waited for.
     """
     plain = all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(spec))
-    must_be_exact = bool(config.is_op_determinism_enabled())  # type: ignore[no-untyped-call]
+    must_be_exact = bool(config.is_op_determinism_enabled())  # type: ignore[no-untyped-call]  # TensorFlow has no types here
     return plain and one_at_a_time() and not must_be_exact
 
 

@@ -72,6 +72,7 @@ def test_where_one_thread_computes_others_make_the_input() -> None:
     )
 
     assert done.stdout.split() == ["300.0"] * 3
+    assert "private_threadpool_size" not in done.stderr, "TensorFlow warns of what is meant"
 
 
 @pytest.mark.parametrize("threads", [0, -1, 5000])
