@@ -28,7 +28,11 @@ LOG_TAIL_BYTES = 4096
 """Of what a trial printed, how much is looked at for its last line."""
 
 GRACE_S = 2.0
-"""How long a trial that is asked to end may take, before it is killed."""
+"""How long a trial that is asked to end may take, before it is killed, and one that is stopped
+until it is taken to wait in the kernel; seconds."""
+
+STOP_LOOK_S = 0.0005
+"""How often a trial that is being stopped is looked at, seconds: it takes about as long."""
 
 
 class TrialFailed(Exception):
@@ -148,11 +152,22 @@ class Trial:
         """
         self._signal(signal.SIGSTOP)
         self._paused = True
+        # A signal is on its way when it is sent: other threads go on until each has seen it.
+        end_s = time.monotonic() + GRACE_S
+        while self._process.returncode is None and not self._stands_still():
+            if time.monotonic() > end_s:
+                break  # one waits for a disk or a driver: it stops when that lets go
+            time.sleep(STOP_LOOK_S)
 
     def _go_on(self) -> None:
         if self._paused:
             self._signal(signal.SIGCONT)
             self._paused = False
+
+    def _stands_still(self) -> bool:
+        """All its threads are stopped, or it has ended; what is reported stays to be read again."""
+        which = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, which) is not None
 
     def _signal(self, number: signal.Signals) -> None:
         # Not its children: they would not see that it has ended.
