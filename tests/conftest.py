@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,27 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None, item: pytest.Item) -> 
     """Go on to another file with what this one has left out of the way."""
     yield
     if nextitem is not None and nextitem.path != item.path:
+        _as_it_began()
         _spare_what_stays()
+
+
+def _as_it_began() -> None:
+    """Take back what a test has set for its whole process.
+
+    Which files share one differs from run to run, so what one left would be another's rare failure.
+    """
+    if "keras" in sys.modules:
+        import keras
+
+        keras.mixed_precision.set_dtype_policy("float32")
+    if "tensorflow" in sys.modules:
+        _determinism().disable_op_determinism()
+
+
+def _determinism() -> Any:  # TensorFlow has no types here
+    from tensorflow.python.framework import config
+
+    return config
 
 
 def _spare_what_stays() -> None:
@@ -99,18 +120,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def free_of_determinism() -> Iterator[None]:
-    """Without the deterministic operations that an earlier test of this process may have asked for.
-
-    They hold for the whole process, and are afterwards as they were.
-    """
-    from tensorflow.python.framework import config
-
-    determinism: Any = config  # TensorFlow has no types here
-    was_on = determinism.is_op_determinism_enabled()
-    determinism.disable_op_determinism()
-    yield
-    if was_on:
-        determinism.enable_op_determinism()
-    else:
-        determinism.disable_op_determinism()
+def determinism() -> Iterator[Any]:
+    """TensorFlow's deterministic operations, which hold for the whole process: none at its end."""
+    switch = _determinism()
+    yield switch
+    switch.disable_op_determinism()

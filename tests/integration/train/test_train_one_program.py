@@ -261,7 +261,6 @@ def one_operation_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool],
     return say
 
 
-@pytest.mark.usefixtures("free_of_determinism")
 def test_steps_that_are_no_program_are_the_same_however_calls_are_cut(
     one_operation_at_a_time: Callable[[bool], None],
 ) -> None:
@@ -291,7 +290,6 @@ def test_steps_that_are_no_program_are_the_same_however_calls_are_cut(
     assert found[1][1] == found[2][1] == found[3][1]
 
 
-@pytest.mark.usefixtures("free_of_determinism")
 @pytest.mark.parametrize(
     ("one", "exact"),
     [(False, False), (True, False), (True, True)],
@@ -299,11 +297,15 @@ def test_steps_that_are_no_program_are_the_same_however_calls_are_cut(
 )
 @pytest.mark.parametrize("step_s", [0.0, 0.06], ids=["quicker than its input", "slower"])
 def test_a_step_waits_for_input_only_where_its_last_write_has_ended(
-    step_s: float, one: bool, exact: bool, one_operation_at_a_time: Callable[[bool], None]
+    step_s: float,
+    one: bool,
+    exact: bool,
+    one_operation_at_a_time: Callable[[bool], None],
+    determinism: Any,
 ) -> None:
     one_operation_at_a_time(one)
     if exact:
-        tf.config.experimental.enable_op_determinism()
+        determinism.enable_op_determinism()
     steps, input_s = 10, 0.04
     written = tf.Variable(tf.constant(0.0))
 
@@ -340,7 +342,6 @@ def taking(run: Any, source: Source) -> set[str]:
     return {node.op for node in nodes if node.op.startswith("IteratorGetNext")}
 
 
-@pytest.mark.usefixtures("free_of_determinism")
 def test_the_thread_that_computes_takes_the_batch_where_it_is_the_only_one(
     one_operation_at_a_time: Callable[[bool], None],
 ) -> None:

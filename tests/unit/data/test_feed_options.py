@@ -72,7 +72,6 @@ def test_prefetch_stands_at_the_end_of_a_pipeline_that_has_none() -> None:
     )
 
 
-@pytest.mark.usefixtures("free_of_determinism")
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_the_order_is_kept_or_not_as_the_caller_says(deterministic: bool) -> None:
     parallel = tf.data.Dataset.range(64).map(incremented, num_parallel_calls=2)
