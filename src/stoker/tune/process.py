@@ -157,7 +157,7 @@ class Trial:
         while self._process.returncode is None and not self._stands_still():
             if time.monotonic() > end_s:
                 break  # one waits for a disk or a driver: it stops when that lets go
-            time.sleep(STOP_LOOK_S)
+            time.sleep(STOP_LOOK_S)  # no wait of the kernel for a stop takes a limit of time
 
     def _go_on(self) -> None:
         if self._paused:
