@@ -22,8 +22,14 @@ _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 ImageStore = Literal["original", "resized", "raw"]
 """How the training split's images lie in the shards."""
 
-REACH_KEYS = ("cache_bytes", "cache_dir", "store_attempts", "store_backoff_s", "service")
+REACH_KEYS = (
+    *("cache_bytes", "cache_dir", "store_attempts", "store_backoff_s", "service"),
+    "workers",
+)
 """Settings of how a source or the shards are reached, which change no record that is read."""
+
+MOST_WORKERS = 1024
+"""Most processes that a setting may name."""
 
 MOST_ROWS = 2**31
 """Most records that a setting may name: beyond it a setting is a slip of the keyboard."""
@@ -197,6 +203,11 @@ class IngestConfig:
     store_backoff_s: float = 0.5
     """Pause after its first failure, seconds; doubled after each further one."""
 
+    workers: int | None = None
+    """Processes that read and check records, 1 to 1,024. none: one for each core that this process may
+    use, or threads where the source is small, lies in a store, or is read in threads as quickly. The
+    result does not depend on it."""
+
     service: ServiceConfig | None = None
     """A tf.data service whose workers make training's batches; none: they are made here."""
 
@@ -228,6 +239,8 @@ class IngestConfig:
         ):
             if not value <= most:
                 raise ConfigError(f"data.{name} must be at most {most:,}", got=value)
+        if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
+            raise ConfigError(f"data.workers must be from 1 to {MOST_WORKERS:,}", got=self.workers)
         if self.format not in ("auto", *get_args(Format)):
             raise ConfigError(
                 f"data.format must be auto, {', '.join(get_args(Format))}",

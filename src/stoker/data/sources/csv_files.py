@@ -25,6 +25,7 @@ from stoker.data.sources.records import (
     WORKERS,
     Block,
     Cells,
+    Content,
     Fault,
     Progress,
     Reading,
@@ -40,6 +41,7 @@ from stoker.data.sources.table import (
     stored_column,
 )
 from stoker.data.sources.text import Tally, clean, missing_texts, read_text
+from stoker.data.sources.workers import InThreads, Workers
 
 BLOCK_BYTES = 16 << 20
 """Text that is parsed at a time, and so the longest record: a few times this is the memory."""
@@ -123,6 +125,9 @@ class CsvFiles:
     labels: Collection[str]
     """The column that a record cannot miss."""
 
+    workers: Workers = field(default_factory=InThreads)
+    """What reads them."""
+
     def scan(self, progress: Progress) -> Scan:
         """Learn each column's type from all its values.
 
@@ -164,7 +169,7 @@ class CsvFiles:
         )
         return Scan(columns=columns, readings=readings, rows=rows, image=None)
 
-    def blocks(self, scan: Scan) -> Iterator[Block]:
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every record in its column's type, or named with what is wrong with it."""
         missing = missing_texts(self.config.missing_values)
 

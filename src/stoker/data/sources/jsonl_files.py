@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Never
 
@@ -20,8 +20,9 @@ from stoker.data.sources.listing import Listing, SourceFile
 from stoker.data.sources.named_columns import NUMBER, TEXT, TRUTH, WHOLE_NUMBER
 from stoker.data.sources.named_records import named_blocks, scan_named
 from stoker.data.sources.opening import kind_of, reading
-from stoker.data.sources.records import Block, Progress, Scan
+from stoker.data.sources.records import Block, Content, Progress, Scan
 from stoker.data.sources.unpacking import Unpacked, plain_chunks
+from stoker.data.sources.workers import InThreads, Workers
 
 MAX_LINE_BYTES = 16 << 20
 """Longest line: a few times this is the memory."""
@@ -52,6 +53,9 @@ class JsonlFiles:
     labels: Collection[str]
     """The column that a record cannot miss."""
 
+    workers: Workers = field(default_factory=InThreads)
+    """What reads them."""
+
     def scan(self, progress: Progress) -> Scan:
         """Learn each key's kind, length and type from all lines.
 
@@ -64,7 +68,7 @@ class JsonlFiles:
             self._gathered(), self.config, labels=self.labels, in_order=True, progress=progress
         )
 
-    def blocks(self, scan: Scan) -> Iterator[Block]:
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every line in its columns' types, or named with what is wrong with it."""
         return named_blocks(self._gathered(), scan, self.config, labels=self.labels)
 

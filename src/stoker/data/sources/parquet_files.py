@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,7 @@ from stoker.data.sources.records import (
     WORKERS,
     Block,
     Cells,
+    Content,
     Progress,
     Scan,
     block_of,
@@ -31,6 +32,7 @@ from stoker.data.sources.records import (
 from stoker.data.sources.table import check_names, check_same_columns, known_types
 from stoker.data.sources.text import missing_texts
 from stoker.data.sources.vectors import vector_cells
+from stoker.data.sources.workers import InThreads, Workers
 
 BATCH_ROWS = 65_536
 """Records of a table that are read at a time."""
@@ -54,6 +56,9 @@ class ParquetFiles:
 
     labels: Collection[str]
     """The column that a record cannot miss."""
+
+    workers: Workers = field(default_factory=InThreads)
+    """What reads them."""
 
     def scan(self, progress: Progress) -> Scan:
         """Learn from the files' types, and from the values where gaps or images leave them open.
@@ -81,7 +86,7 @@ class ParquetFiles:
             image=_merged(with_image).shape(self.config.images) if with_image else None,
         )
 
-    def blocks(self, scan: Scan) -> Iterator[Block]:
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every record in its column's type, or named with what is wrong with it."""
         learned, _ = self._schema()
         with ThreadPoolExecutor(WORKERS) as pool:

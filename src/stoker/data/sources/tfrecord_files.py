@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.examples import gather_examples
@@ -12,7 +12,8 @@ from stoker.data.sources.gathered import Gathered
 from stoker.data.sources.listing import Listing
 from stoker.data.sources.named_records import named_blocks, scan_named
 from stoker.data.sources.opening import reading
-from stoker.data.sources.records import Block, Progress, Scan
+from stoker.data.sources.records import Block, Content, Progress, Scan
+from stoker.data.sources.workers import InThreads, Workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,9 @@ class TfrecordFiles:
     labels: Collection[str]
     """The column that a record cannot miss."""
 
+    workers: Workers = field(default_factory=InThreads)
+    """What reads them."""
+
     def scan(self, progress: Progress) -> Scan:
         """Learn each feature's kind, length and type from all records.
 
@@ -40,7 +44,7 @@ class TfrecordFiles:
             self._gathered(), self.config, labels=self.labels, in_order=False, progress=progress
         )
 
-    def blocks(self, scan: Scan) -> Iterator[Block]:
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every record in its columns' types, or named with what is wrong with it."""
         return named_blocks(self._gathered(), scan, self.config, labels=self.labels)
 
