@@ -228,6 +228,7 @@ class IngestConfig:
             ("cache_bytes", self.cache_bytes, 1),
             ("store_attempts", self.store_attempts, 1),
             ("store_backoff_s", self.store_backoff_s, 0),
+            ("workers", 1 if self.workers is None else self.workers, 1),
         ):
             if value < least:
                 raise ConfigError(f"data.{name} must be at least {least}", got=value)
@@ -236,11 +237,10 @@ class IngestConfig:
             ("shard_rows", self.shard_rows, MOST_ROWS),
             ("store_attempts", self.store_attempts, 1000),
             ("store_backoff_s", self.store_backoff_s, 3600),
+            ("workers", self.workers or 1, MOST_WORKERS),
         ):
             if not value <= most:
                 raise ConfigError(f"data.{name} must be at most {most:,}", got=value)
-        if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
-            raise ConfigError(f"data.workers must be from 1 to {MOST_WORKERS:,}", got=self.workers)
         if self.format not in ("auto", *get_args(Format)):
             raise ConfigError(
                 f"data.format must be auto, {', '.join(get_args(Format))}",

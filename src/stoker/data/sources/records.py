@@ -177,6 +177,11 @@ def demand_label(column: Cells) -> Cells:
     return with_fault(column, missing.to_numpy(zero_copy_only=False), LABEL_MISSING)
 
 
+def with_content(block: Block, content: Content | None, columns: Sequence[Column]) -> Block:
+    """The block, with what `content` computes of its rows where that is asked for."""
+    return block if content is None else replace(block, content=content(block.table, columns))
+
+
 def block_of(
     columns: Sequence[Column],
     read: Sequence[Cells],

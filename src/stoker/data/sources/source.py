@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 
-from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.config import Format, IngestConfig
 from stoker.data.sources.csv_files import CsvFiles
 from stoker.data.sources.image_folder import ImageFolder
 from stoker.data.sources.jsonl_files import JsonlFiles
@@ -20,20 +20,17 @@ from stoker.data.sources.workers import InThreads, Workers, started
 
 _TABLES: dict[str, Callable[..., Source]] = {
     "csv": CsvFiles,
-    "jsonl": JsonlFiles,
     "parquet": ParquetFiles,
     "tfrecord": TfrecordFiles,
 }
 
 
-_MANY_CALLS = ("images",)
-"""Formats that are read by many small calls, which threads of one process do one at a time."""
-
-SMALL_BYTES = 128 << 20
-"""Below this and below `SMALL_FILES` a source is read before processes would be ready."""
-
-SMALL_FILES = 2000
-"""See `SMALL_BYTES`."""
+_MANY_CALLS: dict[Format, tuple[int, int]] = {
+    "images": (128 << 20, 2000),
+    "jsonl": (8 << 20, 2000),
+}
+"""Formats that are read by many small calls of Python's, which threads of one process do one at a
+time; below so many bytes and files they are read before processes would be ready."""
 
 
 def list_source(config: IngestConfig) -> Listing:
@@ -55,8 +52,9 @@ def workers_for(config: IngestConfig, listing: Listing) -> Iterator[Workers]:
         config: What to read.
         listing: Its files.
     """
-    size = sum(file.size_bytes for file in listing.files)
-    is_small = size < SMALL_BYTES and len(listing.files) < SMALL_FILES
+    small_bytes, small_files = _MANY_CALLS.get(listing.format, (0, 0))
+    size, files = sum(file.size_bytes for file in listing.files), len(listing.files)
+    is_small = size < small_bytes and files < small_files
     processes = (
         listing.format in _MANY_CALLS
         and listing.files[0].place.is_local
@@ -89,4 +87,6 @@ def open_source(
     workers = workers or InThreads(config.workers)
     if listing.format == "images":
         return ImageFolder(listing=listing, config=config, workers=workers)
-    return _TABLES[listing.format](listing=listing, config=config, labels=labels, workers=workers)
+    if listing.format == "jsonl":
+        return JsonlFiles(listing=listing, config=config, labels=labels, workers=workers)
+    return _TABLES[listing.format](listing=listing, config=config, labels=labels)

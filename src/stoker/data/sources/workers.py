@@ -29,7 +29,8 @@ Part = TypeVar("Part")
 Made = TypeVar("Made")
 
 AHEAD = 2
-"""Parts that are under way or done for each worker, so that a slow one holds up none."""
+"""Parts that are under way or done for each worker process, so that a slow one holds up none. Threads
+have one each, and one more: their parts are larger."""
 
 END_S = 5.0
 """Longest wait for a killed worker to be gone, seconds."""
@@ -81,9 +82,7 @@ class InThreads:
     def map(self, function: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[Made]:
         """See `Workers`; any function will do."""
         with ThreadPoolExecutor(self.count, thread_name_prefix="source") as pool:
-            yield from _in_order(
-                lambda part: pool.submit(function, part), parts, most=self.count * AHEAD
-            )
+            yield from _in_order(lambda part: pool.submit(function, part), parts, most=self.count)
 
     def call(self, function: Callable[[Part], Made], part: Part) -> Made:
         """See `Workers`; done in the calling thread."""
@@ -219,10 +218,22 @@ def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
 def _in_order(
     begin: Callable[[Part], Future[Made]], parts: Iterable[Part], *, most: int
 ) -> Iterator[Made]:
-    """Begin up to so many, and give each result when all before it were given."""
+    """Begin up to so many, and give each result when all before it were given.
+
+    What goes wrong while the parts are drawn is raised after the results of those before it.
+    """
     under_way: deque[Future[Made]] = deque()
+    drawn = iter(parts)
+    failed: Exception | None = None
     try:
-        for part in parts:
+        while True:
+            try:
+                part = next(drawn)
+            except StopIteration:
+                break
+            except Exception as error:  # noqa: BLE001  # raised below, in its turn
+                failed = error
+                break
             under_way.append(begin(part))
             if len(under_way) > most:
                 yield under_way.popleft().result()
@@ -231,3 +242,5 @@ def _in_order(
     finally:
         for future in under_way:
             future.cancel()
+    if failed is not None:
+        raise failed
