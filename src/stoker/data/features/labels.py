@@ -34,14 +34,14 @@ def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> 
     Raises:
         DataError: names the split, the record and what its label or weight is.
     """
-    if not transform.labels:
+    if not transform.labels or _cannot_fail(transform):
         return
     columns = transform.target_columns
     names = [column.name for column in columns]
     of_labels = [column.name for column in transform.label_columns]
     judged = _judged(transform)
     before = 0
-    for batch in dataset.batches(split, columns=names, rows=batch_rows(dataset)):
+    for batch in dataset.batches(split, columns=names, rows=batch_rows(dataset), again=False):
         arrays = {column.name: to_numpy(column, batch.column(column.name)) for column in columns}
         raw = {c.name: tf.constant(arrays[c.name], c.tensor_dtype) for c in columns}
         for name, who in judged.items():
@@ -54,6 +54,16 @@ def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> 
             weights = np.asarray(transform.apply_weight(raw))
             _require_weights(transform.spec.weight, weights, split=split, before=before)
         before += batch.num_rows
+
+
+def _cannot_fail(transform: Transform) -> bool:
+    """Whether every label is a raw column of whole numbers, none of which can be missing."""
+    if any(label.classes is not None for label in transform.labels.values()):
+        return False
+    labels = {label.name for label in transform.labels.values()}
+    whole = {column.name for column in transform.target_columns if column.dtype == "int64"}
+    needed = {column.name for column in transform.target_columns}
+    return transform.spec.weight is None and labels == needed == whole
 
 
 def _require_known(

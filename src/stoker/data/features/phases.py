@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+from stoker.cluster.limits import usable_cores
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import write_atomic
 from stoker.core.user_code import first_line
@@ -36,6 +37,9 @@ TRAIN = "train"
 
 _BATCH_BYTES = 32 << 20
 """Decoded images and vectors held at a time: with their floats beside them still well below 1 GiB."""
+
+_SUMS = ("moments", "range")
+"""Questions whose answer depends on the order of the rows, if only by the sign of a zero."""
 
 _VALUE_BYTES = 8
 """A number of a vector."""
@@ -157,15 +161,24 @@ def _answered(
     spilled = {index: scratch / f"spill-{index}.parquet" for index in derived}
     if derived:
         _spill(plan.dataset, walked, spilled, progress)
-    with engine.connection() as backend:
-        train = engine.read_split(backend, plan.dataset, TRAIN)
-        for index in ready:
-            column = raw[index]
-            if column is not None:
-                table = _prepared(train.only(plan.dataset.column(column)), calls[index])
-            else:
+    if any(column is not None for column in raw.values()):
+        engine.verify_split(plan.dataset, TRAIN)
+
+    def answer(index: int, threads: int = 1) -> Any:
+        column = raw[index]
+        with engine.connection(threads=threads) as backend:
+            if column is None:
                 table = engine.read_parquet(backend, [spilled[index]]).table
-            yield index, _answer(calls[index], index, table, scratch)
+            else:
+                train = engine.read_split(backend, plan.dataset, TRAIN)
+                table = _prepared(train.only(plan.dataset.column(column)), calls[index])
+            return _answer(calls[index], index, table, scratch)
+
+    sums = [index for index in ready if calls[index].kind in _SUMS]
+    yield from zip(sums, engine.in_parallel(answer, sums), strict=True)
+    for index in ready:
+        if index not in sums:
+            yield index, answer(index, threads=usable_cores())
     for path in spilled.values():
         path.unlink()
     progress(plan.dataset.rows(TRAIN))
@@ -225,7 +238,7 @@ def _spill(
     done = 0
     names = [column.name for column in columns]
     try:
-        for batch in dataset.batches(TRAIN, columns=names, rows=batch_rows(dataset)):
+        for batch in dataset.batches(TRAIN, columns=names, rows=batch_rows(dataset), again=False):
             for index, call, values in zip(paths, calls, run(pruned, batch, columns), strict=True):
                 table = pa.table(_columns(call, values))
                 if index not in writers:

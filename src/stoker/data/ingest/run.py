@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,10 @@ from stoker.core.outputs import by_output
 from stoker.data.columns import Column
 from stoker.data.dataset import (
     MANIFEST,
+    SAMPLE,
     Dataset,
     ImageShape,
+    Shard,
     load_dataset,
     verify_shard,
     write_manifest,
@@ -35,7 +38,7 @@ from stoker.data.ingest.image_store import (
     room_at,
 )
 from stoker.data.ingest.journal import JOURNAL, Journal, Kept, Mark, identity_of
-from stoker.data.ingest.shards import SplitWriter
+from stoker.data.ingest.shards import SplitWriter, write_table
 from stoker.data.ingest.stored_images import stored_table
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.listing import Listing, no_record
@@ -111,7 +114,7 @@ def ingest(
             ).run()
     except (DataError, ConfigError):
         # What is wrong with the source or its configuration is not mended by going on.
-        for name in (*config.splits, MANIFEST, JOURNAL):
+        for name in (*config.splits, SAMPLE, MANIFEST, JOURNAL):
             remove(out_dir / name)
         raise
 
@@ -180,7 +183,7 @@ class _Ingest:
         return True
 
     def _begun(self) -> Kept:
-        for name in (*self._rule.names, MANIFEST):
+        for name in (*self._rule.names, SAMPLE, MANIFEST):
             remove(self._out_dir / name)
         scan = self._source.scan(self._progress)
         _check_split_by(self._config, scan)
@@ -280,8 +283,15 @@ class _Ingest:
             image_store=None if kept.store is None else kept.store.why,
             bad_rows=self._faults.bad_rows(),
         )
+        dataset = replace(dataset, sample=self._sample(dataset))
         write_manifest(dataset)
         return dataset
+
+    def _sample(self, dataset: Dataset) -> Shard:
+        """Write the first records once more, by themselves."""
+        names = [column.name for column in dataset.columns]
+        table = pa.Table.from_batches([dataset.first_rows(names)])
+        return write_table(self._out_dir, SAMPLE, table, columns=dataset.columns)
 
 
 def _check_split_by(config: IngestConfig, scan: Scan) -> None:

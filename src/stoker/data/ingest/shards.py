@@ -197,7 +197,23 @@ def write_shard(
     Raises:
         OSError: the disk is full, or cannot be written.
     """
-    path = root / file
+    _write(root / file, table, columns)
+    images = tuple(column for column in columns if column.dtype == "image")
+    written = _Table(root=root, file=file, images=images, rows=table.num_rows)
+    return workers.call(_described, written) if images else _described(written)
+
+
+def write_table(root: Path, file: str, table: pa.Table, *, columns: Sequence[Column]) -> Shard:
+    """Write some records as a shard is written, without an index of its images.
+
+    Raises:
+        OSError: as `write_shard`.
+    """
+    _write(root / file, table, columns)
+    return _described(_Table(root=root, file=file, images=(), rows=table.num_rows))
+
+
+def _write(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
     group_rows = max(1, min(GROUP_ROWS, table.num_rows * GROUP_BYTES // max(1, table.nbytes)))
     # A file of our own: on a full disk the writer does not close the one that it opens itself.
     with path.open("wb") as stream:
@@ -205,9 +221,6 @@ def write_shard(
             writer.write_table(table, row_group_size=group_rows)
         stream.flush()
         os.fsync(stream.fileno())
-    images = tuple(column for column in columns if column.dtype == "image")
-    written = _Table(root=root, file=file, images=images, rows=table.num_rows)
-    return workers.call(_described, written) if images else _described(written)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
