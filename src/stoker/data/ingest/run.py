@@ -98,7 +98,8 @@ def ingest(
     listing = listing or list_source(config)
     warn_of_listing(listing)
     out_dir.mkdir(parents=True, exist_ok=True)
-    sweep(out_dir, "*")
+    for folder in (out_dir, *(out_dir / name for name in config.splits)):
+        sweep(folder, "*")
     identity = identity_of(config, listing, label=label)
     try:
         with workers_for(config, listing) as workers:

@@ -13,6 +13,7 @@ import pickle
 import socket
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,14 @@ _MOST_FILES = 16
 
 _shared: dict[int, int] = {}
 """Address of each buffer that `share` made and that no message has taken yet -> its file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """What a worker sends instead of a result."""
+
+    error: BaseException
+    """What was raised, with where it was raised as a note."""
 
 
 def share(pieces: Iterable[bytes]) -> pa.Buffer:

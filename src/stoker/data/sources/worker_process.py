@@ -5,6 +5,7 @@ It never imports TensorFlow. It ends when the process that started it ends, howe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -13,31 +14,21 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from stoker.data.sources.messages import receive, send
+from stoker.data.sources.messages import Failure, receive, send
 
 PR_SET_PDEATHSIG = 1
 """Source: linux/prctl.h; prctl(2)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """What a worker sends instead of a result."""
-
-    error: BaseException
-    """What was raised, with where it was raised as a note."""
-
-
 def main(link: socket.socket) -> None:
     """Answer each task, a function and its argument, with the function's result or a `Failure`."""
-    while True:
-        try:
+    # Without the other end there is nobody to tell.
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
             function, argument = receive(link)
-        except EOFError:
-            return
-        send(link, _answer(function, argument))
+            send(link, _answer(function, argument))
 
 
 def _answer(function: Callable[[Any], Any], argument: Any) -> Any:

@@ -22,8 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from stoker.cluster.limits import kernel_refusals, usable_cores
 from stoker.core.errors import Plain, UserError
-from stoker.data.sources.messages import receive, send
-from stoker.data.sources.worker_process import Failure
+from stoker.data.sources.messages import Failure, receive, send
 
 Part = TypeVar("Part")
 Made = TypeVar("Made")
