@@ -117,8 +117,9 @@ bench-service: $(STAMP) ## the tf.data service beside the local feed
 	@$(BIN)/python benchmarks/service/measure.py
 	@$(BIN)/python benchmarks/report.py
 
-bench-ingest: $(STAMP) ## memory and CPU time of 1 M and 10 M rows
+bench-ingest: $(STAMP) ## memory and CPU time of 1 M and 10 M rows; JPEGs by number of cores (about 5 minutes)
 	@$(BIN)/python benchmarks/ingest/measure.py
+	@$(BIN)/python benchmarks/ingest/images.py
 	@$(BIN)/python benchmarks/report.py
 
 bench-train: bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps ## training against its peers
