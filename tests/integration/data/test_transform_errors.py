@@ -325,5 +325,7 @@ def test_a_changed_sample_is_found(tmp_path: Path) -> None:
     raw[40] ^= 1
     sample.write_bytes(raw)
 
-    with pytest.raises(DataError, match=r"sample\.parquet must have the hash that its manifest says"):
+    with pytest.raises(
+        DataError, match=r"sample\.parquet must have the hash that its manifest says"
+    ):
         build_transform(data, None, tmp_path / "t", label=None)
