@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from stoker.data.own.features import AnyTransform
 from stoker.export.model_inputs import input_adapter
 from stoker.train.config import Precision
 from stoker.train.keras_model import output_names, overrides
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,8 @@ def build_model(build: Callable[..., Any], transform: AnyTransform, *, what: str
     arguments = (features, transform.output) if _takes_transform(build) else (features,)
     model = call(build, *arguments, what=what)
     _check(model, what)
+    if model.run_eagerly:
+        _LOG.warning("compile(run_eagerly=True) has no effect: Stoker compiles every step")
     return BuiltModel(model=model, adapt=input_adapter(model, names))
 
 
