@@ -27,6 +27,7 @@ from stoker.core.outputs import alone
 from stoker.core.user_code import load_function
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
+from stoker.data.features.label_summary import labels_as_facts
 from stoker.data.ingest import (
     REACH_KEYS,
     fingerprint_of,
@@ -176,10 +177,10 @@ def _transform(context: Context, folder: Path) -> Done:
         sample_weight=experiment.train.sample_weight,
         progress=_rows_of(context),
     )
-    for split in dataset.splits:
-        require_known_labels(transform, dataset, split)
+    labels = {split: require_known_labels(transform, dataset, split) for split in dataset.splits}
     return Done(
         result={
+            "labels": labels_as_facts(labels),
             "features": [feature.name for feature in transform.features],
             "serving_columns": [column.name for column in transform.serving_columns],
         },

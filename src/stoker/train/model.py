@@ -42,17 +42,18 @@ class BuiltModel:
 
     def from_logits(self, output: str = ONLY) -> bool:
         """Whether the compiled loss of an output says that it is logits."""
-        return any(getattr(loss, "from_logits", False) for loss in self._losses(output))
+        return any(getattr(loss, "from_logits", False) for loss in self.losses(output))
 
     def is_regression(self, output: str = ONLY) -> bool:
         """Whether the compiled loss is one for numbers, whatever values the labels have."""
         names = {
             getattr(loss, "name", None) or getattr(loss, "__name__", None) or str(loss)
-            for loss in self._losses(output)
+            for loss in self.losses(output)
         }
         return bool({name.lower().replace("_", "") for name in names} & _REGRESSION_LOSSES)
 
-    def _losses(self, output: str) -> list[Any]:
+    def losses(self, output: str = ONLY) -> list[Any]:
+        """What the model was compiled with for an output: Keras's names, functions or objects."""
         loss, names = self.model.loss, output_names(self.model)
         if isinstance(loss, Mapping) and output != ONLY:
             loss = loss.get(output, ())
