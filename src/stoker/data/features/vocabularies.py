@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.data.features.tft_arguments import IGNORED, also_takes
 from stoker.data.features.trace import (
     Domain,
     Trace,
@@ -18,7 +19,18 @@ from stoker.data.features.trace import (
     required_whole,
 )
 
+_OF_VOCABULARIES = {
+    **dict.fromkeys(
+        ("weights", "labels", "min_diff_from_avg", "coverage_top_k", "coverage_frequency_threshold")
+    ),
+    **dict.fromkeys(("key_fn", "reserved_tokens")),
+    **dict.fromkeys(("use_adjusted_mutual_info", "fingerprint_shuffle", "store_frequency"), False),
+    **dict.fromkeys(("file_format", "name"), IGNORED),
+}
+"""Arguments of TensorFlow Transform's vocabularies; all of them by keyword, as there."""
 
+
+@also_takes(**_OF_VOCABULARIES)
 def compute_and_apply_vocabulary(
     x: tf.Tensor,
     *,
@@ -56,6 +68,7 @@ def compute_and_apply_vocabulary(
     )
 
 
+@also_takes(**_OF_VOCABULARIES)
 def vocabulary(
     x: tf.Tensor,
     *,
@@ -87,6 +100,7 @@ def vocabulary(
     return deferred
 
 
+@also_takes(lookup_fn=None, file_format=IGNORED, name=IGNORED)
 def apply_vocabulary(
     x: tf.Tensor,
     deferred_vocab_filename_tensor: tf.Tensor,
