@@ -94,9 +94,21 @@ def _transform(context: Context, folder: Path) -> Done:
 
 
 OWN_STAGES = (
-    Stage(name="ingest", folder="data", inputs=_ingest_inputs, work=_ingest, tensorflow=True),
     Stage(
-        name="analyze", folder="analysis", inputs=_analyze_inputs, work=_analyze, tensorflow=True
+        name="ingest",
+        folder="data",
+        inputs=_ingest_inputs,
+        work=_ingest,
+        tensorflow=True,
+        runs_user_code=True,
+    ),
+    Stage(
+        name="analyze",
+        folder="analysis",
+        inputs=_analyze_inputs,
+        work=_analyze,
+        tensorflow=True,
+        runs_user_code=True,
     ),
     Stage(name="transform", folder="transform", inputs=_transform_inputs, work=_transform),
     *STAGES[3:],

@@ -144,7 +144,7 @@ def _transform_inputs(context: Context) -> dict[str, Any]:
     return {
         "preprocessing": None
         if experiment.preprocessing is None
-        else experiment.code_fingerprint(experiment.preprocessing),
+        else experiment.source_fingerprint(experiment.preprocessing),
         "label": experiment.label,
         "label_only": experiment.label_only,
         "columns": _column_types(context),
@@ -358,6 +358,7 @@ STAGES = (
         inputs=_transform_inputs,
         work=_transform,
         tensorflow=True,
+        runs_user_code=True,
     ),
     Stage(
         name="train",
@@ -366,14 +367,23 @@ STAGES = (
         work=_train,
         tensorflow=True,
         in_place=True,
+        runs_user_code=True,
     ),
-    Stage(name="export", folder="model", inputs=_export_inputs, work=_export, tensorflow=True),
+    Stage(
+        name="export",
+        folder="model",
+        inputs=_export_inputs,
+        work=_export,
+        tensorflow=True,
+        runs_user_code=True,
+    ),
     Stage(
         name="evaluate",
         folder="evaluation",
         inputs=_evaluate_inputs,
         work=_evaluate,
         tensorflow=True,
+        runs_user_code=True,
     ),
     Stage(name="push", folder="push", inputs=_push_inputs, work=_push, always=True),
 )
