@@ -162,7 +162,7 @@ class Dataset:
         *,
         columns: Sequence[str] | None = None,
         rows: int = BATCH_ROWS,
-        again: bool = True,
+        whole: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """Read a split in order, each shard's length, hash and page checksums verified.
 
@@ -170,13 +170,14 @@ class Dataset:
             split: Name of the split.
             columns: Names of the columns to read; all by default.
             rows: Most records in one batch.
-            again: False leaves out the hash of shards for which `verify_once` would.
+            whole: False checks only what is read, by the checksums of its pages, and the length of the
+                file: for few columns beside large images.
 
         Raises:
             DataError: a shard is missing, cut or changed; names it.
         """
         for shard in self.splits[split]:
-            (verify_shard if again else verify_once)(self.root, shard)
+            (verify_shard if whole else verify_length)(self.root, shard)
             path, seen = self.root / shard.file, 0
             for batch in _read_shard(path, columns, rows):
                 seen += batch.num_rows
@@ -221,22 +222,34 @@ def verify_shard(root: Path, shard: Shard) -> None:
         DataError: it is missing, cut or changed.
     """
     verify_index(root, shard)
+    verify_length(root, shard)
     path = root / shard.file
-    fix = "Run `stoker ingest` again: the shard is made anew from the source."
+    if sha256_file(path) != shard.sha256:
+        raise DataError(
+            f"shard {path} must have the hash that its manifest says",
+            got=Plain("other content: it was changed or damaged after ingest"),
+            fix=_MAKE_AGAIN,
+        )
+
+
+_MAKE_AGAIN = "Run `stoker ingest` again: the shard is made anew from the source."
+
+
+def verify_length(root: Path, shard: Shard) -> None:
+    """Check that one shard is there, and its length.
+
+    Raises:
+        DataError: it is missing or cut.
+    """
+    path = root / shard.file
     if not path.is_file():
-        raise DataError(f"shard {path} must exist", got=Plain("no such file"), fix=fix)
+        raise DataError(f"shard {path} must exist", got=Plain("no such file"), fix=_MAKE_AGAIN)
     size = path.stat().st_size
     if size != shard.size_bytes:
         raise DataError(
             f"shard {path} must be {shard.size_bytes} bytes long, as its manifest says",
             got=Plain(f"{size} bytes"),
-            fix=fix,
-        )
-    if sha256_file(path) != shard.sha256:
-        raise DataError(
-            f"shard {path} must have the hash that its manifest says",
-            got=Plain("other content: it was changed or damaged after ingest"),
-            fix=fix,
+            fix=_MAKE_AGAIN,
         )
 
 
