@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -246,7 +247,7 @@ def _told(ask: Callable[[], Any]) -> Any:
 
 def _slices(handle: Any) -> tuple[MigSlice, ...]:
     most = _told(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
-    found = (_told(lambda place=place: _slice(handle, place)) for place in range(most))
+    found = (_told(partial(_slice, handle, place)) for place in range(most))
     return tuple(each for each in found if each is not None)
 
 
