@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stoker.cluster.machine.visible import VISIBLE
 from stoker.core.errors import ConfigError, Plain
 
 THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 """Environment variables by which libraries are told how many threads compute at once."""
+
+GPUS = "CUDA_VISIBLE_DEVICES"
+"""Environment variable by which CUDA is told which GPUs there are."""
 
 
 def share_cores(cores: Sequence[int], processes: int) -> list[tuple[int, ...]]:
@@ -49,13 +51,13 @@ def share_gpus(environ: Mapping[str, str], *, gpus: int, processes: int) -> list
 
     Args:
         environ: `CUDA_VISIBLE_DEVICES` there says which GPUs may be used.
-        gpus: How many of this machine this process may use.
+        gpus: How many this process may use.
         processes: How many share them.
 
     Raises:
         ConfigError: there are GPUs, but fewer than processes: two on one would wait for each other.
     """
-    asked = environ.get(VISIBLE)
+    asked = environ.get(GPUS)
     names = [str(index) for index in range(gpus)]
     if asked is not None:
         # CUDA stops at the first that is not there: "-1" and "" hide all.
@@ -68,7 +70,7 @@ def share_gpus(environ: Mapping[str, str], *, gpus: int, processes: int) -> list
         raise ConfigError(
             "--workers must be at most the number of GPUs",
             got=Plain(f"{processes} workers, {len(names)} GPUs"),
-            fix=f"Start {len(names)}, or set {VISIBLE}=-1 to train on the CPU.",
+            fix=f"Start {len(names)}, or set {GPUS}=-1 to train on the CPU.",
         )
     parts = [names[rank * each : (rank + 1) * each] for rank in range(processes)]
-    return [{VISIBLE: ",".join(part)} for part in parts]
+    return [{GPUS: ",".join(part)} for part in parts]

@@ -13,9 +13,8 @@ from stoker.cluster.launch.group import Group
 from stoker.cluster.launch.member import Command, Log
 from stoker.cluster.launch.outcome import Failure, Outcome
 from stoker.cluster.limits import Refusals, allow_open_files, kernel_refusals
-from stoker.cluster.machine.visible import VISIBLE
 from stoker.cluster.resolver import VARIABLE, ClusterSpec, held_ports, local_cluster
-from stoker.cluster.shares import share_cores, share_gpus, share_threads
+from stoker.cluster.shares import GPUS, share_cores, share_gpus, share_threads
 from stoker.core.errors import EXIT_BUG, ConfigError, Plain, UserError
 
 MOST_WORKERS = 1024
@@ -209,7 +208,7 @@ def _commands(
             "STOKER_RANK": str(rank),
             "STOKER_LOCAL_WORKERS": str(len(computing)),
             **threads,
-            **(devices[share] if share is not None else {VISIBLE: "-1"}),
+            **(devices[share] if share is not None else {GPUS: "-1"}),
         }
         commands.append(
             Command(

@@ -1,4 +1,4 @@
-"""Which GPUs a process may use: what `CUDA_VISIBLE_DEVICES` allows, and what `--gpus` sets there.
+"""Which GPUs a process may use: what `CUDA_GPUS_DEVICES` allows, and what `--gpus` sets there.
 
 Source: CUDA C++ programming guide, CUDA environment variables; NVIDIA MIG user guide, device names.
 """
@@ -10,16 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 from stoker.cluster.machine.gpus import Gpus, GpuState, MigSlice
+from stoker.cluster.shares import GPUS
 from stoker.core.errors import ConfigError, Plain
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Environment variable that lists the GPUs that CUDA shows to a process."""
 
 ORDER = "CUDA_DEVICE_ORDER"
 """Environment variable that says how CUDA numbers GPUs; by default the fastest is 0."""
 
 NO_GPU = "-1"
-"""As a value of `CUDA_VISIBLE_DEVICES`: none."""
+"""As a value of `CUDA_GPUS_DEVICES`: none."""
 
 _INDEX = re.compile(r"[0-9]{1,4}")
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
@@ -38,7 +36,7 @@ def visible_gpus(states: Sequence[GpuState], environ: Mapping[str, str]) -> list
         states: All GPUs of the machine, in the driver's order.
         environ: The process's environment.
     """
-    listed = environ.get(VISIBLE)
+    listed = environ.get(GPUS)
     if listed is None:
         return [(state, None) for state in states]
     found: list[Visible] = []
@@ -63,7 +61,7 @@ def choose_gpus(text: str, gpus: Gpus) -> dict[str, str]:
     """
     names = [name.strip() for name in text.split(",")]
     if names in ([""], ["none"]):
-        return {VISIBLE: NO_GPU}
+        return {GPUS: NO_GPU}
     for name in names:
         if not (_INDEX.fullmatch(name) or _UUID.fullmatch(name)):
             raise ConfigError(
@@ -76,12 +74,12 @@ def choose_gpus(text: str, gpus: Gpus) -> dict[str, str]:
         _require_distinct(names, text)
     else:
         names = _resolved(names, text, gpus.states)
-    return {ORDER: "PCI_BUS_ID", VISIBLE: ",".join(names)}
+    return {ORDER: "PCI_BUS_ID", GPUS: ",".join(names)}
 
 
 def unused_slices(variables: Mapping[str, str]) -> int:
     """MIG slices beyond the first: CUDA gives a process one slice."""
-    return max(0, variables[VISIBLE].count("MIG-") - 1)
+    return max(0, variables[GPUS].count("MIG-") - 1)
 
 
 def _resolved(names: list[str], text: str, states: Sequence[GpuState]) -> list[str]:
