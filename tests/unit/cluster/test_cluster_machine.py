@@ -314,7 +314,10 @@ def test_libraries_that_are_not_installed_are_named_once_with_one_command() -> N
 
     assert (first.kind, second.kind) == ("cuda_missing", "gpus_unseen")
     assert "nvidia-cublas-cu12, nvidia-cudnn-cu12" in first.message
-    assert first.fix == "Install them: pip install 'tensorflow[and-cuda]==2.21.0'"
+    assert first.fix == (
+        "Install them: pip install 'tensorflow[and-cuda]==2.21.0', or in a checkout of Stoker: make "
+        "setup CUDA=1"
+    )
 
 
 def test_libraries_of_the_system_do_as_well_as_packages() -> None:

@@ -124,7 +124,7 @@ def _packages_fit(machine: Machine) -> Iterator[Finding]:
         yield _error(
             "cuda_missing",
             f"TensorFlow's CUDA libraries are not installed: {_listed(missing)}",
-            f"Install them: {install}",
+            f"Install them: {install}, or in a checkout of Stoker: make setup CUDA=1",
         )
     for package in wrong:
         if package.installed is not None:
