@@ -127,12 +127,25 @@ def _spare_what_stays() -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real data beside the checkout."""
+    """The folder of real data next to the checkout, for tests that compare with it."""
     if not SHARED.is_dir():
         if os.environ.get("CI") == "true":
             pytest.fail(f"{SHARED} must be there in CI")
         pytest.skip(f"{SHARED} is not there")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def sample_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of real data, or where there is none a folder with simulated files like them."""
+    if SHARED.is_dir():
+        return SHARED
+    from tests.simulated import WRITERS
+
+    folder = tmp_path_factory.mktemp("sample-data")
+    for name, write in WRITERS.items():
+        write(folder / name)
+    return folder
 
 
 @pytest.fixture

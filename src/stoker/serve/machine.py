@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 from stoker.cluster.machine.gpus import read_gpus
-from stoker.cluster.machine.visible import visible_gpus
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -36,11 +35,7 @@ def limit_memory(most_bytes: int) -> None:
 
 def gpu_memory() -> list[tuple[str, str, dict[str, float]]]:
     """Name, help and value by GPU of each metric; empty without a GPU that tells."""
-    states = (
-        []
-        if _no_gpu.is_set()
-        else [state for state, _ in visible_gpus(read_gpus().states, os.environ)]
-    )
+    states = () if _no_gpu.is_set() else read_gpus().states
     if not states:
         _no_gpu.set()
         return []
