@@ -26,7 +26,7 @@ def shares(path: Path) -> dict[str, float]:
     fare, tips = (np.array([float(row[name]) for row in rows]) for name in ("fare", "tips"))
     card = np.array([row["payment_type"] == "Credit Card" for row in rows])
     big = (fare > 0) & (tips > 0.2 * fare)
-    zero = [row["trip_miles"] and float(row["trip_miles"]) == 0 for row in rows]
+    zero = [row["trip_miles"] != "" and float(row["trip_miles"]) == 0 for row in rows]
     found = {
         "big tips": big.mean(),
         "big tips by card": big[card].mean(),
