@@ -43,7 +43,7 @@ SAY_auto_cpu = no NVIDIA driver shows a GPU: without TensorFlow's CUDA libraries
 SAY_0_cpu = without TensorFlow's CUDA libraries (CUDA=0)
 
 .DEFAULT_GOAL := help
-.PHONY: help another-python another-choice setup demo test soak check fmt lint types imports docs lock clean \
+.PHONY: help another-python setup demo test soak check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
 	bench-tune bench-serve
@@ -51,6 +51,7 @@ SAY_0_cpu = without TensorFlow's CUDA libraries (CUDA=0)
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
+.PHONY: another-choice
 another-python another-choice:
 
 setup: $(STAMP) ## virtual environment with locked versions, CUDA where there is a GPU (CUDA=0|1|auto)
