@@ -74,7 +74,7 @@ def _in_order(graph: Any) -> list[Any]:
 
 
 def _inner_models(model: Any, nodes: Iterable[Any]) -> Iterator[Any]:
-    used = [node.operation for node in nodes] or getattr(model, "layers", ())
+    used = [node.operation for node in nodes] or getattr(model, "layers", [])
     for layer in dict.fromkeys(used):
         if getattr(layer, "layers", None):
             yield layer
