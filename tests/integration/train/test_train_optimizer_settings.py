@@ -315,5 +315,6 @@ def test_a_fixed_scale_trains_in_float16_and_an_overflow_is_a_bad_step(
     assert result is not None
     assert not isinstance(built.model.optimizer, keras.optimizers.LossScaleOptimizer)
     assert result.metrics["val_loss"] < 0.6
-    with pytest.raises(UserError, match="gradient"):
+    with pytest.raises(UserError, match="gradient") as raised:
         run(2.0**24)
+    assert "train.loss_scale: dynamic" in raised.value.fix
