@@ -24,7 +24,8 @@ cuDNN's, but those of Keras's single operations; `none`: neither."""
 _NHWC = re.compile(r"nhwc\w*(batch_?norm|\bbn)|(batch_?norm|\bbn_?)\w*nhwc", re.IGNORECASE)
 
 _NCHW = re.compile(
-    r"(?<![a-z])bn_(fw|bw)\w*(1C11|1CHW|NCHW)|(batch_?norm|bn)\w*nchw|nchw\w*batch_?norm", re.IGNORECASE
+    r"(?<![a-z])bn_(fw|bw)\w*(1C11|1CHW|NCHW)|(batch_?norm|bn)\w*nchw|nchw\w*batch_?norm",
+    re.IGNORECASE,
 )
 
 _TRANSPOSES = re.compile(
