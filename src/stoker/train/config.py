@@ -99,7 +99,8 @@ class TrainConfig:
     """Most that the norm of all gradients together, reduced over replicas, may be."""
 
     class_weight: dict[int, float] | None = None
-    """Class -> how much its samples count in training, as in `Model.fit`; 1 where it is not named."""
+    """Class -> how much its samples count in training, and in validation, whose loss chooses the best
+    epoch; 1 where it is not named. (`Model.fit` validates without it.)"""
 
     sample_weight: str | None = None
     """How much each sample counts in training and validation: an output of the preprocessing

@@ -72,16 +72,16 @@ def test_all_of_them_are_tried() -> None:
 
 
 def test_keras_callbacks_end_and_go_on_over_kill_9(trainer: Trainer, tmp_path: Path) -> None:
-    folder, outs, runs = tmp_path / "small", {}, {}
+    folder, outs, runs = tmp_path / "small", dict[str, Path](), dict[str, Path]()
     write(folder)
     for name in ("calm", "killed"):
         outs[name], runs[name] = tmp_path / f"out-{name}", tmp_path / name
         outs[name].mkdir()
-    calm = {"environment": {"OUT": str(outs["calm"])}}
+    calm: dict[str, Any] = {"environment": {"OUT": str(outs["calm"])}}
     assert trainer.run(folder, runs["calm"], **calm) == 0, trainer.said()
     assert trainer.run(folder, runs["calm"], **calm) == 0, "a finished run is run again"
 
-    killed = {"environment": {"OUT": str(outs["killed"])}}
+    killed: dict[str, Any] = {"environment": {"OUT": str(outs["killed"])}}
     assert trainer.run(folder, runs["killed"], verb="transform", **killed) == 0, trainer.said()
     code = trainer.run(folder, runs["killed"], kill=12, **killed)
     assert code == -signal.SIGKILL, trainer.said()
