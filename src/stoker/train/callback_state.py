@@ -69,9 +69,9 @@ def capture(
                 lost.append(name)
     facts: dict[str, Any] = {"settings": dict(settings), "attributes": attributes}
     written = getattr(callback, "csv_file", None)
-    is_open = isinstance(written, io.TextIOBase) and not written.closed
-    if isinstance(callback, keras.callbacks.CSVLogger) and is_open:
-        facts["written"] = written.tell()
+    if isinstance(callback, keras.callbacks.CSVLogger) and isinstance(written, io.TextIOBase):
+        # A file that is closed has all its rows.
+        facts |= {} if written.closed else {"written": written.tell()}
     return facts, [] if _is_kerass(callback) else lost
 
 
