@@ -69,7 +69,7 @@ class TrainConfig:
 
     precision: Precision | Auto = "auto"
     """Keras dtype policy. auto: mixed_bfloat16 on TPUs and where all GPUs have compute capability 8.0
-    or more, mixed_float16 where all have 7.0 or more, else float32."""
+    or higher, mixed_float16 where all have 7.0 or higher, else float32."""
 
     loss_scale: float | Literal["auto", "dynamic"] = "auto"
     """What the loss is multiplied by before the backward pass, so that small gradients in float16 do

@@ -90,7 +90,7 @@ def _normalised(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
         epsilon=layer.epsilon,
         is_training=True,
     )
-    # The kernel estimates the variance of the population, n / (n - 1) of the batch's own that Keras keeps.
+    # The kernel returns the unbiased variance, n / (n - 1) of the batch's own, which is what Keras keeps.
     count = tf.cast(tf.size(x) // channels, tf.float32)
     variance *= tf.where(count > 1.0, (count - 1.0) / count, 1.0)
     for moving, found in ((layer.moving_mean, mean), (layer.moving_variance, variance)):

@@ -24,10 +24,10 @@ _CONDITION: ContextVar[tf.Tensor | None] = ContextVar("held_back_condition", def
 
 
 def condition() -> tf.Tensor | None:
-    """The scalar bool on which the update that is being traced counts; None where it always counts.
+    """The condition of the `written_only_where` that is being traced, a scalar bool; None outside of one.
 
-    A kernel that writes to a variable by its handle is not held back by `written_only_where`: its caller
-    has to look here, and to make the kernel write what is there already.
+    `written_only_where` does not reach a kernel that writes to a variable by its handle: the code that
+    calls such a kernel reads the condition here, and gives it arguments that change nothing.
     """
     return _CONDITION.get()
 
@@ -38,8 +38,8 @@ def written_only_where(finite: tf.Tensor, variables: Sequence[Any]) -> Iterator[
 
     A condition around the whole update would make XLA copy every variable, and so would old values
     put back at its end; outside of XLA the host would wait for it. Chosen at each assignment, the value
-    is a part of the loop over a variable that the optimizer needs anyway. It may be used inside of
-    itself: then both have to hold.
+    is a part of the loop over a variable that the optimizer needs anyway. Contexts may be nested: an
+    assignment then counts where both conditions hold.
 
     Args:
         finite: Scalar bool.

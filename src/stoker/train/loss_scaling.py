@@ -47,7 +47,7 @@ class DeviceLossScale:
         optimizer = self._optimizer
         inner = optimizer.inner_optimizer
         inverse = 1.0 / optimizer.dynamic_scale.value
-        # Times the inverse: no number is finite whose scale has become zero.
+        # The inverse of a scale of zero is infinite, and so no update is made with it.
         finite = tf.math.is_finite(total(gradients) * inverse)
         written = [each.value for each in (*variables, *inner.variables)]
         written += [] if average is None else average.variables
@@ -100,8 +100,8 @@ def _unscaled(gradient: Any, factor: tf.Tensor) -> Any:
 def build_once(model: keras.Model) -> None:
     """Make the optimizer's variables where there are none; a step may be compiled several times.
 
-    Built again, Keras 3.15's `LossScaleOptimizer` gets another scale, at its first value, and the old one
-    is what checkpoints hold.
+    Keras 3.15's `LossScaleOptimizer` makes a second scale, at the initial value, when it is built again,
+    while checkpoints go on to hold the first one.
     """
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
@@ -110,8 +110,8 @@ def build_once(model: keras.Model) -> None:
 def scales_on_device(model: keras.Model, *, replicas: int) -> bool:
     """Whether `DeviceLossScale` can take the place of the optimizer's own update.
 
-    Over several replicas the update meets theirs, and of an optimizer of the user's own nobody knows what
-    it writes to: there Keras's condition stays.
+    Several replicas exchange values inside the update, and an optimizer class of the user's may write to
+    variables that are not known here: in both cases Keras's condition stays.
     """
     is_kerass = type(model.optimizer) is keras.optimizers.LossScaleOptimizer
     return is_kerass and replicas == 1 and has_kerass_optimizer(model)
@@ -125,8 +125,8 @@ def prepare_loss_scale(model: keras.Model, config: TrainConfig) -> None:
 
     Args:
         model: Compiled.
-        config: A number holds for the whole run, and no update is left out: a step that overflows is a
-            step that is not finite, as in any other precision.
+        config: With a number the scale stays the same and no update is skipped: a step that overflows
+            is handled by `train.on_nan`, as in any other precision.
     """
     asked, optimizer = config.loss_scale, model.optimizer
     is_dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
