@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
 
 from stoker.core.errors import Plain, UserError
+from stoker.export.sessions import inter_op_pool, session_config
 
 SERVE_TAG = "serve"
 """The tag of the graph that a SavedModel is served from."""
@@ -197,11 +198,7 @@ def load_model(path: Path) -> LoadedModel:
         UserError: there is no SavedModel, or it is damaged, or it has nothing that can be called.
     """
     graph = tf.Graph()
-    options = tf.compat.v1.ConfigProto()
-    options.gpu_options.allow_growth = True
-    # In the caller's thread, as in `_bind`: what is loaded at low priority is not done by others.
-    options.inter_op_parallelism_threads = -1
-    session = tf.compat.v1.Session(graph=graph, config=options)
+    session = tf.compat.v1.Session(graph=graph, config=session_config())
     try:
         with graph.as_default():
             meta = tf.compat.v1.saved_model.load(session, [SERVE_TAG], str(path))
@@ -312,8 +309,7 @@ def _bind(session: tf.compat.v1.Session, definition: meta_graph_pb2.SignatureDef
     options = config_pb2.CallableOptions()
     options.feed.extend(info.name for _, info in inputs)
     options.fetch.extend(info.name for _, info in outputs)
-    # -1 runs the graph in the caller's thread: no hand-over, and callers scale by their own threads.
-    options.run_options.inter_op_thread_pool = -1
+    options.run_options.inter_op_thread_pool = inter_op_pool(session)
     signature = Signature(
         inputs={name: _spec(name, info) for name, info in inputs},
         outputs={name: _spec(name, info) for name, info in outputs},

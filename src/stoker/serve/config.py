@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, get_args
 
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.export.repository import checked_name, version_folders
@@ -16,6 +17,9 @@ from stoker.serve.text_files import read_text_file
 from stoker.serve.tls import read_tls
 
 MAX_PORT = 65535
+
+WarmSizes = Literal["auto", "on", "off"]
+"""Whether batches are padded to a few sizes that are run before a version takes requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +98,16 @@ class ServeConfig:
 
     warm_up: bool = True
     """Whether a version's own warm-up requests are run (`--enable_model_warmup`)."""
+
+    warm_sizes: WarmSizes = "auto"
+    """Whether batches are padded to a few sizes that are run before a version takes requests; `auto`:
+    on a GPU, for models that XLA compiles, and for sizes that batching parameters name."""
+
+    warm_s: float = 300.0
+    """Longest time for running these sizes of one version, seconds."""
+
+    per_process_gpu_memory_fraction: float = 0.0
+    """Share of each GPU's memory for all workers on it, 0..1; 0 lets a single worker grow freely."""
 
     unload_first: bool = False
     """Whether what a new version replaces is unloaded before that is loaded, not after."""
@@ -176,7 +190,7 @@ class ServeConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"serve.{name} must be above 0", got=getattr(self, name))
-        for name in ("max_run_s", "max_memory_bytes", "request_log_bytes"):
+        for name in ("max_run_s", "max_memory_bytes", "request_log_bytes", "warm_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"serve.{name} must not be below 0", got=getattr(self, name))
         if self.grpc_socket_path and self.workers > 1:
@@ -187,6 +201,7 @@ class ServeConfig:
             raise ConfigError("serve.workers must be at least 1", got=self.workers)
         _check_address(self)
         _check_traces(self)
+        _check_devices(self)
         if self.lame_duck_s < 0:
             raise ConfigError("serve.lame_duck_s must not be below 0", got=self.lame_duck_s)
 
@@ -246,6 +261,19 @@ def _check_address(config: ServeConfig) -> None:
         fix="Give --keys-file, or an --ssl_config_file with client_verify, or say "
         "--allow-unauthenticated.",
     )
+
+
+def _check_devices(config: ServeConfig) -> None:
+    if config.warm_sizes not in get_args(WarmSizes):
+        raise ConfigError(
+            f"--warm-up-sizes must be one of {', '.join(get_args(WarmSizes))}",
+            got=config.warm_sizes,
+        )
+    if not 0 <= config.per_process_gpu_memory_fraction <= 1:
+        raise ConfigError(
+            "--per_process_gpu_memory_fraction must lie in 0..1",
+            got=config.per_process_gpu_memory_fraction,
+        )
 
 
 _TRACING = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import DEFAULT_SIGNATURE, Signature
+from stoker.export.callpath import DEFAULT_SIGNATURE, Signature, first_line
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.inference import (
@@ -395,6 +395,9 @@ def _as_serve_error() -> Iterator[None]:
         raise
     except UserError as error:
         raise ServeError(Code.INVALID_ARGUMENT, error.line()) from error
+    except tf.errors.ResourceExhaustedError as error:
+        _log.error("a request did not fit in memory: %s", first_line(error))
+        raise ServeError(Code.RESOURCE_EXHAUSTED, first_line(error)) from error
     except tf.errors.OpError as error:
         _log.exception("the model failed")
         raise ServeError(Code(error.error_code), "the model failed; the log says how") from error

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.export.sessions import open_devices, session_config
 from stoker.serve.access_file import AccessFile
 from stoker.serve.access_log import AccessLog, Several
 from stoker.serve.auth import Keys, read_keys
@@ -59,6 +60,8 @@ class Server:
             Runs(max_run_s=config.max_run_s, on_stuck=self._say_stuck) if config.max_run_s else None
         )
         metrics = ServeMetrics(config.worker_folder, worker=config.worker)
+        session = session_config(gpu_memory_fraction=config.per_process_gpu_memory_fraction)
+        open_devices(session)
         options = LoadOptions(
             batching=config.batching,
             per_model_batching=config.per_model_batching,
@@ -66,6 +69,9 @@ class Server:
             metrics=metrics,
             runs=self._runs,
             warm_up=config.warm_up,
+            warm_sizes=config.warm_sizes,
+            warm_s=config.warm_s,
+            session=session,
             unload_first=config.unload_first,
             freeze=config.freeze,
         )

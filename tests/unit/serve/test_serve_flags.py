@@ -102,6 +102,12 @@ def test_without_flags_the_defaults_are_the_configurations_own(read: Read, folde
         ("--rest_api_port=1", "--rest-api-port=1", "rest_port", 1),
         ("--port=2", "--port=2", "grpc_port", 2),
         ("--grpc_socket_path=/run/s", "--grpc-socket-path=/run/s", "grpc_socket_path", "/run/s"),
+        (
+            "--per_process_gpu_memory_fraction=0.25",
+            "--per-process-gpu-memory-fraction=0.25",
+            "per_process_gpu_memory_fraction",
+            0.25,
+        ),
         ("--enable_model_warmup=false", "--no-model-warm-up", "warm_up", False),
         ("--enable_model_warmup=true", "--enable_model_warmup", "warm_up", True),
         (
@@ -166,6 +172,8 @@ def test_a_flag_of_tensorflow_serving_sets_its_field_and_no_other(
         (["--allow-unauthenticated"], "allow_unauthenticated", True),
         (["--unload-first"], "unload_first", True),
         (["--freeze"], "freeze", True),
+        (["--warm-up-sizes=on"], "warm_sizes", "on"),
+        (["--warm-up-s=9"], "warm_s", 9.0),
     ],
 )
 def test_a_flag_of_our_own_sets_its_field_and_no_other(

@@ -150,6 +150,29 @@ EnableModelWarmup = Annotated[
     ),
 ]
 
+WarmUpSizes = Annotated[
+    str,
+    typer.Option(
+        "--warm-up-sizes",
+        help="Pad batches to a few sizes and run each before a version takes requests: auto (on a GPU, "
+        "and for models compiled by XLA), on, off.",
+    ),
+]
+
+WarmUpS = Annotated[
+    float,
+    typer.Option("--warm-up-s", help="Longest time for running these sizes of a version, seconds."),
+]
+
+GpuMemoryFraction = Annotated[
+    float,
+    option(
+        "--per-process-gpu-memory-fraction",
+        "--per_process_gpu_memory_fraction",
+        help_text="Largest share of each GPU's memory, 0..1, which its workers divide; 0: grow freely.",
+    ),
+]
+
 KeysFile = Annotated[
     Path | None,
     typer.Option("--keys-file", help="YAML of bearer tokens and API keys with their roles."),
