@@ -6,20 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.export.repository import checked_name, version_folders
 from stoker.serve.auth import is_loopback
-from stoker.serve.batching.config import BatchingConfig
+from stoker.serve.batching.config import BatchingConfig, WarmSizes
 from stoker.serve.limits import METRICS_PATH, HttpLimits
 from stoker.serve.text_files import read_text_file
 from stoker.serve.tls import read_tls
 
 MAX_PORT = 65535
-
-WarmSizes = Literal["auto", "on", "off"]
-"""Whether batches are padded to a few sizes that are run before a version takes requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,11 +23,11 @@ from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import (
     PARAMETERS_FILE,
     BatchingConfig,
+    WarmSizes,
     read_batching_parameters,
 )
 from stoker.serve.batching.sizes import is_compiled, with_sizes
 from stoker.serve.breath import Breath, Breathe, hurry
-from stoker.serve.config import WarmSizes
 from stoker.serve.errors import ServeError
 from stoker.serve.loading import load_checked, too_large
 from stoker.serve.loops import may_not_end

@@ -106,9 +106,9 @@ def test_a_compiled_model_that_looks_across_rows_is_found_out_without_another_si
     assert servable.load(), servable.reason
     with servable.use() as served:
         assert served is not None
-        served.call("serving_default", {"x": np.float32([1, 2, 6])})
+        served.call("serving_default", {"x": np.array([1, 2, 6], np.float32)})
         assert set(shapes) == {1, 2, 4}
-        found = served.call("serving_default", {"x": np.float32([1, 2, 6])})["y"]
+        found = served.call("serving_default", {"x": np.array([1, 2, 6], np.float32)})["y"]
     servable.unload()
 
     np.testing.assert_allclose(found, [-2, -1, 3])
@@ -174,10 +174,10 @@ def test_batches_that_do_not_fit_in_memory_are_found_at_load_and_never_joined(
     with servable.use() as served:
         assert served is not None
         assert served.max_batch_size == 2
-        found = served.call("serving_default", {"x": np.float32([0, 1, 2])})["y"]
+        found = served.call("serving_default", {"x": np.array([0, 1, 2], np.float32)})["y"]
         with pytest.raises(tf.errors.ResourceExhaustedError):
-            served.call("serving_default", {"x": np.float32([0, 1, 2, 3])})
-        after = served.call("serving_default", {"x": np.float32([4])})["y"]
+            served.call("serving_default", {"x": np.array([0, 1, 2, 3], np.float32)})
+        after = served.call("serving_default", {"x": np.array([4], np.float32)})["y"]
     servable.unload()
 
     assert (found.tolist(), after.tolist()) == ([0, 1, 2], [4])

@@ -15,6 +15,10 @@ PARAMETERS_FILE = "batching_params.pbtxt"
 """The file in a version's folder that holds its own parameters, where those are asked for."""
 
 
+WarmSizes = Literal["auto", "on", "off"]
+"""Whether batches are padded to a few sizes that are run before a version takes requests."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchingConfig:
     """How requests to one signature are joined.

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
-from stoker.serve.batching.config import BatchingConfig
-from stoker.serve.config import WarmSizes
+from stoker.serve.batching.config import BatchingConfig, WarmSizes
 
 _COMPILED = ("_XlaMustCompile", "_XlaCompile")
 """Attributes of functions and calls that TensorFlow compiles by XLA (`jit_compile=True`)."""
