@@ -49,12 +49,12 @@ def main() -> None:
     kind, port, path, file, *pairs = sys.argv[1:]
     body = Path(file).read_bytes()
     headers = dict(pair.split("=", 1) for pair in pairs)
-    call = (
-        by_grpc(int(port), path, body)
-        if kind == "grpc"
-        else by_http(int(port), path, body, headers)
-    )
     for line in sys.stdin:
+        # A server closes a connection that was idle while others were measured.
+        if kind == "grpc":
+            call = by_grpc(int(port), path, body)
+        else:
+            call = by_http(int(port), path, body, headers)
         calls, began_s = 0, time.monotonic()
         while (took_s := time.monotonic() - began_s) < float(line) or not calls:
             call()

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,12 @@ class Signature:
 
     method: str
     """The method name in the SavedModel, "tensorflow/serving/predict" as a rule."""
+
+    feed_names: Mapping[str, str] = field(default_factory=dict)
+    """Input name -> the tensor in the graph that it is fed to."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Input name -> the TensorProto that takes the place of one that is not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +234,30 @@ def checked_inputs(
     Raises:
         UserError: an input is unknown, missing, or of another dtype or shape; it is named.
     """
+    arrays = typed_inputs(signature, inputs)
+    for (name, spec), array in zip(signature.inputs.items(), arrays, strict=True):
+        if not spec.takes(array.shape):
+            raise _wrong_kind(name, spec, array)
+    return arrays
+
+
+def typed_inputs(
+    signature: Signature, inputs: Mapping[str, np.ndarray]
+) -> list[np.ndarray[Any, Any]]:
+    """The arrays in the signature's order, each of the declared dtype; its shape may be another.
+
+    Raises:
+        UserError: an input is unknown, missing, or of another dtype; it is named.
+    """
     if inputs.keys() != signature.inputs.keys():
         raise _wrong_names(signature, inputs)
-    return [_checked(name, spec, inputs[name]) for name, spec in signature.inputs.items()]
+    return [_typed(name, spec, inputs[name]) for name, spec in signature.inputs.items()]
+
+
+def have_declared_shapes(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> bool:
+    """Whether what `typed_inputs` gave is of the shapes that the signature declares."""
+    specs = signature.inputs.values()
+    return all(spec.takes(array.shape) for spec, array in zip(specs, arrays, strict=True))
 
 
 def _wrong_names(signature: Signature, inputs: Mapping[str, np.ndarray]) -> UserError:
@@ -264,15 +291,20 @@ def first_line(error: BaseException) -> str:
     return said[0].rstrip(".") if said else type(error).__name__
 
 
-def _checked(name: str, spec: TensorSpec, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _typed(name: str, spec: TensorSpec, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     array = _as_strings(name, value) if spec.dtype == "string" else value
-    dtype = "string" if array.dtype == object else dtype_name(array.dtype)
-    if dtype != spec.dtype or not spec.takes(array.shape):
-        raise UserError(
-            f"input {name!r} must be {spec}",
-            got=Plain(f"{dtype} of shape {shape_text(array.shape)}"),
-        )
+    if _name_of_dtype(array) != spec.dtype:
+        raise _wrong_kind(name, spec, array)
     return array
+
+
+def _wrong_kind(name: str, spec: TensorSpec, array: np.ndarray[Any, Any]) -> UserError:
+    found = f"{_name_of_dtype(array)} of shape {shape_text(array.shape)}"
+    return UserError(f"input {name!r} must be {spec}", got=Plain(found))
+
+
+def _name_of_dtype(array: np.ndarray[Any, Any]) -> str:
+    return "string" if array.dtype == object else dtype_name(array.dtype)
 
 
 def _as_strings(name: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -314,6 +346,8 @@ def _bind(session: tf.compat.v1.Session, definition: meta_graph_pb2.SignatureDef
         inputs={name: _spec(name, info) for name, info in inputs},
         outputs={name: _spec(name, info) for name, info in outputs},
         method=definition.method_name,
+        feed_names={name: info.name for name, info in inputs},
+        defaults=dict(definition.defaults),
     )
     return _Bound(signature, session._make_callable_from_options(options))  # noqa: SLF001
 

@@ -319,8 +319,8 @@ class DataPlane:
         signature = model.signatures.get(name)
         if signature is None:
             raise SignatureNotFound(name)
-        _check_filter(signature, request.output_filter)
         inputs = request.read_inputs(signature)
+        _check_filter(signature, request.output_filter)
         begun_s = time.monotonic()
         outputs = model.call(name, inputs, patience=request.patience)
         self._observe_runtime(begun_s, model_name=request.model.name, api="Predict")
@@ -407,11 +407,17 @@ def _as_serve_error() -> Iterator[None]:
 
 
 def _check_filter(signature: Signature, wanted: tuple[str, ...]) -> None:
-    for name in wanted:
+    """Source: TensorFlow Serving, `predict_util.cc`, for the texts and their order."""
+    for number, name in enumerate(wanted):
         if name not in signature.outputs:
+            known = ",".join(sorted(signature.outputs))
             raise ServeError(
-                Code.INVALID_ARGUMENT, f"output tensor alias not found in signature: {name}"
+                Code.INVALID_ARGUMENT,
+                f"output tensor alias not found in signature: {name} "
+                f"Outputs expected to be in the set {{{known}}}.",
             )
+        if name in wanted[:number]:
+            raise ServeError(Code.INVALID_ARGUMENT, f"duplicate output tensor alias: {name}")
 
 
 def _filtered(outputs: Tensors, wanted: tuple[str, ...]) -> Tensors:

@@ -186,9 +186,6 @@ MALFORMED: dict[str, bytes] = {
     "ragged deeper": b'{"instances": [[1.0], [[1.0]]]}',
     "ragged shallower": b'{"instances": [[1.0], 1.0]}',
     "mixed": b'{"instances": [[1.0], {"x": [1.0]}]}',
-    "too many axes": b'{"instances": [[[1.0]]]}',
-    "too wide": b'{"instances": [[1.0, 2.0]]}',
-    "scalar": b'{"inputs": 1.0}',
     "unknown input": b'{"instances": [{"y": [1.0]}]}',
     "extra input": b'{"instances": [{"x": [1.0], "y": [1.0]}]}',
     "missing input": b'{"instances": [{"x": [1.0]}, {}]}',
@@ -227,9 +224,7 @@ def test_a_malformed_body_is_refused_in_one_line(ask: Ask, name: str) -> None:
         ([{"fare": 1.0}], "place", "keys must be equal to: fare,place"),
         ([{"fare": None, "place": [1, 2]}], "fare", "Type: Null"),
         ([{"fare": 1.0, "place": [1.0, 2.0]}], "place", "int64"),
-        ([{"fare": 1.0, "place": [1, 2, 3]}], "place", "int64 of shape [-1,2]"),
         ([{"fare": 1.0, "place": [1, 2**63]}], "place", "int64"),
-        ([{"fare": [1.0], "place": [1, 2]}], "fare", "float32 of shape [-1]"),
         ([{"fare": 1.0, "place": [1, "2"]}], "place", 'JSON Value: "2" Type: String'),
     ],
 )
@@ -248,7 +243,7 @@ def test_a_wrong_feature_is_named_with_what_was_expected(
     [
         (b'{"instances": ["\\ud800"]}', "Unicode"),
         (b'{"instances": [{"b64": "no base64!"}]}', "base64"),
-        (b'{"instances": [{"b64": "YQ"}]}', "base64"),
+        (b'{"instances": [{"b64": "YQ="}]}', "base64"),
         (b'{"instances": [{"b64": 5}]}', "does not have named input: b64"),
         (b'{"instances": [5]}', "string"),
     ],

@@ -10,10 +10,23 @@ from tensorflow.core.framework import tensor_pb2
 from stoker.core.errors import UserError
 from stoker.serve.tensors import to_array
 
-NAMES = (
-    "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool "
-    "complex64 complex128"
-).split()
+NAMES = [
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "complex64",
+    "complex128",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import LoadedModel, Signature, checked_inputs, first_line, zeros
+from stoker.export.callpath import (
+    LoadedModel,
+    Signature,
+    checked_inputs,
+    first_line,
+    have_declared_shapes,
+    typed_inputs,
+    zeros,
+)
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.joined import Array, Outputs, can_be_joined, key_of, rejoined, rows_of
 from stoker.serve.batching.queue import Queue, Request
@@ -77,14 +85,16 @@ class Batcher:
         """
         patience = patience or Patience()
         patience.check()
-        queue = self._queues.get(signature)
+        known = self.signatures.get(signature)
+        if known is None:
+            return self._model.call(signature, inputs)  # which says what there is
         patience.trail.rows += rows_of(list(inputs.values()))
-        if queue is None or not queue.joins:
-            return self._alone(signature, inputs, patience)
-        arrays = checked_inputs(self.signatures[signature], inputs)
-        rows = rows_of(arrays)
-        if rows == 0:
-            return self._alone(signature, inputs, patience)
+        arrays = typed_inputs(known, inputs)
+        if not have_declared_shapes(known, arrays):
+            return self._undeclared(signature, arrays, patience)
+        queue, rows = self._queues.get(signature), rows_of(arrays)
+        if queue is None or not queue.joins or rows == 0:
+            return self._alone(signature, arrays, patience)
         if rows > queue.max_batch_size:
             return self._larger(queue, arrays, rows, patience)
         return queue.submit(self._request(arrays, rows, patience))
@@ -204,10 +214,26 @@ class Batcher:
         self._queues = {}
         self._model.close()
 
-    def _alone(self, signature: str, inputs: Mapping[str, Array], patience: Patience) -> Outputs:
+    def _undeclared(self, signature: str, arrays: Sequence[Array], patience: Patience) -> Outputs:
+        """Inputs of another shape than the signature declares: the graph takes them or refuses them.
+
+        TensorFlow Serving checks no shape.
+
+        Raises:
+            ServeError: the graph refused them, in TensorFlow's words.
+        """
+        try:
+            return self._alone(signature, arrays, patience)
+        except UserError as error:
+            cause = error.__cause__
+            if not isinstance(cause, tf.errors.OpError):
+                raise
+            raise ServeError(Code(cause.error_code), first_line(cause)) from error
+
+    def _alone(self, signature: str, arrays: Sequence[Array], patience: Patience) -> Outputs:
         began_s = time.monotonic()
         try:
-            return self._watched(lambda: self._model.call(signature, inputs), patience)
+            return self._watched(lambda: self._model.run(signature, arrays), patience)
         finally:
             patience.trail.ran(began_s, time.monotonic(), came_s=began_s)
 

@@ -66,7 +66,7 @@ def parse_body(raw: bytes, *, parse: Callable[[bytes], Any] = parse_json) -> Pre
     if "instances" not in body:
         raise invalid("Missing 'inputs' or 'instances' key")
     if not isinstance(body["instances"], list):
-        raise invalid(f"JSON Value: {shown(body)} Excepting 'instances' to be an list/array")
+        raise invalid(f"JSON Value: {shown(body)} Expecting 'instances' to be an list/array")
     if not body["instances"]:
         raise invalid(f"JSON Value: {shown(body)} No values in 'instances' array")
     return PredictBody(signature=signature, rows=True, value=body["instances"])

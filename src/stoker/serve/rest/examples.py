@@ -126,7 +126,7 @@ def _kind(item: Any, name: str) -> str:
 
 def _int64(item: int, name: str) -> int:
     if item > _MAX_INT64:
-        raise invalid(f"Feature: {name} has uint64 element. Only int64 is supported.")
+        raise invalid(f"Feature: {name} has uint64_t element. Only int64_t is supported.")
     if item < -_MAX_INT64 - 1:
         raise _lossy(item)
     return int(item)

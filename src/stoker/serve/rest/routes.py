@@ -28,10 +28,16 @@ from stoker.serve.rest import decode, encode, examples, raw, refusal
 from stoker.serve.rest.messages import Answer, Asked
 from stoker.serve.rest.numbers import read_numbers
 
-_MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
-_ASKED = re.compile(rf"{_MODEL}:(?P<method>predict|classify|regress)", re.IGNORECASE | re.ASCII)
-_STATUS = re.compile(_MODEL, re.IGNORECASE | re.ASCII)
-_METADATA = re.compile(rf"{_MODEL}/metadata", re.IGNORECASE | re.ASCII)
+_NAME = r"/(?P<name>[^/:]+)"
+_VERSION = r"(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
+_ASKED = re.compile(
+    rf"/v1/models{_NAME}{_VERSION}:(?P<method>predict|classify|regress)", re.IGNORECASE | re.ASCII
+)
+_DESCRIBED = re.compile(
+    rf"/v1/models(?:{_NAME})?{_VERSION}(?P<metadata>/metadata)?", re.IGNORECASE | re.ASCII
+)
+"""A path that is only read; TensorFlow Serving takes one without a name, and says what is missing."""
+
 _MAX_VERSION_DIGITS = 19
 """Digits of the largest 64-bit number."""
 
@@ -45,10 +51,13 @@ def answer(plane: DataPlane, asked: Asked) -> Answer:
     method, path = asked.method, asked.path
     if method == "POST" and (found := _ASKED.fullmatch(path)):
         return _METHODS[found["method"].lower()](plane, _spec(found), asked)
-    if method == "GET" and (found := _METADATA.fullmatch(path)):
-        return Answer(body=_metadata_text(plane.metadata(_spec(found))))
-    if method == "GET" and (found := _STATUS.fullmatch(path)):
-        return Answer(body=_status_text(plane.status(_spec(found))))
+    if method == "GET" and (found := _DESCRIBED.fullmatch(path)):
+        spec = _spec(found)
+        if not spec.name:
+            raise ServeError(Code.INVALID_ARGUMENT, "Missing model name in request.")
+        if found["metadata"]:
+            return Answer(body=_metadata_text(plane.metadata(spec)))
+        return Answer(body=_status_text(plane.status(spec)))
     raise ServeError(Code.INVALID_ARGUMENT, f"Malformed request: {method} {path}")
 
 
@@ -71,7 +80,7 @@ def _spec(found: re.Match[str]) -> ModelSpec:
             raise ServeError(
                 Code.INVALID_ARGUMENT, f"Failed to convert version: {version[:40]} to numeric."
             )
-    return ModelSpec(name=found["name"], version=number, label=found["label"])
+    return ModelSpec(name=found["name"] or "", version=number, label=found["label"])
 
 
 def _predict(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:

@@ -1,0 +1,222 @@
+"""What once differed from TensorFlow Serving: its answers, to the word, for the same requests."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import tensor_pb2
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+from stoker.export.callpath import load_model
+from stoker.serve.errors import ServeError
+from stoker.serve.grpc.predict import read_inputs
+from stoker.serve.server import Server
+
+Ask = Callable[..., Any]
+PREDICT = "/v1/models/{}:predict"
+
+
+@pytest.fixture(scope="module")
+def predict(server: Server) -> Any:
+    """Calls Predict by gRPC: `predict(model, x=...)`."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+
+        def call(model: str, *, outputs: tuple[str, ...] = (), **inputs: Any) -> Any:
+            return stub.Predict(request_of(model, outputs=outputs, **inputs), timeout=30)
+
+        yield call
+
+
+def request_of(
+    model: str, *, outputs: tuple[str, ...] = (), **inputs: Any
+) -> predict_pb2.PredictRequest:
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = model
+    request.output_filter.extend(outputs)
+    for name, value in inputs.items():
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
+    return request
+
+
+def refusal(call: Callable[[], Any]) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    error: Any = caught.value
+    return error.code().name, error.details()
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [
+        ("AAEC\n/w==", b"\0\1\2\xff"),
+        ("AAEC/w", b"\0\1\2\xff"),
+        ("\tAA EC / w = =\r\n", b"\0\1\2\xff"),
+        ("AAEC/w..", b"\0\1\2\xff"),
+        ("AAECAw=.", b"\0\1\2\3"),
+        ("AAE", b"\0\1"),
+        ("AAE=", b"\0\1"),
+        ("AAF", b"\0\1"),
+        ("", b""),
+        (" ", b""),
+    ],
+)
+def test_base64_may_have_white_space_and_no_padding(ask: Ask, text: str, bytes_: bytes) -> None:
+    answer = ask(PREDICT.format("words"), {"instances": [{"b64": text}]})
+
+    assert answer.status == 200, answer.body
+    (row,) = answer.json()["predictions"]
+    back = row["raw_bytes"]
+    sent = ask(PREDICT.format("words"), {"instances": [row["raw_bytes"]]}).json()
+    assert sent["predictions"][0]["raw_bytes"] == back
+    assert back["b64"] == tf.io.encode_base64(bytes_, pad=True).numpy().decode().replace(
+        "_", "/"
+    ).replace("-", "+")
+
+
+@pytest.mark.parametrize(
+    "text", ["A", "AAEC/w=", "AAEC/w===", "AAEC=", "AAE==", "AA=EC", "AAEC_w", "AAEC/w==x", "ä"]
+)
+def test_what_is_not_base64_is_refused(ask: Ask, text: str) -> None:
+    answer = ask(PREDICT.format("words"), {"instances": [{"b64": text}]})
+
+    assert (answer.status, "Unable to base64 decode" in answer.body) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "said"),
+    [
+        ("GET", "/v1/models", None, "Missing model name in request."),
+        ("GET", "/v1/models/versions/1", None, "Missing model name in request."),
+        ("GET", "/v1/models/labels/x/metadata", None, "Missing model name in request."),
+        ("GET", "/v1/models/", None, "Malformed request: GET /v1/models/"),
+        ("POST", "/v1/models:predict", {}, "Malformed request: POST /v1/models:predict"),
+        (
+            "POST",
+            "/v1/models/half_plus_two:predict",
+            {"instances": 1},
+            """JSON Value: {"instances": 1} Expecting 'instances' to be an list/array""",
+        ),
+        (
+            "POST",
+            "/v1/models/judge:classify",
+            {"examples": 1},
+            """JSON Value: {"examples": 1} Expecting 'examples' value to be an list/array""",
+        ),
+        (
+            "POST",
+            "/v1/models/judge:classify",
+            {"examples": [{"f": 2**63}]},
+            "Feature: f has uint64_t element. Only int64_t is supported.",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_its_words(
+    ask: Ask, method: str, path: str, body: Any, said: str
+) -> None:
+    answer = ask(path, body, method=method)
+
+    assert (answer.status, answer.json()) == (400, {"error": said})
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        ([[1.0, 3.0]], [[2.5, 3.5]]),
+        ([[[1.0]]], [[[2.5]]]),
+        (1.0, 2.5),
+        ([1.0, 3.0], [2.5, 3.5]),
+        ([[]], [[]]),
+    ],
+)
+def test_a_shape_that_the_graph_takes_is_taken(
+    ask: Ask, predict: Any, sent: Any, found: Any
+) -> None:
+    """The signature declares [-1, 1]."""
+    answer = ask(PREDICT.format("half_plus_two"), {"inputs": sent})
+    by_grpc = predict("half_plus_two", x=np.array(sent, np.float32))
+
+    assert (answer.status, answer.json()) == (200, {"outputs": found})
+    assert tf.make_ndarray(by_grpc.outputs["y"]).tolist() == found
+
+
+def test_a_shape_that_the_graph_refuses_gets_tensorflows_words(ask: Ask, predict: Any) -> None:
+    answer = ask(PREDICT.format("sums"), {"inputs": 1.0})
+    by_grpc = refusal(lambda: predict("sums", x=np.float32(1.0)))
+
+    said = "Invalid reduction dimension (1 for input with 0 dimension(s)"
+    assert answer.status == 400
+    assert answer.json()["error"].startswith(said)
+    assert by_grpc[0] == "INVALID_ARGUMENT"
+    assert by_grpc[1].startswith(said)
+
+
+def test_outputs_that_are_not_there_or_asked_for_twice_are_refused(predict: Any) -> None:
+    fare, place = np.ones(1, np.float32), np.ones((1, 2), np.int64)
+
+    def asked(*outputs: str) -> tuple[str, str]:
+        return refusal(lambda: predict("two", outputs=outputs, fare=fare, place=place))
+
+    assert asked("a") == (
+        "INVALID_ARGUMENT",
+        (
+            "output tensor alias not found in signature: a "
+            "Outputs expected to be in the set {double,sum}."
+        ),
+    )
+    assert asked("sum", "sum") == ("INVALID_ARGUMENT", "duplicate output tensor alias: sum")
+
+
+def test_inputs_that_are_missing_or_unknown_are_named(predict: Any) -> None:
+    fare, place = np.ones(1, np.float32), np.ones((1, 2), np.int64)
+
+    assert refusal(lambda: predict("half_plus_two"))[1] == (
+        "input size does not match signature: 0!=1 len({}) != len({x}). "
+        "Sent extra: {}. Missing but required: {x}."
+    )
+    assert refusal(lambda: predict("two", fare=fare, place=place, z=fare))[1] == (
+        "input size does not match signature: 3!=2 len({fare,place,z}) != len({fare,place}). "
+        "Sent extra: {z}. Missing but required: {}."
+    )
+    code, said = refusal(lambda: predict("two", fare=fare, z=place))
+    assert code == "INVALID_ARGUMENT"
+    assert said.startswith("Signature input alias: place(feed name: ")
+    assert said.endswith(
+        "not found in request and no default value provided. Inputs expected to be in the request "
+        "{fare,z}, or default input alias set: "
+    )
+
+
+def test_defaults_of_a_signature_fill_inputs_that_are_not_sent(
+    exported: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(exported["two"], tmp_path / "1")
+    file = folder / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    default: tensor_pb2.TensorProto = tf.make_tensor_proto(np.array([[3, 4]], np.int64))
+    signature_def = saved.meta_graphs[0].signature_def["serving_default"]
+    signature_def.defaults["place"].CopyFrom(default)
+    file.write_bytes(saved.SerializeToString())
+    model = load_model(folder)
+    signature = model.signatures["serving_default"]
+    fare = np.ones(1, np.float32)
+
+    inputs = read_inputs(request_of("two", fare=fare), signature)
+    answer = model.call("serving_default", inputs)
+    with pytest.raises(ServeError, match="not found in request and no default value provided"):
+        read_inputs(request_of("two", place=[[1, 2]]), signature)
+    with pytest.raises(
+        ServeError, match=r"Inputs contains invalid name\. Used request inputs: fare"
+    ):
+        read_inputs(request_of("two", fare=fare, z=fare), signature)
+    model.close()
+
+    assert answer["sum"].tolist() == [7]
