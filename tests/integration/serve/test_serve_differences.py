@@ -159,6 +159,55 @@ def test_a_shape_that_the_graph_refuses_gets_tensorflows_words(ask: Ask, predict
     assert by_grpc[1].startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1435774380", 1435774336.0),
+        ("16777217", 16777216.0),
+        ("18446744073709551616", 2.0**64),
+        ("-9223372036854775809", -(2.0**63)),
+        ("1e39", float("inf")),
+        ("-1" + "0" * 39, float("-inf")),
+        ("1e-400", 0.0),
+        ("1e-40", float(np.float32(1e-40))),
+        ("4503599761588225", 4503599627370496.0),  # by way of float64: a tie, to the even one
+    ],
+)
+@pytest.mark.parametrize("padding", [0, 1 << 15])
+def test_a_number_is_rounded_to_float32(ask: Ask, text: str, value: float, padding: int) -> None:
+    """A large body has readers of its own."""
+    body = f'{{"inputs": {{"x": [[{text}]], {" " * padding}"other": 0}}}}'.encode()
+
+    answer = ask("/v1/models/half_plus_two:predict", body)
+
+    assert answer.status == 200, answer.body
+    with np.errstate(over="ignore"):
+        wanted = np.float32(value) * np.float32(0.5) + np.float32(2.0)
+    ((found,),) = answer.json()["outputs"]
+    assert np.float32(found) == wanted
+
+
+@pytest.mark.parametrize("text", ["1e309", "-1e309", "1" + "0" * 309, "-" + "9" * 400])
+@pytest.mark.parametrize("path", ["half_plus_two:predict", "judge:classify"])
+def test_a_number_beyond_float64_is_not_json(ask: Ask, text: str, path: str) -> None:
+    key = "instances" if path.endswith("predict") else "examples"
+
+    answer = ask(f"/v1/models/{path}", f'{{"{key}": [{text}]}}'.encode())
+
+    assert answer.status == 400
+    assert answer.json()["error"] == "JSON Parse error: Number too big to be stored in double."
+
+
+def test_an_example_takes_a_number_beyond_64_bits_as_a_float(ask: Ask) -> None:
+    answer = ask(
+        "/v1/models/judge:regress", {"signature_name": "regress", "examples": [{"x": 2**65}]}
+    )
+
+    assert answer.status == 200, answer.body
+    (found,) = answer.json()["results"]
+    assert np.float32(found) == np.float32(2.0**64)
+
+
 def test_outputs_that_are_not_there_or_asked_for_twice_are_refused(predict: Any) -> None:
     fare, place = np.ones(1, np.float32), np.ones((1, 2), np.int64)
 

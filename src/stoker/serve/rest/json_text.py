@@ -68,7 +68,9 @@ def parse_json(raw: bytes) -> Any:
         raise _unparsed("The document is empty")
     try:
         # Python reads 1e999 as infinity; the hook that refuses it costs time, and is rarely needed.
-        return json.loads(raw.decode(), parse_float=_finite if _may_be_huge(raw) else None)
+        if _may_be_huge(raw):
+            return json.loads(raw.decode(), parse_float=_finite, parse_int=_in_range)
+        return json.loads(raw.decode())
     except UnicodeDecodeError as error:
         raise _unparsed(f"Invalid encoding in string. at offset: {error.start}") from error
     except json.JSONDecodeError as error:
@@ -146,6 +148,11 @@ def base64_bytes(text: str) -> bytes:
 def invalid(message: str) -> ServeError:
     """A refusal that is the client's to mend."""
     return ServeError(Code.INVALID_ARGUMENT, message)
+
+
+def _in_range(text: str) -> int:
+    _finite(text)
+    return int(text)
 
 
 def _finite(text: str) -> float:
