@@ -22,7 +22,7 @@ OTHER := $(shell test ! -x $(BIN)/python || test -z "$(PYTHON)" || \
 	test "$$($(BIN)/python -c '$(WHICH)')" = "$$("$(PYTHON)" -c '$(WHICH)')" || echo other)
 
 .DEFAULT_GOAL := help
-.PHONY: help another-python setup demo test soak check fmt lint types imports docs lock clean \
+.PHONY: help another-python setup demo test tf-serving-oracle soak check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
 	bench-tune bench-serve
@@ -75,6 +75,11 @@ test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) ## every test
 	-m "not alone and not soak" $(ARGS)
 	@echo "test: those that measure this machine, one after the other with nothing beside them"
 	@$(BIN)/python -m pytest -m alone --durations=15 $(ARGS) || test $$? = 5 -a -n "$(ARGS)"
+
+tf-serving-oracle: $(STAMP) ## TensorFlow Serving's own integration test against ours; SRC=its checkout (5 minutes)
+	@$(UV) pip install --quiet --python $(BIN)/python --target .tools/oracle --no-deps \
+	portpicker==1.6.0 six==1.17.0 tf-keras==2.21.0
+	@PYTHONPATH=.tools/oracle $(BIN)/python tests/oracle_tensorflow_serving.py "$(SRC)" $(ARGS)
 
 soak: $(STAMP) ## what is too long for `make test`: kills, swaps, all levers, the server's image, memory (35 minutes)
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)

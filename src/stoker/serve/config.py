@@ -150,8 +150,11 @@ class ServeConfig:
     worker: int = 0
     """This one's number; no other that lives has it."""
 
-    listen_when_loaded: bool = False
-    """Whether it listens only when its models were loaded: others answer on the ports meanwhile."""
+    listen_when_loaded: bool = True
+    """Whether it listens only when every model can be called; one that cannot be loaded ends it."""
+
+    listen_when_tried: bool = False
+    """Whether it listens once each model was loaded or has failed: it takes another worker's place."""
 
     lame_duck_s: float = 1.0
     """Seconds between "not ready" and the last accept, for clients and balancers to turn away."""

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.core.errors import ConfigError, Plain
+from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.export.sessions import open_devices, session_config
 from stoker.serve.access_file import AccessFile
 from stoker.serve.access_log import AccessLog, Several
@@ -157,9 +157,23 @@ class Server:
         """Wait until the models can be called; False if the time ran out before."""
         return self._ready.wait(timeout_s)
 
-    def is_loaded(self) -> bool:
-        """Whether it is ready, or has tried all that there is."""
-        return self._ready.is_set() or self.models.all_tried()
+    def may_listen(self) -> bool:
+        """Whether it is ready, or waits for no model that may still come.
+
+        Raises:
+            UserError: a model that was named cannot be loaded, and the ports wait for it.
+        """
+        if self._ready.is_set():
+            return True
+        failed = "" if self.config.listen_when_tried else self.models.failed()
+        if failed:
+            raise UserError(
+                f"Failed to start server. Error: {failed}",
+                fix="Mend or remove the version, or add --no-listen-when-loaded to serve the others.",
+            )
+        return (self.config.listen_when_tried or self.models.root is not None) and (
+            self.models.all_tried()
+        )
 
     def ready(self) -> Ready:
         """Where it listens."""

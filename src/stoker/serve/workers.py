@@ -157,7 +157,7 @@ class Crew:
         elif place.start_at_s is not None:
             if time.monotonic() >= place.start_at_s:
                 place.start_at_s = None
-                place.following = self._started(place.share, "--listen-when-loaded")
+                place.following = self._started(place.share, "--listen-when-tried")
         elif (reason := self._trouble_of(worker)) is not None:
             _log.error("worker %d %s; another follows", worker.pid, reason)
             self._metrics.workers_replaced.add(reason=reason)

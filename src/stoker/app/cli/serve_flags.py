@@ -247,7 +247,15 @@ WorkerFolder = Annotated[Path | None, typer.Option("--worker-folder", hidden=Tru
 
 Worker = Annotated[int, typer.Option("--worker", hidden=True)]
 
-ListenWhenLoaded = Annotated[bool, typer.Option("--listen-when-loaded", hidden=True)]
+ListenWhenLoaded = Annotated[
+    bool,
+    typer.Option(
+        "--listen-when-loaded/--no-listen-when-loaded",
+        help="Open the ports when every model can be called, and end if one cannot be loaded; or at once.",
+    ),
+]
+
+ListenWhenTried = Annotated[bool, typer.Option("--listen-when-tried", hidden=True)]
 
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
 
