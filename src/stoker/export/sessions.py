@@ -19,7 +19,13 @@ def has_gpu() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
-def session_config(*, gpu_memory_fraction: float = 0.0) -> tf.compat.v1.ConfigProto:
+def session_config(
+    given: tf.compat.v1.ConfigProto | None = None,
+    *,
+    gpu_memory_fraction: float = 0.0,
+    intra_op_threads: int = 0,
+    inter_op_threads: int = 0,
+) -> tf.compat.v1.ConfigProto:
     """How every session of a process is configured.
 
     Memory of a GPU grows on demand. A fraction is a limit that TensorFlow's allocator holds; it is
@@ -31,15 +37,25 @@ def session_config(*, gpu_memory_fraction: float = 0.0) -> tf.compat.v1.ConfigPr
     Which of the two is quicker on a GPU has not been measured.
 
     Args:
+        given: What the user has set; what follows comes on top of it.
         gpu_memory_fraction: Largest share of a GPU's memory, 0..1; 0 sets no limit.
+        intra_op_threads: Threads that compute one operation; 0: TensorFlow's choice.
+        inter_op_threads: Operations that run at once; 0: as said above.
     """
     config = tf.compat.v1.ConfigProto()
+    if given is not None:
+        config.CopyFrom(given)
     config.gpu_options.allow_growth = True
     if gpu_memory_fraction:
         config.gpu_options.per_process_gpu_memory_fraction = gpu_memory_fraction
     # A model may name a device that this worker does not have.
     config.allow_soft_placement = True
-    if not has_gpu():
+    if intra_op_threads:
+        config.intra_op_parallelism_threads = intra_op_threads
+    if inter_op_threads:
+        config.inter_op_parallelism_threads = inter_op_threads
+        config.use_per_session_threads = True  # else the first session of the process decides
+    elif not config.inter_op_parallelism_threads and not has_gpu():
         config.inter_op_parallelism_threads = INLINE
     return config
 

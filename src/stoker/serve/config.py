@@ -65,6 +65,18 @@ class ServeConfig:
     grpc_workers: int = 8
     """Most gRPC calls that are worked on at once; others wait."""
 
+    intra_op_threads: int = 0
+    """Threads that compute one operation of a model; 0: as many as cores."""
+
+    inter_op_threads: int = 0
+    """Operations of a model that run at once; 0: one on a CPU, in the thread of the caller."""
+
+    session_config_file: Path | None = None
+    """TensorFlow's ConfigProto for sessions, as text; the other settings come on top of it."""
+
+    tensor_content: bool = False
+    """Whether the outputs of Predict by gRPC are sent as bytes, not as lists of values."""
+
     allow_ops: tuple[str, ...] = ()
     """Operations that a model may have beside those that only compute (`--allow-ops`)."""
 
@@ -190,7 +202,14 @@ class ServeConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"serve.{name} must be above 0", got=getattr(self, name))
-        for name in ("max_run_s", "max_memory_bytes", "request_log_bytes", "warm_s"):
+        for name in (
+            "max_run_s",
+            "max_memory_bytes",
+            "request_log_bytes",
+            "warm_s",
+            "intra_op_threads",
+            "inter_op_threads",
+        ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"serve.{name} must not be below 0", got=getattr(self, name))
         if self.grpc_socket_path and self.workers > 1:

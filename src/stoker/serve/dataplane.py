@@ -90,9 +90,11 @@ class DataPlane:
         *,
         check_method_names: bool = False,
         allow_unavailable_labels: bool = False,
+        tensor_content: bool = False,
     ) -> None:
         """Args: models: what is served; metrics: the counts; the rest as in `ServeConfig`."""
         self.allow_unavailable_labels = allow_unavailable_labels
+        self.tensor_content = tensor_content
         self.models = models
         self.metrics = metrics
         self.check_method_names = check_method_names

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import tensorflow as tf
+
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.export.sessions import open_devices, session_config
 from stoker.serve.access_file import AccessFile
@@ -35,6 +37,7 @@ from stoker.serve.rest.probes import PROBES
 from stoker.serve.runs import Runs
 from stoker.serve.servable import LoadOptions
 from stoker.serve.sockets import BACKLOG, bound_path, bound_socket
+from stoker.serve.text_files import read_text_file
 from stoker.serve.tls import Tls, read_tls
 from stoker.serve.worker import stuck_file
 
@@ -60,7 +63,7 @@ class Server:
             Runs(max_run_s=config.max_run_s, on_stuck=self._say_stuck) if config.max_run_s else None
         )
         metrics = ServeMetrics(config.worker_folder, worker=config.worker)
-        session = session_config(gpu_memory_fraction=config.per_process_gpu_memory_fraction)
+        session = _session_config(config)
         open_devices(session)
         options = LoadOptions(
             batching=config.batching,
@@ -83,6 +86,7 @@ class Server:
             metrics,
             check_method_names=config.check_method_names,
             allow_unavailable_labels=config.allow_unavailable_labels,
+            tensor_content=config.tensor_content,
         )
         self._request_log = RequestLog(
             dropped=metrics.log_dropped, max_bytes=config.request_log_bytes
@@ -219,6 +223,22 @@ def _named_models(config: ServeConfig) -> tuple[ModelConfig, ...]:
     if config.model_config_file is not None:
         return read_model_config(config.model_config_file)
     return tuple(ModelConfig(name=name, base=base) for name, base in config.models.items())
+
+
+def _session_config(config: ServeConfig) -> tf.compat.v1.ConfigProto:
+    """How the sessions of models are configured.
+
+    Raises:
+        ConfigError: the file of TensorFlow's settings is wrong.
+    """
+    path = config.session_config_file
+    given = tf.compat.v1.ConfigProto()
+    return session_config(
+        None if path is None else read_text_file(path, given, full_name="tensorflow.ConfigProto"),
+        gpu_memory_fraction=config.per_process_gpu_memory_fraction,
+        intra_op_threads=config.intra_op_threads,
+        inter_op_threads=config.inter_op_threads,
+    )
 
 
 _CANCELLED_S = 1.0

@@ -108,14 +108,19 @@ def to_proto(array: np.ndarray[Any, Any]) -> tensor_pb2.TensorProto:
     return proto
 
 
-def fill(proto: tensor_pb2.TensorProto, array: np.ndarray[Any, Any]) -> None:
-    """As `to_proto`, into a message that is empty."""
+def fill(
+    proto: tensor_pb2.TensorProto, array: np.ndarray[Any, Any], *, as_content: bool = False
+) -> None:
+    """As `to_proto`, into a message that is empty; with `as_content` numbers as bytes."""
     number, name = _number_and_name(array.dtype)
     if name not in _FIELDS:
         raise UserError("every output must have a dtype that is served", got=Plain(name))
     proto.dtype = number  # type: ignore[assignment] # an enumeration's number
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
+    if as_content and name != "string":
+        proto.tensor_content = array.tobytes()
+        return
     getattr(proto, _FIELDS[name]).extend(_values(array.reshape(-1), name))
 
 

@@ -202,4 +202,8 @@ def test_a_session_is_told_the_limit_and_grows_up_to_it() -> None:
     assert config.gpu_options.allow_growth
     assert config.gpu_options.per_process_gpu_memory_fraction == 0.25
     assert session_config().gpu_options.per_process_gpu_memory_fraction == 0.0
+    given = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=3)
+    assert session_config(given).intra_op_parallelism_threads == 3
+    threads = session_config(given, intra_op_threads=1, inter_op_threads=2)
+    assert (threads.intra_op_parallelism_threads, threads.inter_op_parallelism_threads) == (1, 2)
     assert has_gpu() == (config.inter_op_parallelism_threads != INLINE)

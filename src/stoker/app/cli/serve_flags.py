@@ -121,7 +121,56 @@ RestApiNumThreads = Annotated[
 ]
 
 GrpcNumThreads = Annotated[
-    int, typer.Option("--grpc-num-threads", help="gRPC calls that are worked on at once.")
+    int,
+    option(
+        "--grpc-num-threads",
+        "--grpc_max_threads",
+        help_text="gRPC calls that are worked on at once.",
+    ),
+]
+
+IntraOpThreads = Annotated[
+    int,
+    option(
+        "--tensorflow-intra-op-parallelism",
+        "--tensorflow_intra_op_parallelism",
+        help_text="Threads that compute one operation of a model; 0: as many as cores.",
+    ),
+]
+
+InterOpThreads = Annotated[
+    int,
+    option(
+        "--tensorflow-inter-op-parallelism",
+        "--tensorflow_inter_op_parallelism",
+        help_text="Operations of a model that run at once; 0: one on a CPU, in the caller's thread.",
+    ),
+]
+
+SessionThreads = Annotated[
+    int,
+    option(
+        "--tensorflow-session-parallelism",
+        "--tensorflow_session_parallelism",
+        help_text="Both of these, where they are 0.",
+    ),
+]
+
+SessionConfigFile = Annotated[
+    Path | None,
+    option(
+        "--tensorflow-session-config-file",
+        "--tensorflow_session_config_file",
+        help_text="TensorFlow's ConfigProto for sessions, as text.",
+    ),
+]
+
+TensorContent = Annotated[
+    bool,
+    typer.Option(
+        "--enable_serialization_as_tensor_content",
+        help="Send the outputs of Predict by gRPC as bytes (tensor_content).",
+    ),
 ]
 
 MonitoringConfigFile = Annotated[

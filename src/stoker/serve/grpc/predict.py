@@ -77,8 +77,10 @@ def _invalid(message: str) -> ServeError:
     return ServeError(Code.INVALID_ARGUMENT, message)
 
 
-def response_of(model: ModelSpec, signature: str, outputs: Tensors) -> predict_pb2.PredictResponse:
-    """The answer as a message.
+def response_of(
+    model: ModelSpec, signature: str, outputs: Tensors, *, as_content: bool = False
+) -> predict_pb2.PredictResponse:
+    """The answer as a message; with `as_content` its numbers as bytes.
 
     Raises:
         UserError: an output has a dtype that no field holds.
@@ -86,7 +88,7 @@ def response_of(model: ModelSpec, signature: str, outputs: Tensors) -> predict_p
     response = predict_pb2.PredictResponse()
     fill_spec(response.model_spec, model, signature)
     for name, array in outputs.items():
-        fill(response.outputs[name], array)
+        fill(response.outputs[name], array, as_content=as_content)
     return response
 
 
@@ -162,7 +164,10 @@ class PredictAtOnce:
         parts = [found.outputs] if not sizes else _parted(found.outputs, sizes)
         named = ModelSpec(name=model.name, version=found.version)
         try:
-            responses = [response_of(named, found.signature, part) for part in parts]
+            as_content = self._plane.tensor_content
+            responses = [
+                response_of(named, found.signature, part, as_content=as_content) for part in parts
+            ]
         except UserError:
             return []
         if self._calls.noted:
