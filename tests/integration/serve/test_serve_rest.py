@@ -144,7 +144,7 @@ def test_requests_are_counted_under_tensorflow_servings_names(ask: Ask) -> None:
     assert "# TYPE :tensorflow:serving:request_latency histogram" in lines
     latency = ':tensorflow:serving:request_latency_bucket{model_name="half_plus_two"'
     buckets = [line for line in lines if line.startswith(latency)]
-    by_rest = [line for line in buckets if 'API="Predict",entrypoint="REST"' in line]
+    by_rest = [line for line in buckets if 'API="predict",entrypoint="REST"' in line]
     assert len(by_rest) == 34
     assert 'le="+Inf"' in by_rest[-1]
     assert any('model_name="other",status="NOT_FOUND"' in line for line in lines)

@@ -23,6 +23,7 @@ from stoker.core.errors import UserError
 from stoker.export.callpath import Signature, TensorSpec
 from stoker.serve.errors import ServeError
 from stoker.serve.rest import decode, numbers
+from stoker.serve.rest.json_text import parse_json
 from stoker.serve.rest.quick_json import QuickJson
 
 EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "2000"))
@@ -297,7 +298,7 @@ def test_a_body_is_read_as_the_reference_reads_it_or_refused(
         wanted = {name: wanted_bits(found) for name, found in reference(raw, inputs).items()}
     except Refused:
         wanted = None
-    readers = {"plain": decode.parse_json, "quick": QuickJson().parse}
+    readers = {"plain": parse_json, "quick": QuickJson().parse}
 
     for reader, parse in readers.items():
         try:
