@@ -109,15 +109,30 @@ class LoadedModel:
     """A SavedModel in memory, in a graph and a session of its own; may be called by many threads."""
 
     def __init__(
-        self, session: tf.compat.v1.Session, signature_defs: Mapping[str, Any], path: Path
+        self,
+        session: tf.compat.v1.Session | None,
+        signature_defs: Mapping[str, Any],
+        path: Path,
+        *,
+        runs: Mapping[str, Callable[..., list[np.ndarray]]] | None = None,
     ) -> None:
-        """Bind every signature; use `load_model` to get one of these from a folder."""
+        """Bind every signature; use `load_model` to get one of these from a folder.
+
+        Args:
+            session: Where the graph is.
+            signature_defs: Signature -> its definition.
+            path: The folder.
+            runs: Signature -> what runs it, where that is not the session.
+        """
         self.path = path
         self.signature_defs = dict(signature_defs)
         self._session: tf.compat.v1.Session | None = session
         self._others: list[LoadedModel] = []
         self._bound = {
-            name: _bind(session, definition)
+            name: _Bound(
+                _signature(definition),
+                _callable(session, definition) if runs is None else runs[name],
+            )
             for name, definition in sorted(signature_defs.items())
             if definition.inputs and definition.outputs
         }
@@ -335,21 +350,28 @@ def _fed_text(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> s
     return ", ".join(f"{name!r} ({spec}, fed {shape_text(a.shape)})" for (name, spec), a in fed)
 
 
-def _bind(session: tf.compat.v1.Session, definition: meta_graph_pb2.SignatureDef) -> _Bound:
+def _callable(
+    session: tf.compat.v1.Session | None, definition: meta_graph_pb2.SignatureDef
+) -> Callable[..., list[np.ndarray]]:
+    assert session is not None  # what has none is given what runs it
+    options = config_pb2.CallableOptions()
+    options.feed.extend(info.name for _, info in sorted(definition.inputs.items()))
+    options.fetch.extend(info.name for _, info in sorted(definition.outputs.items()))
+    options.run_options.inter_op_thread_pool = inter_op_pool(session)
+    run: Callable[..., list[np.ndarray]] = session._make_callable_from_options(options)  # noqa: SLF001
+    return run
+
+
+def _signature(definition: meta_graph_pb2.SignatureDef) -> Signature:
     inputs = sorted(definition.inputs.items())
     outputs = sorted(definition.outputs.items())
-    options = config_pb2.CallableOptions()
-    options.feed.extend(info.name for _, info in inputs)
-    options.fetch.extend(info.name for _, info in outputs)
-    options.run_options.inter_op_thread_pool = inter_op_pool(session)
-    signature = Signature(
+    return Signature(
         inputs={name: _spec(name, info) for name, info in inputs},
         outputs={name: _spec(name, info) for name, info in outputs},
         method=definition.method_name,
         feed_names={name: info.name for name, info in inputs},
         defaults=dict(definition.defaults),
     )
-    return _Bound(signature, session._make_callable_from_options(options))  # noqa: SLF001
 
 
 def _spec(name: str, info: meta_graph_pb2.TensorInfo) -> TensorSpec:

@@ -26,6 +26,7 @@ from stoker.export.callpath import SERVE_TAG, LoadedModel, first_line, not_loada
 from stoker.export.sessions import session_config
 from stoker.serve.breath import Breathe, hurry
 from stoker.serve.frozen import alike, with_constants
+from stoker.serve.object_graph import load_object_graph, unrestored_variables
 from stoker.serve.reach import (
     INIT_COLLECTIONS,
     INIT_SIGNATURE,
@@ -78,6 +79,17 @@ def load_checked(
     meta_graph = _to_be_served(saved)
     if meta_graph is None:
         raise not_loadable(folder, _tags(saved))
+    unrestored = unrestored_variables(meta_graph)
+    if unrestored:
+        try:
+            return load_object_graph(_definitions(meta_graph), folder)
+        except tf.errors.ResourceExhaustedError as error:
+            raise too_large(folder, error) from error
+        except _FAILURES as error:
+            variable = min(unrestored)
+            raise not_loadable(
+                folder, f"nothing fills its variable {variable!r}: {first_line(error)}"
+            ) from error
     how = _How(freeze=freeze, breathe=breathe, session=session or session_config())
     try:
         try:

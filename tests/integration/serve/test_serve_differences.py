@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,6 +19,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from stoker.export.callpath import load_model
 from stoker.serve.errors import ServeError
 from stoker.serve.grpc.predict import read_inputs
+from stoker.serve.servable import Servable
 from stoker.serve.server import Server
 
 Ask = Callable[..., Any]
@@ -269,3 +271,50 @@ def test_defaults_of_a_signature_fill_inputs_that_are_not_sent(
     model.close()
 
     assert answer["sum"].tolist() == [7]
+
+
+class Holder(tf.Module):
+    """A Keras 3 model in a module: `tf.saved_model.save` writes its variables twice."""
+
+    def __init__(self, read: str = "") -> None:
+        super().__init__()
+        layers = [keras.Input((2,)), keras.layers.Dense(3), keras.layers.BatchNormalization()]
+        self.net = keras.Sequential(layers)
+        self.read = read
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 2), tf.float32, name="x")])
+    def serve(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": self.net(x, training=False)}
+
+    @tf.function(input_signature=[])
+    def other(self) -> tf.Tensor:
+        return tf.io.read_file(self.read) if self.read else tf.constant("")
+
+
+def test_a_keras_model_in_a_module_is_served_by_its_object_graph(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = Holder()
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={"serving_default": module.serve})
+    x = np.array([[1.0, 2.0], [-3.0, 0.5]], np.float32)
+    servable = Servable(1, tmp_path / "1")
+
+    assert servable.load(), servable.reason
+    with servable.use() as served:
+        assert served is not None
+        found = served.call("serving_default", {"x": x})["y"]
+        with pytest.raises(ServeError):
+            served.call("serving_default", {"x": x[:, :1]})
+    servable.unload()
+
+    np.testing.assert_allclose(found, module.net(x), atol=1e-6)
+    assert "is served by its object graph, which is slower" in caplog.text
+
+
+def test_functions_that_only_the_object_graph_holds_are_checked_too(tmp_path: Path) -> None:
+    module = Holder("/etc/hostname")
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={"serving_default": module.serve})
+    servable = Servable(1, tmp_path / "1")
+
+    assert not servable.load()
+    assert "ReadFile in its function" in servable.reason

@@ -192,6 +192,8 @@ class Batcher:
                 self._keep_to(name, self._config.allowed_batch_sizes[done - 1], first_line(error))
                 break
             except (UserError, tf.errors.OpError) as error:
+                if isinstance(error.__cause__ or error, tf.errors.FailedPreconditionError):
+                    raise  # the model is not whole: no input would do
                 what = "its own request" if sample else "zeros"
                 _log.info("%s is not warmed on %s: %s", name, what, error)
                 break
