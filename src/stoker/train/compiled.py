@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
+from stoker.cluster.compile_flags import publish
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.options import with_own_threads
 from stoker.data.own.feed import OwnFeed
 from stoker.train.at_once import are_sound
 from stoker.train.busy import FIXED_STEPS, measure_ceiling
+from stoker.train.compile_notice import shown
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ema import WeightAverage
 from stoker.train.fed import make_run_fed, make_run_resident, step_of
@@ -139,6 +142,7 @@ class Compiled:
         Args:
             program: From `traced_for_xla`.
         """
+        program.compiled_rows.update(self.rows_of_steps)
         self.program = program
         self.resolved = replace(self.resolved, xla=program.xla)
         suit_kernels(self._built, self._distribution, xla=program.xla)
@@ -154,15 +158,40 @@ class Compiled:
         known = self._fixed if isinstance(self._feed, OwnFeed) else self._fixed_samples
         return "" if known else "batches differ in shape"
 
-    def elements_to_compile(self) -> list[Any]:
-        """An element for each number of rows that a step of this run can have."""
+    @property
+    def rows_of_steps(self) -> list[int]:
+        """Rows of a full step, and of an epoch's last one where that is shorter."""
         full = int(self.rows_a_step)
         short = 0 if isinstance(self._feed, OwnFeed | WholeFeed) else self._feed.rows % full
+        return [full, short] if short else [full]
+
+    def elements_to_compile(self) -> list[Any]:
+        """An element for each number of rows that a step of this run can have."""
         return [
             tf.nest.map_structure(lambda tensor, rows=rows: tensor[:rows], self.sample)
-            for rows in (full, short)
-            if rows
+            for rows in self.rows_of_steps
         ]
+
+    @contextmanager
+    def compiling_is_shown(self, tell: Callable[[str], None], *, ends: bool) -> Iterator[None]:
+        """Around a call: show that XLA compiles, where it has to do it first.
+
+        Args:
+            tell: Takes the line.
+            ends: Whether an epoch ends with the call; its last step may have fewer rows.
+        """
+        program = self.program
+        wanted = self.rows_of_steps if ends else self.rows_of_steps[:1]
+        missing = [rows for rows in wanted if rows not in program.compiled_rows]
+        what = ""
+        if program.xla and missing:
+            rows = " and ".join(map(str, missing))
+            what = f"the training step of {self._built.model.name} for {rows} samples, by XLA"
+        with shown(tell, what):
+            yield
+        program.compiled_rows.update(missing)
+        if what:
+            publish()
 
     def run(
         self,
@@ -181,6 +210,7 @@ class Compiled:
             look: As in `make_run_fed`.
             ends: Whether an epoch ends with them. Then nothing is taken beyond, where another pass may
                 take long to begin or need not come at all.
+            program: Another form of the step than the one in use.
         """
         program = program or self.program
         if not source.ahead:

@@ -114,5 +114,6 @@ def _result(run: Run, ceiling_s: float) -> TrainResult:
         busy=busy,
         samples_per_s=timing.rows / timing.wall_s,
         health=run.health(),
+        xla=run.xla(),
         agreement=run.agreement,
     )

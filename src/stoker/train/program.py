@@ -23,6 +23,8 @@ class Program:
         """
         self.step, self.run_fed, self.xla = step, run_fed, xla
         self.traced: Any = None
+        self.compiled_rows: set[int] = set()
+        """Rows of a step that it was compiled for."""
 
     def trace(self, source: Source) -> Any:
         """The concrete function of a call, traced where it is not yet.

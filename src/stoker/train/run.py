@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
+from stoker.cluster.compile_flags import used
 from stoker.core.errors import Plain, UserError
 from stoker.core.user_code import call
 from stoker.data.feed.pipeline import Feed
@@ -170,7 +171,8 @@ class Run:
 
     def ceiling_s(self) -> float:
         """As `Compiled.ceiling_s`."""
-        return self.compiled.ceiling_s(self._state)
+        with self.compiled.compiling_is_shown(self.around.on_wait, ends=False):
+            return self.compiled.ceiling_s(self._state)
 
     def resident(self) -> Resident:
         """As `Compiled.resident`."""
@@ -196,7 +198,7 @@ class Run:
             Whether the data has to be read from elsewhere: the run went back, or took a part only of
             the rows of a call.
         """
-        position, ending = self.position, self.around.ending
+        position, around, ending = self.position, self.around, self.around.ending
         planned = position.next_steps(self.compiled.resolved.steps_per_call)
         if planned == 0:
             return False
@@ -209,13 +211,14 @@ class Run:
         with self._guard.placements() as placements:
             look = self._looks_after(steps) or turn.compared
             ends = position.in_epoch + steps >= position.per_epoch
-            ran = self.fitting(
-                lambda: turn.run(
-                    lambda: self.compiled.run(
-                        source, steps, look=look, ends=ends, program=turn.program
+            with self.compiled.compiling_is_shown(around.on_wait, ends=ends):
+                ran = self.fitting(
+                    lambda: turn.run(
+                        lambda: self.compiled.run(
+                            source, steps, look=look, ends=ends, program=turn.program
+                        )
                     )
                 )
-            )
         if ran is None:
             self._go_back("fit in memory")
             return True
@@ -521,6 +524,15 @@ class Run:
                 scalars=scalars,
             )
         )
+
+    def xla(self) -> dict[str, Any]:
+        """Whether XLA compiles the step and why, as JSON values."""
+        resolved, cache = self.compiled.resolved, used()
+        return {
+            "used": resolved.xla,
+            "why": self.position.xla_why or resolved.why.get("xla", ""),
+            "cache": None if cache is None else asdict(cache),
+        }
 
     def health(self) -> dict[str, Any]:
         """What was found and done, as JSON values."""

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from stoker.cluster.compile_flags import publish
 from stoker.core.user_code import first_line
 from stoker.train.compiled import Compiled
 from stoker.train.config import TEST_SWITCH
@@ -110,7 +111,6 @@ class XlaTrial:
         position: Position,
         *,
         wanted: bool,
-        on_compiled: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin nothing yet.
 
@@ -118,10 +118,8 @@ class XlaTrial:
             compiled: The run's step.
             position: Where the run is.
             wanted: Whether there is to be a trial.
-            on_compiled: Called when XLA has compiled the step, by the thread that did it.
         """
         self._compiled, self._position = compiled, position
-        self._on_compiled = on_compiled
         self._least_left_s = float(os.environ.get(TEST_SWITCH, LEAST_LEFT_S))
         self._step_s = 0.0
         self._calls = 0
@@ -200,11 +198,6 @@ class XlaTrial:
         if self._program is not None:
             self._compiled.use(self._program)
 
-    def wait(self) -> None:
-        """Wait for the compiler where it is at work: a process must not end under it."""
-        if self._compiling is not None:
-            self._compiling.join()
-
     def _trace(self, source: Source) -> None:
         try:
             program = self._compiled.traced_for_xla(source)
@@ -216,7 +209,7 @@ class XlaTrial:
             return
         self._program = program
         elements = self._compiled.elements_to_compile()
-        self._compiling = _Compiling(program, source, elements, then=self._on_compiled)
+        self._compiling = _Compiling(program, source, elements)
 
     def _left_s(self) -> float:
         return self._step_s * (self._position.steps - self._position.step)
@@ -255,11 +248,9 @@ class XlaTrial:
 class _Compiling:
     """A thread that has XLA compile a step, for each number of rows that it can have."""
 
-    def __init__(
-        self, program: Program, source: Source, elements: list[Any], *, then: Callable[[], None]
-    ) -> None:
+    def __init__(self, program: Program, source: Source, elements: list[Any]) -> None:
         self.error: str | None = None
-        self._program, self._elements, self._then = program, elements, then
+        self._program, self._elements = program, elements
         self._ahead = source.ahead
         self._thread = threading.Thread(target=self._run, name="stoker-xla", daemon=True)
         self._thread.start()
@@ -267,9 +258,6 @@ class _Compiling:
     @property
     def ended(self) -> bool:
         return not self._thread.is_alive()
-
-    def join(self) -> None:
-        self._thread.join()
 
     def _run(self) -> None:
         try:
@@ -280,7 +268,7 @@ class _Compiling:
             what = "compiling it needs more memory than is left" if out else first_line(error)
             self.error = what
         else:
-            self._then()
+            publish()
 
     def _compile(self, element: Any) -> None:
         traced = self._program.traced

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras import layers
 from numpy.typing import NDArray
 from tests.integration.train.small import on_one_device, unwatched
@@ -48,7 +46,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(compiling: Any) -> bool:
         number = asked[id(compiling)] = asked.get(id(compiling), 0) + 1
         if number > MEANWHILE:
-            compiling.join()
+            compiling._thread.join()
         return number > MEANWHILE
 
     monkeypatch.setattr(xla_trial._Compiling, "ended", property(ended))
