@@ -10,7 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import gen_stateless_random_ops_v2, random_ops_util
+from tensorflow.python.ops import (  # type: ignore[attr-defined]  # TensorFlow has no types here
+    gen_stateless_random_ops_v2,
+    random_ops_util,
+)
 
 from stoker.train.replaced import Replaced
 

@@ -14,7 +14,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.framework import ops
-from tensorflow.python.ops import gen_stateless_random_ops_v2, random_ops_util
+from tensorflow.python.ops import (  # type: ignore[attr-defined]  # TensorFlow has no types here
+    gen_stateless_random_ops_v2,
+    random_ops_util,
+)
 
 from stoker.core.errors import CheckFailed, Plain
 
