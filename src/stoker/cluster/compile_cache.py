@@ -94,9 +94,13 @@ class CompileCache:
             # Held by this process and its forks; the kernel frees it when the last of them ends.
             self._alive = (self._work / "alive").open("w")
             fcntl.flock(self._alive, fcntl.LOCK_EX)
-            write_json(self._home / "key.json", dict(key))
-            self._link_what_is_whole()
-            _shrink(root, MOST_BYTES)
+            try:
+                write_json(self._home / "key.json", dict(key))
+                self._link_what_is_whole()
+                _shrink(root, MOST_BYTES)
+            except BaseException:
+                self._end()
+                raise
 
     def folder(self, kind: str) -> Path:
         """Where TensorFlow reads and writes."""
@@ -123,6 +127,9 @@ class CompileCache:
         if os.getpid() != self._pid:
             return
         self.publish()
+        self._end()
+
+    def _end(self) -> None:
         remove(self._work)
         self._alive.close()
 
