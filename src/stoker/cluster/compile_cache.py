@@ -84,6 +84,7 @@ class CompileCache:
         self._linked: set[str] = set()
         self._done: set[str] = set()
         self._written = 0
+        self._in_memory: Path | None = None
         self._pid = os.getpid()
         _own_folders(root, self._home, self._store)
         if shutil.disk_usage(root).free < LEAST_FREE_BYTES:
@@ -115,12 +116,27 @@ class CompileCache:
 
     def publish(self) -> None:
         """Keep what was compiled since; a full disk keeps nothing and fails nothing."""
+        if self._in_memory is not None:
+            return
         try:
             with _alone(self._root / "lock"):
                 self._publish()
                 _shrink(self._root, MOST_BYTES)
         except (OSError, UserError) as error:
             _LOG.info("compiled programs are not kept: %s", error)
+
+    def go_on_in_memory(self) -> None:
+        """Let TensorFlow write where there is room, and keep nothing of it.
+
+        It fails a step whose program it cannot write, and its folder can be named only once.
+        """
+        memory = Path("/dev/shm")
+        folder = self.folder(PROGRAMS)
+        self._in_memory = Path(
+            tempfile.mkdtemp(prefix="stoker-xla-", dir=memory if memory.is_dir() else None)
+        )
+        folder.rename(folder.with_name("full"))
+        folder.symlink_to(self._in_memory)
 
     def close(self) -> None:
         """Publish, and remove this process's folder; a fork of it leaves that to its parent."""
@@ -131,6 +147,8 @@ class CompileCache:
 
     def _end(self) -> None:
         remove(self._work)
+        if self._in_memory is not None:
+            remove(self._in_memory)
         self._alive.close()
 
     def _publish(self) -> None:

@@ -166,6 +166,26 @@ def publish() -> None:
         _active.publish()
 
 
+def give_way(error: Exception) -> bool:
+    """After an error that says that a compiled program could not be written: keep none any more.
+
+    Args:
+        error: Of a call that XLA compiles.
+
+    Returns:
+        Whether it was that error; the same call succeeds now.
+    """
+    if _active is None or str(_active.folder(PROGRAMS)) not in str(error):
+        return False
+    _LOG.warning(
+        "the disk with XLA's cache cannot be written: compiled programs are not kept (set %s to a "
+        "folder with room)",
+        FOLDER,
+    )
+    _active.go_on_in_memory()
+    return True
+
+
 def used() -> Used | None:
     """What this process had of the cache; None where it has none."""
     return None if _active is None else _active.used

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from stoker.cluster.compile_flags import used
+from stoker.cluster.compile_flags import give_way, used
 from stoker.core.errors import Plain, UserError
 from stoker.core.user_code import call
 from stoker.data.feed.pipeline import Feed
@@ -292,6 +292,8 @@ class Run:
             with of_the_user():
                 return work()
         except (tf.errors.OpError, MemoryError) as error:
+            if give_way(error):
+                return None
             if self.xla_trial.under_way and is_out_of_memory(error):
                 self.xla_trial.give_up("not used, memory ran out while it was tried")
                 return None

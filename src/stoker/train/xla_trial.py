@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from stoker.cluster.compile_flags import publish
+from stoker.cluster.compile_flags import give_way, publish
 from stoker.core.user_code import first_line
 from stoker.train.compiled import Compiled
 from stoker.train.config import TEST_SWITCH
@@ -262,7 +262,12 @@ class _Compiling:
     def _run(self) -> None:
         try:
             for element in self._elements:
-                self._compile(element)
+                try:
+                    self._compile(element)
+                except tf.errors.OpError as error:
+                    if not give_way(error):
+                        raise
+                    self._compile(element)
         except Exception as error:  # noqa: BLE001 - whatever the compiler raises: the run goes on without
             out = is_out_of_memory(error)
             what = "compiling it needs more memory than is left" if out else first_line(error)
