@@ -44,6 +44,9 @@ MOST_BYTES = 2 << 30
 LEAST_FREE_BYTES = 256 << 20
 """Where less is free no cache is used: TensorFlow fails a step whose program it cannot write."""
 
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+"""A file system in memory, on Linux."""
+
 LOCK_S = 10.0
 """Longest wait for another process that is at the store; then this one goes without."""
 
@@ -130,11 +133,9 @@ class CompileCache:
 
         It fails a step whose program it cannot write, and its folder can be named only once.
         """
-        memory = Path("/dev/shm")
         folder = self.folder(PROGRAMS)
-        self._in_memory = Path(
-            tempfile.mkdtemp(prefix="stoker-xla-", dir=memory if memory.is_dir() else None)
-        )
+        memory = str(_MEMORY) if _MEMORY.is_dir() else None
+        self._in_memory = Path(tempfile.mkdtemp(prefix="stoker-xla-", dir=memory))
         folder.rename(folder.with_name("full"))
         folder.symlink_to(self._in_memory)
 

@@ -225,14 +225,13 @@ class XlaTrial:
             self._turns += [True, False] if pair % 2 else [False, True]
 
     def _compare(self) -> None:
-        plain, by_xla = self._found_s[False], self._found_s[True]
-        gain = median(one / other for one, other in zip(plain, by_xla, strict=True))
-        before_s, after_s = median(plain), median(by_xla)
+        before_s, after_s = median(self._found_s[False]), median(self._found_s[True])
+        gain = before_s / after_s
         told = f"{gain:.2f}x ({1e3 * before_s:.3g} -> {1e3 * after_s:.3g} ms a step)"
         left = self._position.steps - self._position.step
         if gain < MARGIN:
             self._decide(xla=False, why=f"{told}, not used")
-        elif before_s * (1 - 1 / gain) * left < SWITCH_S:
+        elif (before_s - after_s) * left < SWITCH_S:
             self._decide(xla=False, why=f"{told}, not used: too few steps are left to pay for it")
         else:
             used = f"{told}, used from the checkpoint at step {self._position.step:,} on"

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 from numpy.typing import NDArray
 from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.data.dataset import Dataset
 from stoker.data.features.transform import Transform
-from stoker.train import xla_trial
+from stoker.train import compile_notice, xla_trial
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import TrainConfig
 from stoker.train.loop import fit
 from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.strategy import one_device
-from stoker.train.surroundings import Progress, TrainResult
+from stoker.train.surroundings import TrainResult
+
+EPOCHS = 20
+"""Each of two calls."""
 
 MEANWHILE = 3
 """Calls that training makes, at least, while XLA compiles."""
@@ -58,10 +66,11 @@ def run(
     folder: Path,
     *,
     function: Any = build,
-    seen: list[Progress] | None = None,
-    **changes: Any,
+    epochs: int = EPOCHS,
+    xla_trial: bool = True,
+    **around: Any,
 ) -> tuple[TrainResult, BuiltModel]:
-    config = TrainConfig(epochs=24, batch_size=32)
+    config = TrainConfig(epochs=epochs, batch_size=32)
     prepare_process(precision="float32", seed=0, deterministic=False)
     built = build_model(function, transform, what="model:build")
     result = fit(
@@ -69,9 +78,9 @@ def run(
         dataset,
         transform,
         config=config,
-        resolved=on_one_device(**({"xla_trial": True} | changes)),
+        resolved=on_one_device(xla_trial=xla_trial),
         distribution=one_device(),
-        around=unwatched(folder, on_progress=(seen if seen is not None else []).append),
+        around=unwatched(folder, **around),
     )
     return result, built
 
@@ -82,31 +91,159 @@ def weights(built: BuiltModel) -> list[NDArray[Any]]:
     return [np.asarray(variable.numpy()) for variable in variables]
 
 
-@pytest.fixture(scope="module")
-def plain(
-    dataset: Dataset, transform: Transform, tmp_path_factory: pytest.TempPathFactory
-) -> list[NDArray[Any]]:
-    return weights(run(dataset, transform, tmp_path_factory.mktemp("p"), xla_trial=False)[1])
+class Spelled(layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """A layer of an operation that XLA does not have; it returns what it is given."""
+
+    def call(self, inputs: Any) -> Any:
+        numbers = tf.strings.to_number(tf.strings.as_string(tf.stop_gradient(inputs)))
+        return inputs + 0.0 * tf.ensure_shape(numbers, inputs.shape)
 
 
+def tiny(features: dict[str, keras.KerasTensor], *, spelled: bool = False) -> keras.Model:
+    x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+    x = layers.Dense(1, activation="sigmoid")(Spelled()(x) if spelled else x)
+    model = keras.Model(features, x, name="tiny")
+    model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy")
+    return model
+
+
+def position_of(folder: Path) -> dict[str, Any]:
+    found = newest_good(folder)
+    assert found is not None
+    position: dict[str, Any] = found.facts["position"]
+    return position
+
+
+def require_close(built: BuiltModel, other: BuiltModel) -> None:
+    for one, two in zip(weights(built), weights(other), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.getMessage().startswith("XLA: ")]
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 34, 0], ids=["whole calls", "batches"])
 def test_the_faster_step_stays_from_a_checkpoint_on_and_learns_the_same(
     dataset: Dataset,
     transform: Transform,
     tmp_path: Path,
-    plain: list[NDArray[Any]],
+    memory_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(xla_trial, "MARGIN", 0.0)
+    _, plain = run(dataset, transform, tmp_path / "plain", xla_trial=False)
 
-    _, built = run(dataset, transform, tmp_path)
+    result, built = run(dataset, transform, tmp_path / "tried", memory_bytes=memory_bytes)
 
-    found = newest_good(tmp_path)
-    assert found is not None
-    position = found.facts["position"]
+    position = position_of(tmp_path / "tried")
     assert position["xla"] is True
-    (said,) = [r.message for r in caplog.records if r.message.startswith("XLA: ")]
-    assert said == f"XLA: {position['xla_why']}"
-    assert "used from the checkpoint at step" in said
-    for one, other in zip(weights(built), plain, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    assert result.xla == {"used": True, "why": position["xla_why"], "cache": None}
+    assert lines(caplog) == [f"XLA: {position['xla_why']}"]
+    assert "used from the checkpoint at step" in position["xla_why"]
+    require_close(built, plain)
+
+
+def test_the_slower_step_goes_and_a_resumed_run_does_not_try_again(
+    dataset: Dataset,
+    transform: Transform,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(xla_trial, "MARGIN", 1e9)
+    _, plain = run(dataset, transform, tmp_path / "plain", function=tiny, xla_trial=False)
+
+    result, built = run(dataset, transform, tmp_path / "tried", function=tiny)
+    more, _ = run(dataset, transform, tmp_path / "tried", function=tiny, epochs=EPOCHS + 20)
+
+    assert position_of(tmp_path / "tried")["xla"] is False
+    assert not result.xla["used"]
+    assert not more.xla["used"]
+    (said,) = lines(caplog)
+    assert said.endswith("ms a step), not used")
+    require_close(built, plain)
+
+
+def test_a_resumed_run_follows_the_record_and_shows_what_it_compiles(
+    dataset: Dataset,
+    transform: Transform,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(xla_trial, "MARGIN", 0.0)
+    monkeypatch.setattr(compile_notice, "SILENT_S", 0.0)
+    run(dataset, transform, tmp_path, function=tiny)
+    decided = position_of(tmp_path)["xla_why"]
+    told: list[str] = []
+
+    result, _ = run(
+        dataset, transform, tmp_path, function=tiny, epochs=EPOCHS + 1, on_wait=told.append
+    )
+
+    assert result.xla == {"used": True, "why": decided, "cache": None}
+    assert lines(caplog) == [f"XLA: {decided}"], "it was not tried again"
+    assert told[0] == "compiling, 0:00: the training step of tiny for 32 samples, by XLA"
+    assert told[-1].endswith("for 18 samples, by XLA"), "an epoch's last step has fewer rows"
+
+
+class Killed(Exception):
+    """In place of SIGKILL."""
+
+
+def test_a_run_killed_before_the_record_tries_again_and_learns_the_same(
+    dataset: Dataset, transform: Transform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xla_trial, "MARGIN", 0.0)
+    _, plain = run(dataset, transform, tmp_path / "plain", function=tiny, xla_trial=False)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(xla_trial.XlaTrial, "_decide", killed)
+        with pytest.raises(Killed):
+            run(dataset, transform, tmp_path / "tried", function=tiny)
+    assert position_of(tmp_path / "tried")["xla"] is None
+
+    _, built = run(dataset, transform, tmp_path / "tried", function=tiny)
+
+    assert position_of(tmp_path / "tried")["xla"] is True
+    require_close(built, plain)
+
+
+def test_only_the_background_compiles(tmp_path: Path) -> None:
+    child = Path(__file__).with_name("xla_trial_child.py")
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.integration.train.{child.stem}", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    told = json.loads(done.stdout)
+
+    assert told["xla"]["used"]
+    # One for full steps, one for an epoch's last. Neither the first call with the real variables, nor
+    # the other thirty, nor the measurement of the ceiling has compiled anything.
+    assert told["files"] == told["xla"]["cache"]["written"] == 2
+    assert told["written"]["4"] == 0, "training had begun before"
+    assert told["calls"][0], "and went on meanwhile"
+
+
+def test_what_xla_cannot_compile_costs_nothing(
+    dataset: Dataset, transform: Transform, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spelled = partial(tiny, spelled=True)
+    _, plain = run(dataset, transform, tmp_path / "plain", function=spelled, xla_trial=False)
+
+    result, built = run(dataset, transform, tmp_path / "tried", function=spelled)
+
+    assert not result.xla["used"]
+    (said,) = lines(caplog)
+    assert said.startswith("XLA: not used, ")
+    assert "AsString" in said
+    for one, other in zip(weights(built), weights(plain), strict=True):
+        np.testing.assert_array_equal(one, other)
