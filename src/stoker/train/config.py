@@ -327,6 +327,8 @@ def _why_xla_is_not_tried(config: TrainConfig, around: Grounds, strategy: Strate
         "a feature is a string": around.string_features,
         # What runs by one program now and by another later rounds in two ways.
         "train.deterministic": config.deterministic,
+        "train.memory takes all memory, and the compiler needs some": not config.memory.growth
+        and config.memory.limit_mb is None,
         "stoker.lock.yaml has what was measured": around.tuned,
         f"train.strategy is {strategy}, and XLA is tried on one device only": strategy
         != "one_device",

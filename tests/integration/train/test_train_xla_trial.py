@@ -218,6 +218,7 @@ def test_only_the_background_compiles(tmp_path: Path) -> None:
     child = Path(__file__).with_name("xla_trial_child.py")
     done = subprocess.run(
         [sys.executable, "-m", f"tests.integration.train.{child.stem}", str(tmp_path)],
+        cwd=child.parents[3],
         capture_output=True,
         text=True,
         check=True,

@@ -30,7 +30,7 @@ def test_what_an_upgrade_has_taken_away_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_call_on_copies_leaves_every_variable_as_it_is() -> None:
-    weight, count = tf.Variable([1.0, 2.0]), tf.Variable(3, dtype=tf.int64)
+    weight, count = tf.Variable(tf.constant([1.0, 2.0])), tf.Variable(tf.constant(3, tf.int64))
     fixed = tf.constant([5.0, 5.0])
 
     @tf.function(autograph=False)
