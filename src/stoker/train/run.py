@@ -257,9 +257,10 @@ class Run:
         if decision.xla:
             self._saving.save()
             self.xla_trial.adopt()
+            self._guard.step_is_made_by(self.compiled.resolved)
             # Of a step that is another one now.
             position.timing = Timing()
-            self.first_ceiling_s = self.ceiling_s()
+            self.first_ceiling_s = self.fitting(self.ceiling_s) or self.first_ceiling_s
 
     def _looks_after(self, steps: int) -> bool:
         """Whether the variables are looked at when a call of so many steps has ended.
@@ -532,7 +533,7 @@ class Run:
         resolved, cache = self.compiled.resolved, used()
         return {
             "used": resolved.xla,
-            "why": self.position.xla_why or resolved.why.get("xla", ""),
+            "why": (resolved.xla_trial and self.position.xla_why) or resolved.why.get("xla", ""),
             "cache": None if cache is None else asdict(cache),
         }
 

@@ -38,8 +38,12 @@ _LOG = logging.getLogger(__name__)
 LEAST_LEFT_S = 60.0
 """No compiling begins where less of the run is left, by the speed of its steps."""
 
-PAIRS = 5
-"""Calls of each form of the step that are compared, in pairs; odd, so that the median is one of them."""
+PAIRS, MOST_PAIRS = 5, 51
+"""Calls of each form of the step that are compared, in pairs: at least and at most; odd, so that the
+median is one of them."""
+
+FORM_S = 0.5
+"""Time for which each form of the step is to run, by more pairs where calls are short."""
 
 CALL_S = 0.25
 """Least time of a call that is compared: short against the run, long against the clock and a
@@ -217,10 +221,11 @@ class XlaTrial:
     def _begin_turns(self, steps: int) -> None:
         """Plan the turns; none where too few steps are left to compare, and then to gain by it."""
         left = self._position.steps - self._position.step
-        if left < 4 * PAIRS * steps:
+        pairs = min(MOST_PAIRS, max(PAIRS, round(FORM_S / (steps * self._step_s)) | 1))
+        if left < 4 * pairs * steps:
             self._decide(xla=False, why="not used, too few steps are left to pay for a comparison")
             return
-        for pair in range(PAIRS):
+        for pair in range(pairs):
             # Whoever comes second meets a machine that the other has warmed.
             self._turns += [True, False] if pair % 2 else [False, True]
 

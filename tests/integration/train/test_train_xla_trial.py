@@ -24,6 +24,7 @@ from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import TrainConfig
 from stoker.train.loop import fit
 from stoker.train.model import BuiltModel, build_model, prepare_process
+from stoker.train.program import Program
 from stoker.train.strategy import one_device
 from stoker.train.surroundings import TrainResult
 
@@ -49,6 +50,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla_trial, "LEAST_LEFT_S", 0.0)
     monkeypatch.setattr(xla_trial, "SWITCH_S", -1e9)
     monkeypatch.setattr(xla_trial, "CALL_S", 0.0)
+    monkeypatch.setattr(xla_trial, "FORM_S", 0.0)
     asked: dict[int, int] = {}
 
     def ended(compiling: Any) -> bool:
@@ -212,6 +214,34 @@ def test_a_run_killed_before_the_record_tries_again_and_learns_the_same(
 
     assert position_of(tmp_path / "tried")["xla"] is True
     require_close(built, plain)
+
+
+def test_where_memory_runs_out_the_trial_ends_and_the_batch_stays(
+    dataset: Dataset,
+    transform: Transform,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    call = Program.call
+
+    def without_memory(program: Program, *args: Any, **options: Any) -> Any:
+        sums = call(program, *args, **options)
+        if program.xla:
+            # Behind a step: the variables are at another one than the last checkpoint.
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        return sums
+
+    monkeypatch.setattr(Program, "call", without_memory)
+    _, plain = run(dataset, transform, tmp_path / "plain", function=tiny, xla_trial=False)
+
+    result, built = run(dataset, transform, tmp_path / "tried", function=tiny)
+
+    assert lines(caplog) == ["XLA: not used, memory ran out while it was tried"]
+    assert result.health["reductions"] == []
+    assert position_of(tmp_path / "tried")["batch_size"] == 32
+    for one, other in zip(weights(built), weights(plain), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_only_the_background_compiles(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
     from stoker.train.strategy import one_device
 
     busy.CEILING_S = 0.02
-    xla_trial.LEAST_LEFT_S = xla_trial.CALL_S = xla_trial.MARGIN = 0.0
+    xla_trial.LEAST_LEFT_S = xla_trial.CALL_S = xla_trial.FORM_S = xla_trial.MARGIN = 0.0
     xla_trial.SWITCH_S = -1e9
 
     def build(features: dict[str, Any]) -> keras.Model:
