@@ -244,17 +244,23 @@ def test_where_memory_runs_out_the_trial_ends_and_the_batch_stays(
         np.testing.assert_array_equal(one, other)
 
 
-def test_only_the_background_compiles(tmp_path: Path) -> None:
+def in_a_process(folder: Path, cache: Path) -> dict[str, Any]:
+    """What `xla_trial_child.py` tells."""
+    folder.mkdir()
     child = Path(__file__).with_name("xla_trial_child.py")
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.integration.train.{child.stem}", str(tmp_path)],
+        [sys.executable, "-m", f"tests.integration.train.{child.stem}", folder, cache],
         cwd=child.parents[3],
         capture_output=True,
         text=True,
         check=True,
     )
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
-    told = json.loads(done.stdout)
+
+def test_only_the_background_compiles_and_the_next_process_nothing(tmp_path: Path) -> None:
+    told = in_a_process(tmp_path / "one", tmp_path / "cache")
 
     assert told["xla"]["used"]
     # One for full steps, one for an epoch's last. Neither the first call with the real variables, nor
@@ -262,6 +268,11 @@ def test_only_the_background_compiles(tmp_path: Path) -> None:
     assert told["files"] == told["xla"]["cache"]["written"] == 2
     assert told["written"]["4"] == 0, "training had begun before"
     assert told["calls"][0], "and went on meanwhile"
+
+    again = in_a_process(tmp_path / "two", tmp_path / "cache")
+
+    assert again["xla"]["used"]
+    assert (again["xla"]["cache"]["found"], again["xla"]["cache"]["written"]) == (2, 0)
 
 
 def test_what_xla_cannot_compile_costs_nothing(

@@ -17,8 +17,8 @@ from stoker.app.quiet import import_tensorflow
 from stoker.cluster.compile_flags import used
 
 
-def main(folder: Path) -> None:
-    os.environ["STOKER_CACHE"] = str(folder / "cache")
+def main(folder: Path, cache_folder: Path) -> None:
+    os.environ["STOKER_CACHE"] = str(cache_folder)
     import_tensorflow(compiles=True)
     import keras
     from keras import layers
@@ -66,9 +66,9 @@ def main(folder: Path) -> None:
         distribution=one_device(),
         around=unwatched(folder / "checkpoints", on_progress=told),
     )
-    files = list((folder / "cache").glob("xla/*/work-*/programs/*"))
+    files = list(cache_folder.glob("xla/*/work-*/programs/*"))
     print(json.dumps(counts | {"xla": result.xla, "files": len(files)}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
