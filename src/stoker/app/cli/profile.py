@@ -145,4 +145,6 @@ def _print(found: Profiled) -> None:
             stages.add_row(escape(stage["name"]), took, f"{stage['share']:.1%}")
         console.print(stages)
     console.print(found.diagnosis.text, markup=False)
+    for finding in found.findings:
+        console.print(finding.line(), markup=False)
     console.print(f"page   {found.page}", markup=False)
