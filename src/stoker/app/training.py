@@ -16,12 +16,13 @@ from stoker.app.context import Context
 from stoker.app.identity import training_identity
 from stoker.app.resolution import resolve_here, resolve_once
 from stoker.app.step_errors import steps_are_the_users
-from stoker.app.train_folder import CHECKPOINTS, METRICS, TENSORBOARD
+from stoker.app.train_folder import CHECKPOINTS, METRICS, TENSORBOARD, WALL_TIME
 from stoker.cluster.devices import find_devices
 from stoker.cluster.resolver import read_tf_config
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.user_code import load_function
 from stoker.data.ingest import IngestConfig, ServiceConfig
+from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
@@ -101,7 +102,10 @@ def train(context: Context, folder: Path) -> Trained:
         dataset, built = open_and_build(context, transform, place)
         listed = callbacks_of(experiment)
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
-        with _writing(place, folder) as (writer, board):
+        with (
+            _run_time(context, place, folder) as run_time,
+            _writing(place, folder) as (writer, board),
+        ):
             around = Surroundings(
                 memory_bytes=devices.memory_bytes // int(os.environ.get(LOCAL_WORKERS, "1")),
                 checkpoints=folder / CHECKPOINTS,
@@ -112,6 +116,7 @@ def train(context: Context, folder: Path) -> Trained:
                 on_progress=_teller(context),
                 ending=ending,
                 heartbeat=process_heartbeat(),
+                run_time=run_time,
                 identity=identity,
                 accept_change=context.accept_change,
                 callbacks=listed,
@@ -120,6 +125,7 @@ def train(context: Context, folder: Path) -> Trained:
             )
             with steps_are_the_users(workers=resolved.workers):
                 result = _fit(built, (dataset, transform), place, settings, resolved, around)
+            context.wall.enter("ending")
             if board is not None:
                 board.results(result.steps, result.metrics, succeeded=True)
     return Trained(
@@ -132,6 +138,8 @@ def train(context: Context, folder: Path) -> Trained:
             "parameters": built.model.count_params(),
             "resolved": asdict(resolved),
             **_own_facts(result),
+            "goodput": run_time.goodput if isinstance(result, TrainResult) else None,
+            "wall_time": run_time.report(),
         },
         content=best(folder / CHECKPOINTS).manifest.hashes[STATE],
     )
@@ -179,7 +187,9 @@ def open_and_build(
     """
     experiment = context.experiment
     # After the seeds are set, which a user's own dataset may draw from.
-    dataset = context.dataset()
+    with context.wall.within("data"):
+        dataset = context.dataset()
+    context.wall.enter("build")
     build = load_function(experiment.folder, experiment.model, where="model")
     with place.strategy.scope():
         built = build_model(build, transform, what=experiment.model)
@@ -227,6 +237,12 @@ def _own_facts(result: TrainResult | ParameterServerResult) -> dict[str, Any]:
         "health": result.health,
         "agreement": result.agreement,
     }
+
+
+def _run_time(context: Context, place: Distribution | Connection, folder: Path) -> RunTime:
+    """The account of the run's wall time, of several workers the first one's."""
+    is_chief = isinstance(place, Connection) or place.is_chief
+    return RunTime(context.wall, folder / WALL_TIME if is_chief else None)
 
 
 @contextmanager

@@ -11,8 +11,9 @@ import tensorflow as tf
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.options import with_own_threads
 from stoker.data.own.feed import OwnFeed
+from stoker.train import busy
 from stoker.train.at_once import are_sound
-from stoker.train.busy import FIXED_STEPS, measure_ceiling
+from stoker.train.busy import FIXED_STEPS, Ceiling, measure_ceiling
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ema import WeightAverage
 from stoker.train.fed import make_run_fed, make_run_resident, step_of
@@ -84,6 +85,7 @@ class Compiled:
         self.at_once = False
         self.last_ceiling_s = 0.0
         self._nothing: Any = None
+        self._run_resident: busy.RunResident | None = None
 
     def compile(self) -> None:
         """Compile what the settings and the position ask for now."""
@@ -112,6 +114,7 @@ class Compiled:
             sound=(lambda: are_sound(model)) if self.at_once else None,
         )
         self.traced: Any = None
+        self._run_resident = None
 
     def run(self, source: Source, steps: int, *, look: bool, ends: bool) -> Sums:
         """Some steps, as `make_run_fed` has it; what they leave is the source's.
@@ -157,24 +160,35 @@ class Compiled:
         source.left = sums.left
         return sums
 
-    def ceiling_s(self, state: TrainingState) -> float:
-        """Seconds a step on a resident batch; a new run learns by it how many are one program."""
-        self.last_ceiling_s = self._measured_ceiling_s(state)
-        if self._position.together == 0:
-            groups = isinstance(self._step, OneProgram) and self._step.groups
-            most = self._most_together if groups else 1
-            self._position.together = together_in_time(most, self.last_ceiling_s)
-            if self._position.together > 1:
-                self.compile()
-                self.last_ceiling_s = self._measured_ceiling_s(state)
-        return self.last_ceiling_s
+    def decide_together(self, state: TrainingState) -> None:
+        """Decide, once in a run, how many steps are one program; what has been decided stays.
 
-    def _measured_ceiling_s(self, state: TrainingState) -> float:
+        Only a step that can be one of several in a program is timed for it, before the first one.
+        """
+        if self._position.together:
+            return
+        groups = isinstance(self._step, OneProgram) and self._step.groups
+        most = self._most_together if groups else 1
+        if most == 1:
+            self._position.together = 1
+            return
+        step_s = self.measure_ceiling(state, seconds=busy.CEILING_S / busy.WINDOWS).step_s
+        self._position.together = together_in_time(most, step_s)
+        if self._position.together > 1:
+            self.compile()
+
+    def measure_ceiling(self, state: TrainingState, *, seconds: float) -> Ceiling:
+        """Time steps on a resident batch, for about so many seconds; the model is put back."""
         sample = handed(self.sample, self._distribution)
-        run_resident = make_run_resident(self._step, sample)
+        if self._run_resident is None:
+            self._run_resident = make_run_resident(self._step, sample)
         together = FIXED_STEPS if self._distribution.workers > 1 else None
         with self._distribution.strategy.scope():
-            return measure_ceiling(run_resident, sample, state=state, steps=together)
+            found = measure_ceiling(
+                self._run_resident, sample, state=state, seconds=seconds, steps=together
+            )
+        self.last_ceiling_s = found.step_s
+        return found
 
     def resident(self, state: TrainingState) -> Resident:
         """The compiled step on one batch in memory, to be timed by others."""

@@ -58,7 +58,7 @@ def open_measured(
     )
     try:
         run.begin(None)
-        run.fitting(run.ceiling_s)
+        run.fitting(run.measure_ceiling)
         yield run, opened
     finally:
         run.close()

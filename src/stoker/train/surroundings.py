@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from stoker.data.sources.config import ServiceConfig
+from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import MetricWriter
 from stoker.train.busy import BusyReport
 from stoker.train.checkpoints.identity import Identity
@@ -76,6 +77,9 @@ class Surroundings:
 
     heartbeat: Heartbeat
     """Whom to tell that this process is alive."""
+
+    run_time: RunTime = field(default_factory=RunTime)
+    """Accounts for the run's wall time."""
 
     watch: Watch = field(default_factory=Unwatched)
     """Shows the model to users."""

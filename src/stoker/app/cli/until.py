@@ -74,7 +74,9 @@ def run_until(
     from stoker.app.cli.progress import ConsoleListener
     from stoker.app.experiment import load_experiment
     from stoker.app.locked import load_tuned
+    from stoker.telemetry.wall_time import WallTime
 
+    wall = WallTime.of_process()
     asked = load_experiment(experiment, overrides=overrides)
     loaded, locked = load_tuned(experiment, overrides=overrides)
     with ConsoleListener() as listener:
@@ -92,7 +94,7 @@ def run_until(
                     else works(loaded, listener.say)
                 )
             result = run_chain(
-                loaded, listener, until=stage, again=again, resume=resume, works=others
+                loaded, listener, until=stage, again=again, resume=resume, works=others, wall=wall
             )
     last = result.outcomes[-1]
     if as_json:
