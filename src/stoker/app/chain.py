@@ -153,7 +153,7 @@ def run_chain(
         CheckFailed: a gate said no; nothing is pushed, the run is over.
     """
     wall = wall or WallTime()
-    with wall.within("earlier_stages"):
+    with wall.within("other_stages"):
         prepare_source(experiment, listener)
     identity = run_identity(experiment, source=data_fingerprint(experiment))
     if until == STAGES[-1].name:
@@ -176,13 +176,15 @@ def run_chain(
         state = _State(resume=resume, wall=wall)
         for stage in stages:
             force = stage.always or (again and stage is stages[-1])
-            part = "start" if stage.name == "train" else "earlier_stages"
+            part = "start" if stage.name == "train" else "other_stages"
             try:
                 with wall.within(part):
                     _do_stage(stage, run, experiment, state, listener, force=force)
             except CheckFailed:
                 run.finish(f"{stage.name}: refused")
                 raise
+            if stage.name == "train":
+                wall.enter("ending")
         if until == STAGES[-1].name:
             run.finish("pushed")
         return ChainResult(run=run.root, outcomes=tuple(state.outcomes), wall=wall)

@@ -198,7 +198,21 @@ def _count(value: Any) -> int:
     return value
 
 
-def shown(report: Mapping[str, Any]) -> Mapping[str, float]:
-    """The parts of a report that a summary shows: the run's, over all its processes."""
-    parts: Mapping[str, float] = report["run"]["parts"]
-    return parts
+def seconds_of_run(report: Mapping[str, Any]) -> dict[str, float]:
+    """Part -> seconds of a report, over all processes of the run; parts that it lacks took none."""
+    return {name: float(report["run"]["parts"].get(name, 0.0)) for name in NAMES}
+
+
+def until_now(report: Mapping[str, Any], wall: WallTime) -> dict[str, Any]:
+    """A report of this process with what has passed since it was made.
+
+    Args:
+        report: Of `RunTime.report`, in this process.
+        wall: Of the same process.
+    """
+    process, before = wall.parts(), report["process"]["parts"]
+    run = {name: report["run"]["parts"][name] + process[name] - before[name] for name in NAMES}
+    return {
+        "process": {"wall_s": sum(process.values()), "parts": process},
+        "run": {**report["run"], "wall_s": sum(run.values()), "parts": run},
+    }

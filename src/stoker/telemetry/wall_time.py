@@ -37,8 +37,8 @@ PARTS: Final = (
         advice="one training of more epochs starts once; keep the environment on a local disk",
     ),
     Part(
-        name="earlier_stages",
-        label="stages before training",
+        name="other_stages",
+        label="other stages",
         advice="they are skipped while their inputs stay the same",
     ),
     Part(
@@ -99,7 +99,7 @@ PARTS: Final = (
 
 NAMES: Final = tuple(part.name for part in PARTS)
 
-STEPS, REPEATED, EARLIER = "steps", "repeated", "earlier_stages"
+STEPS, REPEATED, OTHER_STAGES = "steps", "repeated", "other_stages"
 
 
 class WallTime:
@@ -194,13 +194,13 @@ def goodput(parts: Mapping[str, float]) -> float | None:
 
     The stages before training are not training: their time is left out of both.
     """
-    total_s = sum(parts.values()) - parts[EARLIER]
+    total_s = sum(parts.values()) - parts[OTHER_STAGES]
     return parts[STEPS] / total_s if total_s > 0 else None
 
 
 def largest_other(parts: Mapping[str, float]) -> Part:
     """The part with the most time among those that are not steps."""
-    others = [part for part in PARTS if part.name not in (STEPS, EARLIER)]
+    others = [part for part in PARTS if part.name not in (STEPS, OTHER_STAGES)]
     return max(others, key=lambda part: parts[part.name])
 
 
