@@ -164,8 +164,9 @@ class Run:
         with self._within("callbacks"):
             self._callbacks.on_train_begin()
         if found is None:
-            # What a rollback goes back to, and the first to know that the disk takes them.
-            self._save(now=True)
+            # What a rollback goes back to, and the first to know that the disk takes them. The first
+            # steps do not wait for it.
+            self._save()
         with self._within("measuring"):
             while self.fitting(self._decided) is None:
                 continue

@@ -12,9 +12,11 @@ import keras
 from stoker.data.sources.config import ServiceConfig
 from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import MetricWriter
+from stoker.train.ahead import Ahead
 from stoker.train.busy import BusyReport
 from stoker.train.checkpoints.identity import Identity
 from stoker.train.ending import Ending
+from stoker.train.feeds import Feeds
 from stoker.train.heartbeat import Heartbeat
 from stoker.train.watch.watch import Unwatched, Watch
 
@@ -98,3 +100,6 @@ class Surroundings:
 
     work_dir: Path | None = None
     """Where the copy of the training split goes that those workers read."""
+
+    feeds: Ahead[Feeds] | None = None
+    """The data, which a thread is opening already; None: it is opened when training asks for it."""

@@ -30,7 +30,7 @@ START_S = 600.0
 def write_run(folder: Path) -> None:
     writer = TensorBoard(folder)
     writer.settings({"train": {"epochs": 2, "xla": False}, "name": "small"}, run="run-1")
-    writer.graph(_graph())
+    writer.graph(_graph)
     for step in range(1, 5):
         writer.write(step, {"loss": 1.0 / step, "input_wait": 0.01})
         writer.histograms(step, {"weights/dense/kernel": np.array([[0.0, 1.0, 3.0]])})
