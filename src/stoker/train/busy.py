@@ -26,12 +26,6 @@ the best of several windows would blame the input for it."""
 WINDOWS = 4
 """Windows of a process: what the machine does otherwise for a while does not decide alone."""
 
-LEAST_GAP = 3
-"""Fewest calls between two windows: of three the two that follow no window are timed."""
-
-FIRST_AFTER = 2
-"""Calls before the first window: the first one compiles, the second one fills caches."""
-
 FIXED_STEPS = 5
 """Steps of a window that several workers measure together."""
 
@@ -75,37 +69,6 @@ class Ceiling:
     def step_s(self) -> float:
         """Seconds a step."""
         return self.wall_s / self.steps
-
-
-class Windows:
-    """Decides behind which calls of a process the ceiling is measured."""
-
-    def __init__(self) -> None:
-        self._calls = self._taken = self._next = 0
-        self.restart()
-
-    def restart(self) -> None:
-        """The step is another one: measure it again, the first call of it left out."""
-        self._calls, self._taken, self._next = 0, 0, FIRST_AFTER
-
-    @property
-    def missing(self) -> int:
-        """Windows that are not taken yet."""
-        return WINDOWS - self._taken
-
-    def due(self, calls_left: int) -> bool:
-        """Whether a window is due behind the call that has just ended; if so it is taken.
-
-        Args:
-            calls_left: Calls that are left of this epoch.
-        """
-        self._calls += 1
-        if not self.missing or self._calls < self._next:
-            return False
-        self._taken += 1
-        # Spread over what is left of the epoch, so that they see what the real calls see.
-        self._next = self._calls + max(LEAST_GAP, calls_left // (self.missing + 1))
-        return True
 
 
 def measure_ceiling(

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.data.feed.calls import Calls
-from stoker.data.feed.options import with_own_threads
+from stoker.data.feed.options import begun_early, with_own_threads
 from stoker.data.own.feed import OwnFeed
 from stoker.train import busy
 from stoker.train.at_once import are_sound
@@ -239,6 +239,8 @@ class Compiled:
 
     def source(self, batches: tf.data.Dataset[Any]) -> Source:
         """What `run_fed` reads, of what the feed yields."""
+        if not isinstance(self._feed, OwnFeed):
+            batches = begun_early(batches)
         program = does_several(self._step)
         if program is not None and not self._feed.whole_calls:
             return grouped(batches, program.together)

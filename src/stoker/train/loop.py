@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from stoker.data.own.features import AnyTransform
+from stoker.data.own.feed import OwnFeed
 from stoker.data.own.opening import AnyDataset
 from stoker.telemetry import catalogue
 from stoker.train.busy import BusyReport
@@ -16,6 +17,7 @@ from stoker.train.opening import checkpoint_writer, open_run
 from stoker.train.run import EVAL_BATCHES, Run
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Surroundings, TrainResult
+from stoker.train.validation import EvalBatches
 
 
 def fit(
@@ -58,7 +60,7 @@ def fit(
     )
     with (
         wall.within("data"),
-        held_out.in_order(batch_size=EVAL_BATCHES * resolved.batch_size) as eval_batches,
+        held_out.in_order(batch_size=EVAL_BATCHES * resolved.batch_size) as in_order,
         writing as writer,
         ExitStack() as at_end,
     ):
@@ -75,6 +77,7 @@ def fit(
                 writer=writer,
             )
         at_end.callback(run.close)
+        eval_batches = EvalBatches(in_order, begins_early=not isinstance(held_out, OwnFeed))
         wall.enter("between")
         run.begin(opened.found)
 
@@ -88,6 +91,8 @@ def fit(
                 while not position.over and not moved:
                     run.begin_epoch()
                     if position.validated:
+                        if run.ends_epoch():
+                            eval_batches.begin()
                         moved = run.one_call(source)
                     if not position.validated:
                         run.end_epoch(eval_batches)

@@ -20,8 +20,9 @@ from stoker.telemetry import catalogue
 from stoker.train import busy
 from stoker.train.agreement import agreed_metrics
 from stoker.train.at_once import LOOK_EVERY, may_update_at_once
-from stoker.train.busy import Ceiling, Windows
+from stoker.train.busy import Ceiling
 from stoker.train.callbacks import Callbacks
+from stoker.train.ceiling import RunCeiling
 from stoker.train.checkpoints.store import Found
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.compiled import Compiled, Resident
@@ -48,7 +49,7 @@ from stoker.train.state import TrainingState
 from stoker.train.step import losses_are_means, told
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Progress, Surroundings
-from stoker.train.validation import GivenUpError, make_validate, results
+from stoker.train.validation import EvalBatches, GivenUpError, make_validate, results
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,7 +80,10 @@ class Run:
         self.distribution, self.around = distribution, around
         self._feed, self._held_out = feeds
         self._watch = around.watch
-        self._within, self._windows = around.run_time.wall.within, Windows()
+        self._within = around.run_time.wall.within
+        self._ceiling = RunCeiling(
+            position, lambda share: self.fitting(lambda: self.measure_ceiling(share))
+        )
         with self._within("data"):
             self.compiled = compiled = Compiled(
                 built,
@@ -138,7 +142,7 @@ class Run:
         )
         self._in_epoch = position.in_epoch > 0 or not position.validated
         self._was_over = position.over
-        self._calls_timed, self._first_counts, self._after_window = 0, False, False
+        self._calls_timed, self._first_counts = 0, False
         self.agreement: dict[str, Any] | None = None
 
     def begin(self, found: Found | None) -> None:
@@ -181,37 +185,22 @@ class Run:
 
     def ceiling_step_s(self) -> float:
         """T_ceil, the mean of all windows; those that were not taken yet are taken now."""
-        timing, missing = self.position.timing, self._windows.missing
-        if missing and (self._calls_timed or not timing.ceiling_steps):
-            with self._within("measuring"):
-                while not self._take_window(missing / busy.WINDOWS):
-                    continue
-        return timing.ceiling_s / timing.ceiling_steps
-
-    def _take_window(self, share: float) -> bool:
-        """Measure for a share of the time; False: it did not fit, and the step is a smaller one."""
-        found = self.fitting(lambda: self.measure_ceiling(share))
-        if found is None:
-            return False
-        self.position.timing.ceiling_s += found.wall_s
-        self.position.timing.ceiling_steps += found.steps
-        self._after_window = True
-        return True
+        with self._within("measuring"):
+            self._ceiling.complete(trained=self._calls_timed > 0)
+        assert self._ceiling.step_s is not None
+        return self._ceiling.step_s
 
     def _window(self) -> bool:
         """Measure the ceiling where it is due; whether the step had to be compiled again for it."""
-        position = self.position
-        left = position.per_epoch - position.in_epoch
-        if not self._windows.due(left // self.compiled.resolved.steps_per_call):
+        if not self._ceiling.due(self.compiled.resolved.steps_per_call):
             return False
         with self._within("measuring"):
-            return not self._take_window(1 / busy.WINDOWS)
+            return not self._ceiling.take()
 
     def _compile(self) -> None:
         """Compile what the settings and the position ask for now; its ceiling is another one."""
         self.compiled.compile()
-        self._windows.restart()
-        self.position.timing.ceiling_s, self.position.timing.ceiling_steps = 0.0, 0
+        self._ceiling.restart()
 
     def _save(self, *, now: bool = False) -> None:
         with self._within("checkpoints"):
@@ -234,6 +223,12 @@ class Run:
         self.built.model.reset_metrics()
         with self._within("callbacks"):
             self._callbacks.on_epoch_begin(self.position.epoch)
+
+    def ends_epoch(self) -> bool:
+        """Whether the next call is the last one of its epoch."""
+        position = self.position
+        planned = position.next_steps(self.compiled.resolved.steps_per_call)
+        return position.in_epoch + planned >= position.per_epoch
 
     def one_call(self, source: Source) -> bool:
         """Some steps, what is told of them, and a checkpoint where one is due.
@@ -401,8 +396,7 @@ class Run:
             position.timing = Timing()
         if self._calls_timed == 1:
             self._first_counts = position.timing.steps == 0
-        # Behind a window the input has had time to fill its buffers.
-        settles, self._after_window = self._after_window, False
+        settles = self._ceiling.settles()
         if (self._calls_timed > 1 or self._first_counts) and not settles:
             position.timing.add(steps=done, rows=rows, wall_s=wall_s, wait_s=wait_s)
         if self._calls_timed > 1:
@@ -415,8 +409,7 @@ class Run:
             catalogue.SAMPLES_PER_S.name: rows / wall_s,
             catalogue.INPUT_WAIT.name: min(1.0, wait_s / wall_s),
         }
-        if position.timing.ceiling_steps:
-            ceiling_s = position.timing.ceiling_s / position.timing.ceiling_steps
+        if (ceiling_s := self._ceiling.step_s) is not None:
             busy_fraction = (ceiling_s / self.compiled.rows_a_step) / (wall_s / rows)
             scalars[catalogue.BUSY_FRACTION.name] = busy_fraction
         with self._within("tensorboard"):
@@ -425,7 +418,7 @@ class Run:
         whole = done == self.compiled.resolved.steps_per_call or self._calls_timed == 1
         self._tell((scalars if whole else {}) | {"loss": position.loss_sum / position.rows})
 
-    def end_epoch(self, eval_batches: tf.data.Dataset[Any]) -> None:
+    def end_epoch(self, eval_batches: EvalBatches) -> None:
         """Validate, tell the callbacks, and keep the state where it is the best."""
         position = self.position
         # A callback may have stopped it before its last step.
@@ -460,7 +453,7 @@ class Run:
         with self._within("checkpoints"):
             self._saving.keep_best(metrics[self.config.monitor])
 
-    def _validated(self, eval_batches: tf.data.Dataset[Any]) -> dict[str, float]:
+    def _validated(self, eval_batches: EvalBatches) -> dict[str, float]:
         self.around.heartbeat.enter("validate")
         try:
             with (
@@ -474,7 +467,7 @@ class Run:
         self.around.heartbeat.enter("train")
         return validated
 
-    def end(self, eval_batches: tf.data.Dataset[Any]) -> None:
+    def end(self, eval_batches: EvalBatches) -> None:
         """The last word to the callbacks, and the last checkpoint.
 
         Weights that a callback has changed at the end, such as EarlyStopping's or an average of its

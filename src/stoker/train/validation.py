@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from stoker.data.feed.options import begun_early
 from stoker.train.callbacks import Callbacks
 from stoker.train.keras_model import loss_of, overrides, run_own_step, tell_metrics
 from stoker.train.model import BuiltModel
@@ -19,8 +20,38 @@ from stoker.train.whole_batches import Share, shares
 UNREAD = 2
 """Batches that may be under way while the next one is made ready: the device is not waited for."""
 
-Validate = Callable[[tf.data.Dataset[Any], Callbacks], dict[str, float]]
+Validate = Callable[["tf.data.Dataset[Any] | EvalBatches", Callbacks], dict[str, float]]
 """The eval split's batches, and who is told of them -> `val_loss` and each metric with `val_`."""
+
+
+class EvalBatches:
+    """The batches of the eval split; those of the next validation may be begun before it is due."""
+
+    def __init__(self, batches: tf.data.Dataset[Any], *, begins_early: bool) -> None:
+        """Begin nothing yet.
+
+        Args:
+            batches: In order.
+            begins_early: Whether `begin` does anything: not of a user's own dataset, whose Python
+                would run beside that of training.
+        """
+        self._batches = begun_early(batches) if begins_early else batches
+        self._begins_early = begins_early
+        self._begun: Iterator[Any] | None = None
+
+    @property
+    def element_spec(self) -> Any:
+        """What a batch looks like."""
+        return self._batches.element_spec
+
+    def begin(self) -> None:
+        """Make the first batches ready: a validation is due soon."""
+        if self._begins_early and self._begun is None:
+            self._begun = iter(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        begun, self._begun = self._begun, None
+        return iter(self._batches) if begun is None else begun
 
 
 class GivenUpError(Exception):
@@ -48,7 +79,9 @@ def make_validate(
     make_look = _look_at_shares if distribution.takes_whole_batches else _look_at_elements
     looking_at = make_look(built, load, distribution)
 
-    def validate(batches: tf.data.Dataset[Any], callbacks: Callbacks) -> dict[str, float]:
+    def validate(
+        batches: tf.data.Dataset[Any] | EvalBatches, callbacks: Callbacks
+    ) -> dict[str, float]:
         look_at = looking_at(batches.element_spec)
         callbacks.on_test_begin()
         model.reset_metrics()

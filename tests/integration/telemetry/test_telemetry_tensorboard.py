@@ -176,6 +176,7 @@ def test_a_full_disk_ends_no_training_and_what_was_written_stays_readable(
     for step in range(1, 2000):
         writer.write(step, {"loss": 1.0 / step})
     board.embeddings([embedding])
+    board.wait()
     assert os.statvfs(tiny_disk).f_bfree == 0
     said = [record.getMessage() for record in caplog.records]
     (tiny_disk / "metrics.jsonl").write_text("")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -128,7 +128,7 @@ def test_each_part_says_what_makes_it_shorter() -> None:
     assert len(set(NAMES)) == len(NAMES)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="Linux says when a process began")
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux says when a process began")
 def test_a_process_knows_how_long_ago_it_was_started_whatever_its_name() -> None:
     code = (
         "import ctypes, time; ctypes.CDLL(None).prctl(15, b'a) 7 (b', 0, 0, 0);"

@@ -24,7 +24,8 @@ from stoker.train.watch.summaries import (
 _LOG = logging.getLogger(__name__)
 
 MOST_SHARE = 0.01
-"""Most of the wall time since training began that histograms and embeddings may take, but for"""
+"""Most of the wall time since training began that histograms may take where the settings do not say
+how often they are shown, but for"""
 
 FREE_S = 0.5
 """this: a short training shows them all."""
@@ -77,14 +78,14 @@ class ModelWatch:
         embeddings_of(model, self._terms)
         self._is_small = model.count_params() <= SMALL_WEIGHTS
         self._began_s, self._spent_s = now_s(), 0.0
-        self._now_s, self._usual_s = now_s, dict.fromkeys(("histograms", "embeddings"), 0.0)
-        self._thinned = False
+        self._now_s, self._usual_s = now_s, 0.0
+        self._may_thin, self._thinned = every is None, False
 
     def begin(self, step: int) -> None:
         """Training begins, or goes on, after this many steps: show what it begins with."""
         if step == 0 and self._every:
             without = () if self._is_small else ("gradients",)
-            self._within_budget("histograms", lambda: self._histograms(0, without=without))
+            self._within_budget(lambda: self._histograms(0, without=without))
 
     def graph(self, graph: tf.Graph) -> None:
         """Show the graph of a step."""
@@ -94,31 +95,28 @@ class ModelWatch:
         """A call of so many steps has ended at this step: show what has become due in it."""
         done = step - steps
         if self._every and step // self._every > done // self._every:
-            self._within_budget("histograms", lambda: self._histograms(step))
+            self._within_budget(lambda: self._histograms(step))
         if self._terms and step // self._per_epoch > done // self._per_epoch:
-            self._within_budget("embeddings", self._embeddings)
+            self._writer.embeddings(embeddings_of(self._model, self._terms))
 
-    def _within_budget(self, what: str, show: Callable[[], None]) -> None:
-        """Show something, unless it would take more than its share of the time."""
+    def _within_budget(self, show: Callable[[], None]) -> None:
+        """Show histograms, unless that would take more than their share of the time."""
         begun_s = self._now_s()
         most_s = max(FREE_S, MOST_SHARE * (begun_s - self._began_s))
-        if self._spent_s + self._usual_s[what] > most_s and self._usual_s[what]:
+        if self._may_thin and self._usual_s and self._spent_s + self._usual_s > most_s:
             if not self._thinned:
                 _LOG.warning(
-                    "TensorBoard: %s take %.2f s each, so fewer are shown: at most %.0f %% of the "
-                    "training's time. train.tensorboard.histograms_every_steps sets how often",
-                    what,
-                    self._usual_s[what],
+                    "TensorBoard: histograms take %.2f s each time, so they are shown less often "
+                    "than each epoch: at most %.0f %% of the training's time. Set "
+                    "train.tensorboard.histograms_every_steps for another rhythm",
+                    self._usual_s,
                     100 * MOST_SHARE,
                 )
             self._thinned = True
             return
         show()
-        self._usual_s[what] = self._now_s() - begun_s
-        self._spent_s += self._usual_s[what]
-
-    def _embeddings(self) -> None:
-        self._writer.embeddings(embeddings_of(self._model, self._terms))
+        self._usual_s = self._now_s() - begun_s
+        self._spent_s += self._usual_s
 
     def _histograms(self, step: int, *, without: Sequence[str] = ()) -> None:
         for what, look in list(self._looks.items()):
