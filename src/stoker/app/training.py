@@ -104,9 +104,12 @@ def train(context: Context, folder: Path) -> Trained:
         if isinstance(place, Distribution):
             handshake(place, {**identity, "settings": context.asked})
         dataset = open_dataset_of(context)
+        # The user's code is imported before a thread imports anything beside it.
+        context.wall.enter("build")
+        build, make_callbacks = _model_code(experiment), _callbacks_code(experiment)
         given["feeds"] = _open_ahead(dataset, transform, settings, given, held)
-        built = build_of(context, transform, place)
-        listed = callbacks_of(experiment)
+        built = _build(build, experiment, transform, place)
+        listed = make_callbacks()
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
         timed = held.enter_context(run_time(context, folder, is_chief=is_chief))
         writer, board = held.enter_context(writing(folder, is_chief=is_chief))
@@ -210,7 +213,8 @@ def open_and_build(
         UserError: the user's code fails, or makes what cannot be trained.
     """
     dataset = open_dataset_of(context)
-    return dataset, build_of(context, transform, place)
+    experiment = context.experiment
+    return dataset, _build(_model_code(experiment), experiment, transform, place)
 
 
 def open_dataset_of(context: Context) -> AnyDataset:
@@ -219,17 +223,17 @@ def open_dataset_of(context: Context) -> AnyDataset:
         return context.dataset()
 
 
-def build_of(
-    context: Context, transform: AnyTransform, place: Distribution | Connection
-) -> BuiltModel:
-    """The model, after a user's own dataset has drawn its random numbers.
+def _model_code(experiment: Experiment) -> Callable[..., Any]:
+    return load_function(experiment.folder, experiment.model, where="model")
 
-    Raises:
-        UserError: the user's code fails, or makes what cannot be trained.
-    """
-    experiment = context.experiment
-    context.wall.enter("build")
-    build = load_function(experiment.folder, experiment.model, where="model")
+
+def _build(
+    build: Callable[..., Any],
+    experiment: Experiment,
+    transform: AnyTransform,
+    place: Distribution | Connection,
+) -> BuiltModel:
+    """The model, after a user's own dataset has drawn its random numbers."""
     with place.strategy.scope():
         built = build_model(build, transform, what=experiment.model)
         require_label_of_each_output(built.model, transform.labels)
@@ -284,8 +288,12 @@ def callbacks_of(experiment: Experiment) -> list[keras.callbacks.Callback]:
     Raises:
         ConfigError: what is wrong with the function that gives them.
     """
+    return _callbacks_code(experiment)()
+
+
+def _callbacks_code(experiment: Experiment) -> Callable[[], list[keras.callbacks.Callback]]:
     named = experiment.train.callbacks
-    return load_callbacks(experiment.folder, named)() if named else []
+    return load_callbacks(experiment.folder, named) if named else list
 
 
 def service_of(experiment: Experiment, resolved: ResolvedTraining) -> ServiceConfig | None:

@@ -1,8 +1,9 @@
 """The wall time of a run over all processes that have worked on it, kept in a file.
 
 The file is written once a second by a thread, so that a process that is killed has said where its
-time went, up to a second before its end. A file that is cut or damaged is ignored: then the run's
-account begins with this process.
+time went, up to a second before its end. It is one write over what is there, and not made durable:
+what a power cut takes is an account, not work. A file that is cut or damaged is ignored: then the
+run's account begins with this process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from stoker.telemetry.wall_time import NAMES, REPEATED, STEPS, WallTime, goodput
 
 WRITE_EVERY_S = 1.0
 """Pause between two writes of the file."""
+
+FILE_BYTES = 4096
+"""The file's size: spaces behind the values, so that each write covers the one before."""
 
 
 class RunTime:
@@ -47,6 +51,7 @@ class RunTime:
         self._first: tuple[int, float] | None = None
         self._step, self._done = 0, 0
         self._over = threading.Event()
+        self._file = -1
         self._thread: threading.Thread | None = None
 
     def begin(self, step: int) -> None:
@@ -116,6 +121,9 @@ class RunTime:
 
     def __enter__(self) -> Self:
         if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        if self._file >= 0:
             self._thread = threading.Thread(target=self._keep, name="run-time", daemon=True)
             self._thread.start()
         return self
@@ -130,6 +138,8 @@ class RunTime:
         if self._thread is not None:
             self._thread.join()
             self._write()
+            os.close(self._file)
+            self._file = -1
 
     def _settle(self, step_s: float) -> None:
         first, self._first = self._first, None
@@ -146,7 +156,6 @@ class RunTime:
             self._write()
 
     def _write(self) -> None:
-        assert self._path is not None
         text = json.dumps(
             {
                 "format": 1,
@@ -158,11 +167,8 @@ class RunTime:
             },
             indent=1,
         )
-        # Not to the disk: what is lost with the machine is an account, not work.
-        made = self._path.with_name(f".{self._path.name}.tmp")
         with contextlib.suppress(OSError):
-            made.write_text(text + "\n")
-            os.replace(made, self._path)
+            os.pwrite(self._file, text.encode().ljust(FILE_BYTES - 1) + b"\n", 0)
 
 
 def _read(path: Path | None) -> dict[str, Any]:

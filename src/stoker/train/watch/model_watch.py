@@ -79,7 +79,7 @@ class ModelWatch:
         self._is_small = model.count_params() <= SMALL_WEIGHTS
         self._began_s, self._spent_s = now_s(), 0.0
         self._now_s, self._usual_s = now_s, 0.0
-        self._may_thin, self._thinned = every is None, False
+        self._may_thin, self._shown, self._thinned = every is None, False, False
 
     def begin(self, step: int) -> None:
         """Training begins, or goes on, after this many steps: show what it begins with."""
@@ -115,8 +115,11 @@ class ModelWatch:
             self._thinned = True
             return
         show()
-        self._usual_s = self._now_s() - begun_s
-        self._spent_s += self._usual_s
+        took_s = self._now_s() - begun_s
+        self._spent_s += took_s
+        # The first look traces what the others only run.
+        self._usual_s = took_s if self._shown else 0.0
+        self._shown = True
 
     def _histograms(self, step: int, *, without: Sequence[str] = ()) -> None:
         for what, look in list(self._looks.items()):
