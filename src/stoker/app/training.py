@@ -104,12 +104,14 @@ def train(context: Context, folder: Path) -> Trained:
         if isinstance(place, Distribution):
             handshake(place, {**identity, "settings": context.asked})
         dataset = open_dataset_of(context)
-        # The user's code is imported before a thread imports anything beside it.
+        # No thread imports anything while the user's code is imported.
         context.wall.enter("build")
-        build, make_callbacks = _model_code(experiment), _callbacks_code(experiment)
-        given["feeds"] = _open_ahead(dataset, transform, settings, given, held)
+        build = _model_code(experiment)
+        given["feeds"] = feeds = _open_ahead(dataset, transform, settings, given, held)
         built = _build(build, experiment, transform, place)
-        listed = make_callbacks()
+        if feeds is not None:
+            feeds.wait()
+        listed = callbacks_of(experiment)
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
         timed = held.enter_context(run_time(context, folder, is_chief=is_chief))
         writer, board = held.enter_context(writing(folder, is_chief=is_chief))
@@ -288,12 +290,8 @@ def callbacks_of(experiment: Experiment) -> list[keras.callbacks.Callback]:
     Raises:
         ConfigError: what is wrong with the function that gives them.
     """
-    return _callbacks_code(experiment)()
-
-
-def _callbacks_code(experiment: Experiment) -> Callable[[], list[keras.callbacks.Callback]]:
     named = experiment.train.callbacks
-    return load_callbacks(experiment.folder, named) if named else list
+    return load_callbacks(experiment.folder, named)() if named else []
 
 
 def service_of(experiment: Experiment, resolved: ResolvedTraining) -> ServiceConfig | None:
