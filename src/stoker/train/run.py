@@ -255,13 +255,13 @@ class Run:
             return True
         done, signals = int(sums.steps), np.asarray(sums.signals)
         wall_s = time.monotonic() - begun_s
-        self.around.run_time.stepped(done, wall_s, wait_s=float(sums.wait_s), first=is_new)
         if not bool(sums.finite):
+            self.around.run_time.stepped(done, wall_s, wait_s=0.0, first=is_new)
             self._gone_wrong(position.step + done, loss=float(sums.last_loss))
             return True
         # Before anybody can see that there is some.
         ending.has_work = True
-        self._count(sums, done, wall_s)
+        self._count(sums, done, wall_s, is_new=is_new)
         if self._calls_timed == 1:
             self._guard.look_at_step(self.compiled.traced, placements)
             with self._within("tensorboard"):
@@ -383,10 +383,11 @@ class Run:
         self.around.run_time.went_back(position.step)
         self._in_epoch = position.in_epoch > 0 or not position.validated
 
-    def _count(self, sums: Sums, done: int, wall_s: float) -> None:
+    def _count(self, sums: Sums, done: int, wall_s: float, *, is_new: bool) -> None:
         position, around = self.position, self.around
         loss_sum, rows = float(sums.loss_sum), float(sums.rows)
         wait_s = position.timing.waited(float(sums.wait_s), wall_s=wall_s)
+        around.run_time.stepped(done, wall_s, wait_s=wait_s, first=is_new)
         position.step += done
         position.loss_sum += loss_sum
         position.rows += rows

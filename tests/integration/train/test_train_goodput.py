@@ -20,7 +20,7 @@ SLEEPS_YAML = """\
 name: sleeps
 data: model:dataset
 model: model:build
-train: {epochs: 2, steps_per_call: 2, precision: float32, xla: false, tensorboard: {gradients: false}}
+train: {epochs: 1, steps_per_call: 2, precision: float32, xla: false, tensorboard: {gradients: false}}
 """
 
 SLEEPS_PY = """\
@@ -42,7 +42,7 @@ def slept(seconds):
 
 class Slow(layers.Layer):
     def call(self, inputs):
-        waited = tf.numpy_function(slept(0.01), [inputs], inputs.dtype)
+        waited = tf.numpy_function(slept(0.03), [inputs], inputs.dtype)
         return inputs + 0.0 * tf.stop_gradient(tf.ensure_shape(waited, inputs.shape))
 
 
@@ -85,14 +85,15 @@ def test_the_parts_of_a_training_add_up_to_the_time_that_its_parent_sees(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     write_table(tmp_path / "small")
+    trainer.start(tmp_path / "small", tmp_path / "runs", "--json")
     begun_s = time.monotonic()
-    code = trainer.run(tmp_path / "small", tmp_path / "runs", "--json")
+    code = trainer.end()
     took_s = time.monotonic() - begun_s
 
     assert code == 0, trainer.said()
     facts = printed(trainer)
     process, run = facts["wall_time"]["process"], facts["wall_time"]["run"]
-    assert 0.98 * took_s <= process["wall_s"] <= took_s + 0.02
+    assert process["wall_s"] == pytest.approx(took_s, rel=0.02, abs=0.05)
     for account in (process, run):
         assert list(account["parts"]) == list(NAMES)
         assert sum(account["parts"].values()) == pytest.approx(account["wall_s"], abs=1e-3)
@@ -161,7 +162,7 @@ def account(runs: Path, *, until_step: int) -> dict[str, Any]:
     raise TimeoutError("the run has not come so far")
 
 
-@pytest.mark.parametrize(("input_s", "is_busy"), [(0.04, False), (0.0, True)])
+@pytest.mark.parametrize(("input_s", "is_busy"), [(0.12, False), (0.0, True)])
 def test_u_tells_a_slow_input_from_a_quick_one(
     trainer: Trainer, tmp_path: Path, input_s: float, is_busy: bool
 ) -> None:
@@ -176,5 +177,5 @@ def test_u_tells_a_slow_input_from_a_quick_one(
     facts = printed(trainer)
     # A step takes a quarter of the time of its input, or is all that there is.
     busy, wait = facts["busy_fraction"], facts["input_wait"]
-    assert (busy > 0.7, wait < 0.3) == (is_busy, is_busy), facts
-    assert facts["ceiling_step_time_s"] >= 0.01
+    assert (busy > 0.6, wait < 0.4) == (is_busy, is_busy), facts
+    assert facts["ceiling_step_time_s"] >= 0.03

@@ -113,7 +113,7 @@ def begun_early(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
     could draw random numbers while the model does.
     """
     options = tf.data.Options()
-    options.experimental_warm_start = True
+    options.experimental_warm_start = True  # type: ignore[attr-defined]  # not in its stubs
     return dataset.with_options(options)
 
 
