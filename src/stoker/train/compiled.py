@@ -85,7 +85,8 @@ class Compiled:
         self.at_once = False
         self.last_ceiling_s = 0.0
         self._nothing: Any = None
-        self._run_resident: busy.RunResident | None = None
+        self._resident_of: Any = None
+        self._run_resident: busy.RunResident
 
     def compile(self) -> None:
         """Compile what the settings and the position ask for now."""
@@ -114,7 +115,6 @@ class Compiled:
             sound=(lambda: are_sound(model)) if self.at_once else None,
         )
         self.traced: Any = None
-        self._run_resident = None
 
     def run(self, source: Source, steps: int, *, look: bool, ends: bool) -> Sums:
         """Some steps, as `make_run_fed` has it; what they leave is the source's.
@@ -180,8 +180,9 @@ class Compiled:
     def measure_ceiling(self, state: TrainingState, *, seconds: float) -> Ceiling:
         """Time steps on a resident batch, for about so many seconds; the model is put back."""
         sample = handed(self.sample, self._distribution)
-        if self._run_resident is None:
+        if self._resident_of is not self._step:
             self._run_resident = make_run_resident(self._step, sample)
+            self._resident_of = self._step
         together = FIXED_STEPS if self._distribution.workers > 1 else None
         with self._distribution.strategy.scope():
             found = measure_ceiling(
