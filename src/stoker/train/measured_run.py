@@ -56,6 +56,7 @@ def open_measured(
         around=around,
         writer=None,
     )
+    run.takes_windows = False
     try:
         run.begin(None)
         run.fitting(run.measure_ceiling)

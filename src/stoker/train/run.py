@@ -144,6 +144,8 @@ class Run:
         self._was_over = position.over
         self._calls_timed, self._first_counts = 0, False
         self.agreement: dict[str, Any] | None = None
+        self.takes_windows = True
+        """Whether the ceiling is measured between calls; not where others measure the run."""
 
     def begin(self, found: Found | None) -> None:
         """Put everything back to where the run was left, or write down where it begins."""
@@ -192,6 +194,8 @@ class Run:
 
     def _window(self) -> bool:
         """Measure the ceiling where it is due; whether the step had to be compiled again for it."""
+        if not self.takes_windows:
+            return False
         if not self._ceiling.due(self.compiled.resolved.steps_per_call):
             return False
         with self._within("measuring"):
