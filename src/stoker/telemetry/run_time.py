@@ -68,17 +68,18 @@ class RunTime:
             self._before[REPEATED] += moved_s
         self._step = step
 
-    def stepped(self, steps: int, wall_s: float, *, wait_s: float, first: bool) -> None:
+    def stepped(self, steps: int, wall_s: float, *, step: int, wait_s: float, first: bool) -> None:
         """A call has done so many steps.
 
         Args:
             steps: How many.
+            step: Steps done in all.
             wall_s: What the call took.
             wait_s: The part of it that waited for input.
             first: Whether a program was compiled in it: it is counted as `compile` until a later
                 call says how much of it was steps.
         """
-        self._step += steps
+        self._step = step
         self._done += steps
         self._waited_s += wait_s
         if first:

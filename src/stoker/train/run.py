@@ -260,7 +260,8 @@ class Run:
         done, signals = int(sums.steps), np.asarray(sums.signals)
         wall_s = time.monotonic() - begun_s
         if not bool(sums.finite):
-            self.around.run_time.stepped(done, wall_s, wait_s=0.0, first=is_new)
+            at = position.step + done
+            self.around.run_time.stepped(done, wall_s, step=at, wait_s=0.0, first=is_new)
             self._gone_wrong(position.step + done, loss=float(sums.last_loss))
             return True
         # Before anybody can see that there is some.
@@ -391,8 +392,8 @@ class Run:
         position, around = self.position, self.around
         loss_sum, rows = float(sums.loss_sum), float(sums.rows)
         wait_s = position.timing.waited(float(sums.wait_s), wall_s=wall_s)
-        around.run_time.stepped(done, wall_s, wait_s=wait_s, first=is_new)
         position.step += done
+        around.run_time.stepped(done, wall_s, step=position.step, wait_s=wait_s, first=is_new)
         position.loss_sum += loss_sum
         position.rows += rows
         self._calls_timed += 1
@@ -402,7 +403,9 @@ class Run:
         if self._calls_timed == 1:
             self._first_counts = position.timing.steps == 0
         settles = self._ceiling.settles()
-        if (self._calls_timed > 1 or self._first_counts) and not settles:
+        if (self._calls_timed > 1 or self._first_counts) and not (
+            settles and position.timing.steps
+        ):
             position.timing.add(steps=done, rows=rows, wall_s=wall_s, wait_s=wait_s)
         if self._calls_timed > 1:
             self._saving.trained(done, wall_s)

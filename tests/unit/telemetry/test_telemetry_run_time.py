@@ -34,7 +34,7 @@ def process(path: Path | None) -> tuple[Clock, WallTime, RunTime]:
 def steps(clock: Clock, wall: WallTime, run: RunTime, count: int, seconds: float) -> None:
     with wall.within("steps"):
         clock.now_s += seconds
-    run.stepped(count, seconds, wait_s=0.0, first=False)
+    run.stepped(count, seconds, step=run._step + count, wait_s=0.0, first=False)
 
 
 def test_sums_go_on_over_processes_and_steps_that_were_lost_are_repeated(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_steps_of_a_call_that_compiles_are_steps_and_the_rest_compilation() 
     run.begin(0)
     with wall.within("compile"):
         clock.now_s += 30
-    run.stepped(10, 30.0, wait_s=0.0, first=True)
+    run.stepped(10, 30.0, step=10, wait_s=0.0, first=True)
 
     steps(clock, wall, run, 10, 5.0)
 
