@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -11,8 +12,12 @@ from stoker.telemetry.writers.behind import Behind
 
 def test_pieces_are_done_in_their_order_by_one_other_thread() -> None:
     behind, done = Behind("test"), []
+
+    def note(number: int) -> None:
+        done.append((number, threading.get_ident()))
+
     for number in range(100):
-        behind.do(lambda number=number: done.append((number, threading.get_ident())))
+        behind.do(partial(note, number))
 
     behind.wait()
 
