@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 
-MOST_WAITING = 1_000
+PAUSE_S = 0.2
+"""The thread looks for work this often: to wake it for each piece takes a call of one short step a
+twentieth of its time."""
+
+MOST_WAITING = 10_000
 """Pieces that may wait: with a disk that answers nothing the next one waits for it, and memory does
 not grow."""
 
@@ -25,47 +29,59 @@ class Behind:
         Args:
             name: The thread's name.
         """
-        self._waiting: queue.Queue[Piece | None] = queue.Queue(MOST_WAITING)
-        self._error: BaseException | None = None
+        self._pieces: deque[Piece] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def do(self, piece: Piece) -> None:
-        """Have a piece of work done after those before it.
+        """Have a piece of work done after those before it, within a fifth of a second or so.
 
         Raises:
             ValueError: it is closed.
         """
-        if not self._thread.is_alive():
+        if self._closing:
             raise ValueError("closed: nothing more is written")
         self._raise()
-        self._waiting.put(piece)
+        self._pieces.append(piece)
+        if len(self._pieces) > MOST_WAITING:
+            self.wait()
 
     def wait(self) -> None:
         """Return when all is done that was asked for."""
-        self._waiting.join()
+        if self._thread.is_alive():
+            done = threading.Event()
+            self._pieces.append(done.set)
+            self._wake.set()
+            done.wait()
         self._raise()
 
     def close(self) -> None:
         """Do what is waiting, and end the thread; a second time nothing."""
-        if self._thread.is_alive():
-            self._waiting.put(None)
-            self._thread.join()
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
         self._raise()
 
     def _raise(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
+        if self._error is not None:
+            error, self._error = self._error, None
             raise error
 
     def _work(self) -> None:
         while True:
-            piece = self._waiting.get()
-            try:
-                if piece is None:
-                    return
-                piece()
-            except Exception as error:  # noqa: BLE001 - raised where the next piece is asked for
-                self._error = error
-            finally:
-                self._waiting.task_done()
+            closing = self._closing
+            while self._pieces:
+                self._do(self._pieces.popleft())
+            if closing:
+                return
+            self._wake.wait(PAUSE_S)
+            self._wake.clear()
+
+    def _do(self, piece: Piece) -> None:
+        try:
+            piece()
+        except Exception as error:  # noqa: BLE001 - raised where the next piece is asked for
+            self._error = error
