@@ -175,6 +175,9 @@ def test_a_full_disk_ends_no_training_and_what_was_written_stays_readable(
     embedding = Embedding(name="city", vectors=np.zeros((500, 50), np.float32))
     for step in range(1, 2000):
         writer.write(step, {"loss": 1.0 / step})
+        if step % 20 == 0:
+            # Both take their part of the disk.
+            board.wait()
     board.embeddings([embedding])
     board.wait()
     assert os.statvfs(tiny_disk).f_bfree == 0
