@@ -116,11 +116,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 def trained(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Iterator[Trained]:
     """Every recipe in turn, in a copy of its folder."""
     name = request.param
-    overrides = list(RECIPE_SETTINGS[name])
-    if name == "taxi":
-        shared = request.getfixturevalue("shared_data")
-        overrides.append(f"data.source={shared / 'taxi.csv'}")
-    yield train(folder_of(name), *overrides)
+    yield train(folder_of(name), *RECIPE_SETTINGS[name])
     keras.mixed_precision.set_dtype_policy("float32")
 
 
@@ -138,6 +134,7 @@ def test_a_recipe_reaches_its_metric_and_is_pushed(trained: Trained) -> None:
     assert facts["busy_fraction"] == pytest.approx(ceiling_per_row_s * facts["samples_per_s"])
     assert 0 < facts["busy_fraction"] < math.inf
     assert 0 <= facts["input_wait"] < 1
+    assert facts["warnings"] == []
 
 
 def test_the_exported_graph_and_the_training_feed_give_the_same_features(
