@@ -44,6 +44,7 @@ from stoker.core.observed_reads import Observer, Reads, observing
 from stoker.core.signals import ends_when_asked
 from stoker.core.user_code import require_function
 from stoker.data.dataset import load_dataset
+from stoker.telemetry.wall_time import WallTime
 
 
 class Listener(Protocol):
@@ -95,6 +96,9 @@ class ChainResult:
     outcomes: tuple[StageOutcome, ...]
     """One a stage, in the chain's order."""
 
+    wall: WallTime = field(default_factory=WallTime)
+    """Accounts for this process's wall time."""
+
     def result(self, stage: str) -> dict[str, Any]:
         """The facts of a stage that this pass covered."""
         return next(outcome.result for outcome in self.outcomes if outcome.stage == stage)
@@ -125,6 +129,7 @@ class ChainResult:
 @dataclass
 class _State:
     resume: Resume
+    wall: WallTime
     outputs: dict[str, Path] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -139,6 +144,7 @@ def run_chain(
     again: bool = False,
     resume: Resume = NEWEST,
     works: Mapping[str, Work] = MappingProxyType({}),
+    wall: WallTime | None = None,
 ) -> ChainResult:
     """Run the chain up to a stage; a stage whose inputs are those of an earlier one is skipped.
 
@@ -149,12 +155,15 @@ def run_chain(
         again: Do the last stage again even where nothing has changed.
         resume: Which run is gone on with.
         works: Stage -> what does its work instead, e.g. on several processes.
+        wall: Accounts for this process's wall time; None: it begins now.
 
     Raises:
         UserError: the user's data, settings or code; the run can be continued.
         CheckFailed: a gate said no; nothing is pushed, the run is over.
     """
-    prepare_source(experiment, listener)
+    wall = wall or WallTime()
+    with wall.within("other_stages"):
+        prepare_source(experiment, listener)
     identity = run_identity(experiment, source=data_fingerprint(experiment))
     if until == STAGES[-1].name:
         _require_folder(experiment.models_root)
@@ -179,17 +188,21 @@ def run_chain(
             listener.say(line)
         # Now: a file that comes later is the run's own, whatever reads it.
         run.folder_at_begin(experiment.folder, experiment.outputs)
-        state = _State(resume=resume)
+        state = _State(resume=resume, wall=wall)
         for stage in stages:
             force = stage.always or (again and stage is stages[-1])
+            part = "start" if stage.name == "train" else "other_stages"
             try:
-                _do_stage(stage, run, experiment, state, listener, force=force)
+                with wall.within(part):
+                    _do_stage(stage, run, experiment, state, listener, force=force)
             except CheckFailed:
                 run.finish(f"{stage.name}: refused")
                 raise
+            if stage.name == "train":
+                wall.enter("ending")
         if until == STAGES[-1].name:
             run.finish("pushed")
-        return ChainResult(run=run.root, outcomes=tuple(state.outcomes))
+        return ChainResult(run=run.root, outcomes=tuple(state.outcomes), wall=wall)
 
 
 def _require_code(experiment: Experiment, stages: Sequence[str]) -> None:
@@ -234,6 +247,7 @@ def _do_stage(
         results=state.results,
         progress=listener.progress,
         accept_change=state.resume.accept_change or bool(run.changes()),
+        wall=state.wall,
     )
     key = fingerprint({"inputs": dict(stage.inputs(context)), "versions": library_versions()})
     record, skipped, why = None, False, ""
@@ -244,10 +258,11 @@ def _do_stage(
         _clear(stage, run, keep=state.resume.run is not None and not force)
         listener.stage_began(stage.name)
         if stage.tensorflow:
-            import_tensorflow(compiles=True)
-            from stoker.train.strategy import claim_devices
+            with state.wall.within("start"):
+                import_tensorflow(compiles=True)
+                from stoker.train.strategy import claim_devices
 
-            claim_devices(experiment.train)
+                claim_devices(experiment.train)
         record = _work(stage, run, context, key)
     state.outputs[stage.name] = run.output(record)
     state.identities[stage.name] = record.identity

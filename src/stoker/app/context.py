@@ -13,6 +13,7 @@ from stoker.app.opening import open_dataset, open_transform
 from stoker.data.dataset import Dataset, load_dataset
 from stoker.data.ingest import list_source
 from stoker.data.sources.listing import Listing
+from stoker.telemetry.wall_time import WallTime
 
 if TYPE_CHECKING:
     from stoker.data.own.description import AnyColumn
@@ -40,6 +41,8 @@ class Context:
     """What each task of another launcher's cluster was started with; all must be alike."""
     gather: Callable[[], None] = lambda: None
     """Waits until those that train along are ready; TensorFlow's own wait cannot be ended."""
+    wall: WallTime = field(default_factory=WallTime)
+    """Accounts for this process's wall time."""
 
     @functools.cached_property
     def listing(self) -> Listing:

@@ -11,5 +11,8 @@ RESOLVED = "resolved.json"
 METRICS = "metrics.jsonl"
 """The metrics of each call of steps, and of each epoch."""
 
+WALL_TIME = "wall_time.json"
+"""Where the run's wall time went, over all its processes."""
+
 TENSORBOARD = "tensorboard"
 """Folder of the same as TensorBoard's events."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,21 +17,22 @@ from stoker.app.context import Context
 from stoker.app.identity import training_identity
 from stoker.app.resolution import resolve_here, resolve_once
 from stoker.app.step_errors import steps_are_the_users
-from stoker.app.train_folder import CHECKPOINTS, METRICS, TENSORBOARD
+from stoker.app.train_folder import CHECKPOINTS
+from stoker.app.train_reports import run_time, teller, watched, writing
 from stoker.cluster.devices import find_devices
 from stoker.cluster.resolver import read_tf_config
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.finding import Finding
 from stoker.core.user_code import load_function
+from stoker.data.dataset import Dataset
 from stoker.data.features.label_summary import labels_from_facts
 from stoker.data.ingest import IngestConfig, ServiceConfig
-from stoker.telemetry.writers import Everywhere
-from stoker.telemetry.writers.jsonl import JsonLines
-from stoker.telemetry.writers.tensorboard import TensorBoard
+from stoker.train.ahead import Ahead
 from stoker.train.callbacks import load_callbacks
 from stoker.train.checkpoints.store import STATE, best
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ending import listening
+from stoker.train.feeds import Feeds
 from stoker.train.handshake import handshake
 from stoker.train.health.precision import apply_tf32
 from stoker.train.heartbeat import process_heartbeat
@@ -39,17 +40,15 @@ from stoker.train.label_checks import require_labels_that_fit
 from stoker.train.loop import fit
 from stoker.train.memory import apply_memory
 from stoker.train.model import BuiltModel, build_model, prepare_process
+from stoker.train.opening import open_data
 from stoker.train.own_code import as_own_code_needs, require_label_of_each_output
 from stoker.train.parameter_server.cluster import Connection, connect
 from stoker.train.parameter_server.loop import fit_parameter_server
 from stoker.train.parameter_server.run import ParameterServerResult
 from stoker.train.remat import rematerialise
 from stoker.train.strategy import Distribution, make_distribution
-from stoker.train.surroundings import Progress, Surroundings, TrainResult
+from stoker.train.surroundings import Surroundings, TrainResult
 from stoker.train.threads import apply_threads
-from stoker.train.watch.labels import vocabulary_terms
-from stoker.train.watch.progress_line import ProgressLine
-from stoker.train.watch.watch import Unwatched, Watched
 
 if TYPE_CHECKING:
     from stoker.app.experiment import Experiment
@@ -100,36 +99,48 @@ def train(context: Context, folder: Path) -> Trained:
         place = _begin(settings, resolved, functools.partial(connect, cluster))
     else:
         place = begin_process(settings, resolved)
+    is_chief = isinstance(place, Connection) or place.is_chief
+    given: dict[str, Any] = {
+        "memory_bytes": devices.memory_bytes // int(os.environ.get(LOCAL_WORKERS, "1")),
+        "service": service,
+        "work_dir": folder.parent / "cache",
+    }
     # Workers that find each other swallow SIGTERM in TensorFlow, until it is taken from it again.
-    with listening() as ending:
+    with listening() as ending, ExitStack() as held:
         if isinstance(place, Distribution):
             handshake(place, {**identity, "settings": context.asked})
-        dataset, built = open_and_build(context, transform, place)
+        dataset = open_dataset_of(context)
+        # No thread imports anything while the user's code is imported.
+        context.wall.enter("build")
+        build = _model_code(experiment)
+        given["feeds"] = feeds = _open_ahead(dataset, transform, settings, given, held)
+        built = _build(build, experiment, transform, place)
+        if feeds is not None:
+            feeds.wait()
         checked = _check_labels(context, built)
         listed = callbacks_of(experiment)
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
-        with _writing(place, folder) as (writer, board):
-            around = Surroundings(
-                memory_bytes=devices.memory_bytes // int(os.environ.get(LOCAL_WORKERS, "1")),
-                checkpoints=folder / CHECKPOINTS,
-                writer=writer,
-                watch=Unwatched()
-                if board is None
-                else _watched(board, context, folder, alone=resolved.workers == 1),
-                on_progress=_teller(context),
-                on_wait=lambda line: context.progress(line, None),
-                ending=ending,
-                heartbeat=process_heartbeat(),
-                identity=identity,
-                accept_change=context.accept_change,
-                callbacks=listed,
-                service=service,
-                work_dir=folder.parent / "cache",
-            )
-            with steps_are_the_users(workers=resolved.workers):
-                result = _fit(built, (dataset, transform), place, settings, resolved, around)
-            if board is not None:
-                board.results(result.steps, result.metrics, succeeded=True)
+        timed = held.enter_context(run_time(context, folder, is_chief=is_chief))
+        writer, board = held.enter_context(writing(folder, is_chief=is_chief))
+        around = Surroundings(
+            checkpoints=folder / CHECKPOINTS,
+            writer=writer,
+            watch=watched(board, context, folder, alone=resolved.workers == 1),
+            on_progress=teller(context),
+            on_wait=lambda line: context.progress(line, None),
+            ending=ending,
+            heartbeat=process_heartbeat(),
+            run_time=timed,
+            identity=identity,
+            accept_change=context.accept_change,
+            callbacks=listed,
+            **given,
+        )
+        with steps_are_the_users(workers=resolved.workers):
+            result = _fit(built, (dataset, transform), place, settings, resolved, around)
+        context.wall.enter("ending")
+        if board is not None:
+            board.results(result.steps, result.metrics, succeeded=True)
     return Trained(
         facts={
             "steps": result.steps,
@@ -141,9 +152,35 @@ def train(context: Context, folder: Path) -> Trained:
             "resolved": asdict(resolved),
             "warnings": [finding.line() for finding in checked],
             **_own_facts(result),
+            "goodput": timed.goodput if isinstance(result, TrainResult) else None,
+            "wall_time": timed.report(),
         },
         content=best(folder / CHECKPOINTS).manifest.hashes[STATE],
     )
+
+
+def _open_ahead(
+    dataset: AnyDataset,
+    transform: AnyTransform,
+    settings: TrainConfig,
+    given: Mapping[str, Any],
+    held: ExitStack,
+) -> Ahead[Feeds] | None:
+    """The data, opened by a thread while the model is built: shards draw no random numbers.
+
+    Args:
+        dataset: A user's own is opened when training asks for it: its code may draw some.
+        transform: What turns raw columns into features and label.
+        settings: The section `train`.
+        given: As `Surroundings` has it.
+        held: Waits for the thread, also where the model cannot be built.
+    """
+    if not isinstance(dataset, Dataset):
+        return None
+    opening = functools.partial(open_data, dataset, transform, config=settings, **given)
+    ahead = Ahead(opening, name="open-data")
+    held.callback(ahead.wait)
+    return ahead
 
 
 def _check_labels(context: Context, built: BuiltModel) -> tuple[Finding, ...]:
@@ -201,15 +238,33 @@ def open_and_build(
     Raises:
         UserError: the user's code fails, or makes what cannot be trained.
     """
+    dataset = open_dataset_of(context)
     experiment = context.experiment
-    # After the seeds are set, which a user's own dataset may draw from.
-    dataset = context.dataset()
-    build = load_function(experiment.folder, experiment.model, where="model")
+    return dataset, _build(_model_code(experiment), experiment, transform, place)
+
+
+def open_dataset_of(context: Context) -> AnyDataset:
+    """The data, after the seeds are set, which a user's own dataset may draw from."""
+    with context.wall.within("data"):
+        return context.dataset()
+
+
+def _model_code(experiment: Experiment) -> Callable[..., Any]:
+    return load_function(experiment.folder, experiment.model, where="model")
+
+
+def _build(
+    build: Callable[..., Any],
+    experiment: Experiment,
+    transform: AnyTransform,
+    place: Distribution | Connection,
+) -> BuiltModel:
+    """The model, after a user's own dataset has drawn its random numbers."""
     with place.strategy.scope():
         built = build_model(build, transform, what=experiment.model)
         require_label_of_each_output(built.model, transform.labels)
         rematerialise(built.model, experiment.train.remat)
-    return dataset, built
+    return built
 
 
 def _fit(
@@ -255,20 +310,6 @@ def _own_facts(result: TrainResult | ParameterServerResult) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _writing(
-    place: Distribution | Connection, folder: Path
-) -> Iterator[tuple[Everywhere, TensorBoard | None]]:
-    """Who takes the metrics: of several workers the first writes, the others nothing."""
-    is_chief = isinstance(place, Connection) or place.is_chief
-    board = TensorBoard(folder / TENSORBOARD) if is_chief else None
-    writer = Everywhere([] if board is None else [JsonLines(folder / METRICS), board])
-    try:
-        yield writer, board
-    finally:
-        writer.close()
-
-
 def callbacks_of(experiment: Experiment) -> list[keras.callbacks.Callback]:
     """The user's callbacks.
 
@@ -277,34 +318,6 @@ def callbacks_of(experiment: Experiment) -> list[keras.callbacks.Callback]:
     """
     named = experiment.train.callbacks
     return load_callbacks(experiment.folder, named)() if named else []
-
-
-def _teller(context: Context) -> Callable[[Progress], None]:
-    settings = context.experiment.train
-
-    @functools.cache
-    def line(steps: int) -> ProgressLine:
-        return ProgressLine(steps=steps, epochs=settings.epochs, monitor=settings.monitor)
-
-    def tell(progress: Progress) -> None:
-        text = line(progress.steps)(
-            step=progress.step, epoch=progress.epoch, scalars=progress.scalars
-        )
-        context.progress(text, progress.step / progress.steps)
-
-    return tell
-
-
-def _watched(board: TensorBoard, context: Context, folder: Path, *, alone: bool) -> Watched:
-    """TensorBoard with the run's settings in it."""
-    experiment, transform = context.experiment, context.transform()
-    board.settings(experiment.to_json(), run=context.run_id)
-    config = experiment.train.tensorboard
-    terms = {
-        layer: vocabulary_terms(transform, vocabulary) if vocabulary is not None else None
-        for layer, vocabulary in config.embeddings.items()
-    }
-    return Watched(board, config=config, terms=terms, folder=folder, alone=alone)
 
 
 def service_of(experiment: Experiment, resolved: ResolvedTraining) -> ServiceConfig | None:

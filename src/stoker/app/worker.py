@@ -26,6 +26,7 @@ from stoker.core.config import build
 from stoker.core.errors import EXIT_BUG, EXIT_DONE, EXIT_PREEMPTED, UserError
 from stoker.core.files import read_json, write_json
 from stoker.core.signals import ASKING, ends_when_asked, heard
+from stoker.telemetry.wall_time import WallTime
 from stoker.train.heartbeat import Heartbeat, process_heartbeat
 
 DONE = "done.json"
@@ -125,6 +126,7 @@ def _train(
         accept_change=spec.accept_change,
         asked=spec.asked,
         gather=gather,
+        wall=WallTime.of_process(),
     )
     (stage,) = (stage for stage in stages_of(experiment) if stage.name == "train")
     return stage.work(context, Path(spec.folder))

@@ -131,7 +131,7 @@ _FOR_MORE = "Run it again with --debug for the whole traceback."
 
 def _import(folder: Path, name: str, path: Path, *, where: str) -> Any:
     top = name.partition(".")[0]
-    for known in [key for key in sys.modules if key == top or key.startswith(f"{top}.")]:
+    for known in [key for key in list(sys.modules) if key == top or key.startswith(f"{top}.")]:
         # Another experiment's module of the same name, or this one before it was edited.
         del sys.modules[known]
     sys.path.insert(0, str(folder))

@@ -8,13 +8,49 @@ from typing import Any
 
 import tensorflow as tf
 
+from stoker.data.feed.agreement import TIE
 from stoker.data.own.feed import AnyFeed
 from stoker.export.saved_model import named_outputs
 from stoker.train.feeds import held_to_reference
 from stoker.train.model import BuiltModel
 
+ROUNDINGS = 4.0
+"""Roundings of one number that two scores may differ by, from the largest product to the output."""
+
+UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tensor_float_32": 2.0**-11}
+"""Arithmetic of a layer -> how far it rounds a number, as a share of it."""
+
+GPU_FLOAT32 = 1e-4
+"""The tolerance of float32 on a GPU: it sums in an order that depends on the batch, a CPU does not."""
+
 LOGIT_THRESHOLD, PROBABILITY_THRESHOLD = 0.0, 0.5
 """From where on a yes or no is a yes."""
+
+
+def tolerance_of(compute_dtype: str, *, on_gpu: bool, tensor_float_32: bool) -> float:
+    """How far apart two scores of one row may be, as a share of its largest, and be the same.
+
+    Arithmetic on a GPU is not the same in two batches, and 16 bits round coarsely: an answer that
+    changes by less says nothing of the decoder.
+
+    Args:
+        compute_dtype: What the model's layers compute in.
+        on_gpu: Whether it runs on a GPU.
+        tensor_float_32: Whether float32 products are rounded to TensorFloat-32 there.
+    """
+    if compute_dtype in UNIT:
+        return ROUNDINGS * UNIT[compute_dtype]
+    if not on_gpu:
+        return TIE
+    return ROUNDINGS * UNIT["tensor_float_32"] if tensor_float_32 else GPU_FLOAT32
+
+
+def _tolerance(built: BuiltModel) -> float:
+    return tolerance_of(
+        str(built.model.dtype_policy.compute_dtype),
+        on_gpu=bool(tf.config.list_logical_devices("GPU")),
+        tensor_float_32=bool(tf.config.experimental.tensor_float_32_execution_enabled()),
+    )
 
 
 def agreed_metrics(
@@ -57,6 +93,7 @@ def agreed_metrics(
         answer,
         thresholds=[LOGIT_THRESHOLD if each else PROBABILITY_THRESHOLD for each in logits],
         batch_size=batch_size,
+        tolerance=_tolerance(built),
     )
     if found is None:
         return dict(metrics), None

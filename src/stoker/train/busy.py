@@ -1,8 +1,9 @@
 """How busy the device is: U, the busy fraction, and W, the share of time spent waiting for input.
 
-U = T_ceil / T_real. T_ceil: wall time of the same compiled step on one resident batch, measured
-before and after training. T_real: wall time of a step with real data, synchronised only where a
-call ends. W: the part of T_real that is blocked in next(iterator). They differ: a pipeline that
+U = T_ceil / T_real. T_ceil: wall time of the same compiled step on one resident batch, measured in
+a few windows between the calls of the first epoch. T_real: wall time of a step with real data,
+synchronised only where a call ends; the call behind a window is left out, since the input had the
+window's time to fill its buffers. W: the part of T_real that is blocked in next(iterator). They differ: a pipeline that
 takes the CPU away from the step costs U and hardly any W, so both are reported.
 """
 
@@ -18,13 +19,18 @@ import tensorflow as tf
 from stoker.train.state import TrainingState
 
 CEILING_S = 0.5
-"""Time over which the ceiling is measured, before and again after training: long against a
-scheduler's slice (some ms). Its mean is taken, as that of the real steps is: what else the machine
-does slows both, and the best of several windows would blame the input for it."""
+"""Time over which the ceiling is measured, in all windows together: long against a scheduler's slice
+(some ms). Its mean is taken, as that of the real steps is: what else the machine does slows both, and
+the best of several windows would blame the input for it."""
 
+WINDOWS = 4
+"""Windows of a process: what the machine does otherwise for a while does not decide alone."""
 
-FIXED_STEPS = 20
-"""Steps of a ceiling that several workers measure together."""
+FIXED_STEPS = 5
+"""Steps of a window that several workers measure together."""
+
+RunResident = Callable[[Any, tf.Tensor], tf.Tensor]
+"""What `make_run_resident` made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,13 +38,13 @@ class BusyReport:
     """U and W of one training run."""
 
     ceiling_step_s: float
-    """T_ceil, seconds a step; the mean of before and after."""
+    """T_ceil, seconds a step; the mean of all windows."""
 
     ceiling_rows: float
     """Rows of the resident batch."""
 
     real_step_s: float
-    """T_real, seconds a step, tracing and the first call left out."""
+    """T_real, seconds a step; tracing, the first call and those behind a window left out."""
 
     real_rows: float
     """Rows of a real step, mean: an epoch's last batch may be short."""
@@ -52,34 +58,49 @@ class BusyReport:
         return (self.ceiling_step_s / self.ceiling_rows) / (self.real_step_s / self.real_rows)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ceiling:
+    """What steps on a resident batch took."""
+
+    steps: int
+    wall_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds a step."""
+        return self.wall_s / self.steps
+
+
 def measure_ceiling(
-    run_resident: Callable[[Any, tf.Tensor], tf.Tensor],
+    run_resident: RunResident,
     element: Any,
     *,
     state: TrainingState,
+    seconds: float,
     steps: int | None = None,
-) -> float:
-    """Seconds a step on one resident batch; the model is put back as it was.
+) -> Ceiling:
+    """Time steps on one resident batch; the model is put back as it was.
 
     Args:
         run_resident: What `make_run_resident` made.
         element: The element of a step; it is the whole input of every step.
         state: Every variable that a step can change.
-        steps: How many are taken; by default as many as fill `CEILING_S`. Several workers have to
-            take equally many.
+        seconds: About how long to measure.
+        steps: How many are taken; by default as many as fill the time. Several workers have to take
+            equally many.
     """
     saved = state.capture()
     try:
-        # The first call traces and warms up, the second says how many steps fill the time.
+        # It traces where it is new, and puts the batch and the weights into the caches.
         run_resident(element, tf.constant(1, tf.int64)).numpy()
         if steps is None:
-            steps = max(2, int(CEILING_S / _timed(run_resident, element, 2) * 2))
-        return _timed(run_resident, element, steps) / steps
+            steps = max(2, int(seconds / _timed(run_resident, element, 2) * 2))
+        return Ceiling(steps=steps, wall_s=_timed(run_resident, element, steps))
     finally:
         state.restore(saved)
 
 
-def _timed(run_resident: Callable[[Any, tf.Tensor], tf.Tensor], element: Any, steps: int) -> float:
+def _timed(run_resident: RunResident, element: Any, steps: int) -> float:
     begun_s = time.monotonic()
     run_resident(element, tf.constant(steps, tf.int64)).numpy()
     return time.monotonic() - begun_s

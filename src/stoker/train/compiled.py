@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from stoker.cluster.compile_flags import publish
 from stoker.data.feed.calls import Calls
-from stoker.data.feed.options import with_own_threads
+from stoker.data.feed.options import begun_early, with_own_threads
 from stoker.data.own.feed import OwnFeed
+from stoker.train import busy
 from stoker.train.at_once import are_sound
-from stoker.train.busy import FIXED_STEPS, measure_ceiling
+from stoker.train.busy import FIXED_STEPS, Ceiling, measure_ceiling
 from stoker.train.compile_notice import shown
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ema import WeightAverage
@@ -88,6 +89,8 @@ class Compiled:
         self.at_once = False
         self.last_ceiling_s = 0.0
         self._nothing: Any = None
+        self._resident_of: Any = None
+        self._run_resident: busy.RunResident
 
     def compile(self) -> None:
         """Compile what the settings and the position ask for now."""
@@ -235,24 +238,43 @@ class Compiled:
         source.left = ()
         return last if before is None else before.and_then(last)
 
-    def ceiling_s(self, state: TrainingState) -> float:
-        """Seconds a step on a resident batch; a new run learns by it how many are one program."""
-        self.last_ceiling_s = self._measured_ceiling_s(state)
-        if self._position.together == 0:
-            groups = isinstance(self.program.step, OneProgram) and self.program.step.groups
-            most = self._most_together if groups else 1
-            self._position.together = together_in_time(most, self.last_ceiling_s)
-            if self._position.together > 1:
-                self.compile()
-                self.last_ceiling_s = self._measured_ceiling_s(state)
-        return self.last_ceiling_s
+    def decide_together(self, state: TrainingState, *, tell: Callable[[str], None]) -> None:
+        """Decide, once in a run, how many steps are one program; what has been decided stays.
 
-    def _measured_ceiling_s(self, state: TrainingState) -> float:
+        Only a step that can be one of several in a program is timed for it, before the first one.
+
+        Args:
+            state: Every variable that a step changes.
+            tell: Takes a line about what XLA compiles meanwhile.
+        """
+        if self._position.together:
+            return
+        step = self.program.step
+        groups = isinstance(step, OneProgram) and step.groups
+        most = self._most_together if groups else 1
+        if most == 1:
+            self._position.together = 1
+            return
+        with self.compiling_is_shown(tell, ends=False):
+            step_s = self.measure_ceiling(state, seconds=busy.CEILING_S / busy.WINDOWS).step_s
+        self._position.together = together_in_time(most, step_s)
+        if self._position.together > 1:
+            self.compile()
+
+    def measure_ceiling(self, state: TrainingState, *, seconds: float) -> Ceiling:
+        """Time steps on a resident batch, for about so many seconds; the model is put back."""
         sample = handed(self.sample, self._distribution)
-        run_resident = make_run_resident(self.program.step, sample)
+        step = self.program.step
+        if self._resident_of is not step:
+            self._run_resident = make_run_resident(step, sample)
+            self._resident_of = step
         together = FIXED_STEPS if self._distribution.workers > 1 else None
         with self._distribution.strategy.scope():
-            return measure_ceiling(run_resident, sample, state=state, steps=together)
+            found = measure_ceiling(
+                self._run_resident, sample, state=state, seconds=seconds, steps=together
+            )
+        self.last_ceiling_s = found.step_s
+        return found
 
     def resident(self, state: TrainingState) -> Resident:
         """The compiled step on one batch in memory, to be timed by others."""
@@ -304,6 +326,8 @@ class Compiled:
 
     def source(self, batches: tf.data.Dataset[Any]) -> Source:
         """What `run_fed` reads, of what the feed yields."""
+        if not isinstance(self._feed, OwnFeed):
+            batches = begun_early(batches)
         program = does_several(self.program.step)
         if program is not None and not self._feed.whole_calls:
             return grouped(batches, program.together)

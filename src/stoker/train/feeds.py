@@ -18,7 +18,7 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features.images import decode_images, decode_whole
 from stoker.data.features.transform import Transform
-from stoker.data.feed.agreement import AnswerAgreement, agrees, compare_answers
+from stoker.data.feed.agreement import TIE, AnswerAgreement, agrees, compare_answers
 from stoker.data.feed.augment import AugmentConfig
 from stoker.data.feed.config import AS_IT_IS, FeedConfig
 from stoker.data.feed.decode import Engine
@@ -37,6 +37,9 @@ from stoker.data.sources.config import ServiceConfig
 
 _LOG = logging.getLogger(__name__)
 
+Feeds = tuple[AnyFeed | ServiceFeed, AnyFeed]
+"""The feeds of the training and the eval split."""
+
 KEPT_SHARE = 0.25
 """Most of the machine's memory that a split's transformed features may take."""
 
@@ -51,7 +54,7 @@ def open_feeds(
     service: ServiceConfig | None = None,
     work_dir: Path | None = None,
     config: FeedConfig = AS_IT_IS,
-) -> tuple[AnyFeed | ServiceFeed, AnyFeed]:
+) -> Feeds:
     """The feeds of the training and the eval split.
 
     Args:
@@ -274,7 +277,12 @@ def _reference_rows(
 
 
 def held_to_reference(
-    held_out: AnyFeed, answer: Callable[[Any], Any], *, thresholds: Sequence[float], batch_size: int
+    held_out: AnyFeed,
+    answer: Callable[[Any], Any],
+    *,
+    thresholds: Sequence[float],
+    batch_size: int,
+    tolerance: float = TIE,
 ) -> tuple[AnyFeed, AnswerAgreement | None]:
     """Compare the model's answers over the eval split with those to the exported graph's pixels.
 
@@ -283,6 +291,7 @@ def held_to_reference(
         answer: Features of a batch -> the model's scores, as `compare_answers` takes them.
         thresholds: From where on a yes or no of each of the scores is a yes: 0.5, or 0 of logits.
         batch_size: Rows that are asked at once.
+        tolerance: As in `compare_answers`.
 
     Returns:
         What validation must read from now on: the same feed, or where an answer differs the
@@ -296,7 +305,12 @@ def held_to_reference(
     if not isinstance(held_out, Feed) or reference is None:
         return held_out, None
     found = compare_answers(
-        held_out, reference, answer=answer, thresholds=thresholds, batch_size=batch_size
+        held_out,
+        reference,
+        answer=answer,
+        thresholds=thresholds,
+        batch_size=batch_size,
+        tolerance=tolerance,
     )
     if found.holds:
         return held_out, found

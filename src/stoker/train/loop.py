@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from stoker.data.own.features import AnyTransform
+from stoker.data.own.feed import OwnFeed
 from stoker.data.own.opening import AnyDataset
 from stoker.telemetry import catalogue
 from stoker.train.busy import BusyReport
@@ -16,6 +17,7 @@ from stoker.train.opening import checkpoint_writer, open_run
 from stoker.train.run import EVAL_BATCHES, Run
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Surroundings, TrainResult
+from stoker.train.validation import EvalBatches
 
 
 def fit(
@@ -45,8 +47,10 @@ def fit(
         Preempted: the process was asked to end; everything is saved.
     """
     config = with_mode(config, transform.labels)
+    wall = around.run_time.wall
     # 1. The data, and where an earlier process left off.
-    opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
+    with wall.within("data"):
+        opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
     feed, held_out, position = opened.feed, opened.held_out, opened.position
     # Of several workers the chief alone writes.
     writing: AbstractContextManager[CheckpointWriter | None] = (
@@ -55,35 +59,40 @@ def fit(
         else nullcontext()
     )
     with (
-        held_out.in_order(batch_size=EVAL_BATCHES * resolved.batch_size) as eval_batches,
+        wall.within("data"),
+        held_out.in_order(batch_size=EVAL_BATCHES * resolved.batch_size) as in_order,
         writing as writer,
         ExitStack() as at_end,
     ):
         # 2. Everything that a step changes exists from here on, so that it can be put back.
-        run = Run(
-            built,
-            (feed, held_out),
-            position,
-            config=config,
-            resolved=resolved,
-            distribution=distribution,
-            around=around,
-            writer=writer,
-        )
+        with wall.within("build"):
+            run = Run(
+                built,
+                (feed, held_out),
+                position,
+                config=config,
+                resolved=resolved,
+                distribution=distribution,
+                around=around,
+                writer=writer,
+            )
         at_end.callback(run.close)
+        eval_batches = EvalBatches(in_order, begins_early=not isinstance(held_out, OwnFeed))
+        wall.enter("between")
         run.begin(opened.found)
-        while (before_s := run.fitting(run.ceiling_s)) is None:
-            continue
-        run.first_ceiling_s = before_s
 
-        # 3. Epochs of calls of steps; a call ends where a checkpoint could be gone on from.
+        # 3. Epochs of calls of steps; a call ends where a checkpoint could be gone on from, and in
+        #    the first epoch the ceiling of the step is measured between calls.
         while not position.over:
             with feed.shuffled(run.compiled.calls()) as batches:
-                source = run.compiled.source(batches)
+                with wall.within("data"):
+                    source = run.compiled.source(batches)
                 moved = False
                 while not position.over and not moved:
                     run.begin_epoch()
                     if position.validated:
+                        if run.ends_epoch():
+                            eval_batches.begin()
                         moved = run.one_call(source)
                     if not position.validated:
                         run.end_epoch(eval_batches)
@@ -91,9 +100,10 @@ def fit(
         if not position.validated:
             run.end_epoch(eval_batches)
         run.end(eval_batches)
+        wall.enter("ending")
 
         # 4. How busy the device was.
-        return _result(run, (run.first_ceiling_s + run.ceiling_s()) / 2)
+        return _result(run, run.ceiling_step_s())
 
 
 def _result(run: Run, ceiling_s: float) -> TrainResult:
@@ -105,7 +115,11 @@ def _result(run: Run, ceiling_s: float) -> TrainResult:
         real_rows=timing.rows / timing.steps,
         input_wait=min(1.0, timing.wait_s / timing.wall_s),
     )
-    run.around.writer.write(position.step, {catalogue.BUSY_FRACTION.name: busy.busy_fraction})
+    run.around.run_time.settle(busy.real_step_s)
+    last = {catalogue.BUSY_FRACTION.name: busy.busy_fraction}
+    if (goodput := run.around.run_time.goodput) is not None:
+        last[catalogue.GOODPUT.name] = goodput
+    run.around.writer.write(position.step, last)
     return TrainResult(
         steps=position.step,
         epochs=-(-position.step // position.per_epoch),

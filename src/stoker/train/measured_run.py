@@ -56,9 +56,10 @@ def open_measured(
         around=around,
         writer=None,
     )
+    run.takes_windows = False
     try:
         run.begin(None)
-        run.fitting(run.ceiling_s)
+        run.fitting(run.measure_ceiling)
         yield run, opened
     finally:
         run.close()

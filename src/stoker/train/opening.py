@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from stoker.core.errors import Plain, UserError
 from stoker.data.feed.service.reading import ServiceFeed
 from stoker.data.own.features import AnyTransform
 from stoker.data.own.feed import AnyFeed
 from stoker.data.own.opening import AnyDataset
+from stoker.data.sources.config import ServiceConfig
 from stoker.train.checkpoints.identity import require_same
 from stoker.train.checkpoints.store import Found, newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.feeds import open_feeds
+from stoker.train.feeds import Feeds, open_feeds
 from stoker.train.goal import better_mode
 from stoker.train.position import Position
 from stoker.train.surroundings import Surroundings
@@ -54,20 +56,47 @@ def open_run(
         UserError: the data cannot be fed, no checkpoint of several is good, or they are another
             run's.
     """
-    local, held_out = open_feeds(
-        dataset,
-        transform,
-        augment=config.augment,
-        seed=config.seed,
-        memory_bytes=around.memory_bytes,
-        service=around.service,
-        work_dir=around.work_dir,
-        config=config.feed,
-    )
+    if around.feeds is not None:
+        local, held_out = around.feeds.result()
+    else:
+        local, held_out = open_data(
+            dataset,
+            transform,
+            config=config,
+            memory_bytes=around.memory_bytes,
+            service=around.service,
+            work_dir=around.work_dir,
+        )
     feed = whole_steps(local, resolved) if resolved.strategy == "tpu" else local
     found = newest_good(around.checkpoints)
     position = _start_position(found, feed, config=config, resolved=resolved, around=around)
     return Opened(feed=feed, held_out=held_out, found=found, position=position)
+
+
+def open_data(
+    dataset: AnyDataset,
+    transform: AnyTransform,
+    *,
+    config: TrainConfig,
+    memory_bytes: int,
+    service: ServiceConfig | None,
+    work_dir: Path | None,
+) -> Feeds:
+    """The feeds of both splits, as the section `train` has them; see `open_feeds`.
+
+    Raises:
+        UserError: the data cannot be fed.
+    """
+    return open_feeds(
+        dataset,
+        transform,
+        augment=config.augment,
+        seed=config.seed,
+        memory_bytes=memory_bytes,
+        service=service,
+        work_dir=work_dir,
+        config=config.feed,
+    )
 
 
 def checkpoint_writer(

@@ -19,6 +19,12 @@ class Timing:
     wall_s: float = 0.0
     wait_s: float = 0.0
 
+    ceiling_s: float = 0.0
+    """Wall time of the steps on a resident batch, of the step as it is compiled now."""
+
+    ceiling_steps: int = 0
+    """How many they were."""
+
     def waited(self, told_s: float, *, wall_s: float) -> float:
         """Seconds that a call waited for input, of `wall_s` that it took.
 

@@ -112,7 +112,7 @@ class Probe:
 
     def compile(self) -> float:
         """Compile the step and its calls; wall time of a call of training, seconds."""
-        self.run.ceiling_s()
+        self.run.measure_ceiling()
         for _ in range(2):
             self._called_real()
         begun_s = time.monotonic()

@@ -17,9 +17,12 @@ from stoker.core.user_code import call
 from stoker.data.feed.pipeline import Feed
 from stoker.data.own.feed import AnyFeed
 from stoker.telemetry import catalogue
+from stoker.train import busy
 from stoker.train.agreement import agreed_metrics
 from stoker.train.at_once import LOOK_EVERY, may_update_at_once
+from stoker.train.busy import Ceiling
 from stoker.train.callbacks import Callbacks
+from stoker.train.ceiling import RunCeiling
 from stoker.train.checkpoints.store import Found
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.compiled import Compiled, Resident
@@ -46,7 +49,7 @@ from stoker.train.state import TrainingState
 from stoker.train.step import losses_are_means, told
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Progress, Surroundings
-from stoker.train.validation import GivenUpError, make_validate, results
+from stoker.train.validation import EvalBatches, GivenUpError, make_validate, results
 from stoker.train.xla_trial import XlaTrial
 
 _LOG = logging.getLogger(__name__)
@@ -81,15 +84,20 @@ class Run:
         if resolved.xla_trial and position.xla is not None:
             # What the run decided holds for all that follows its checkpoint.
             resolved = replace(resolved, xla=position.xla)
-        self.compiled = compiled = Compiled(
-            built,
-            self._feed,
-            position,
-            config=config,
-            resolved=resolved,
-            distribution=distribution,
-            signals=around.ending.signals,
+        self._within = around.run_time.wall.within
+        self._ceiling = RunCeiling(
+            position, lambda share: self.fitting(lambda: self.measure_ceiling(share))
         )
+        with self._within("data"):
+            self.compiled = compiled = Compiled(
+                built,
+                self._feed,
+                position,
+                config=config,
+                resolved=resolved,
+                distribution=distribution,
+                signals=around.ending.signals,
+            )
         if has_own_step(built.model):
             check_own_step(built.model, config, resolved)
         with distribution.strategy.scope():
@@ -148,35 +156,72 @@ class Run:
         self._in_epoch = position.in_epoch > 0 or not position.validated
         self._was_over = position.over
         self._calls_timed, self._first_counts = 0, False
-        self.first_ceiling_s = 0.0
         self.agreement: dict[str, Any] | None = None
+        self.takes_windows = True
+        """Whether the ceiling is measured between calls; not where others measure the run."""
 
     def begin(self, found: Found | None) -> None:
         """Put everything back to where the run was left, or write down where it begins."""
         self.around.heartbeat.enter("train")
         if found is not None:
-            self._saving.restore(found)
+            with self._within("checkpoints"):
+                self._saving.restore(found)
             if self.distribution.is_chief:
                 step, steps = self.position.step, self.position.steps
                 _LOG.warning("going on from step %s of %s: %s", step, steps, found.path.name)
         else:
             # What a process wrote that was killed before its first checkpoint.
             self.around.writer.rewind(0)
-        self._watch.begin(
-            self.built.model,
-            self.position.step,
-            per_epoch=self.position.per_epoch,
-            loss_of=self._loss_of_sample,
-        )
-        self._callbacks.on_train_begin()
+        self.around.run_time.begin(self.position.step)
+        with self._within("tensorboard"):
+            self._watch.begin(
+                self.built.model,
+                self.position.step,
+                per_epoch=self.position.per_epoch,
+                loss_of=self._loss_of_sample,
+            )
+        with self._within("callbacks"):
+            self._callbacks.on_train_begin()
         if found is None:
-            # What a rollback goes back to, and the first to know that the disk takes them.
-            self._saving.save(now=True)
+            # What a rollback goes back to, and the first to know that the disk takes them. The first
+            # steps do not wait for it.
+            self._save()
+        with self._within("measuring"):
+            while self.fitting(self._decided) is None:
+                continue
 
-    def ceiling_s(self) -> float:
-        """As `Compiled.ceiling_s`."""
-        with self.compiled.compiling_is_shown(self.around.on_wait, ends=False):
-            return self.compiled.ceiling_s(self._state)
+    def _decided(self) -> bool:
+        self.compiled.decide_together(self._state, tell=self.around.on_wait)
+        return True
+
+    def measure_ceiling(self, share: float = 1.0) -> Ceiling:
+        """Time steps on a resident batch, for a share of the usual time; the model is put back."""
+        return self.compiled.measure_ceiling(self._state, seconds=share * busy.CEILING_S)
+
+    def ceiling_step_s(self) -> float:
+        """T_ceil, the mean of all windows; those that were not taken yet are taken now."""
+        with self._within("measuring"):
+            self._ceiling.complete(trained=self._calls_timed > 0)
+        assert self._ceiling.step_s is not None
+        return self._ceiling.step_s
+
+    def _window(self) -> bool:
+        """Measure the ceiling where it is due; whether the step had to be compiled again for it."""
+        if not self.takes_windows:
+            return False
+        if not self._ceiling.due(self.compiled.resolved.steps_per_call):
+            return False
+        with self._within("measuring"):
+            return not self._ceiling.take()
+
+    def _compile(self) -> None:
+        """Compile what the settings and the position ask for now; its ceiling is another one."""
+        self.compiled.compile()
+        self._ceiling.restart()
+
+    def _save(self, *, now: bool = False) -> None:
+        with self._within("checkpoints"):
+            self._saving.save(now=now)
 
     def resident(self) -> Resident:
         """As `Compiled.resident`."""
@@ -193,7 +238,14 @@ class Run:
         self._in_epoch = True
         self.position.loss_sum = self.position.rows = 0.0
         self.built.model.reset_metrics()
-        self._callbacks.on_epoch_begin(self.position.epoch)
+        with self._within("callbacks"):
+            self._callbacks.on_epoch_begin(self.position.epoch)
+
+    def ends_epoch(self) -> bool:
+        """Whether the next call is the last one of its epoch."""
+        position = self.position
+        planned = position.next_steps(self.compiled.resolved.steps_per_call)
+        return position.in_epoch + planned >= position.per_epoch
 
     def one_call(self, source: Source) -> bool:
         """Some steps, what is told of them, and a checkpoint where one is due.
@@ -212,7 +264,8 @@ class Run:
         steps = turn.steps
         self._callbacks.on_train_batch_begin(position.in_epoch)
         ending.save_after_call(self._saving.due())
-        with self._guard.placements() as placements:
+        is_new = self.compiled.program.traced is None
+        with self._guard.placements() as placements, self._within("compile" if is_new else "steps"):
             look = self._looks_after(steps) or turn.compared
             ends = position.in_epoch + steps >= position.per_epoch
             with self.compiled.compiling_is_shown(around.on_wait, ends=ends):
@@ -229,28 +282,33 @@ class Run:
         sums, wall_s = ran
         done, signals = int(sums.steps), np.asarray(sums.signals)
         if not bool(sums.finite):
+            at = position.step + done
+            self.around.run_time.stepped(done, wall_s, step=at, wait_s=0.0, first=is_new)
             self._gone_wrong(position.step + done, loss=float(sums.last_loss))
             return True
         # Before anybody can see that there is some.
         ending.has_work = True
-        self._count(sums, done, wall_s)
+        self._count(sums, done, wall_s, is_new=is_new)
         self.xla_trial.took(turn, done, wall_s)
         if self._calls_timed == 1:
             self._guard.look_at_step(self.compiled.program.traced, placements)
-            self._watch.graph(self.compiled.program.traced.graph)
-        self._watch.after(position.step, steps=done)
+            with self._within("tensorboard"):
+                self._watch.graph(self.compiled.program.traced.graph)
+        with self._within("tensorboard"):
+            self._watch.after(position.step, steps=done)
         position.validated = position.step % position.per_epoch != 0
         if self._callbacks.reads_batch_logs:
             last = (position.step - 1) % position.per_epoch
-            self._callbacks.on_train_batch_end(last, self._logs())
+            with self._within("callbacks"):
+                self._callbacks.on_train_batch_end(last, self._logs())
         if self._callbacks.stop_training:
             # As in `fit` the epoch ends here, and is validated.
             position.validated, position.over = False, True
         elif signals[0]:
             self._end_early()
         if signals[1] and position.validated:
-            self._saving.save()
-        return steps < planned and self._feed.whole_calls
+            self._save()
+        return self._window() or (steps < planned and self._feed.whole_calls)
 
     def _settle_xla(self) -> None:
         """Record what the trial of XLA has decided; where XLA is used, by a checkpoint before it is."""
@@ -259,12 +317,12 @@ class Run:
             return
         position.xla, position.xla_why = decision.xla, decision.why
         if decision.xla:
-            self._saving.save()
+            self._save()
             self.xla_trial.adopt()
             self._guard.step_is_made_by(self.compiled.resolved)
-            # Of a step that is another one now.
+            # The step is another one now: its time and its ceiling are measured again.
             position.timing = Timing()
-            self.first_ceiling_s = self.fitting(self.ceiling_s) or self.first_ceiling_s
+            self._ceiling.restart()
 
     def _looks_after(self, steps: int) -> bool:
         """Whether the variables are looked at when a call of so many steps has ended.
@@ -305,7 +363,7 @@ class Run:
             split = Split(batch_size=position.batch_size, accumulate=position.accumulate)
             split = self._guard.out_of_memory(error, split)
         position.batch_size, position.accumulate = split.batch_size, split.accumulate
-        self.compiled.compile()
+        self._compile()
         return None
 
     def _gone_wrong(self, step: int, *, loss: float) -> None:
@@ -315,7 +373,7 @@ class Run:
             return
         self.xla_trial.give_up("not used, a step was not finite while it was tried")
         self.compiled.at_once = False
-        self.compiled.compile()
+        self._compile()
         self._go_back()
         _LOG.warning(
             "a loss or a weight is not finite by step %s: on from step %s, looking at each step",
@@ -370,14 +428,17 @@ class Run:
         }
         for name, value in (before.to_json() | decided | {"timing": before.timing}).items():
             setattr(position, name, value)
-        self._saving.restore(found, decided=False)
+        with self._within("checkpoints"):
+            self._saving.restore(found, decided=False)
+        self.around.run_time.went_back(position.step)
         self._in_epoch = position.in_epoch > 0 or not position.validated
 
-    def _count(self, sums: Sums, done: int, wall_s: float) -> None:
+    def _count(self, sums: Sums, done: int, wall_s: float, *, is_new: bool) -> None:
         position, around = self.position, self.around
         loss_sum, rows = float(sums.loss_sum), float(sums.rows)
         wait_s = position.timing.waited(float(sums.wait_s), wall_s=wall_s)
         position.step += done
+        around.run_time.stepped(done, wall_s, step=position.step, wait_s=wait_s, first=is_new)
         position.loss_sum += loss_sum
         position.rows += rows
         self._calls_timed += 1
@@ -386,7 +447,10 @@ class Run:
             position.timing = Timing()
         if self._calls_timed == 1:
             self._first_counts = position.timing.steps == 0
-        if self._calls_timed > 1 or self._first_counts:
+        settles = self._ceiling.settles()
+        if (self._calls_timed > 1 or self._first_counts) and not (
+            settles and position.timing.steps
+        ):
             position.timing.add(steps=done, rows=rows, wall_s=wall_s, wait_s=wait_s)
         if self._calls_timed > 1:
             self._saving.trained(done, wall_s)
@@ -397,15 +461,17 @@ class Run:
             catalogue.STEP_TIME_S.name: wall_s / done,
             catalogue.SAMPLES_PER_S.name: rows / wall_s,
             catalogue.INPUT_WAIT.name: min(1.0, wait_s / wall_s),
-            catalogue.BUSY_FRACTION.name: (self.compiled.last_ceiling_s / self.compiled.rows_a_step)
-            / (wall_s / rows),
         }
-        around.writer.write(position.step, scalars)
+        if (ceiling_s := self._ceiling.step_s) is not None:
+            busy_fraction = (ceiling_s / self.compiled.rows_a_step) / (wall_s / rows)
+            scalars[catalogue.BUSY_FRACTION.name] = busy_fraction
+        with self._within("tensorboard"):
+            around.writer.write(position.step, scalars)
         # What a person sees: the epoch's loss, and no speed of a call that is only an epoch's rest.
         whole = done == self.compiled.resolved.steps_per_call or self._calls_timed == 1
         self._tell((scalars if whole else {}) | {"loss": position.loss_sum / position.rows})
 
-    def end_epoch(self, eval_batches: tf.data.Dataset[Any]) -> None:
+    def end_epoch(self, eval_batches: EvalBatches) -> None:
         """Validate, tell the callbacks, and keep the state where it is the best."""
         position = self.position
         # A callback may have stopped it before its last step.
@@ -417,7 +483,8 @@ class Run:
         position.metrics = metrics = position.metrics | self._validated(eval_batches)
         self._guard.look_at_traces(self.compiled.program.run_fed)
         better = is_better(metrics, position, epoch=epoch, config=self.config)
-        metrics = self._callbacks.on_epoch_end(epoch - 1, metrics)
+        with self._within("callbacks"):
+            metrics = self._callbacks.on_epoch_end(epoch - 1, metrics)
         position.validated, self._in_epoch = True, False
         stopped = position.over or self._callbacks.stop_training
         if stopped and position.step < position.steps and self.distribution.is_chief:
@@ -425,42 +492,64 @@ class Run:
         position.over = stopped or position.step >= position.steps
         if better:
             position.best_epoch, position.best_metrics = epoch, finite_of(metrics)
-            self._saving.keep_best(metrics[self.config.monitor])
-        self.around.writer.write(position.step, metrics | {catalogue.EPOCH.name: float(epoch)})
+            self._keep_best(metrics)
+        goodput = self.around.run_time.goodput
+        times = {} if goodput is None else {catalogue.GOODPUT.name: goodput}
+        with self._within("tensorboard"):
+            times[catalogue.EPOCH.name] = float(epoch)
+            self.around.writer.write(position.step, metrics | times)
         self._tell(metrics)
         if self._ends_alone() and not position.over:
             self._end_early()
 
-    def _validated(self, eval_batches: tf.data.Dataset[Any]) -> dict[str, float]:
+    def _keep_best(self, metrics: Mapping[str, float]) -> None:
+        with self._within("checkpoints"):
+            self._saving.keep_best(metrics[self.config.monitor])
+
+    def _validated(self, eval_batches: EvalBatches) -> dict[str, float]:
         self.around.heartbeat.enter("validate")
         try:
-            with self._average.in_place() if self._average else nullcontext(), of_the_user():
+            with (
+                self._within("validation"),
+                self._average.in_place() if self._average else nullcontext(),
+                of_the_user(),
+            ):
                 validated = self._validate(eval_batches, self._callbacks)
         except GivenUpError:
             self._end_early()
         self.around.heartbeat.enter("train")
         return validated
 
-    def end(self, eval_batches: tf.data.Dataset[Any]) -> None:
+    def end(self, eval_batches: EvalBatches) -> None:
         """The last word to the callbacks, and the last checkpoint.
 
         Weights that a callback has changed at the end, such as EarlyStopping's or an average of its
         own, are validated too, and are what is kept where they are better than the best epoch's.
         """
-        position, before = self.position, self._state.capture()
-        self._callbacks.on_train_end(position.metrics)
-        after = self._state.capture()
-        names = [name for name in before if name.startswith("model/")]
-        changed = not all(np.array_equal(before[name], after[name]) for name in names)
+        position = self.position
+        changed = self._end_callbacks()
         if changed:
             metrics = position.metrics | self._validated(eval_batches)
             epoch = -(-position.step // position.per_epoch)
             if is_better(metrics, position, epoch=epoch, config=self.config):
                 position.best_epoch, position.best_metrics = epoch, finite_of(metrics)
-                self._saving.keep_best(metrics[self.config.monitor])
-        self._hold_to_reference()
+                self._keep_best(metrics)
+        with self._within("validation"):
+            self._hold_to_reference()
         if changed or not self._was_over:
-            self._saving.save(now=True)
+            self._save(now=True)
+
+    def _end_callbacks(self) -> bool:
+        """Tell the callbacks of the end; whether one of them has changed the weights."""
+        with self._within("callbacks"):
+            if not self.around.callbacks:
+                self._callbacks.on_train_end(self.position.metrics)
+                return False
+            before = self._state.capture()
+            self._callbacks.on_train_end(self.position.metrics)
+            after = self._state.capture()
+        names = [name for name in before if name.startswith("model/")]
+        return not all(np.array_equal(before[name], after[name]) for name in names)
 
     def _hold_to_reference(self) -> None:
         """Where validation went by a quicker decoder than serving does: do the best weights agree?
@@ -505,7 +594,7 @@ class Run:
         return self.around.ending.asked and self.distribution.workers == 1
 
     def _end_early(self) -> NoReturn:
-        self._saving.save(now=True)
+        self._save(now=True)
         raise self.around.ending.end(step=self.position.step, steps=self.position.steps)
 
     def _loss_of_sample(self) -> tf.Tensor:

@@ -10,10 +10,13 @@ from typing import Any
 import keras
 
 from stoker.data.sources.config import ServiceConfig
+from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import MetricWriter
+from stoker.train.ahead import Ahead
 from stoker.train.busy import BusyReport
 from stoker.train.checkpoints.identity import Identity
 from stoker.train.ending import Ending
+from stoker.train.feeds import Feeds
 from stoker.train.heartbeat import Heartbeat
 from stoker.train.watch.watch import Unwatched, Watch
 
@@ -83,6 +86,9 @@ class Surroundings:
     heartbeat: Heartbeat
     """Whom to tell that this process is alive."""
 
+    run_time: RunTime = field(default_factory=RunTime)
+    """Accounts for the run's wall time."""
+
     watch: Watch = field(default_factory=Unwatched)
     """Shows the model to users."""
 
@@ -100,3 +106,6 @@ class Surroundings:
 
     work_dir: Path | None = None
     """Where the copy of the training split goes that those workers read."""
+
+    feeds: Ahead[Feeds] | None = None
+    """The data, which a thread is opening already; None: it is opened when training asks for it."""

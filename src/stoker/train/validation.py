@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from stoker.data.feed.options import begun_early
 from stoker.train.callbacks import Callbacks
 from stoker.train.keras_model import loss_of, overrides, run_own_step, tell_metrics
 from stoker.train.model import BuiltModel
@@ -15,8 +17,41 @@ from stoker.train.step import Batch, losses_are_means, part_of_replica, rows_of,
 from stoker.train.strategy import Distribution
 from stoker.train.whole_batches import Share, shares
 
-Validate = Callable[[tf.data.Dataset[Any], Callbacks], dict[str, float]]
+UNREAD = 2
+"""Batches that may be under way while the next one is made ready: the device is not waited for."""
+
+Validate = Callable[["tf.data.Dataset[Any] | EvalBatches", Callbacks], dict[str, float]]
 """The eval split's batches, and who is told of them -> `val_loss` and each metric with `val_`."""
+
+
+class EvalBatches:
+    """The batches of the eval split; those of the next validation may be begun before it is due."""
+
+    def __init__(self, batches: tf.data.Dataset[Any], *, begins_early: bool) -> None:
+        """Begin nothing yet.
+
+        Args:
+            batches: In order.
+            begins_early: Whether `begin` does anything: not of a user's own dataset, whose Python
+                would run beside that of training.
+        """
+        self._batches = begun_early(batches) if begins_early else batches
+        self._begins_early = begins_early
+        self._begun: Iterator[Any] | None = None
+
+    @property
+    def element_spec(self) -> Any:
+        """What a batch looks like."""
+        return self._batches.element_spec
+
+    def begin(self) -> None:
+        """Make the first batches ready: a validation is due soon."""
+        if self._begins_early and self._begun is None:
+            self._begun = iter(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        begun, self._begun = self._begun, None
+        return iter(self._batches) if begun is None else begun
 
 
 class GivenUpError(Exception):
@@ -44,33 +79,59 @@ def make_validate(
     make_look = _look_at_shares if distribution.takes_whole_batches else _look_at_elements
     looking_at = make_look(built, load, distribution)
 
-    def validate(batches: tf.data.Dataset[Any], callbacks: Callbacks) -> dict[str, float]:
+    def validate(
+        batches: tf.data.Dataset[Any] | EvalBatches, callbacks: Callbacks
+    ) -> dict[str, float]:
         look_at = looking_at(batches.element_spec)
         callbacks.on_test_begin()
         model.reset_metrics()
-        total = count = 0.0
+        seen = _Seen()
         for number, element in enumerate(batches):
             if gives_up():
                 raise GivenUpError
             callbacks.on_test_batch_begin(number)
-            loss_sum, rows = look_at(element)
-            total, count = total + loss_sum, count + rows
+            seen.add(look_at(element))
             if callbacks.reads_test_logs:
-                callbacks.on_test_batch_end(number, {"loss": total / count} | results(model))
+                callbacks.on_test_batch_end(number, {"loss": seen.loss()} | results(model))
             if callbacks.stop_evaluating:
                 break
-        logs = {"loss": total / count} | results(model)
+        logs = {"loss": seen.loss()} | results(model)
         callbacks.on_test_end(logs)
         return {f"val_{name}": value for name, value in logs.items()}
 
     return validate
 
 
-Sums = tuple[float, float]
-"""The mean loss over some rows x their number, and that number."""
+Sums = list[tuple[tf.Tensor, tf.Tensor]]
+"""Of each part of a batch the mean loss over its rows x their number, and that number."""
 
 LookingAt = Callable[[Any], Callable[[Any], Sums]]
 """What elements look like -> a function of an element."""
+
+
+class _Seen:
+    """The batches of a validation so far; those whose numbers are not read yet may still run."""
+
+    def __init__(self) -> None:
+        self._unread: deque[Sums] = deque()
+        self._total = self._count = 0.0
+
+    def add(self, sums: Sums) -> None:
+        """One more batch was begun."""
+        self._unread.append(sums)
+        if len(self._unread) > UNREAD:
+            self._read()
+
+    def loss(self) -> float:
+        """The mean loss over all rows; waits for them."""
+        while self._unread:
+            self._read()
+        return self._total / self._count
+
+    def _read(self) -> None:
+        sums = self._unread.popleft()
+        self._total += sum(float(loss_sum) for loss_sum, _ in sums)
+        self._count += sum(float(rows) for _, rows in sums)
 
 
 def _look_at_elements(
@@ -94,8 +155,7 @@ def _look_at_elements(
         return _summed(strategy, strategy.run(replica, args=(element,)))
 
     def look_at(element: Any) -> Sums:
-        loss_sum, rows = step(element)
-        return float(loss_sum), float(rows)
+        return [step(element)]
 
     def looking_at(spec: Any) -> Callable[[Any], Sums]:
         # Of any number of rows, as in `fit`: Keras would weigh a batch by rows that it knows.
@@ -122,8 +182,7 @@ def _look_at_shares(
         return _summed(strategy, strategy.run(replica, args=share))
 
     def look_at(element: Any) -> Sums:
-        sums = [step(share) for share in shares(load(element), strategy)]
-        return sum(float(loss_sum) for loss_sum, _ in sums), sum(float(rows) for _, rows in sums)
+        return [step(share) for share in shares(load(element), strategy)]
 
     return lambda spec: look_at  # noqa: ARG005 - each size has a step of its own
 

@@ -30,7 +30,7 @@ START_S = 600.0
 def write_run(folder: Path) -> None:
     writer = TensorBoard(folder)
     writer.settings({"train": {"epochs": 2, "xla": False}, "name": "small"}, run="run-1")
-    writer.graph(_graph())
+    writer.graph(_graph)
     for step in range(1, 5):
         writer.write(step, {"loss": 1.0 / step, "input_wait": 0.01})
         writer.histograms(step, {"weights/dense/kernel": np.array([[0.0, 1.0, 3.0]])})
@@ -175,7 +175,11 @@ def test_a_full_disk_ends_no_training_and_what_was_written_stays_readable(
     embedding = Embedding(name="city", vectors=np.zeros((500, 50), np.float32))
     for step in range(1, 2000):
         writer.write(step, {"loss": 1.0 / step})
+        if step % 20 == 0:
+            # Both take their part of the disk.
+            board.wait()
     board.embeddings([embedding])
+    board.wait()
     assert os.statvfs(tiny_disk).f_bfree == 0
     said = [record.getMessage() for record in caplog.records]
     (tiny_disk / "metrics.jsonl").write_text("")

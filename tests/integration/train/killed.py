@@ -260,5 +260,5 @@ def outcome(runs: Path) -> dict[str, Any]:
 
 
 def _without_time(line: dict[str, Any]) -> dict[str, Any]:
-    measured = ("step_time", "per_s", "wait", "busy")
+    measured = ("step_time", "per_s", "wait", "busy", "goodput")
     return {name: value for name, value in line.items() if not any(m in name for m in measured)}

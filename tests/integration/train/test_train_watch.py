@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -205,6 +205,43 @@ def test_a_run_is_read_by_tensorboards_own_reader(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("every", "shown"), [(None, [0, 4, 1192]), (4, [*range(0, 1401, 4)])])
+def test_histograms_that_cost_more_than_a_hundredth_are_thinned_out_unless_they_were_asked_for(
+    tmp_path: Path, every: int | None, shown: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step takes a second, a look at the weights four."""
+    model, clock = make_model(), [0.0]
+
+    class Slow(TensorBoard):
+        def histograms(self, step: int, histograms: Mapping[str, Any]) -> None:
+            clock[0] += 4.0
+            super().histograms(step, histograms)
+
+    writer = Slow(tmp_path)
+    config = TensorBoardConfig(histograms_every_steps=every, gradients=False)
+    watch = ModelWatch(
+        model,
+        writer,
+        config=config,
+        steps_per_epoch=4,
+        loss_of=loss_of(model),
+        terms={},
+        now_s=lambda: clock[0],
+    )
+    watch.begin(0)
+    for step in range(1, 1401):
+        clock[0] += 1.0
+        watch.after(step, steps=1)
+    writer.close()
+
+    events = read(tmp_path / "train").Tensors("weights/dense/kernel")
+    assert [event.step for event in events] == shown
+    warnings = [
+        r.getMessage() for r in caplog.records if "histograms take 4.00 s" in r.getMessage()
+    ]
+    assert len(warnings) == (1 if every is None else 0)
+
+
 def test_every_scalar_is_there_however_many_steps_a_call_has(tmp_path: Path) -> None:
     """Keras's callback with `update_freq=5` lost all of an epoch's scalars."""
     writer = TensorBoard(tmp_path)
@@ -222,6 +259,7 @@ def test_what_a_killed_run_wrote_for_later_steps_is_dropped_when_it_goes_on(tmp_
     killed = TensorBoard(tmp_path)
     for step in range(1, 9):
         killed.write(step, {"loss": 1.0})
+    killed.wait()
     resumed = TensorBoard(tmp_path)
     resumed.rewind(5)
     for step in range(6, 9):

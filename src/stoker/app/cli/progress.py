@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from stoker.app.chain import StageOutcome
+from stoker.app.cli.goodput import goodput_line
 from stoker.app.cli.tolerant import tolerant
 from stoker.telemetry.time_left import TimeLeft, shown_time
 
@@ -105,6 +106,9 @@ class ConsoleListener:
 def _worth_saying(outcome: StageOutcome) -> list[str]:
     """What nobody should have to look up: what was left out, and what was lost on purpose."""
     facts = outcome.result
+    if outcome.stage == "train" and not outcome.skipped:
+        line = goodput_line(facts)
+        return [] if line is None else [f"goodput {line}"]
     if outcome.stage != "ingest":
         return []
     lines = [f"{facts['bad_rows']:,} bad rows left out"] if facts.get("bad_rows") else []

@@ -41,7 +41,9 @@ def run(
     from stoker.app.experiment import load_experiment
     from stoker.app.locked import load_tuned
     from stoker.app.quiet import import_tensorflow
+    from stoker.telemetry.wall_time import WallTime
 
+    wall = WallTime.of_process()
     asked = load_experiment(experiment, overrides=overrides)
     loaded, locked = load_tuned(experiment, overrides=overrides)
     with ConsoleListener() as listener:
@@ -53,7 +55,7 @@ def run(
             return
         which = Resume(run=resume, accept_change=accept_change)
         with with_others(asked, listener.say) as works:
-            result = run_chain(loaded, listener, resume=which, works=works)
+            result = run_chain(loaded, listener, resume=which, works=works, wall=wall)
         listener.stage_began("serve")
         import_tensorflow()
         from stoker.app.cli.summary import print_summary

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.app.chain import ChainResult, StageOutcome
+from stoker.app.cli.goodput import goodput_line
 from stoker.app.experiment import Experiment
 from stoker.app.proof import Proof
 
@@ -86,6 +87,8 @@ def _facts(
     facts.add_column(overflow="fold")
     facts.add_row("settings", escape(_settings(train["resolved"])))
     facts.add_row("utilisation", _utilisation(train))
+    if (line := goodput_line(train)) is not None:
+        facts.add_row("goodput", escape(line))
     facts.add_row("metrics", _metrics(evaluation))
     for verdict in evaluation["verdicts"]:
         facts.add_row("gate", _verdict(verdict))

@@ -7,12 +7,15 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker.app.cli.tolerant import print_result
 from stoker.app.resume import NEWEST, Resume
+from stoker.telemetry.run_time import seconds_of_run, until_now
+from stoker.telemetry.wall_time import WallTime, goodput
 
 if TYPE_CHECKING:
+    from stoker.app.chain import StageOutcome
     from stoker.app.context import Work
     from stoker.app.experiment import Experiment
 
@@ -75,6 +78,7 @@ def run_until(
     from stoker.app.experiment import load_experiment
     from stoker.app.locked import load_tuned
 
+    wall = WallTime.of_process()
     asked = load_experiment(experiment, overrides=overrides)
     loaded, locked = load_tuned(experiment, overrides=overrides)
     with ConsoleListener() as listener:
@@ -92,14 +96,28 @@ def run_until(
                     else works(loaded, listener.say)
                 )
             result = run_chain(
-                loaded, listener, until=stage, again=again, resume=resume, works=others
+                loaded, listener, until=stage, again=again, resume=resume, works=others, wall=wall
             )
     last = result.outcomes[-1]
     if as_json:
         facts = {"run": str(result.run), "output": str(last.output), "skipped": last.skipped}
-        print_result(json.dumps(facts | last.result, indent=2))
+        print_result(json.dumps(facts | _until_now(last, wall), indent=2))
     else:
         print_result(str(last.output))
+
+
+def _until_now(outcome: StageOutcome, wall: WallTime) -> dict[str, Any]:
+    """The facts of a stage; those of a training in this process account for its ending too."""
+    facts, report = outcome.result, outcome.result.get("wall_time")
+    # Where workers have trained, it is the first one's account.
+    if outcome.stage != "train" or outcome.skipped or report is None or "workers" in facts:
+        return facts
+    report = until_now(report, wall)
+    trained = facts["goodput"] is not None
+    return facts | {
+        "goodput": goodput(seconds_of_run(report)) if trained else None,
+        "wall_time": report,
+    }
 
 
 def _trains(stage: str) -> bool:

@@ -27,8 +27,8 @@ SAMPLE_ROWS = 64
 """Images that are compared before training, spread over the split."""
 
 TIE = 1e-5
-"""Scores that are no further apart, by the row's largest, are equal: float32 rounds sums of some
-hundred terms to about that."""
+"""Scores that are no further apart, by the row's largest, are equal: float32 on a CPU rounds sums of
+some hundred terms to about that. Other arithmetic is coarser: see `train/agreement.py`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +40,9 @@ class AnswerAgreement:
 
     differ: int
     """Of these, rows with another answer by the other path; ties do not count."""
+
+    tolerance: float = TIE
+    """How far apart two scores of a row may be, by its largest, and still be a tie."""
 
     @property
     def holds(self) -> bool:
@@ -82,6 +85,7 @@ def compare_answers(
     answer: Callable[[Any], Any],
     thresholds: Sequence[float],
     batch_size: int,
+    tolerance: float = TIE,
 ) -> AnswerAgreement:
     """Ask a model about every row of a split, by both paths.
 
@@ -93,6 +97,7 @@ def compare_answers(
         thresholds: From where on a yes or no of each score is a yes: 0.5, or 0 of logits; where
             there are more scores, from the first on again.
         batch_size: Rows that are asked at once.
+        tolerance: As in `other_answers`.
 
     Raises:
         DataError: a shard is damaged.
@@ -105,18 +110,20 @@ def compare_answers(
     ):
         for one, other in zip(ours, graphs, strict=True):
             found = [
-                other_answers(np.asarray(a), np.asarray(b), threshold=threshold)
+                other_answers(
+                    np.asarray(a), np.asarray(b), threshold=threshold, tolerance=tolerance
+                )
                 for a, b, threshold in zip(
                     ask_quick(one), ask_reference(other), itertools.cycle(thresholds), strict=False
                 )
             ]
             rows += len(found[0])
             differ += int(np.logical_or.reduce(found).sum())
-    return AnswerAgreement(rows=rows, differ=differ)
+    return AnswerAgreement(rows=rows, differ=differ, tolerance=tolerance)
 
 
 def other_answers(
-    scores: NDArray[Any], others: NDArray[Any], *, threshold: float
+    scores: NDArray[Any], others: NDArray[Any], *, threshold: float, tolerance: float = TIE
 ) -> NDArray[np.bool_]:
     """Which rows' top-1 answers are not the same, ties left out.
 
@@ -124,6 +131,8 @@ def other_answers(
         scores: [rows, ..., classes], or [rows, 1] or [rows] of a yes or no.
         others: The same of the other path.
         threshold: From where on a yes or no is a yes.
+        tolerance: Another answer counts only where one of the paths sets both answers further
+            apart than this, as a share of the row's largest score or of 1.
 
     Returns:
         [rows] True where some answer of the row is another one.
@@ -135,7 +144,7 @@ def other_answers(
         for each in (first, second)
     ]
     largest = np.maximum(1.0, np.abs(first).max(-1, keepdims=True))
-    differs = (chosen != other) & (np.maximum(*gaps) > TIE * largest)
+    differs = (chosen != other) & (np.maximum(*gaps) > tolerance * largest)
     return differs.reshape(len(scores), -1).any(axis=1)
 
 

@@ -106,6 +106,17 @@ def as_written(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
     return dataset.with_options(options)
 
 
+def begun_early(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
+    """A dataset whose iterator makes elements ready from its creation on, not from its first `next`.
+
+    The first batch is then made while the step is traced. Not for a user's own dataset: its Python
+    could draw random numbers while the model does.
+    """
+    options = tf.data.Options()
+    options.experimental_warm_start = True  # type: ignore[attr-defined]  # not in its stubs
+    return dataset.with_options(options)
+
+
 def with_own_threads(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
     """The same with its functions run by threads that run nothing else.
 

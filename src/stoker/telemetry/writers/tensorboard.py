@@ -8,7 +8,8 @@ validation/  `epoch_*` of the eval split: the same names, so that both are lines
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from stoker.telemetry import catalogue
 from stoker.telemetry.writers.appended import Tolerated
+from stoker.telemetry.writers.behind import Behind
 from stoker.telemetry.writers.events import EventFile
 from stoker.telemetry.writers.projector import Embedding, write_projector
 from stoker.telemetry.writers.summaries import (
@@ -32,7 +34,10 @@ _EPOCH = "epoch_"
 
 
 class TensorBoard:
-    """Writes event files; every event is on its way to the disk when its method returns."""
+    """Writes event files in a thread of its own: training does not wait for them.
+
+    A process that is killed loses the events that wait; what was written is whole.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Open the three files.
@@ -44,10 +49,15 @@ class TensorBoard:
         self._run = EventFile(folder)
         self._train = EventFile(folder / "train")
         self._validation = EventFile(folder / "validation")
+        self._behind = Behind("tensorboard")
         self._projector = Tolerated(f"{folder}: the projector's embeddings")
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add the scalars of an interval, or (they hold `epoch`) those at an epoch's end."""
+        kept = dict(scalars)
+        self._behind.do(lambda: self._write(step, kept))
+
+    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
         if catalogue.EPOCH.name not in scalars:
             self._train.add(_scalars(step, scalars))
             return
@@ -71,21 +81,34 @@ class TensorBoard:
         It drops whole steps: to forget the metrics at an epoch's end is to forget the last call's.
         """
         for file in self._files:
-            file.rewind(step if validated else step - 1)
+            self._behind.do(partial(file.rewind, step if validated else step - 1))
 
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Add histograms by tag, e.g. `weights/dense/kernel`."""
-        values = [histogram_value(tag, histogram) for tag, histogram in histograms.items()]
-        self._train.add(Event(step=step, summary=Summary(value=values)))
+        kept = dict(histograms)
 
-    def graph(self, graph_def: bytes) -> None:
-        """Add the graph of a step, a serialized GraphDef."""
-        self._train.add(Event(graph_def=graph_def))
+        def write() -> None:
+            values = [histogram_value(tag, histogram) for tag, histogram in kept.items()]
+            self._train.add(Event(step=step, summary=Summary(value=values)))
+
+        self._behind.do(write)
+
+    def graph(self, graph_def: Callable[[], bytes]) -> None:
+        """Add the graph of a step.
+
+        Args:
+            graph_def: Makes the serialized GraphDef, in the writer's thread.
+        """
+        self._behind.do(lambda: self._train.add(Event(graph_def=graph_def())))
 
     def embeddings(self, embeddings: Sequence[Embedding]) -> None:
         """Show these vectors in the projector, in place of those of before."""
-        with self._projector:
-            write_projector(self.folder, embeddings)
+
+        def write() -> None:
+            with self._projector:
+                write_projector(self.folder, embeddings)
+
+        self._behind.do(write)
 
     def settings(self, settings: Mapping[str, Any], *, run: str) -> None:
         """Add a run's settings: a row of the HParams table, and a text to read.
@@ -95,20 +118,29 @@ class TensorBoard:
             run: The run's id.
         """
         text = json.dumps(settings, indent=2, default=str)
-        self._run.add(Event(summary=session_start(settings, run=run)))
+        started = session_start(settings, run=run)
         value = text_value("settings", f"```json\n{text}\n```")
-        self._run.add(Event(summary=Summary(value=[value])))
+        self._behind.do(lambda: self._run.add(Event(summary=started)))
+        self._behind.do(lambda: self._run.add(Event(summary=Summary(value=[value]))))
 
     def results(self, step: int, metrics: Mapping[str, float], *, succeeded: bool) -> None:
         """Add what the run ends with: metrics that the HParams table shows, and how it ended."""
         best = {f"best/{name}": value for name, value in metrics.items()}
-        self._run.add(_scalars(step, best))
-        self._run.add(Event(step=step, summary=Summary(value=[session_end(succeeded=succeeded)])))
+        ended = Event(step=step, summary=Summary(value=[session_end(succeeded=succeeded)]))
+        self._behind.do(lambda: self._run.add(_scalars(step, best)))
+        self._behind.do(lambda: self._run.add(ended))
+
+    def wait(self) -> None:
+        """Return when every event so far is on its way to the disk."""
+        self._behind.wait()
 
     def close(self) -> None:
-        """Flush and close the files."""
-        for file in self._files:
-            file.close()
+        """Write what waits, flush, and close the files."""
+        try:
+            self._behind.close()
+        finally:
+            for file in self._files:
+                file.close()
 
     @property
     def _files(self) -> tuple[EventFile, ...]:

@@ -59,7 +59,9 @@ def fit_parameter_server(
     config = with_mode(config, transform.labels)
     # 1. The data, which the chief reads and sends: a batch belongs to a step's number, and is the
     #    same when a worker has died and the step is done again.
-    opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
+    wall = around.run_time.wall
+    with wall.within("data"):
+        opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
     feed, held_out, position = opened.feed, opened.held_out, opened.position
     calls = _calls(feed, position, config=config, resolved=resolved)
     at_once = EVAL_BATCHES * resolved.batch_size
@@ -98,9 +100,11 @@ def fit_parameter_server(
         while not position.over:
             run.begin_epoch()
             if position.validated:
-                run.leg()
+                with wall.within("steps"):
+                    run.leg()
             if not position.validated:
-                run.end_epoch()
+                with wall.within("validation"):
+                    run.end_epoch()
         return run.end()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import keras
 import tensorflow as tf
@@ -21,6 +23,17 @@ from stoker.train.watch.summaries import (
 
 _LOG = logging.getLogger(__name__)
 
+MOST_SHARE = 0.01
+"""Most of the wall time since training began that histograms may take where the settings do not say
+how often they are shown, but for"""
+
+FREE_S = 0.5
+"""this: a short training shows them all."""
+
+SMALL_WEIGHTS = 1_000_000
+"""A model of no more weights shows its gradients before the first step: in a larger one the pass for
+them would hold that step up."""
+
 
 class ModelWatch:
     """Writes histograms and embeddings between calls of the step, when they are due."""
@@ -34,6 +47,7 @@ class ModelWatch:
         steps_per_epoch: int,
         loss_of: Callable[[], tf.Tensor],
         terms: Mapping[str, Sequence[str] | None],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Check what is asked for.
 
@@ -45,6 +59,7 @@ class ModelWatch:
             loss_of: See `gradient_histograms`; of the same batch each time, so that what changes
                 from one histogram to the next is the model.
             terms: See `embeddings_of`.
+            now_s: Seconds that never jump.
 
         Raises:
             ConfigError: a layer of `embeddings` is not there.
@@ -61,26 +76,55 @@ class ModelWatch:
             self._looks["gradients"] = lambda: gradient_histograms(model, loss_of)
         self._terms = dict(terms)
         embeddings_of(model, self._terms)
+        self._is_small = model.count_params() <= SMALL_WEIGHTS
+        self._began_s, self._spent_s = now_s(), 0.0
+        self._now_s, self._usual_s = now_s, 0.0
+        self._may_thin, self._shown, self._thinned = every is None, False, False
 
     def begin(self, step: int) -> None:
         """Training begins, or goes on, after this many steps: show what it begins with."""
         if step == 0 and self._every:
-            self._histograms(0)
+            without = () if self._is_small else ("gradients",)
+            self._within_budget(lambda: self._histograms(0, without=without))
 
     def graph(self, graph: tf.Graph) -> None:
         """Show the graph of a step."""
-        self._writer.graph(graph_bytes(graph))
+        self._writer.graph(partial(graph_bytes, graph))
 
     def after(self, step: int, *, steps: int) -> None:
         """A call of so many steps has ended at this step: show what has become due in it."""
         done = step - steps
         if self._every and step // self._every > done // self._every:
-            self._histograms(step)
+            self._within_budget(lambda: self._histograms(step))
         if self._terms and step // self._per_epoch > done // self._per_epoch:
             self._writer.embeddings(embeddings_of(self._model, self._terms))
 
-    def _histograms(self, step: int) -> None:
+    def _within_budget(self, show: Callable[[], None]) -> None:
+        """Show histograms, unless that would take more than their share of the time."""
+        begun_s = self._now_s()
+        most_s = max(FREE_S, MOST_SHARE * (begun_s - self._began_s))
+        if self._may_thin and self._usual_s and self._spent_s + self._usual_s > most_s:
+            if not self._thinned:
+                _LOG.warning(
+                    "TensorBoard: histograms take %.2f s each time, so they are shown less often "
+                    "than each epoch: at most %.0f %% of the training's time. Set "
+                    "train.tensorboard.histograms_every_steps for another rhythm",
+                    self._usual_s,
+                    100 * MOST_SHARE,
+                )
+            self._thinned = True
+            return
+        show()
+        took_s = self._now_s() - begun_s
+        self._spent_s += took_s
+        # The first look traces what the others only run.
+        self._usual_s = took_s if self._shown else 0.0
+        self._shown = True
+
+    def _histograms(self, step: int, *, without: Sequence[str] = ()) -> None:
         for what, look in list(self._looks.items()):
+            if what in without:
+                continue
             try:
                 self._writer.histograms(step, look())
             except tf.errors.OpError as error:

@@ -1,0 +1,225 @@
+"""The wall time of a run over all processes that have worked on it, kept in a file.
+
+The file is written once a second by a thread, so that a process that is killed has said where its
+time went, up to a second before its end. It is one write over what is there, and not made durable:
+what a power cut takes is an account, not work. A file that is cut or damaged is ignored: then the
+run's account begins with this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from stoker.telemetry.wall_time import NAMES, REPEATED, STEPS, WallTime, goodput
+
+WRITE_EVERY_S = 1.0
+"""Pause between two writes of the file."""
+
+FILE_BYTES = 4096
+"""The file's size: spaces behind the values, so that each write covers the one before."""
+
+
+class RunTime:
+    """Adds this process's wall time to that of the processes before it.
+
+    Use it as a context: while it is open the file is kept up to date.
+    """
+
+    def __init__(self, wall: WallTime | None = None, path: Path | None = None) -> None:
+        """Read what earlier processes have left.
+
+        Args:
+            wall: This process's parts; by default they begin now.
+            path: The run's file; None: nothing is kept.
+        """
+        self.wall = wall or WallTime()
+        self._path = path
+        before = _read(path)
+        self._before: dict[str, float] = before["parts"]
+        self._processes: int = before["processes"] + 1
+        self._repeated: int = before["repeated_steps"]
+        self._last_step: int = before["step"]
+        self._waited_s: float = before["input_wait_s"]
+        self._first: tuple[int, float] | None = None
+        self._step, self._done = 0, 0
+        self._over = threading.Event()
+        self._file = -1
+        self._thread: threading.Thread | None = None
+
+    def begin(self, step: int) -> None:
+        """Training goes on, or begins, after this many steps.
+
+        What the process before did after it is lost: it is done again.
+        """
+        lost = max(0, self._last_step - step)
+        if lost and self._last_step:
+            self._repeated += lost
+            step_s = self._before[STEPS] / self._last_step
+            moved_s = min(self._before[STEPS], lost * step_s)
+            self._before[STEPS] -= moved_s
+            self._before[REPEATED] += moved_s
+        self._step = step
+
+    def stepped(self, steps: int, wall_s: float, *, step: int, wait_s: float, first: bool) -> None:
+        """A call has done so many steps.
+
+        Args:
+            steps: How many.
+            step: Steps done in all.
+            wall_s: What the call took.
+            wait_s: The part of it that waited for input.
+            first: Whether a program was compiled in it: it is counted as `compile` until a later
+                call says how much of it was steps.
+        """
+        self._step = step
+        self._done += steps
+        self._waited_s += wait_s
+        if first:
+            self._settle(0.0)
+            self._first = (steps, wall_s)
+        elif steps:
+            self._settle(wall_s / steps)
+
+    def went_back(self, step: int) -> None:
+        """The run goes on from an earlier step: what was done after it is done again."""
+        lost = max(0, self._step - step)
+        if lost and self._done:
+            step_s = self.wall.parts()[STEPS] / self._done
+            self.wall.move(STEPS, REPEATED, lost * step_s)
+            self._repeated += lost
+        self._step = step
+
+    def settle(self, step_s: float) -> None:
+        """So long a step takes: the first call's steps are counted as steps."""
+        self._settle(step_s)
+
+    @property
+    def goodput(self) -> float | None:
+        """The share of the run's wall time, over all its processes, that was steps that count."""
+        return goodput(self._of_run())
+
+    def report(self) -> dict[str, Any]:
+        """This process's parts and the run's, as JSON values, until now."""
+        process, run = self.wall.parts(), self._of_run()
+        return {
+            "process": {"wall_s": sum(process.values()), "parts": process},
+            "run": {
+                "wall_s": sum(run.values()),
+                "parts": run,
+                "processes": self._processes,
+                "repeated_steps": self._repeated,
+                "input_wait_s": self._waited_s,
+            },
+        }
+
+    def __enter__(self) -> Self:
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        if self._file >= 0:
+            self._thread = threading.Thread(target=self._keep, name="run-time", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._write()
+            os.close(self._file)
+            self._file = -1
+
+    def _settle(self, step_s: float) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            steps, wall_s = first
+            self.wall.move("compile", STEPS, min(wall_s, steps * step_s))
+
+    def _of_run(self) -> dict[str, float]:
+        now = self.wall.parts()
+        return {name: self._before[name] + now[name] for name in NAMES}
+
+    def _keep(self) -> None:
+        while not self._over.wait(WRITE_EVERY_S):
+            self._write()
+
+    def _write(self) -> None:
+        text = json.dumps(
+            {
+                "format": 1,
+                "parts": self._of_run(),
+                "processes": self._processes,
+                "repeated_steps": self._repeated,
+                "input_wait_s": self._waited_s,
+                "step": self._step,
+            },
+            indent=1,
+        )
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, text.encode().ljust(FILE_BYTES - 1) + b"\n", 0)
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    nothing: dict[str, Any] = {
+        "parts": dict.fromkeys(NAMES, 0.0),
+        "processes": 0,
+        "repeated_steps": 0,
+        "input_wait_s": 0.0,
+        "step": 0,
+    }
+    if path is None:
+        return nothing
+    try:
+        found = json.loads(path.read_text())
+        parts = {name: _seconds(found["parts"].get(name, 0.0)) for name in NAMES}
+        counts = {name: _count(found[name]) for name in ("processes", "repeated_steps", "step")}
+        return {"parts": parts, "input_wait_s": _seconds(found["input_wait_s"]), **counts}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return nothing
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("seconds are a number")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError("seconds are finite and not negative")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError("a count is a whole number")
+    return value
+
+
+def seconds_of_run(report: Mapping[str, Any]) -> dict[str, float]:
+    """Part -> seconds of a report, over all processes of the run; parts that it lacks took none."""
+    return {name: float(report["run"]["parts"].get(name, 0.0)) for name in NAMES}
+
+
+def until_now(report: Mapping[str, Any], wall: WallTime) -> dict[str, Any]:
+    """A report of this process with what has passed since it was made.
+
+    Args:
+        report: Of `RunTime.report`, in this process.
+        wall: Of the same process.
+    """
+    process, before = wall.parts(), report["process"]["parts"]
+    run = {name: report["run"]["parts"][name] + process[name] - before[name] for name in NAMES}
+    return {
+        "process": {"wall_s": sum(process.values()), "parts": process},
+        "run": {**report["run"], "wall_s": sum(run.values()), "parts": run},
+    }

@@ -1,0 +1,87 @@
+"""Work for a file that a thread of its own does, one piece after another, while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+PAUSE_S = 0.2
+"""The thread looks for work this often: to wake it for each piece takes a call of one short step a
+twentieth of its time."""
+
+MOST_WAITING = 10_000
+"""Pieces that may wait: with a disk that answers nothing the next one waits for it, and memory does
+not grow."""
+
+Piece = Callable[[], None]
+
+
+class Behind:
+    """Does pieces of work in their order in a background thread.
+
+    What a piece raises is raised by the next `do`, or by `close`.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start the thread.
+
+        Args:
+            name: The thread's name.
+        """
+        self._pieces: deque[Piece] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, piece: Piece) -> None:
+        """Have a piece of work done after those before it, within a fifth of a second or so.
+
+        Raises:
+            ValueError: it is closed.
+        """
+        if self._closing:
+            raise ValueError("closed: nothing more is written")
+        self._raise()
+        self._pieces.append(piece)
+        if len(self._pieces) > MOST_WAITING:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when all is done that was asked for."""
+        if self._thread.is_alive():
+            done = threading.Event()
+            self._pieces.append(done.set)
+            self._wake.set()
+            done.wait()
+        self._raise()
+
+    def close(self) -> None:
+        """Do what is waiting, and end the thread; a second time nothing."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _work(self) -> None:
+        while True:
+            closing = self._closing
+            while self._pieces:
+                self._do(self._pieces.popleft())
+            if closing:
+                return
+            self._wake.wait(PAUSE_S)
+            self._wake.clear()
+
+    def _do(self, piece: Piece) -> None:
+        try:
+            piece()
+        except Exception as error:  # noqa: BLE001 - raised where the next piece is asked for
+            self._error = error

@@ -1,0 +1,47 @@
+"""Work that is done in a thread while the main thread does something else, and its result."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Ahead(Generic[T]):
+    """Runs a function in a thread of its own, from now on."""
+
+    def __init__(self, work: Callable[[], T], *, name: str) -> None:
+        """Start.
+
+        Args:
+            work: Is called once. It draws no random numbers and traces nothing of the model's: the
+                main thread builds the model meanwhile.
+            name: The thread's name.
+        """
+        self._found: T | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when it has ended, however."""
+        self._thread.join()
+
+    def result(self) -> T:
+        """What the function returned; waits for it.
+
+        Raises:
+            Exception: what it raised.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._found  # type: ignore[return-value]  # it has returned one
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._found = work()
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            self._error = error

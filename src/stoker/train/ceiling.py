@@ -1,0 +1,105 @@
+"""When a run measures the ceiling of its step: in windows between the calls of the first epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stoker.train.busy import WINDOWS, Ceiling
+from stoker.train.position import Position
+
+LEAST_GAP = 3
+"""Fewest calls between two windows: of three the two that follow no window are timed."""
+
+FIRST_AFTER = 2
+"""Calls before the first window: the first one compiles, the second one fills caches."""
+
+Measure = Callable[[float], Ceiling | None]
+"""A share of the usual time -> what steps on a resident batch took in it; None where they did not fit
+in memory and the step is a smaller one now."""
+
+
+class Windows:
+    """Decides behind which calls of a process the ceiling is measured."""
+
+    def __init__(self) -> None:
+        self._calls = self._taken = self._next = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """The step is another one: measure it again, the first call of it left out."""
+        self._calls, self._taken, self._next = 0, 0, FIRST_AFTER
+
+    @property
+    def missing(self) -> int:
+        """Windows that are not taken yet."""
+        return WINDOWS - self._taken
+
+    def due(self, calls_left: int) -> bool:
+        """Whether a window is due behind the call that has just ended; if so it is taken.
+
+        Args:
+            calls_left: Calls that are left of this epoch.
+        """
+        self._calls += 1
+        if not self.missing or self._calls < self._next:
+            return False
+        self._taken += 1
+        # Spread over what is left of the epoch, so that they see what the real calls see.
+        self._next = self._calls + max(LEAST_GAP, calls_left // (self.missing + 1))
+        return True
+
+
+class RunCeiling:
+    """The ceiling of a run's step, kept in the run's position."""
+
+    def __init__(self, position: Position, measure: Measure) -> None:
+        """Measure nothing yet.
+
+        Args:
+            position: Of the run.
+            measure: Leaves the model as it was.
+        """
+        self._position, self._measure = position, measure
+        self._windows, self._settling = Windows(), False
+
+    def restart(self) -> None:
+        """The step is another one: what was measured is of no use."""
+        self._windows.restart()
+        self._position.timing.ceiling_s, self._position.timing.ceiling_steps = 0.0, 0
+
+    def due(self, steps_per_call: int) -> bool:
+        """Whether it is to be measured now that a call has ended."""
+        left = self._position.per_epoch - self._position.in_epoch
+        return self._windows.due(left // steps_per_call)
+
+    def take(self, share: float = 1 / WINDOWS) -> bool:
+        """Measure; False where the step did not fit in memory."""
+        found = self._measure(share)
+        if found is None:
+            return False
+        self._position.timing.ceiling_s += found.wall_s
+        self._position.timing.ceiling_steps += found.steps
+        self._settling = True
+        return True
+
+    def settles(self) -> bool:
+        """Whether a window came before the call that has ended: the input filled its buffers in it."""
+        settling, self._settling = self._settling, False
+        return settling
+
+    def complete(self, *, trained: bool) -> None:
+        """At the end: measure what is missing, all in one.
+
+        Args:
+            trained: Whether this process has trained; else what another one measured is enough.
+        """
+        missing = self._windows.missing
+        if missing and (trained or self.step_s is None):
+            while not self.take(missing / WINDOWS):
+                missing = WINDOWS
+
+    @property
+    def step_s(self) -> float | None:
+        """T_ceil, the mean of all windows; None before the first."""
+        timing = self._position.timing
+        return timing.ceiling_s / timing.ceiling_steps if timing.ceiling_steps else None

@@ -1,0 +1,181 @@
+"""Where a training's time went: parts that add up, over a kill too, and U from between the calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.train.killed import TIMEOUT_S, Trainer, newest, write_table
+
+from stoker.telemetry.run_time import seconds_of_run
+from stoker.telemetry.wall_time import NAMES
+
+SLEEPS_YAML = """\
+name: sleeps
+data: model:dataset
+model: model:build
+train: {epochs: 1, steps_per_call: 2, precision: float32, xla: false, tensorboard: {gradients: false}}
+"""
+
+SLEEPS_PY = """\
+import os
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+
+def slept(seconds):
+    def sleep(values):
+        time.sleep(seconds)  # so long, however busy the machine is
+        return values
+    return sleep
+
+
+class Slow(layers.Layer):
+    def call(self, inputs):
+        waited = tf.numpy_function(slept(0.03), [inputs], inputs.dtype)
+        return inputs + 0.0 * tf.stop_gradient(tf.ensure_shape(waited, inputs.shape))
+
+
+def dataset(split):
+    x = np.random.default_rng(0).normal(size=(320, 3)).astype(np.float32)
+    made = tf.data.Dataset.from_tensor_slices(({"x": x}, (x.sum(1) > 0).astype(np.int64)))
+    if split == "eval":
+        return made.take(32).batch(8)
+    read = slept(float(os.environ["INPUT_S"]))
+
+    def wait(features, label):
+        x = tf.ensure_shape(tf.numpy_function(read, [features["x"]], tf.float32), [None, 3])
+        return {"x": x}, label
+
+    return made.batch(8).map(wait)
+
+
+def build(features):
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid")(Slow()(features["x"])))
+    model.compile("sgd", "binary_crossentropy")
+    return model
+"""
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    trainer = Trainer(tmp_path_factory.mktemp("log") / "said.txt")
+    yield trainer
+    trainer.close()
+
+
+def printed(trainer: Trainer) -> dict[str, Any]:
+    """The JSON that the last command printed among what it said."""
+    said = trainer._log.read_text()
+    facts: dict[str, Any] = json.loads(said[said.index("{\n") : said.rindex("}") + 1])
+    return facts
+
+
+def test_the_parts_of_a_training_add_up_to_the_time_that_its_parent_sees(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    write_table(tmp_path / "small")
+    trainer.start(tmp_path / "small", tmp_path / "runs", "--json")
+    begun_s = time.monotonic()
+    code = trainer.end()
+    took_s = time.monotonic() - begun_s
+
+    assert code == 0, trainer.said()
+    facts = printed(trainer)
+    process, run = facts["wall_time"]["process"], facts["wall_time"]["run"]
+    assert process["wall_s"] == pytest.approx(took_s, rel=0.02, abs=0.05)
+    for account in (process, run):
+        assert list(account["parts"]) == list(NAMES)
+        assert sum(account["parts"].values()) == pytest.approx(account["wall_s"], abs=1e-3)
+    parts = process["parts"]
+    for part in NAMES:
+        assert (parts[part] > 0) is (part != "repeated"), part
+    trained_s = process["wall_s"] - parts["other_stages"]
+    assert facts["goodput"] == pytest.approx(parts["steps"] / trained_s, rel=0.01)
+    assert "goodput" in trainer.said()
+    assert "was steps; most of the rest: " in trainer.said()
+    lines = (newest_folder(tmp_path / "runs") / "metrics.jsonl").read_text().splitlines()
+    told = [json.loads(line)["goodput"] for line in lines if "goodput" in line]
+    # After each of three epochs, and at the end.
+    assert len(told) == 4
+    assert all(0 < share < 1 for share in told)
+
+
+def newest_folder(runs: Path) -> Path:
+    (found,) = runs.glob("*/*/train")
+    return found
+
+
+def test_a_killed_run_goes_on_with_its_account_and_knows_what_it_did_again(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    folder, runs = tmp_path / "small", tmp_path / "runs"
+    write_table(folder)
+    environment = {"STEP_S": "0.03"}
+    process = trainer.start(folder, runs, environment=environment)
+    begun_s = time.monotonic()
+    try:
+        # Behind the checkpoint of step 40, which is that after step 30 that ends a call.
+        before = account(runs, until_step=60)
+    finally:
+        os.kill(process, signal.SIGKILL)
+    assert trainer.end() == -signal.SIGKILL
+    before = account(runs, until_step=0)
+    saved = newest(runs).step
+    killed_s = time.monotonic() - begun_s
+
+    assert trainer.run(folder, runs, "--json", environment=environment) == 0, trainer.said()
+
+    facts = printed(trainer)
+    run, parts = facts["wall_time"]["run"], seconds_of_run(facts["wall_time"])
+    assert (run["processes"], run["repeated_steps"]) == (2, before["step"] - saved)
+    assert sum(parts.values()) == pytest.approx(run["wall_s"], abs=1e-3)
+    first_s = run["wall_s"] - facts["wall_time"]["process"]["wall_s"]
+    assert first_s == pytest.approx(sum(before["parts"].values()), abs=0.01)
+    assert first_s <= killed_s + 1.0
+    # Each of its steps takes 0.03 s at least.
+    assert parts["repeated"] >= 0.9 * 0.03 * run["repeated_steps"]
+    assert parts["steps"] >= 0.9 * 0.03 * facts["steps"]
+
+
+def account(runs: Path, *, until_step: int) -> dict[str, Any]:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        for path in runs.glob("*/*/train/wall_time.json"):
+            try:
+                found: dict[str, Any] = json.loads(path.read_text())
+            except ValueError:
+                continue
+            if found["step"] >= until_step:
+                return found
+        time.sleep(0.02)
+    raise TimeoutError("the run has not come so far")
+
+
+@pytest.mark.parametrize(("input_s", "is_busy"), [(0.12, False), (0.0, True)])
+def test_u_tells_a_slow_input_from_a_quick_one(
+    trainer: Trainer, tmp_path: Path, input_s: float, is_busy: bool
+) -> None:
+    folder = tmp_path / "sleeps"
+    folder.mkdir()
+    (folder / "stoker.yaml").write_text(SLEEPS_YAML)
+    (folder / "model.py").write_text(SLEEPS_PY)
+
+    code = trainer.run(folder, tmp_path / "runs", "--json", environment={"INPUT_S": str(input_s)})
+
+    assert code == 0, trainer.said()
+    facts = printed(trainer)
+    # A step takes a quarter of the time of its input, or is all that there is.
+    busy, wait = facts["busy_fraction"], facts["input_wait"]
+    assert (busy > 0.6, wait < 0.4) == (is_busy, is_busy), facts
+    assert facts["ceiling_step_time_s"] >= 0.03

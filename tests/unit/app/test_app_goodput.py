@@ -1,0 +1,27 @@
+"""What a person reads of a training's wall time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.app.cli.goodput import goodput_line
+
+
+def facts(goodput: float | None = 0.5, **parts: float) -> dict[str, Any]:
+    return {"goodput": goodput, "wall_time": {"run": {"parts": parts}}}
+
+
+def test_the_line_names_the_share_the_largest_other_part_and_what_to_do() -> None:
+    line = goodput_line(facts(steps=41.0, start=6.0, compile=50.0, other_stages=900.0, ending=3.0))
+
+    assert line is not None
+    assert line.startswith("41% of 1:40 was steps; most of the rest: compiling and autotuning, ")
+    assert line.endswith(
+        "50.0 s (train.xla: false starts at once; a longer training pays for compilation)"
+    )
+
+
+def test_nothing_is_said_where_nothing_was_measured() -> None:
+    assert goodput_line(facts(None, steps=1.0)) is None
+    assert goodput_line({"steps": 3}) is None
+    assert goodput_line(facts()) is None
