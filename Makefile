@@ -25,7 +25,7 @@ OTHER := $(shell test ! -x $(BIN)/python || test -z "$(PYTHON)" || \
 .PHONY: help another-python setup demo test soak check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
-	bench-tune bench-serve
+	bench-tune bench-serve test-gpu bench-gpu
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -148,6 +148,19 @@ bench-serve: $(STAMP) ## the server beside its peers; needs wrk and h2load (abou
 	@$(BIN)/python benchmarks/serve/environments.py --uv $(UV)
 	@$(BIN)/python benchmarks/serve/run.py
 	@$(BIN)/python benchmarks/report.py
+
+# The GPU suite runs with the Python that PYTHON= names and needs no `make setup` then: a hired machine has
+# no registry. DEVICE=cpu runs it small on the CPU. ONLY=train,xla picks parts, OUT= the folder of results.
+NAMED := $(filter command environment,$(origin PYTHON))
+GPU_RUN = $(if $(NAMED),$(PYTHON),$(BIN)/python) benchmarks/gpu/run.py
+GPU_OPTIONS = --device $(or $(DEVICE),gpu) --only "$(ONLY)" $(if $(OUT),--out "$(OUT)")
+
+test-gpu: $(if $(NAMED),,$(STAMP)) ## tests on a GPU (at most 3 minutes); DEVICE=cpu, ONLY=resume,recipe OUT=folder
+	@$(GPU_RUN) test $(GPU_OPTIONS)
+
+bench-gpu: $(if $(NAMED),,$(STAMP)) ## benchmarks on a GPU (at most 8 minutes); DEVICE=cpu, ONLY=train,xla OUT=folder
+	@$(GPU_RUN) bench $(GPU_OPTIONS)
+	@$(if $(filter cpu,$(DEVICE)),,$(GPU_RUN:gpu/run.py=report.py))
 
 $(BENCH_STAMP): benchmarks/requirements.txt
 	@echo "setup: the peers that we measure against, in $(BENCH)"
