@@ -61,7 +61,7 @@ class Watch:
             "power_w": _mean([look.power_w for look in self.looks]),
             "clock_mhz": _mean([look.clock_mhz for look in self.looks]),
             "used_gib": max(look.used_bytes for look in self.looks) / 2**30,
-            "temperature_c": max((look.temperature_c or 0 for look in self.looks)),
+            "temperature_c": max(look.temperature_c or 0 for look in self.looks),
             "slowed": {name: count / len(self.looks) for name, count in reasons.items()},
             "others": sorted(self.foreign),
         }

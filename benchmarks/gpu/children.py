@@ -6,6 +6,7 @@ still runs, TensorFlow's import (5 s) would be most of the time: there a child i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -111,7 +112,9 @@ class Child:
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to it and all that it started; after SIGKILL wait for its end."""
         if self.running():
-            os.killpg(self.process.pid or 0, number)
+            # It may end before the signal is sent.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid or 0, number)
         while number == signal.SIGKILL and self.running():
             time.sleep(0.01)
 

@@ -170,7 +170,11 @@ def callbacks():
 def images(folder: Path, source: Path, sizes: Sizes) -> Path:
     """ResNet-50 on photographs."""
     text = IMAGES_YAML.format(source=json.dumps(str(source)), crop=sizes.crop, batch=sizes.batch)
-    code = IMAGES_PY.replace("{network}", sizes.network).replace("{until}", UNTIL).replace("{least}", str(LEAST_EPOCHS))
+    code = (
+        IMAGES_PY.replace("{network}", sizes.network)
+        .replace("{until}", UNTIL)
+        .replace("{least}", str(LEAST_EPOCHS))
+    )
     return _write(folder, text, code)
 
 
@@ -180,7 +184,11 @@ def texts(folder: Path, sizes: Sizes) -> Path:
         sizes.layers, sizes.units, sizes.heads, sizes.words,
         sizes.length, sizes.texts, sizes.text_steps,
     )  # fmt: skip
-    code = TEXTS_PY.replace("{numbers}", str(numbers)).replace("{until}", UNTIL).replace("{least}", str(LEAST_EPOCHS))
+    code = (
+        TEXTS_PY.replace("{numbers}", str(numbers))
+        .replace("{until}", UNTIL)
+        .replace("{least}", str(LEAST_EPOCHS))
+    )
     return _write(folder, TEXTS_YAML, code)
 
 

@@ -51,7 +51,11 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
     )
     share = (FIVE_MINUTES_S - fixed_s) * (1 - per_epoch) / FIVE_MINUTES_S
     at.add(
-        "goodput in five minutes", 100 * share, "%", at_least=90.0, how="computed from the two above"
+        "goodput in five minutes",
+        100 * share,
+        "%",
+        at_least=90.0,
+        how="computed from the two above",
     )
     for name, value in account(found):
         at.add(f"goodput, by the training's own account: {name}", value[0], value[1], how="--json")

@@ -64,7 +64,7 @@ def merge(into: Path, *found: Path) -> dict[str, Record]:
                 if record["device"] == GPU and _replaces(record, parts.get(name)):
                     parts[name] = record
         _write(into, parts)
-    return parts
+    return read(into)
 
 
 def _replaces(new: Record, old: Record | None) -> bool:

@@ -98,7 +98,10 @@ def bench(given: argparse.Namespace) -> int:
     command = (sys.executable, str(HERE / "run.py"), "part")
     options = ("--out", str(given.out), "--work", str(given.work), "--device", given.device)
     failed = False
-    for part in ("prepare", *(name for name in records.ORDER if not given.only or name in given.only)):
+    for part in (
+        "prepare",
+        *(name for name in records.ORDER if not given.only or name in given.only),
+    ):
         left_s = budget_s - (time.monotonic() - began_s)
         limit_s = min(PREPARE_S if part == "prepare" else limit_of(part), left_s)
         if limit_s < LEAST_S:
@@ -130,24 +133,12 @@ def _measured(step: Step, results_file: Path, logs: Path, *, device: str) -> Ste
     with watched(step.mark) as watch:
         result = run_step(step, logs / f"{step.name}.log")
     record = records.read(results_file).get(step.name)
-    if record is None or device == "gpu" and not watch.card:
-        return _without_record(step, result, results_file, record)
-    record |= {
-        "status": result.status,
-        "took_s": round(result.wall_s, 1),
-        "card": watch.card if device == "gpu" else {},
-        "during": watch.during() if device == "gpu" else {},
-        "refused": watch.refusals if device == "gpu" else [],
-    }
-    records.put(results_file, record)
-    return result
-
-
-def _without_record(
-    step: Step, result: StepResult, results_file: Path, record: records.Record | None
-) -> StepResult:
-    if record is not None:
-        record |= {"status": result.status, "refused": ["NVML shows no card"]}
+    if record is not None and record["mark"] == step.mark:
+        on_gpu = device == "gpu"
+        refused = watch.refusals if watch.card else ["NVML shows no card"]
+        seen = {"card": watch.card, "during": watch.during(), "refused": refused}
+        record |= seen if on_gpu else {"card": {}, "during": {}, "refused": []}
+        record |= {"status": result.status, "took_s": round(result.wall_s, 1)}
         records.put(results_file, record)
     return result
 
@@ -193,7 +184,9 @@ def smoke(given: argparse.Namespace) -> int:
         except Exception:  # noqa: BLE001 - the next part is tried too; the code tells
             traceback.print_exc()
             code = 1
-        sys.stdout.write(f"{'failed' if code else 'passed'} {given.name} {time.monotonic() - began_s:.1f} s\n")
+        sys.stdout.write(
+            f"{'failed' if code else 'passed'} {given.name} {time.monotonic() - began_s:.1f} s\n"
+        )
         failed += [given.name] * bool(code)
     return int(bool(failed))
 
@@ -236,7 +229,9 @@ class Summary:
 def _shown(path: Path) -> list[str]:
     lines = []
     parts = records.read(path)
-    for figure in [f for record in parts.values() for f in records.figures_of(record)] + records.derived(parts):
+    for figure in [
+        f for record in parts.values() for f in records.figures_of(record)
+    ] + records.derived(parts):
         verdict = {True: "holds", False: "MISSED", None: ""}[figure["holds"]]
         value = "none" if figure["value"] is None else f"{figure['value']:g}"
         lines.append(f"{figure['name']}: {value} {figure['unit']} {figure.get('refused', verdict)}")
@@ -252,7 +247,9 @@ def _paths() -> dict[str, str]:
 def _require_known(wanted: Sequence[str], names: Sequence[str]) -> None:
     unknown = sorted(set(wanted) - set(names))
     if unknown:
-        raise SystemExit(f"ONLY must name some of {', '.join(names)}. Received: {', '.join(unknown)}.")
+        raise SystemExit(
+            f"ONLY must name some of {', '.join(names)}. Received: {', '.join(unknown)}."
+        )
 
 
 def _require_device(device: str) -> None:
@@ -277,7 +274,9 @@ def main() -> None:
         command.add_argument("--only", type=_names, default=[], help="names with commas between")
         command.add_argument("--budget", type=float, default=0.0, help="seconds for all of it")
         command.add_argument("--out", type=Path, default=ROOT / "build" / "gpu" / "out")
-        command.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "stoker-gpu")
+        command.add_argument(
+            "--work", type=Path, default=Path(tempfile.gettempdir()) / "stoker-gpu"
+        )
     command = commands.add_parser("merge", description=merge.__doc__)
     command.add_argument("files", type=Path, nargs="+")
     command.set_defaults(function=merge)

@@ -17,6 +17,7 @@ import records
 from children import Child, Children
 from figures import Figure, figure
 from sizes import CPU, GPU, Sizes
+from steps import MARK
 
 from stoker.cluster.machine.gpus import read_gpus
 
@@ -84,6 +85,7 @@ class Situation:
             "commit": commit(),
             "machine": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
             "status": "running",
+            "mark": os.environ.get(MARK, ""),
             "took_s": round(time.monotonic() - self.began_s, 1),
             "card": {},
             "during": {},

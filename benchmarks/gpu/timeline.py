@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import threading
@@ -67,7 +68,7 @@ class Timeline:
         ends = warm[::size]
         rates = [
             (b.samples - a.samples) / (b.at - a.at)
-            for a, b in zip(ends, ends[1:], strict=False)
+            for a, b in itertools.pairwise(ends)
             if b.at > a.at and b.samples > a.samples
         ]
         return (statistics.median(rates), min(rates), max(rates)) if rates else None

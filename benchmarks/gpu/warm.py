@@ -9,9 +9,9 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
 
-from stoker.app.quiet import import_tensorflow  # noqa: E402 - the log level comes first
+from stoker.app.quiet import import_tensorflow
 
 import_tensorflow()
 
-import stoker.app.cli.main  # noqa: E402, F401 - what every child needs
+import stoker.app.cli.main  # noqa: E402 - what every child needs
 import stoker.app.training  # noqa: E402, F401 - as above

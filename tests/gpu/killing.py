@@ -18,7 +18,9 @@ DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int
 SETTINGS = ("train.epochs=40", "train.steps_per_call=5", "train.checkpoint.every_steps=5")
 
 
-def weights_of(pictures: Pictures, runs: Path, *settings: str, kill: bool) -> dict[str, NDArray[Any]]:
+def weights_of(
+    pictures: Pictures, runs: Path, *settings: str, kill: bool
+) -> dict[str, NDArray[Any]]:
     """Train, killed once and resumed or not; the float variables of the last checkpoint.
 
     Args:
@@ -31,7 +33,7 @@ def weights_of(pictures: Pictures, runs: Path, *settings: str, kill: bool) -> di
     shutil.copytree(pictures.folder / "runs", runs, dirs_exist_ok=True)
     every = (*SETTINGS, *settings, f"runs={runs}")
     if kill:
-        child = pictures.start(*every)
+        child = pictures.start(*every, env={"SLOW_S": "0.3"})
         _wait_for_checkpoint(runs)
         child.kill()
         code = child.wait(TIMEOUT_S)

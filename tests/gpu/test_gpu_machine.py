@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from children import Children
 from tests.gpu.conftest import Device
-from tests.gpu.pictures import Pictures
+from tests.gpu.pictures import TIMEOUT_S, Pictures
 
 from stoker.cluster.machine.gpu_watch import watched_gpus
 from stoker.cluster.machine.gpus import read_gpus
@@ -31,7 +31,7 @@ LIMIT_MB = 512
 
 
 def test_doctor_finds_no_error_on_a_healthy_machine(device: Device, children: Children) -> None:
-    told = children.json("doctor", "--no-disk", timeout_s=60.0)
+    told = children.json("doctor", "--no-disk", timeout_s=TIMEOUT_S)
 
     assert [each for each in told["findings"] if each["severity"] == "error"] == []
     assert len(told["gpus"]["states"]) == len(told["framework"]["gpus"])
@@ -45,7 +45,7 @@ def test_stoker_and_tensorflow_see_the_same_devices(
     script = tmp_path / "devices.py"
     script.write_text(DEVICES)
 
-    found = json.loads(children.python(script).done(60.0).splitlines()[-1])
+    found = json.loads(children.python(script).done(TIMEOUT_S).splitlines()[-1])
 
     assert found["stoker"] == found["tensorflow"]
     assert bool(found["stoker"]) == (device == "gpu")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from children import Children
 from tests.gpu.conftest import Device
-from tests.gpu.pictures import Pictures
+from tests.gpu.pictures import TIMEOUT_S, Pictures
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +37,7 @@ def test_two_logical_gpus_train_what_one_device_trains(
 
     sets = [part for setting in (*same, *two) for part in ("--set", setting)]
     child = children.python(script, pictures.folder, *sets, "--json", env={"FACTS": str(facts)})
-    told = json.loads(child.done(85.0))
+    told = json.loads(child.done(TIMEOUT_S))
     one = pictures.train(*same)
 
     assert (told["resolved"]["strategy"], told["resolved"]["replicas"]) == ("mirrored", 2)

@@ -43,7 +43,10 @@ def test_xla_changes_no_more_than_rounding(
 ) -> None:
     compiled = pictures.train("train.precision=float32", "train.tf32=false", "train.xla=true")
 
-    assert (compiled.result["resolved"]["xla"], in_float32.result["resolved"]["xla"]) == (True, False)
+    assert (compiled.result["resolved"]["xla"], in_float32.result["resolved"]["xla"]) == (
+        True,
+        False,
+    )
     assert ("GPU" in compiled.facts["device"]) == (device == "gpu")
     losses = [each.result["metrics"]["loss"] for each in (compiled, in_float32)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from children import Children
 from tests.gpu.conftest import Device
-from tests.gpu.pictures import Pictures
+from tests.gpu.pictures import TIMEOUT_S, Pictures
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -34,7 +34,7 @@ def test_a_script_is_profiled_with_its_gpus(
     child = children.stoker(
         "profile", "--json", "--out", tmp_path / "p", "--", sys.executable, script
     )
-    told = json.loads(child.done(80.0))
+    told = json.loads(child.done(TIMEOUT_S))
 
     assert told["exit_code"] == 0
     (loop,) = told["loops"]
@@ -49,9 +49,9 @@ def test_an_experiment_is_profiled_with_its_share_of_the_peak(
     device: Device, pictures: Pictures
 ) -> None:
     child = pictures.children.stoker("profile", pictures.folder, "--budget", "80s", "--json")
-    told = json.loads(child.done(85.0))
+    told = json.loads(child.done(TIMEOUT_S))
 
-    assert 0 < told["busy_fraction"]
+    assert told["busy_fraction"] > 0
     assert told["diagnosis"]["text"]
     assert 0 < told["machine"]["mfu"] < 1
     assert len(told["machine"]["gpus"]) == (device == "gpu")

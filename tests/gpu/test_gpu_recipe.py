@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 from children import Children
 from tests.gpu.conftest import ROOT
+from tests.gpu.pictures import TIMEOUT_S
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
-def run(children: Children, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def run(
+    children: Children, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
     """The recipe's folder, and what `stoker run` printed."""
     folder = tmp_path_factory.mktemp("recipes") / "digits"
     leave = shutil.ignore_patterns("runs", "models", "data", "__pycache__")
     shutil.copytree(ROOT / "recipes" / "digits", folder, ignore=leave)
-    told = children.json("run", folder, timeout_s=85.0)
+    told = children.json("run", folder, timeout_s=TIMEOUT_S)
     return folder, told
 
 
@@ -42,17 +45,18 @@ def test_its_model_is_served(
     server = children.stoker(
         "serve", folder, "--rest-api-port", "0", "--port", "0", "--ready-file", ready, "--json"
     )
-    until_s = time.monotonic() + 60.0
+    until_s = time.monotonic() + TIMEOUT_S
     while not ready.exists():
-        assert server.running() and time.monotonic() < until_s, str(server)
+        assert server.running(), str(server)
+        assert time.monotonic() < until_s, str(server)
         time.sleep(0.02)
     port = json.loads(ready.read_text())["rest_port"]
     images = sorted((folder / "data" / "digits").glob("*/*.png"))[:1]
 
     told = json.loads(
-        children.stoker(
-            "call", f"http://127.0.0.1:{port}", "--image", images[0], "--json"
-        ).done(60.0)
+        children.stoker("call", f"http://127.0.0.1:{port}", "--image", images[0], "--json").done(
+            TIMEOUT_S
+        )
     )
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models/digits", timeout=10) as page:
         states = [each["state"] for each in json.load(page)["model_version_status"]]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import experiments
-from situation import Situation
-
 from parts.train import stoker
+from situation import Situation
 
 LIMIT_S = 100
 

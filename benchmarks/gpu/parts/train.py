@@ -67,9 +67,7 @@ def fit(at: Situation, *more: str, seconds: float | None = None) -> Timeline:
     lines = at.work / f"fit-{time.monotonic_ns()}.jsonl"
     seconds = seconds or at.sizes.fit_s
     paths = [str(path) for path in at.records()]
-    child = at.fit(
-        "images", at.work / "images", lines, "--records", *paths, *more, seconds=seconds
-    )
+    child = at.fit("images", at.work / "images", lines, "--records", *paths, *more, seconds=seconds)
     child.done(min(at.left_s(), 3 * seconds))
     return of_fit(lines, began_at=child.began_at)
 

@@ -90,5 +90,3 @@ def trained(at: Situation, folder: Path, *, seconds: float) -> tuple[float, floa
     following = Following(folder / "runs", began_at=child.began_at)
     json.loads(child.done(at.left_s()))
     return following.end(batch=at.sizes.texts).steady()
-
-

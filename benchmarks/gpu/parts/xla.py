@@ -11,10 +11,9 @@ from pathlib import Path
 
 import experiments
 from children import TimedOutError
+from parts.train import show, stoker
 from situation import Situation
 from timeline import of_fit
-
-from parts.train import show, stoker
 
 LIMIT_S = 100
 
