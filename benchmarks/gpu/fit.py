@@ -69,14 +69,16 @@ def taught(records: list[str], *, crop: int, batch: int) -> tf.data.Dataset[Any]
 class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Notes when each step ended; ends the training in time."""
 
-    def __init__(self, lines: Path, *, until_s: float, batch: int) -> None:
+    def __init__(self, lines: Path, *, until_s: float, after_s: float, batch: int) -> None:
         super().__init__()
         self._stream = lines.open("w", buffering=1)
-        self._until_s, self._batch = until_s, batch
+        self._until_s, self._after_s, self._batch = until_s, after_s, batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Note it."""
         now = time.time()
+        if batch == 0:
+            self._until_s = min(self._until_s, now + self._after_s)
         line = {"at": now, "samples": (batch + 1) * self._batch}
         self._stream.write(json.dumps(line) + "\n")
         if now > self._until_s:
@@ -94,6 +96,9 @@ def main() -> None:
     parser.add_argument("experiment", type=Path)
     parser.add_argument("--lines", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument(
+        "--after", type=float, default=float("inf"), help="seconds after the first step"
+    )
     parser.add_argument("--jit", action="store_true")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--records", nargs="*", default=[])
@@ -114,7 +119,9 @@ def main() -> None:
         batches = user.dataset("train").repeat().prefetch(tf.data.AUTOTUNE)
         inputs = keras.Input((user.LENGTH,), dtype="int32", name="inputs")
     made = user.compiled(inputs, inputs, jit_compile=given.jit)
-    clock = Clock(given.lines, until_s=began_s + given.seconds, batch=given.batch)
+    clock = Clock(
+        given.lines, until_s=began_s + given.seconds, after_s=given.after, batch=given.batch
+    )
     made.fit(batches, steps_per_epoch=ENDLESS, verbose=0, callbacks=[clock])
 
 

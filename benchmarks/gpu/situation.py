@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,14 +109,22 @@ class Situation:
         """The same as TFRecord files."""
         return data.records(self.photographs(), files=4 if self.device == "cpu" else 16)
 
-    def fit(self, kind: str, experiment: Path, lines: Path, *more: str, seconds: float) -> Child:
+    def fit(
+        self,
+        kind: str,
+        experiment: Path,
+        lines: Path,
+        *more: str,
+        seconds: float,
+        env: Mapping[str, str] = {},
+    ) -> Child:
         """Start `model.fit` on an experiment's model, ended after so many seconds."""
         sizes = self.sizes
         batch = sizes.batch if kind == "images" else sizes.texts
         return self.children.python(
             Path(__file__).with_name("fit.py"), kind, experiment, "--lines", lines,
             "--seconds", str(seconds), "--precision", sizes.precision,
-            "--crop", str(sizes.crop), "--batch", str(batch), *more,
+            "--crop", str(sizes.crop), "--batch", str(batch), *more, env=env,
         )  # fmt: skip
 
     def card_name(self) -> str:

@@ -21,7 +21,6 @@ COLD_S, WARM_S = 25.0, 12.0
 def measure(at: Situation) -> None:
     """The same command twice; what it compiles is kept in a folder that is empty at first."""
     folder = experiments.images(at.work / "images", at.photographs(), at.sizes)
-    at.children.stoker("transform", folder).done(at.left_s())
     cache = at.work / f"cold-{time.monotonic_ns()}"
     # The cold one goes on for a while: what is compiled beside its steps is to be kept.
     for name, most_s, least_s in (("cold", COLD_S, at.sizes.start_s), ("warm", WARM_S, 0.0)):

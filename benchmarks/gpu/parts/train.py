@@ -77,10 +77,9 @@ def stoker(
 ) -> tuple[Timeline, dict[str, Any]]:
     """`stoker train` until the first epoch that ends after so many seconds; its result.
 
-    The stages before are done by an earlier command: their time is not the training's.
+    The stages before it are done already (`run.py`, prepare): their time is not the training's.
     """
     runs = folder / "runs"
-    at.children.stoker("transform", folder).done(at.left_s())
     until = time.time() + (seconds or at.sizes.train_s)
     env = at.environment(at.work / "cache") | {experiments.UNTIL: str(until)}
     sets = [part for setting in settings for part in ("--set", setting)]

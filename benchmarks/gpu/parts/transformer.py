@@ -83,7 +83,6 @@ def show(
 
 def trained(at: Situation, folder: Path, *, seconds: float) -> tuple[float, float, float] | None:
     """Ours: texts a second."""
-    at.children.stoker("transform", folder).done(at.left_s())
     until = time.time() + seconds
     env = at.environment(at.work / "cache") | {experiments.UNTIL: str(until)}
     child = at.children.stoker("train", folder, "--again", "--json", env=env)

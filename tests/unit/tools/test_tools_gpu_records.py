@@ -26,7 +26,7 @@ def rate(of: str, value: float) -> dict[str, Any]:
 
 
 def test_parts_merge_in_any_order_to_the_same_file(tmp_path: Path) -> None:
-    made = [record(name) for name in ("xla", "train", "serve", "small")]
+    made = [record(name) for name in ("xla", "train", "serve", "precision")]
     made.append(record("xla", date="2026-11-26T11:00:00"))
     texts = set()
     for seed in range(5):
@@ -39,7 +39,7 @@ def test_parts_merge_in_any_order_to_the_same_file(tmp_path: Path) -> None:
         texts.add((tmp_path / f"{seed}.json").read_text())
 
     assert len(texts) == 1
-    assert list(merged) == ["train", "xla", "serve", "small"]
+    assert list(merged) == ["train", "serve", "xla", "precision"]
     assert merged["xla"]["date"] == "2026-11-26T11:00:00"
 
 
@@ -66,14 +66,14 @@ def test_a_refused_record_holds_nothing_and_says_why() -> None:
 
 def test_ours_is_compared_with_the_faster_of_both_peers_on_the_same_card() -> None:
     train = record("train", figures=[rate("fit", 800.0), rate("stoker", 2000.0)])
-    xla = record("xla", figures=[rate("fit, XLA", 1500.0)])
+    xla = record("xla_fit", figures=[rate("fit, XLA", 1500.0)])
 
-    (found,) = records.derived({"train": train, "xla": xla})
+    (found,) = records.derived({"train": train, "xla_fit": xla})
 
     assert (found["value"], found["holds"], found["peer"]) == (1.333, True, "fit, XLA")
     others = ({"card": {"uuid": "GPU-b"}}, {"refused": ["slowed by heat"]}, {"figures": []})
     for more in others:
-        assert records.derived({"train": train, "xla": xla | more}) == []
+        assert records.derived({"train": train, "xla_fit": xla | more}) == []
 
 
 def test_a_file_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
