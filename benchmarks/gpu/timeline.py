@@ -123,6 +123,13 @@ class Following:
         """Steps that the newest line tells of."""
         return max((int(line["step"]) for _, line in self._lines), default=0)
 
+    def runs(self) -> list[Path]:
+        """Folders of the runs that were begun meanwhile."""
+        return [path.parents[1] for path in self._new()]
+
+    def _new(self) -> set[Path]:
+        return set(self._runs.glob("*/*/train/metrics.jsonl")) - self._known
+
     def end(self, *, batch: float) -> Timeline:
         """Stop following.
 
@@ -143,7 +150,7 @@ class Following:
         seen = 0
         while True:
             last = self._over.is_set()
-            for path in set(self._runs.glob("*/*/train/metrics.jsonl")) - self._known:
+            for path in self._new():
                 lines = _whole_lines(path)
                 now = time.time()
                 self._lines += [(now, json.loads(line)) for line in lines[seen:]]

@@ -15,7 +15,7 @@ from tests.gpu.pictures import TIMEOUT_S, Pictures
 DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int64, "I32": np.int32}
 """Names in a safetensors file."""
 
-SETTINGS = ("train.epochs=40", "train.steps_per_call=5", "train.checkpoint.every_steps=5")
+SETTINGS = ("train.epochs=12", "train.steps_per_call=2", "train.checkpoint.every_steps=4")
 
 
 def weights_of(

@@ -70,6 +70,7 @@ def test_memory_grows_with_need_and_nvml_shows_the_training(
     assert seen["clock_mhz"] > 0
 
 
+@pytest.mark.slow
 def test_a_memory_limit_holds(device: Device, pictures: Pictures) -> None:
     trained = pictures.train("train.seed=2", f"train.memory.limit_mb={LIMIT_MB}")
 

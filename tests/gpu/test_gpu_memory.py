@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.gpu.pictures import Pictures
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 LIMIT_MB = 1024
 

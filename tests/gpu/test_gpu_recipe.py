@@ -54,9 +54,9 @@ def test_its_model_is_served(
     images = sorted((folder / "data" / "digits").glob("*/*.png"))[:1]
 
     told = json.loads(
-        children.stoker("call", f"http://127.0.0.1:{port}", "--image", images[0], "--json").done(
-            TIMEOUT_S
-        )
+        children.stoker(
+            "call", "digits", "--url", f"http://127.0.0.1:{port}", "--image", images[0], "--json"
+        ).done(TIMEOUT_S)
     )
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models/digits", timeout=10) as page:
         states = [each["state"] for each in json.load(page)["model_version_status"]]

@@ -20,8 +20,9 @@ def measure(at: Situation) -> None:
     """One training each, without XLA; the first one is what the others are compared with."""
     folder = experiments.images(at.work / "images", at.photographs(), at.sizes)
     base: float | None = None
-    for number, (name, settings) in enumerate(CHOICES.items()):
-        share = at.left_s() / (len(CHOICES) - number)
+    choices = list(CHOICES.items())[0 if at.device == "gpu" else -1 :]
+    for number, (name, settings) in enumerate(choices):
+        share = at.left_s() / (len(choices) - number)
         line, found = stoker(at, folder, "train.xla=false", *settings, seconds=0.6 * share)
         steady = line.steady()
         if steady is None:

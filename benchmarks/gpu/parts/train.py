@@ -12,6 +12,9 @@ from timeline import Following, Timeline, of_fit
 
 LIMIT_S = 100
 
+LATE_S = 60.0
+"""Longest that `model.fit` may go on past its time, seconds: where its first step takes longer."""
+
 RATES = {"H200": 2500.0, "H100": 1900.0}
 """A name in the card's name -> images a second that ours must reach."""
 
@@ -68,7 +71,7 @@ def fit(at: Situation, *more: str, seconds: float | None = None) -> Timeline:
     seconds = seconds or at.sizes.fit_s
     paths = [str(path) for path in at.records()]
     child = at.fit("images", at.work / "images", lines, "--records", *paths, *more, seconds=seconds)
-    child.done(min(at.left_s(), 3 * seconds))
+    child.done(min(at.left_s(), seconds + LATE_S))
     return of_fit(lines, began_at=child.began_at)
 
 

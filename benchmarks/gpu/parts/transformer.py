@@ -9,6 +9,7 @@ from typing import Any
 
 import experiments
 import goodput
+from parts.train import LATE_S
 from situation import Situation
 from timeline import Following, of_fit
 
@@ -35,7 +36,7 @@ def measure(at: Situation) -> None:
     )
     lines = at.work / f"texts-{time.monotonic_ns()}.jsonl"
     child = at.fit("texts", folder, lines, seconds=seconds)
-    child.done(min(at.left_s(), 3 * seconds))
+    child.done(min(at.left_s(), seconds + LATE_S))
     peer = of_fit(lines, began_at=child.began_at).steady()
     ours = trained(at, folder, seconds=seconds)
     for name, rate in (("model.fit", peer), ("ours", ours)):
