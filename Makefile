@@ -80,6 +80,8 @@ soak: $(STAMP) ## what is too long for `make test`: kills, swaps, all levers, th
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 	@STOKER_ALL_LEVERS=1 $(BIN)/python -m pytest -m alone $(ARGS)
+	@$(BIN)/python benchmarks/gpu/run.py test --device cpu
+	@$(BIN)/python benchmarks/gpu/run.py bench --device cpu
 	@STOKER_SWAPS=20 $(BIN)/python -m pytest tests/integration/serve/test_serve_swaps.py $(ARGS)
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 

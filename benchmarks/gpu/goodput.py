@@ -57,8 +57,8 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
         at_least=90.0,
         how="computed from the two above",
     )
-    for name, value in account(found):
-        at.add(f"goodput, by the training's own account: {name}", value[0], value[1], how="--json")
+    for name, (value, unit) in account(found).items():
+        at.add(f"by the training's own account: {name}", value, unit, how="stoker train --json")
 
 
 def epoch_share(line: Timeline, found: Mapping[str, Any]) -> float:
@@ -75,16 +75,31 @@ def line_batch(line: Timeline, found: Mapping[str, Any]) -> float:
     return line.marks[-1].samples / found["steps"] if line.marks else 1.0
 
 
-def account(found: Mapping[str, Any]) -> list[tuple[str, tuple[float, str]]]:
-    """The parts of `goodput` in the result, where this version accounts for its time."""
-    parts = found.get("goodput")
-    if isinstance(parts, int | float):
-        return [("steps over everything", (100 * float(parts), "%"))]
-    if not isinstance(parts, Mapping):
-        return []
-    flat = parts.get("parts", parts)
-    return [
-        (name, (float(value), "s"))
-        for name, value in flat.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
+def account(found: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
+    """What the result tells of its own wall time and of the device's, where this version does."""
+    told: dict[str, tuple[float, str]] = {}
+    if isinstance(found.get("goodput"), int | float):
+        told["goodput"] = 100 * found["goodput"], "%"
+    for name, seconds in _numbers(found.get("wall_time")).items():
+        told[f"{name}, wall time"] = seconds, "s"
+    if isinstance(found.get("mfu"), int | float):
+        told["MFU"] = 100 * found["mfu"], "%"
+    device = found.get("device_time")
+    for name, share in _numbers(
+        device.get("shares") if isinstance(device, Mapping) else None
+    ).items():
+        told[f"device time, {name}"] = 100 * share, "%"
+    return told
+
+
+def _numbers(found: Any) -> dict[str, float]:
+    """The numbers of a mapping, also one level down."""
+    if not isinstance(found, Mapping):
+        return {}
+    flat: dict[str, float] = {}
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            flat |= _numbers(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            flat[name] = float(value)
+    return flat

@@ -66,7 +66,7 @@ def limit_of(part: str) -> float:
 def test(given: argparse.Namespace) -> int:
     """Every file of tests/gpu, each with its time-out; the exit code."""
     wanted = given.only
-    files = sorted((ROOT / "tests" / "gpu").glob("test_gpu_*.py"))
+    files = sorted((ROOT / "tests" / "gpu").rglob("test_gpu_*.py"))
     names = [file.stem.removeprefix("test_gpu_") for file in files]
     _require_known(wanted, names)
     chosen = [f for f, name in zip(files, names, strict=True) if not wanted or name in wanted]
@@ -82,7 +82,7 @@ def test(given: argparse.Namespace) -> int:
             name=group[0].stem if len(group) == 1 else "test_gpu",
             argv=(sys.executable, "-m", "pytest", *plugins, *options, *map(str, group)),
             timeout_s=TEST_LIMIT_S if given.device == "gpu" else CPU_LIMIT_S,
-            env=env | _paths(),
+            env=env | _environment(given.device),
         )
         for group in groups
         if group
@@ -123,7 +123,7 @@ def bench(given: argparse.Namespace) -> int:
             name=part,
             argv=(*command, part, *options, "--limit", f"{limit_s - 3:.0f}"),
             timeout_s=limit_s,
-            env=_paths(),
+            env=_environment(given.device),
         )
         if part == "prepare":
             result = run_step(step, logs / "prepare.log")
@@ -197,6 +197,7 @@ def prepare(at: Situation) -> int:
 def smoke(given: argparse.Namespace) -> int:
     """Every part on the CPU in this one process, for `make test`; the exit code."""
     given.device, given.limit = "cpu", 300.0
+    os.environ.update(_environment("cpu"))
     failed = []
     for given.name in ["prepare"] + [
         name for name in records.ORDER if not given.only or name in given.only
@@ -261,10 +262,11 @@ def _shown(path: Path) -> list[str]:
     return lines
 
 
-def _paths() -> dict[str, str]:
-    """The environment in which the package and the tests are found without an installation."""
+def _environment(device: str) -> dict[str, str]:
+    """Where package and tests are found without an installation; the CPU hides a GPU that is there."""
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if device == "cpu" else {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | hidden
 
 
 def _require_known(wanted: Sequence[str], names: Sequence[str]) -> None:

@@ -135,7 +135,7 @@ class Situation:
     def environment(self, cache: Path) -> dict[str, str]:
         """Where this process and its children keep compiled programs and autotuning results."""
         cache.mkdir(parents=True, exist_ok=True)
-        return {"XDG_CACHE_HOME": str(cache)}
+        return {"STOKER_CACHE": str(cache)}
 
 
 def commit() -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import experiments
+import goodput
 from parts.train import stoker
-from situation import Situation
+from situation import ROOT, Situation
 
 LIMIT_S = 100
+
+CHILD = ROOT / "tests" / "gpu" / "train" / "batch_norm_child.py"
+"""Trains a small network and prints the names of the device's kernels."""
 
 CHOICES = {
     "bfloat16": ("train.precision=mixed_bfloat16",),
@@ -18,6 +24,7 @@ CHOICES = {
 
 def measure(at: Situation) -> None:
     """One training each, without XLA; the first one is what the others are compared with."""
+    show_kernels(at)
     folder = experiments.images(at.work / "images", at.photographs(), at.sizes)
     base: float | None = None
     choices = list(CHOICES.items())[0 if at.device == "gpu" else -1 :]
@@ -36,3 +43,19 @@ def measure(at: Situation) -> None:
             how=f"{steady[0] / base:.3g}x of bfloat16 (calls from {steady[1]:.4g} to {steady[2]:.4g}); loss "
             f"{found['metrics']['loss']:.3g} after {found['steps']} steps",
         )
+
+
+def show_kernels(at: Situation) -> None:
+    """Whether cuDNN's kernel without transposes computes BatchNormalization, by its name in a trace."""
+    name = "BatchNormalization by cuDNN's kernel for NHWC"
+    if not CHILD.is_file() or find_spec("stoker.measure") is None:
+        at.add(name, None, "of 1", how="this version cannot tell kernels apart")
+        return
+    from stoker.measure.batch_norm_kernels import batch_norm_kernels
+
+    precision = at.sizes.precision
+    child = at.children.python(CHILD, precision, at.work / "trace")
+    told = goodput.read(child.done(at.left_s()))
+    found = batch_norm_kernels(told["kernels"])
+    least = 1.0 if at.device == "gpu" else None
+    at.add(name, float(found.is_persistent), "of 1", at_least=least, how=found.text())
