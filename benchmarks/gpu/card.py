@@ -100,10 +100,10 @@ def refusals_of(watch: Watch) -> list[str]:
     found = []
     if watch.foreign:
         found.append(f"shared with other processes: {', '.join(sorted(watch.foreign))}")
-    lowered = watch.card.get("power_limit_w"), watch.card.get("power_limit_default_w")
+    limit_w, default_w = (watch.card.get(f"power_limit{name}_w") for name in ("", "_default"))
     for name, share in watch.during().get("slowed", {}).items():
         # At its own full limit a card that works hard is as fast as its buyers get it.
-        if name == POWER and None not in lowered and lowered[0] >= lowered[1]:
+        if name == POWER and limit_w and default_w and limit_w >= default_w:
             continue
         if share > SLOWED_SHARE:
             found.append(f"slowed by {name} in {share:.0%} of {len(watch.looks)} looks")

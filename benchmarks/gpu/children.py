@@ -32,7 +32,8 @@ class FailedError(Exception):
 
 
 class _Process(Protocol):
-    pid: int | None
+    @property
+    def pid(self) -> int: ...
 
     def exit_code(self) -> int | None: ...
 
@@ -114,7 +115,7 @@ class Child:
         if self.running():
             # It may end before the signal is sent.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid or 0, number)
+                os.killpg(self.process.pid, number)
         while number == signal.SIGKILL and self.running():
             time.sleep(0.01)
 

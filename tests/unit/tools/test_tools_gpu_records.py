@@ -71,7 +71,11 @@ def test_ours_is_compared_with_the_faster_of_both_peers_on_the_same_card() -> No
     (found,) = records.derived({"train": train, "xla_fit": xla})
 
     assert (found["value"], found["holds"], found["peer"]) == (1.333, True, "fit, XLA")
-    others = ({"card": {"uuid": "GPU-b"}}, {"refused": ["slowed by heat"]}, {"figures": []})
+    others: tuple[Record, ...] = (
+        {"card": {"uuid": "GPU-b"}},
+        {"refused": ["slowed by heat"]},
+        {"figures": []},
+    )
     for more in others:
         assert records.derived({"train": train, "xla_fit": xla | more}) == []
 
