@@ -24,6 +24,9 @@ import tensorflow as tf
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Of a random resized crop: share of the image's area, width over height."""
 
+LEAST_STEPS = 12
+"""Of a training, however slow: fewer are no rate."""
+
 ENDLESS = 1_000_000
 """Steps of an epoch: the peer pays for no end of an epoch."""
 
@@ -81,7 +84,7 @@ class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
             self._until_s = min(self._until_s, now + self._after_s)
         line = {"at": now, "samples": (batch + 1) * self._batch}
         self._stream.write(json.dumps(line) + "\n")
-        if now > self._until_s:
+        if now > self._until_s and batch >= LEAST_STEPS:
             # To read a metric waits for the device: what was counted is computed.
             float(logs["loss"])
             self._stream.write(json.dumps(line | {"at": time.time(), "end": True}) + "\n")

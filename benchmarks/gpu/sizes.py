@@ -90,7 +90,7 @@ GPU = Sizes(
     rounds=6,
     served_batch=32,
     served_s=5.0,
-    budget="75s",
+    budget="85s",
 )
 
 CPU = Sizes(
