@@ -112,11 +112,12 @@ class Child:
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to it and all that it started; after SIGKILL wait for its end."""
-        if self.running():
-            # It may end before the signal is sent.
+        while self.running():
+            # It may have ended before the signal is sent, or not have its process group yet.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
-        while number == signal.SIGKILL and self.running():
+                if number != signal.SIGKILL:
+                    return
             time.sleep(0.01)
 
     def __str__(self) -> str:

@@ -43,7 +43,7 @@ def records(photos: Path, *, files: int) -> list[Path]:
 
 def _on_all_cores(function: object, arguments: list[tuple[object, ...]]) -> None:
     cores = len(os.sched_getaffinity(0))
-    if cores < 4 or len(arguments) < 2 * cores:
+    if cores < 4 or len(arguments) < cores:
         for each in arguments:
             function(*each)  # type: ignore[operator]  # one of the two below
         return

@@ -30,7 +30,7 @@ def weights_of(
         kill: SIGKILL after the first checkpoint, and the same command again.
     """
     # With the stages before training done, as the experiment has them.
-    shutil.copytree(pictures.folder / "runs", runs, dirs_exist_ok=True)
+    shutil.copytree(pictures.ingested, runs)
     every = (*SETTINGS, *settings, f"runs={runs}")
     if kill:
         child = pictures.start(*every, env={"SLOW_S": "0.3"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,12 @@ class Pictures:
     def ingest(self) -> None:
         """Run the stages before training, once for all tests."""
         self.children.stoker("transform", self.folder).done(TIMEOUT_S)
+        shutil.copytree(self.folder / "runs", self.ingested)
+
+    @property
+    def ingested(self) -> Path:
+        """A folder of runs with the stages before training, and no training."""
+        return self.folder / "ingested"
 
     def start(
         self, *settings: str, more: tuple[str, ...] = (), env: Mapping[str, str] = {}

@@ -119,3 +119,37 @@ def test_samples_are_counted_from_the_start_of_the_process() -> None:
     assert LINE.samples_within(10.5) == pytest.approx(120.0)
     assert LINE.samples_within(99.0) == pytest.approx(80.0 * 21)
     assert LINE.five_minutes(batch=8) == pytest.approx((300 - 9.1) * 80.0)
+
+
+def test_photographs_are_the_same_however_many_cores_make_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import data
+
+    made = []
+    for cores in (1, 4):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, n=cores: set(range(n)))
+        folder = tmp_path / str(cores)
+        photos = data.photographs(folder, count=170, height=24, width=32)
+        paths = data.records(photos, files=8)
+        made.append([path.read_bytes() for path in [*sorted(photos.rglob("*.jpg")), *paths]])
+
+    assert len(made[0]) == 178
+    assert made[0] == made[1]
+
+
+def test_records_are_what_tensorflow_reads(tmp_path: Path) -> None:
+    import data
+    import tensorflow as tf
+
+    photos = data.photographs(tmp_path / "p", count=8, height=24, width=32)
+    paths = [str(path) for path in data.records(photos, files=2)]
+
+    found = {}
+    for record in tf.data.TFRecordDataset(paths):
+        example = tf.train.Example.FromString(record.numpy())
+        feature = example.features.feature
+        image = feature["image"].bytes_list.value[0]
+        found[image] = feature["label"].int64_list.value[0]
+    files = sorted(photos.rglob("*.jpg"))
+    assert found == {path.read_bytes(): int(path.parent.name[-1]) for path in files}
