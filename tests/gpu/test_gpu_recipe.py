@@ -14,7 +14,7 @@ from children import Children
 from tests.gpu.conftest import ROOT
 from tests.gpu.pictures import TIMEOUT_S
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

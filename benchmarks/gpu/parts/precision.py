@@ -9,6 +9,8 @@ import goodput
 from parts.train import stoker
 from situation import ROOT, Situation
 
+from stoker.train.config import TrainConfig
+
 LIMIT_S = 100
 
 CHILD = ROOT / "tests" / "gpu" / "train" / "batch_norm_child.py"
@@ -20,6 +22,11 @@ CHOICES = {
     "float16, dynamic loss scale": ("train.precision=mixed_float16", "train.loss_scale=dynamic"),
 }
 """What `train.precision: auto` chooses between."""
+
+
+def missing() -> str:
+    """Why this version cannot run the part; empty if it can."""
+    return "" if hasattr(TrainConfig, "loss_scale") else "there is no setting train.loss_scale"
 
 
 def measure(at: Situation) -> None:
