@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,6 +76,13 @@ class Situation:
         shown = "none" if value is None else f"{made['value']:g}"
         sys.stdout.write(f"{name}: {shown} {unit}; {made['how']}\n")
         sys.stdout.flush()
+
+    def take(self, found: Sequence[Figure]) -> None:
+        """Add figures that another benchmark has made."""
+        self.figures += found
+        self.put()
+        for each in found:
+            sys.stdout.write(f"{each['name']}: {each['value']:g} {each['unit']}; {each['how']}\n")
 
     def put(self) -> None:
         """Write the record as it is now."""
