@@ -16,6 +16,9 @@ LIMIT_S = 100
 CHILD = ROOT / "tests" / "gpu" / "train" / "batch_norm_child.py"
 """Trains a small network and prints the names of the device's kernels."""
 
+END_S = 15.0
+"""Time that ending takes, seconds."""
+
 CHOICES = {
     "bfloat16": ("train.precision=mixed_bfloat16",),
     "float16, loss scale 128": ("train.precision=mixed_float16", "train.loss_scale=128"),
@@ -36,8 +39,9 @@ def measure(at: Situation) -> None:
     base: float | None = None
     choices = list(CHOICES.items())[0 if at.device == "gpu" else -1 :]
     for number, (name, settings) in enumerate(choices):
-        share = at.left_s() / (len(choices) - number)
-        line, found = stoker(at, folder, "train.xla=false", *settings, seconds=0.6 * share)
+        share_s = at.left_s() / (len(choices) - number)
+        seconds = min(at.sizes.train_s, share_s - END_S)
+        line, found = stoker(at, folder, "train.xla=false", *settings, seconds=seconds)
         steady = line.steady()
         if steady is None:
             at.add(f"ResNet-50, {name}", None, "images/s", how="it made too few steps in its time")
