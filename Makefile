@@ -161,8 +161,8 @@ test-gpu: $(if $(NAMED),,$(STAMP)) ## tests on a GPU (at most 3 minutes); DEVICE
 	@$(GPU_RUN) test $(GPU_OPTIONS)
 
 bench-gpu: $(if $(NAMED),,$(STAMP)) ## benchmarks on a GPU (at most 8 minutes); DEVICE=cpu, ONLY=train,xla OUT=folder
-	@$(GPU_RUN) bench $(GPU_OPTIONS)
-	@$(if $(filter cpu,$(DEVICE)),,$(GPU_RUN:gpu/run.py=report.py))
+	@$(GPU_RUN) bench $(GPU_OPTIONS); code=$$?; \
+	$(if $(filter cpu,$(DEVICE)),,$(GPU_RUN:gpu/run.py=report.py);) exit $$code
 
 $(BENCH_STAMP): benchmarks/requirements.txt
 	@echo "setup: the peers that we measure against, in $(BENCH)"
