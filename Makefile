@@ -21,6 +21,27 @@ WHICH := import sys; print(sys.base_prefix, sys.version)
 OTHER := $(shell test ! -x $(BIN)/python || test -z "$(PYTHON)" || \
 	test "$$($(BIN)/python -c '$(WHICH)')" = "$$("$(PYTHON)" -c '$(WHICH)')" || echo other)
 
+# TensorFlow's CUDA libraries: CUDA=1 installs them, CUDA=0 does not, CUDA=auto does where an NVIDIA driver
+# shows a GPU. The stamp keeps the choice: `make test` after `make setup CUDA=0` does not install them.
+ifeq ($(origin CUDA),command line)
+ifeq ($(filter 0 1 auto,$(CUDA)),)
+$(error stoker: CUDA must be 0, 1 or auto. Received: $(CUDA))
+endif
+endif
+INSTALLED := $(shell cat $(STAMP) 2>/dev/null)
+CHOICE := $(or $(filter 0 1 auto,$(CUDA)),$(firstword $(INSTALLED)),auto)
+ifeq ($(CHOICE),auto)
+CHOICE += $(or $(if $(CUDA),,$(filter cuda,$(INSTALLED))),$(shell \
+	timeout 60 $(PYTHON) .ci/nvidia_driver.py 2>/dev/null && echo cuda),cpu)
+else
+CHOICE += $(if $(filter 1,$(CHOICE)),cuda,cpu)
+endif
+CUDA_SIZE = $(shell grep -c '^[a-z].*==' requirements-cuda.lock) locked packages, several GB
+SAY_auto_cuda = an NVIDIA driver is here: also TensorFlow's CUDA libraries, $(CUDA_SIZE) (CUDA=0: without)
+SAY_1_cuda = also TensorFlow's CUDA libraries, $(CUDA_SIZE) (CUDA=1)
+SAY_auto_cpu = no NVIDIA driver shows a GPU: without TensorFlow's CUDA libraries (CUDA=1: with them)
+SAY_0_cpu = without TensorFlow's CUDA libraries (CUDA=0)
+
 .DEFAULT_GOAL := help
 .PHONY: help another-python setup demo test soak check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
@@ -30,9 +51,10 @@ OTHER := $(shell test ! -x $(BIN)/python || test -z "$(PYTHON)" || \
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-another-python:
+.PHONY: another-choice
+another-python another-choice:
 
-setup: $(STAMP) ## virtual environment with locked versions, and .venv/bin/stoker
+setup: $(STAMP) ## virtual environment with locked versions, CUDA where there is a GPU (CUDA=0|1|auto)
 
 $(UV):
 	@test -n "$(PYTHON)" || { echo "stoker: Python 3.11, 3.12 or 3.13 must be on the PATH. \
@@ -42,14 +64,17 @@ $(UV):
 	(Debian: apt-get install python3-venv)"; exit 2; }
 	@.tools/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-$(STAMP): $(UV) requirements.lock pyproject.toml $(if $(OTHER),another-python)
+$(STAMP): $(UV) requirements.lock requirements-cuda.lock pyproject.toml $(if $(OTHER),another-python) \
+	$(if $(subst -$(INSTALLED)-,,-$(CHOICE)-),another-choice)
 	@echo "setup: virtual environment in $(VENV), $$(grep -c '^[a-z].*==' requirements.lock) locked packages"
+	@echo "setup: $(SAY_$(subst $() ,_,$(CHOICE)))"
 	@"$(PYTHON)" -c '' || { echo "stoker: PYTHON=$(PYTHON) does not run"; exit 2; }
-	@$(if $(OTHER),rm -rf $(VENV))
+	@$(if $(OTHER),rm -rf $(VENV),rm -f $@)
 	@$(UV) venv --quiet --allow-existing --python "$(PYTHON)" $(VENV)
-	@$(UV) pip sync --python $(BIN)/python --require-hashes --compile-bytecode requirements.lock
+	@$(UV) pip sync --python $(BIN)/python --require-hashes --compile-bytecode requirements.lock \
+	$(if $(filter cuda,$(CHOICE)),requirements-cuda.lock)
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
-	@touch $@
+	@echo "$(CHOICE)" > $@
 
 demo: $(STAMP) ## data to served model on real data: the digits recipe
 	@echo "demo: stoker run recipes/digits"
@@ -72,9 +97,11 @@ $(TRITON_STAMP): requirements-triton.lock $(STAMP)
 test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) ## every test
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
-	-m "not alone and not soak" $(ARGS)
+	-m "not alone and not soak and not gpu" $(ARGS)
 	@echo "test: those that measure this machine, one after the other with nothing beside them"
-	@$(BIN)/python -m pytest -m alone --durations=15 $(ARGS) || test $$? = 5 -a -n "$(ARGS)"
+	@$(BIN)/python -m pytest -m "alone and not gpu" --durations=15 $(ARGS) || test $$? = 5 -a -n "$(ARGS)"
+	@echo "test: those that need a GPU, which the other tests do not see; skipped where there is none"
+	@$(BIN)/python -m pytest -m "gpu and not soak" --durations=15 $(ARGS) || test $$? = 5
 
 soak: $(STAMP) ## what is too long for `make test`: kills, swaps, all levers, the server's image, memory (35 minutes)
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
@@ -170,10 +197,15 @@ $(BENCH_STAMP): benchmarks/requirements.txt
 	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	@touch $@
 
+EXPORT = $(UV) export --quiet --frozen --all-extras --all-groups --no-emit-project --no-header \
+	--no-annotate --format requirements.txt
+
 lock: $(UV) ## resolve the newest versions that pyproject.toml allows
 	@$(UV) lock --upgrade
-	@$(UV) export --quiet --frozen --all-extras --all-groups --no-emit-project --no-header \
-	--no-annotate --format requirements.txt --output-file requirements.lock
+	@$(EXPORT) --no-extra cuda --output-file requirements.lock
+	@$(EXPORT) --output-file .tools/all.lock
+	@awk '/^[a-z0-9]/ {beyond = FILENAME != "requirements.lock" && !($$1 in locked); locked[$$1]} beyond' \
+	requirements.lock .tools/all.lock > requirements-cuda.lock
 
 clean: ## remove what setup made (runs and models stay)
 	rm -rf $(VENV) $(BENCH) .venv-bench-serve .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

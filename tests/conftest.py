@@ -1,4 +1,4 @@
-"""What all tests share: no deadlines on a noisy machine, and the data beside the repository."""
+"""What all tests share: no deadlines on a noisy machine, no GPU, and the data beside the repository."""
 
 from __future__ import annotations
 
@@ -43,6 +43,38 @@ LONGEST = (
 """Files that take longest, the longest first: one that begins last would leave the other cores idle."""
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+
+
+CPU_FOR_GPU = "STOKER_GPU_TESTS_ON_CPU"
+"""Environment variable: run tests marked `gpu` without a GPU, where they use the CPU instead."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide the GPU from every test, and from its subprocesses, unless only tests marked `gpu` run.
+
+    CUDA reads the variable when TensorFlow first looks for devices, so it is set before any test is
+    imported. One process cannot show a GPU to some tests and hide it from others.
+    """
+    if not _runs_gpu_tests_alone(config):
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+def _runs_gpu_tests_alone(config: pytest.Config) -> bool:
+    """Whether `-m` selects tests marked `gpu` and no others: `gpu`, `gpu and not soak`."""
+    words: list[str] = config.getoption("markexpr").split()
+    return words[:1] == ["gpu"] and "or" not in words
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a GPU where there is none or where it is hidden."""
+    if item.get_closest_marker("gpu") is None or os.environ.get(CPU_FOR_GPU) == "1":
+        return
+    if not _runs_gpu_tests_alone(item.config):
+        pytest.skip("the GPU is hidden from other tests; those that need it run alone: -m gpu")
+    from stoker.cluster.devices import find_devices
+
+    if not find_devices().gpus:
+        pytest.skip("no NVIDIA driver shows a GPU here")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -95,12 +127,25 @@ def _spare_what_stays() -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real data beside the checkout."""
+    """The folder of real data next to the checkout, for tests that compare with it."""
     if not SHARED.is_dir():
         if os.environ.get("CI") == "true":
             pytest.fail(f"{SHARED} must be there in CI")
         pytest.skip(f"{SHARED} is not there")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def sample_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of real data, or where there is none a folder with simulated files like them."""
+    if SHARED.is_dir():
+        return SHARED
+    from tests.simulated import WRITERS
+
+    folder = tmp_path_factory.mktemp("sample-data")
+    for name, write in WRITERS.items():
+        write(folder / name)
+    return folder
 
 
 @pytest.fixture

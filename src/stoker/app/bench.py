@@ -14,6 +14,7 @@ from stoker.app.experiment import Experiment
 from stoker.app.locked import with_settings
 from stoker.core.errors import UserError
 from stoker.core.files import remove
+from stoker.core.finding import Finding
 from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, Gain, gain_of
 from stoker.tune.diagnosis import is_clear
 from stoker.tune.levers import Situation
@@ -219,6 +220,10 @@ class TrialBench:
         """What each stage of the input costs."""
         found: list[dict[str, Any]] = self._ask("stages")
         return found
+
+    def findings(self) -> list[Finding]:
+        """What the model itself costs, and need not."""
+        return [Finding(**each) for each in self._ask("findings")]
 
     def timeline(self) -> list[dict[str, Any]]:
         """Some calls, one after the other."""

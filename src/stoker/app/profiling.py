@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from stoker.app.bench import one_bench
 from stoker.app.experiment import Experiment
 from stoker.app.tuning import TRIALS, alone, cannot
 from stoker.core.files import write_atomic, write_json
+from stoker.core.finding import Finding
 from stoker.tune.compare import Gain
 from stoker.tune.diagnosis import Diagnosis, diagnose
 from stoker.tune.drawing import Span, seconds, timeline
@@ -38,6 +39,9 @@ class Profiled:
     calls: list[dict[str, Any]]
     """Of the timeline."""
 
+    findings: list[Finding] = field(default_factory=list)
+    """What the model itself costs, and need not."""
+
     page: Path
     json: Path
 
@@ -54,6 +58,7 @@ class Profiled:
             "machine": self.machine,
             "stages": self.stages,
             "calls": self.calls,
+            "findings": [asdict(finding) for finding in self.findings],
             "page": str(self.page),
         }
 
@@ -90,6 +95,7 @@ def profile(
                 measured = bench.profile()
                 calls, stages = bench.timeline(), bench.stages()
                 machine = bench.machine()
+                findings = bench.findings()
                 tell("the same step in another precision")
                 precision = _in_time(bench.other_precision)
         except TrialFailed as failed:
@@ -105,6 +111,7 @@ def profile(
             machine=machine | mfu(machine, measured),
             stages=stages,
             calls=calls,
+            findings=findings,
             page=folder / "profile.html",
             json=folder / "profile.json",
         )
@@ -168,6 +175,7 @@ def page_of(found: Profiled, name: str) -> str:
         f"Profile of {name}",
         [
             paragraph(found.diagnosis.text),
+            *(paragraph(finding.line()) for finding in found.findings),
             table(["", ""], rows_of(found)),
             heading("Where a step's time goes"),
             parts_of_a_step(measured.split, title="parts of a step, a waterfall"),

@@ -18,6 +18,9 @@ def import_tensorflow() -> None:
     # A process that takes all of a GPU's memory starves its neighbours. It must be said before
     # TensorFlow looks at the devices, which the transform's stage makes it do.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    # Without it TensorFlow transposes the input and output of each BatchNormalization in 16 bits to NCHW and
+    # back. Source: tensorflow/core/kernels/fused_batch_norm_op.cc, BatchnormSpatialPersistentEnabled.
+    os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     closed = sys.stderr is None
     if "tensorflow" in sys.modules or level in ("0", "1") or closed:

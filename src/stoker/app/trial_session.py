@@ -177,6 +177,22 @@ class Session:
         """What each stage of the input costs; empty where nothing is made for a sample."""
         return [asdict(stage) for stage in self._measured().stages()]
 
+    def findings(self) -> list[dict[str, str]]:
+        """What the model itself costs, and need not."""
+        from stoker.tune.attach.inside.stoker_watch.biases import useless_biases
+        from stoker.tune.model_findings import useless_bias
+
+        model = self._measured().run.built.model
+        layers = useless_biases(model)
+        if not layers:
+            return []
+        found = useless_bias(
+            [layer.name for layer in layers],
+            parameters=sum(int(layer.bias.shape[0]) for layer in layers),
+            of_parameters=model.count_params(),
+        )
+        return [asdict(found)]
+
     def machine(self, seconds: float) -> dict[str, Any]:
         """What the model computes, what this device reaches, memory, and the GPUs while it trains."""
         import resource

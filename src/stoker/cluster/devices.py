@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pynvml
-
 from stoker.cluster.limits import memory_limit
+from stoker.cluster.machine.gpus import read_gpus
+from stoker.cluster.machine.visible import visible_gpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Devices:
-    """The devices of one machine."""
+    """The devices of one machine that this process may use."""
 
     cpu_cores: int
     """Cores that this process may use (its affinity, not the machine's count)."""
@@ -38,7 +38,7 @@ class Devices:
     """Memory that this process may use: the machine's, or its container's."""
 
     gpus: tuple[Gpu, ...]
-    """GPUs, in the driver's order."""
+    """GPUs that `CUDA_VISIBLE_DEVICES` shows to this process, in its order."""
 
     def describe(self) -> str:
         """One phrase for a person: `2 CPU cores, 24 GiB, no GPU`."""
@@ -48,7 +48,7 @@ class Devices:
 
 
 def find_devices() -> Devices:
-    """Look at this machine; a missing or broken GPU driver means no GPU."""
+    """Look at this machine; a missing or broken GPU driver means no GPU, and so does a hidden one."""
     return Devices(cpu_cores=_usable_cores(), memory_bytes=usable_memory(), gpus=_find_gpus())
 
 
@@ -86,21 +86,11 @@ def _usable_cores() -> int:
 
 
 def _find_gpus() -> tuple[Gpu, ...]:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-        ]
-        return tuple(
-            Gpu(
-                name=pynvml.nvmlDeviceGetName(handle),
-                memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                compute_capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
-            )
-            for handle in handles
+    return tuple(
+        Gpu(
+            name=state.name if mig is None else mig.name,
+            memory_bytes=state.memory_bytes if mig is None else mig.memory_bytes,
+            compute_capability=state.compute_capability,
         )
-    finally:
-        pynvml.nvmlShutdown()
+        for state, mig in visible_gpus(read_gpus().states, os.environ)
+    )

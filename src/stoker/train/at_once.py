@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.keras_model import has_kerass_optimizer, overrides, own_optimizers
+from stoker.train.loss_scaling import scales_on_device
 
 LOOK_EVERY = 20
 """Steps after which the variables are looked at, at most, where calls are shorter."""
@@ -32,8 +33,8 @@ def may_update_at_once(model: keras.Model, config: TrainConfig, resolved: Resolv
     if "train_step" in overrides(model):
         return True  # The user's step has written before anybody could look.
     # Float16 overflows in the course of things; a clipped value or a constraint may be finite where
-    # the gradient was not.
-    hidden = (
+    # the gradient was not. A loss scale on the device looks at each gradient before all that.
+    hidden = not scales_on_device(model, replicas=resolved.replicas) and (
         isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
         or model.optimizer.clipvalue is not None
         or any(getattr(v, "constraint", None) is not None for v in model.trainable_variables)

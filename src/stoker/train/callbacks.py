@@ -106,6 +106,7 @@ class Callbacks:
         self._begun = self._over = False
         self._resumed_from: tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]] | None = None
         self._said: set[str] = set()
+        self._at_end: tuple[dict[str, Any], dict[str, NDArray[Any]]] | None = None
 
     @property
     def has_batch_hooks(self) -> bool:
@@ -141,6 +142,7 @@ class Callbacks:
     def on_train_begin(self) -> None:
         """Training begins, or goes on: then with the state that `set_state` was given."""
         self._model.stop_training = self._over = False
+        self._at_end = None
         if self._resumed_from is not None:
             for callback in self._all:
                 if isinstance(callback, keras.callbacks.CSVLogger):
@@ -204,7 +206,14 @@ class Callbacks:
         self._tell("on_test_end", plain_logs(logs))
 
     def on_train_end(self, logs: Mapping[str, Any]) -> None:
-        """Training has ended, and nobody is told of more; the logs are the last epoch's."""
+        """Training has ended, and nobody is told of more; the logs are the last epoch's.
+
+        What callbacks remember is taken before: at the end they close files and drop what they hold. A
+        run that goes on from here tells them of its end once more. A callback whose state cannot be
+        taken now does not fail a training that has ended.
+        """
+        if not self._over:
+            self._at_end = self._captured(fails=False)
         self._tell("on_train_end", plain_logs(logs))
         self._begun, self._over = False, True
 
@@ -223,17 +232,27 @@ class Callbacks:
 
         That is each attribute that is a number, text, None, an array, or a list, tuple, set or dict
         of these, or what its own `get_state` returns. What else it holds is named once in a warning.
+        When training has ended it is the state just before `on_train_end`.
         """
+        return self._captured(fails=True) if self._at_end is None else self._at_end
+
+    def _captured(self, *, fails: bool) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         facts: dict[str, Any] = {}
         arrays: dict[str, NDArray[Any]] = {}
         for name, callback in self._named():
-            with told_as_the_users(f"{name}.get_state"):
-                facts[name], lost = capture(
-                    callback,
-                    settings=self._settings_of(callback),
-                    key=f"{GROUP}/{name}",
-                    arrays=arrays,
-                )
+            try:
+                with told_as_the_users(f"{name}.get_state"):
+                    facts[name], lost = capture(
+                        callback,
+                        settings=self._settings_of(callback),
+                        key=f"{GROUP}/{name}",
+                        arrays=arrays,
+                    )
+            except ConfigError as error:
+                if fails:
+                    raise
+                _LOG.warning("training has ended without the state of a callback: %s", error.line())
+                continue
             if lost and name not in self._said:
                 self._said.add(name)
                 _LOG.warning(

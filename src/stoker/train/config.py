@@ -31,8 +31,18 @@ MOST_BYTES = 2**40
 MOST_THREADS = 1024
 """Most threads of one process: beyond it a setting is a slip of the keyboard."""
 
+MOST_SCALE = 2**24
+"""Most that a fixed loss scale may be: beyond it a setting is a slip of the keyboard."""
+
 BFLOAT16_CAPABILITY = (8, 0)
-"""First NVIDIA compute capability whose tensor cores take bfloat16 (Ampere)."""
+"""First NVIDIA compute capability whose tensor cores take bfloat16 (Ampere).
+
+Source: NVIDIA, CUDA C++ Programming Guide, "Compute Capabilities".
+"""
+
+FLOAT16_CAPABILITY = (7, 0)
+"""First NVIDIA compute capability with tensor cores (Volta); before Ampere they take float16 only. The
+same source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +68,13 @@ class TrainConfig:
     hook for batches."""
 
     precision: Precision | Auto = "auto"
-    """Keras dtype policy. auto: mixed_bfloat16 on TPUs and on GPUs from Ampere on, else float32."""
+    """Keras dtype policy. auto: mixed_bfloat16 on TPUs and where all GPUs have compute capability 8.0
+    or higher, mixed_float16 where all have 7.0 or higher, else float32."""
+
+    loss_scale: float | Literal["auto", "dynamic"] = "auto"
+    """What the loss is multiplied by before the backward pass, so that small gradients in float16 do
+    not become zero. dynamic: halved when gradients overflow, which skips the step, and doubled after
+    2,000 good steps. A number stays, and skips nothing. auto: dynamic for mixed_float16, else 1."""
 
     tf32: bool = True
     """Let NVIDIA GPUs from Ampere on multiply float32 with 10 bits of mantissa."""
@@ -83,7 +99,8 @@ class TrainConfig:
     """Most that the norm of all gradients together, reduced over replicas, may be."""
 
     class_weight: dict[int, float] | None = None
-    """Class -> how much its samples count in training, as in `Model.fit`; 1 where it is not named."""
+    """Class -> how much its samples count in training, and in validation, whose loss chooses the best
+    epoch; 1 where it is not named. (`Model.fit` validates without it.)"""
 
     sample_weight: str | None = None
     """How much each sample counts in training and validation: an output of the preprocessing
@@ -179,6 +196,12 @@ class TrainConfig:
         if not self.monitor.startswith("val_"):
             raise ConfigError(
                 "train.monitor must begin with val_", got=self.monitor, fix="E.g. val_loss."
+            )
+        if not isinstance(self.loss_scale, str) and not 1 <= self.loss_scale <= MOST_SCALE:
+            raise ConfigError(
+                f"train.loss_scale must be from 1 to {MOST_SCALE:,}",
+                got=self.loss_scale,
+                fix="Set it to dynamic, or to a power of two such as 128.",
             )
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             raise ConfigError("train.clip_norm must be above 0", got=self.clip_norm)
@@ -283,6 +306,7 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
     epoch_steps = around.rows / (batch_size * parts)
     if on_tpu:
         _require_whole_step(around.rows, batch_size * parts)
+    precision, why_precision = _precision(config, around.devices, strategy)
     steps = math.floor(epoch_steps) if on_tpu else math.ceil(epoch_steps)
     return ResolvedTraining(
         batch_size=batch_size,
@@ -292,13 +316,11 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
         steps_per_call=min(config.steps_per_call, steps)
         if config.steps_per_call != "auto"
         else min(steps, 50),
-        precision=config.precision
-        if config.precision != "auto"
-        else _auto_precision(around.devices, strategy),
+        precision=precision,
         xla=config.xla if config.xla != "auto" else xla,
         strategy=strategy,
         lr_factor={"none": 1.0, "linear": float(parts), "sqrt": math.sqrt(parts)}[config.scale_lr],
-        why={"strategy": why},
+        why={"strategy": why, "precision": why_precision},
     )
 
 
@@ -349,6 +371,7 @@ def _require_for_tpu(config: TrainConfig, around: Grounds) -> None:
     refused = {
         "features that are strings": around.string_features,
         "train.precision: mixed_float16": config.precision == "mixed_float16",
+        "train.loss_scale": config.loss_scale != "auto",
         "train.xla, which a TPU always does": config.xla != "auto",
         "train.reduction_bytes_per_pack": config.reduction_bytes_per_pack > 0,
         "batches of a user's own dataset or of data.service": around.batches_from_elsewhere,
@@ -374,8 +397,26 @@ def _require_whole_step(rows: int, global_batch: int) -> None:
         )
 
 
-def _auto_precision(devices: Devices, strategy: StrategyName) -> Precision:
+def _precision(
+    config: TrainConfig, devices: Devices, strategy: StrategyName
+) -> tuple[Precision, str]:
+    """The dtype policy, and why.
+
+    bfloat16 wherever it is computed: it has float32's range, so that nothing overflows and no step is
+    left out. float16 only on cards whose tensor cores take nothing else. Which of the two is faster on
+    cards that compute both is not measured yet: `make bench-gpu` measures it, and would change this rule
+    where float16 is faster by more than the spread at the same loss curve.
+    """
+    if config.precision != "auto":
+        return config.precision, "asked for"
     if strategy == "tpu":
-        return "mixed_bfloat16"
-    capable = [gpu.compute_capability >= BFLOAT16_CAPABILITY for gpu in devices.gpus]
-    return "mixed_bfloat16" if capable and all(capable) else "float32"
+        return "mixed_bfloat16", "a TPU multiplies bfloat16"
+    if not devices.gpus:
+        return "float32", "no GPU"
+    least = min(gpu.compute_capability for gpu in devices.gpus)
+    has = f"compute capability {least[0]}.{least[1]}"
+    if least >= BFLOAT16_CAPABILITY:
+        return "mixed_bfloat16", f"{has} has tensor cores for bfloat16"
+    if least >= FLOAT16_CAPABILITY:
+        return "mixed_float16", f"{has} has tensor cores for float16, not for bfloat16"
+    return "float32", f"{has} has no tensor cores"

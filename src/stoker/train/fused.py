@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from stoker.train.held_back import condition
+
 QUICKER_APART = range(512, 40_000)
 """Numbers of a weight for which operations one by one take a CPU less time: the kernel takes up to 2.5 times
 as long. Of fewer or more it takes 0.4 to 0.6 times as long (`benchmarks/train/adam.py`, 2 cores)."""
@@ -28,6 +30,12 @@ class _Scalars(NamedTuple):
     """What an update of every weight of a type on a device takes."""
 
     learning_rate: tf.Tensor
+    """0 where the update does not count."""
+
+    beta_1: tf.Tensor
+    beta_2: tf.Tensor
+    """1 where the update does not count: momentum and velocity stay."""
+
     beta_1_power: tf.Tensor
     beta_2_power: tf.Tensor
 
@@ -114,8 +122,8 @@ class _FusedAdam:
             beta1_power=scalars.beta_1_power,
             beta2_power=scalars.beta_2_power,
             lr=scalars.learning_rate,
-            beta1=tf.constant(optimizer.beta_1, dtype),
-            beta2=tf.constant(optimizer.beta_2, dtype),
+            beta1=scalars.beta_1,
+            beta2=scalars.beta_2,
             epsilon=tf.constant(optimizer.epsilon, dtype),
             grad=gradient,
         )
@@ -124,8 +132,22 @@ class _FusedAdam:
 def _scalars_of(optimizer: keras.optimizers.Adam, learning_rate: Any, dtype: tf.DType) -> _Scalars:
     step = tf.cast(optimizer.iterations.value + 1, dtype)
     rate = tf.cast(learning_rate, dtype)
-    power_1, power_2 = (tf.constant(b, dtype) ** step for b in (optimizer.beta_1, optimizer.beta_2))
-    return _Scalars(rate, power_1, power_2, rate * tf.sqrt(1 - power_2) / (1 - power_1))
+    betas = [tf.constant(beta, dtype) for beta in (optimizer.beta_1, optimizer.beta_2)]
+    power_1, power_2 = (beta**step for beta in betas)
+    alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
+    counts = condition()
+    if counts is not None:
+        # The kernel writes by handles, and is not held back: gradients are zero where this does not count.
+        rate = tf.where(counts, rate, 0.0)
+        betas = [tf.where(counts, beta, 1.0) for beta in betas]
+    return _Scalars(
+        learning_rate=rate,
+        beta_1=betas[0],
+        beta_2=betas[1],
+        beta_1_power=power_1,
+        beta_2_power=power_2,
+        alpha=alpha,
+    )
 
 
 def _on_cpu() -> bool:

@@ -67,14 +67,22 @@ def _fused(layer: Any) -> Callable[..., Any]:
 
 
 def _normalised(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-    """[batch, ..., channels], and as a side effect the moving statistics.
+    """Normalize [batch, ..., channels], and update the moving statistics.
 
-    Source: keras.layers.BatchNormalization.call, tf.raw_ops.FusedBatchNormV3.
+    The kernel takes the input in its own dtype; scale, offset, mean and variance are float32. On a GPU
+    only 16-bit input takes cuDNN's persistent kernel, which works on NHWC without transposes, and only
+    where `TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1` was set (`stoker.app.quiet`). Four axes need no
+    reshape, so that in float16 TensorFlow's remapper finds the addition and the relu behind the kernel
+    and makes one kernel of all (multiples of 4 channels only). No GPU has run this yet.
+
+    Source: keras.layers.BatchNormalization.call, tf.raw_ops.FusedBatchNormV3; TensorFlow,
+    core/kernels/fused_batch_norm_op.cc, core/grappler/optimizers/remapper.cc.
     """
-    x = tf.cast(inputs, tf.float32)
+    has_four_axes = inputs.shape.rank == 4
+    x = inputs if has_four_axes else tf.reshape(inputs, _four_axes(inputs))
     channels = layer.moving_mean.shape[0]
     outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
-        x=tf.reshape(x, _four_axes(x)),
+        x=x,
         scale=tf.cast(layer.gamma, tf.float32) if layer.scale else tf.ones([channels]),
         offset=tf.cast(layer.beta, tf.float32) if layer.center else tf.zeros([channels]),
         mean=tf.zeros([0]),
@@ -82,13 +90,14 @@ def _normalised(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
         epsilon=layer.epsilon,
         is_training=True,
     )
-    # The kernel's is an estimate for all that could come, Keras's the variance of the batch itself.
+    # The kernel returns the unbiased variance, n / (n - 1) of the batch's own, which is what Keras keeps.
     count = tf.cast(tf.size(x) // channels, tf.float32)
     variance *= tf.where(count > 1.0, (count - 1.0) / count, 1.0)
     for moving, found in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
         before = tf.cast(moving, tf.float32)
         moving.assign(before * layer.momentum + found * (1.0 - layer.momentum))
-    return tf.cast(tf.reshape(outputs, tf.shape(x)), layer.compute_dtype)
+    shaped = outputs if has_four_axes else tf.reshape(outputs, tf.shape(inputs))
+    return tf.cast(shaped, layer.compute_dtype)
 
 
 def _four_axes(x: tf.Tensor) -> tf.Tensor:

@@ -7,12 +7,15 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
+import keras
 import numpy as np
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.finding import Finding
 from stoker.core.outputs import of_output
 from stoker.train.config import TrainConfig
+from stoker.train.keras_model import overrides
 from stoker.train.position import Position
 
 
@@ -47,6 +50,33 @@ def is_better(
         return True
     sign = 1.0 if better_mode(monitor, config.monitor_mode) == "max" else -1.0
     return sign * metrics[monitor] > sign * position.best_metrics[monitor]
+
+
+def weights_of_choice(model: keras.Model, config: TrainConfig) -> Mapping[int, float] | None:
+    """The class weights that validation counts with: what weighs training weighs the best epoch.
+
+    A `test_step` of the user's gets no weights that are not in the data, as in `fit`: it may take
+    features and labels only.
+    """
+    return None if "test_step" in overrides(model) else config.class_weight
+
+
+def check_choice(model: keras.Model, config: TrainConfig) -> Finding | None:
+    """A warning where the best epoch is chosen by a loss that knows nothing of the class weights."""
+    unweighted = config.class_weight and weights_of_choice(model, config) is None
+    if not unweighted or config.monitor != "val_loss":
+        return None
+    return Finding(
+        kind="unweighted_choice",
+        severity="warning",
+        message=(
+            f"train.class_weight weighs training, and {type(model).__name__}.test_step computes "
+            "train.monitor: val_loss without it: the best epoch may be one that the rare classes "
+            "have not reached"
+        ),
+        fix="Set train.monitor to a metric of the rare classes (val_auc, val_recall), or weigh the "
+        "loss inside test_step and leave train.class_weight out.",
+    )
 
 
 _LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "crossentropy", "divergence")

@@ -15,7 +15,13 @@ def are_finite(model: keras.Model, gradients: Gradients, loss: tf.Tensor) -> tf.
     """Whether loss and gradients are; float16 gradients overflow in the course of things."""
     if isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer):
         return tf.math.is_finite(loss)
-    return tf.math.is_finite(tf.add_n([loss, *(_sum(g) for g in gradients if g is not None)]))
+    return tf.math.is_finite(loss + total(gradients))
+
+
+def total(gradients: Gradients) -> tf.Tensor:
+    """Scalar float32 that is not finite where a gradient is not."""
+    sums = [_sum(gradient) for gradient in gradients if gradient is not None]
+    return tf.add_n(sums) if sums else tf.constant(0.0)
 
 
 def scaled(gradient: Any, factor: tf.Tensor) -> Any:
@@ -52,7 +58,8 @@ def dense(gradient: Any) -> tf.Tensor:
 
 def _sum(gradient: Any) -> tf.Tensor:
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    return tf.cast(tf.reduce_sum(values), tf.float32)
+    # A sum in float16 ends at 65504.
+    return tf.reduce_sum(tf.cast(values, tf.float32))
 
 
 def reduced(

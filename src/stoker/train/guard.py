@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from stoker.core.finding import Finding
 from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.goal import check_choice
 from stoker.train.health.degradation import (
     check_host_sync,
     check_idle_devices,
@@ -87,6 +88,7 @@ class Guard:
         else:
             self._say(check_idle_devices(variables, gpus))
         self._say(check_outputs(self._built.model, answers))
+        self._say(check_choice(self._built.model, self._config))
         self._say(check_keras_distribution())
 
     def placements(self) -> AbstractContextManager[list[Any]]:

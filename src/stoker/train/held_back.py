@@ -1,13 +1,35 @@
-"""Assignments that count only where a step is finite, for an update that is compiled as one program."""
+"""Assignments that count only where a step is finite, decided on the device and without a condition."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
+
+_WRITERS = (
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "scatter_update",
+    "scatter_add",
+    "scatter_sub",
+)
+"""Methods of a variable that an update writes by."""
+
+_CONDITION: ContextVar[tf.Tensor | None] = ContextVar("held_back_condition", default=None)
+
+
+def condition() -> tf.Tensor | None:
+    """The condition of the `written_only_where` that is being traced, a scalar bool; None outside of one.
+
+    `written_only_where` does not reach a kernel that writes to a variable by its handle: the code that
+    calls such a kernel reads the condition here, and gives it arguments that change nothing.
+    """
+    return _CONDITION.get()
 
 
 @contextmanager
@@ -15,22 +37,34 @@ def written_only_where(finite: tf.Tensor, variables: Sequence[Any]) -> Iterator[
     """While an update is traced: each assignment leaves a variable as it is where not `finite`.
 
     A condition around the whole update would make XLA copy every variable, and so would old values
-    put back at its end. Chosen at each assignment, the value is a part of the loop over a variable
-    that the optimizer needs anyway.
+    put back at its end; outside of XLA the host would wait for it. Chosen at each assignment, the value
+    is a part of the loop over a variable that the optimizer needs anyway. Contexts may be nested: an
+    assignment then counts where both conditions hold.
 
     Args:
         finite: Scalar bool.
-        variables: What the update assigns to, by `assign`, `assign_add` and `assign_sub`.
+        variables: What the update assigns to, by the methods `_WRITERS`.
     """
-    for variable in variables:
-        variable.assign = partial(_assign, variable, finite)
-        variable.assign_add = partial(_assign_sum, variable, sign=1)
-        variable.assign_sub = partial(_assign_sum, variable, sign=-1)
+    outer = _CONDITION.get()
+    holds = finite if outer is None else tf.logical_and(outer, finite)
+    # A strategy of one replica hands the update the copy on its device.
+    parts = [part for each in variables for part in (each, *getattr(each, "values", ()))]
+    before = [{name: vars(part)[name] for name in _WRITERS if name in vars(part)} for part in parts]
+    token = _CONDITION.set(holds)
+    for part in parts:
+        part.assign = partial(_assign, part, holds)
+        part.assign_add = partial(_assign_sum, part, sign=1)
+        part.assign_sub = partial(_assign_sum, part, sign=-1)
+        for name in ("scatter_update", "scatter_add", "scatter_sub"):
+            setattr(part, name, partial(_scatter, part, holds, name))
     try:
         yield
     finally:
-        for variable in variables:
-            del variable.assign, variable.assign_add, variable.assign_sub
+        _CONDITION.reset(token)
+        for part, kept in zip(reversed(parts), reversed(before), strict=True):
+            for name in _WRITERS:
+                vars(part).pop(name, None)
+            vars(part).update(kept)
 
 
 def _assign(variable: Any, finite: tf.Tensor, value: Any, *_: Any, **options: Any) -> Any:
@@ -42,3 +76,16 @@ def _assign(variable: Any, finite: tf.Tensor, value: Any, *_: Any, **options: An
 def _assign_sum(variable: Any, value: Any, *_: Any, sign: int, **options: Any) -> Any:
     before = variable.read_value()
     return variable.assign(before + sign * tf.cast(value, before.dtype), **options)
+
+
+def _scatter(
+    variable: Any, finite: tf.Tensor, method: str, rows: Any, *_: Any, **options: Any
+) -> Any:
+    """Write rows of a table by a method of the variable's class, or what leaves them as they are."""
+    values = tf.cast(rows.values, variable.dtype)
+    if method == "scatter_update":
+        unchanged = tf.gather(variable.read_value(), rows.indices)
+    else:
+        unchanged = tf.zeros_like(values)
+    held_back = tf.IndexedSlices(tf.where(finite, values, unchanged), rows.indices)
+    return getattr(type(variable), method)(variable, held_back, **options)

@@ -141,8 +141,7 @@ def of_the_user() -> Iterator[None]:
 def with_class_weights(batch: tuple[Any, ...], weights: Mapping[int, float]) -> tuple[Any, ...]:
     """A batch whose sample weights are multiplied by the weight of each sample's class.
 
-    `fit` takes either sample weights or class weights; here both count. Validation is without class
-    weights, as in `fit`.
+    `fit` takes either sample weights or class weights; here both count.
 
     Args:
         batch: Features, labels, and sample weights [batch, ...] where there are.
@@ -248,7 +247,7 @@ def as_the_model_takes(
     Args:
         load: Element -> features, label, and weights where there are.
         model: Compiled.
-        class_weight: Class -> weight, in training.
+        class_weight: Class -> weight.
     """
 
     def loaded(element: Any) -> tuple[Any, ...]:

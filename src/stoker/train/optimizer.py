@@ -10,12 +10,13 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError, Plain
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ema import WeightAverage
+from stoker.train.loss_scaling import prepare_loss_scale
 
 
 def prepare_optimizer(
     model: keras.Model, config: TrainConfig, resolved: ResolvedTraining
 ) -> WeightAverage | None:
-    """Scale the learning rate, clip, and keep a moving average; call it in the strategy's scope.
+    """Scale the loss and the learning rate, clip, and keep a moving average; call it in the strategy's scope.
 
     An average that the user asked of Keras (`use_ema=True`) is kept by us: Keras's own fails under
     MirroredStrategy.
@@ -26,6 +27,7 @@ def prepare_optimizer(
     Raises:
         ConfigError: two settings that exclude each other.
     """
+    prepare_loss_scale(model, config)
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     _refuse_accumulation(inner)
     _clip(inner, config)

@@ -18,6 +18,7 @@ from stoker.train.keras_model import (
     require_labels,
     run_own_step,
 )
+from stoker.train.loss_scaling import build_once
 from stoker.train.model import BuiltModel
 from stoker.train.outcome import Outcome
 from stoker.train.seeds import drawn_apart, keras_seeds, use_keras_seeds
@@ -107,7 +108,7 @@ def make_own_step(
     """
     model, strategy = built.model, distribution.strategy
     with strategy.scope():
-        model.optimizer.build(model.trainable_variables)
+        build_once(model)
     seeds = keras_seeds(strategy)
 
     def replica(element: Any) -> tf.Tensor:
@@ -150,6 +151,7 @@ def check_own_step(model: keras.Model, config: TrainConfig, resolved: ResolvedTr
     of_ours = {
         "accumulate": resolved.accumulate > 1,
         "clip_norm": config.clip_norm is not None,
+        "loss_scale": config.loss_scale != "auto",
         "xla": resolved.xla,
         "strategy: tpu": resolved.strategy == "tpu",
         "reduction_dtype": config.reduction_dtype != "float32",

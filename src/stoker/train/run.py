@@ -25,7 +25,7 @@ from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.compiled import Compiled, Resident
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.fed import step_of
-from stoker.train.goal import finite_of, is_better, require_monitored
+from stoker.train.goal import finite_of, is_better, require_monitored, weights_of_choice
 from stoker.train.guard import Guard
 from stoker.train.keras_model import (
     as_the_model_takes,
@@ -108,7 +108,11 @@ class Run:
         compiled.compile()
         self._validate = make_validate(
             built,
-            as_the_model_takes(self._held_out.load, built.model),
+            as_the_model_takes(
+                self._held_out.load,
+                built.model,
+                class_weight=weights_of_choice(built.model, config),
+            ),
             distribution=distribution,
             gives_up=lambda: self._ends_alone() and not position.over,
         )
@@ -442,7 +446,8 @@ class Run:
 
     def _validated_by(self, feed: AnyFeed) -> dict[str, float]:
         """The metrics of another feed of the eval split; the user's callbacks have had their end."""
-        load = as_the_model_takes(feed.load, self.built.model)
+        weights = weights_of_choice(self.built.model, self.config)
+        load = as_the_model_takes(feed.load, self.built.model, class_weight=weights)
         validate = make_validate(self.built, load, distribution=self.distribution)
         with feed.in_order(batch_size=EVAL_BATCHES * self.compiled.resolved.batch_size) as batches:
             return validate(batches, Callbacks(self.built.model, [], steps=1, epochs=1))

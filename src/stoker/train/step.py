@@ -27,6 +27,7 @@ from stoker.train.keras_model import (
     loss_of,
     tell_metrics,
 )
+from stoker.train.loss_scaling import DeviceLossScale, build_once, scales_on_device
 from stoker.train.model import BuiltModel
 from stoker.train.one_program import OneProgram
 from stoker.train.outcome import Outcome
@@ -134,7 +135,7 @@ def make_train_step(
     strategy = distribution.strategy
     with strategy.scope():
         optimizer = built.model.optimizer
-        optimizer.build(built.model.trainable_variables)
+        build_once(built.model)
         if distribution.shares_batches:
             _leave_reduction_to_us(optimizer)
     by_xla = settings.xla and not distribution.shares_batches
@@ -237,7 +238,7 @@ def _make_one_program(
     """A plain step that XLA compiles from the forward pass to the update."""
     model, average = built.model, settings.average
     forward_backward = _make_forward_backward(built)
-    update = _make_update(built, settings)
+    update = _make_update(built, settings, replicas=1)
     written = [v.value for v in [*model.trainable_variables, *model.optimizer.variables]]
     written += [] if average is None else average.variables
     metrics_too = has_kerass_metrics_only(model)
@@ -407,7 +408,7 @@ def _statistics(model: Any) -> list[Any]:
 def _make_apply(
     built: BuiltModel, distribution: Distribution, settings: StepSettings
 ) -> Callable[[Gradients], None]:
-    update = _make_update(built, settings)
+    update = _make_update(built, settings, replicas=distribution.replicas)
     if not settings.xla or distribution.shares_batches:
         # A replica's update meets those of the others, which XLA cannot hold.
         return update
@@ -419,8 +420,13 @@ def _make_apply(
     return apply_compiled
 
 
-def _make_update(built: BuiltModel, settings: StepSettings) -> Callable[[Gradients], None]:
+def _make_update(
+    built: BuiltModel, settings: StepSettings, *, replicas: int
+) -> Callable[[Gradients], None]:
     model, average = built.model, settings.average
+    if scales_on_device(model, replicas=replicas):
+        scale = DeviceLossScale(model.optimizer)
+        return lambda gradients: scale.apply(gradients, model.trainable_variables, average)
 
     def update(gradients: Gradients) -> None:
         model.optimizer.apply(gradients, model.trainable_variables)

@@ -62,13 +62,13 @@ def stoker(*arguments: str) -> int:
 
 
 def test_the_designs_own_two_files_lead_to_a_served_model(
-    shared_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    sample_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The whole command, its server and both protocols included."""
     (tmp_path / "stoker.yaml").write_text(DESIGN_YAML)
     (tmp_path / "model.py").write_text(DESIGN_MODEL)
     (tmp_path / "data").mkdir()
-    shutil.copy(shared_data / "taxi.csv", tmp_path / "data")
+    shutil.copy(sample_data / "taxi.csv", tmp_path / "data")
 
     assert stoker("run", str(tmp_path)) == 0
 
@@ -131,7 +131,7 @@ def test_init_writes_two_files_that_run_as_they_are(
     elif kind == "table":
         write_table(source)
     else:
-        source = request.getfixturevalue("shared_data") / "penguins.csv"
+        source = request.getfixturevalue("sample_data") / "penguins.csv"
     folder = tmp_path / "mine"
     label = ["--label", "species"] if kind == "penguins" else []
 

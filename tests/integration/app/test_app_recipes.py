@@ -116,11 +116,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 def trained(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Iterator[Trained]:
     """Every recipe in turn, in a copy of its folder."""
     name = request.param
-    overrides = list(RECIPE_SETTINGS[name])
-    if name == "taxi":
-        shared = request.getfixturevalue("shared_data")
-        overrides.append(f"data.source={shared / 'taxi.csv'}")
-    yield train(folder_of(name), *overrides)
+    yield train(folder_of(name), *RECIPE_SETTINGS[name])
     keras.mixed_precision.set_dtype_policy("float32")
 
 

@@ -68,16 +68,21 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     lines = [cost if line.startswith("data:") else line for line in file.read_text().splitlines()]
     file.write_text("\n".join(lines) + "\n")
 
-    profiled = told(capsys, "profile", str(planted))
+    profiled = told(capsys, "profile", str(planted), "--set", "model=model:build_biased")
 
     assert profiled["diagnosis"]["bottleneck"] == "input"
     assert profiled["busy_fraction"] < 0.6
+    (finding,) = profiled["findings"]
+    assert finding["kind"] == "useless_bias"
+    assert "1 layer has a bias" in finding["message"]
+    assert "again: biased (8 of" in finding["message"]
     dearest = max(profiled["stages"], key=lambda stage: stage["share"])
     assert dearest["name"].startswith("Generator")
     assert profiled["shares"]["input_wait"] + profiled["shares"]["rest"] > 0.4
     assert sum(profiled["shares"].values()) == pytest.approx(1.0)
     page = Path(profiled["page"]).read_text()
     assert "stage by stage" in page
+    assert finding["fix"] in page
     assert "parts of a step, a waterfall" in page
     assert 0.0 < profiled["machine"]["mfu"] < 1.0
     assert profiled["machine"]["peak_memory_bytes"] > 50 << 20
@@ -138,6 +143,7 @@ def test_a_precision_that_this_machine_has_not_is_named_and_mended(
 
     profiled = told(capsys, "profile", str(planted), *half)
 
+    assert profiled["findings"] == []
     assert profiled["diagnosis"]["bottleneck"] == "precision"
     assert profiled["other_precision"]["precision"] == "float32"
     assert "train.precision: float32" in profiled["diagnosis"]["text"]

@@ -2,6 +2,9 @@
  *
  * GPU 1 is unwell: slowed by its power limit, with four of its sixteen lanes, a memory error that was
  * not corrected, and a process on it. What is not here is a function that an older driver has not.
+ *
+ * By environment: NO_DRIVER, a driver that is not loaded; GPU_NAME and GPU_CAPABILITY (like 12.0), other
+ * cards; GPU_WELL, GPU 1 is well too; GPU_MIG, GPU 0 is divided into two MIG slices.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -10,9 +13,9 @@
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9 };
 
-static const char gpus[2];
+static const char gpus[2], slices[2];
 
-static int second(const void *device) { return device == &gpus[1]; }
+static int second(const void *device) { return device == &gpus[1] && !getenv("GPU_WELL"); }
 
 static int put(char *text, unsigned size, const char *value) {
   strncpy(text, value, size);
@@ -38,20 +41,25 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, const void **device) {
   *device = &gpus[index];
   return SUCCESS;
 }
+static int is_slice(const void *device) { return device == &slices[0] || device == &slices[1]; }
 int nvmlDeviceGetName(void *device, char *text, unsigned size) {
-  (void)device;
-  return put(text, size, "NVIDIA H100 80GB HBM3");
+  const char *name = getenv("GPU_NAME");
+  if (is_slice(device)) return put(text, size, "NVIDIA H100 80GB HBM3 MIG 3g.40gb");
+  return put(text, size, name ? name : "NVIDIA H100 80GB HBM3");
 }
 int nvmlDeviceGetUUID(void *device, char *text, unsigned size) {
-  return put(text, size, second(device) ? "GPU-b" : "GPU-a");
+  if (is_slice(device)) return put(text, size, device == &slices[0] ? "MIG-a1" : "MIG-a2");
+  return put(text, size, device == &gpus[1] ? "GPU-b" : "GPU-a");
 }
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+  const char *capability = getenv("GPU_CAPABILITY");
   (void)device;
-  *major = 9, *minor = 0;
+  *major = capability ? atoi(capability) : 9;
+  *minor = capability ? atoi(strchr(capability, '.') + 1) : 0;
   return SUCCESS;
 }
 int nvmlDeviceGetMemoryInfo(void *device, uint64_t *memory) {
-  memory[0] = 80ull << 30;
+  memory[0] = is_slice(device) ? 40ull << 30 : 80ull << 30;
   memory[2] = second(device) ? 20ull << 30 : 1ull << 30;
   memory[1] = memory[0] - memory[2];
   return SUCCESS;
@@ -62,7 +70,7 @@ struct pci {
   char address[32];
 };
 int nvmlDeviceGetPciInfo_v3(void *device, struct pci *pci) {
-  return put(pci->address, sizeof pci->address, second(device) ? "00000000:02:00.0" : "00000000:01:00.0");
+  return put(pci->address, sizeof pci->address, device == &gpus[1] ? "00000000:02:00.0" : "00000000:01:00.0");
 }
 int nvmlDeviceGetPersistenceMode(void *device, unsigned *mode) {
   (void)device;
@@ -116,8 +124,18 @@ int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned *lanes) {
   return put_number(lanes, 16);
 }
 int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *later) {
-  (void)device, (void)now, (void)later;
-  return NOT_SUPPORTED;
+  if (!getenv("GPU_MIG")) return NOT_SUPPORTED;
+  *later = device == &gpus[0];
+  return put_number(now, device == &gpus[0]);
+}
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) {
+  return put_number(count, device == &gpus[0] ? 7 : 0);
+}
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned place, const void **slice) {
+  (void)device;
+  if (place != 1 && place != 2) return NOT_FOUND; /* free places are not the last ones */
+  *slice = &slices[place - 1];
+  return SUCCESS;
 }
 struct process {
   unsigned pid;

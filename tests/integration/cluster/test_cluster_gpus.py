@@ -1,7 +1,4 @@
-"""What the driver says is read through NVML's own binding; a compiled stand-in plays the driver.
-
-No GPU was there to see it on: what a real driver answers is checked by its published header only.
-"""
+"""What the driver says is read through NVML's own binding; a compiled library replaces the driver."""
 
 from __future__ import annotations
 
@@ -16,9 +13,13 @@ import pytest
 from tests.compiled import compiled
 
 from stoker.app.cli.main import invoke
-from stoker.core.errors import EXIT_CHECK, EXIT_DONE
+from stoker.core.errors import EXIT_CHECK, EXIT_DONE, EXIT_USER
 
-STAND_IN = Path(__file__).with_name("nvml_stand_in.c")
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[2]
+
+SET_OUTSIDE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA", "MAKEFLAGS", "MAKELEVEL")
+"""Variables of conftest.py, of the user and of `make test` that no command here may see."""
 
 READ = """\
 import json
@@ -31,22 +32,29 @@ print(json.dumps(asdict(gpus) | {"groups": best_groups(gpus)}))
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a libnvidia-ml.so.1."""
+    """A folder with a libnvidia-ml.so.1, and a libcuda.so.1 without a device."""
     folder = tmp_path_factory.mktemp("driver")
-    compiled(STAND_IN, folder / "libnvidia-ml.so.1")
+    compiled(FOLDER / "nvml_stand_in.c", folder / "libnvidia-ml.so.1")
+    compiled(FOLDER / "cuda_stand_in.c", folder / "libcuda.so.1")
     return folder
 
 
-def read(driver: Path, **environment: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", READ],
-        env=os.environ | {"LD_LIBRARY_PATH": str(driver)} | environment,
+def run(driver: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command on a machine with this driver, where no GPU is hidden unless `environment` does it."""
+    kept = {name: value for name, value in os.environ.items() if name not in SET_OUTSIDE}
+    return subprocess.run(
+        [sys.executable, *command],
+        env=kept | {"LD_LIBRARY_PATH": str(driver)} | environment,
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+
+
+def read(driver: Path, script: str = READ, **environment: str) -> Any:
+    done = run(driver, "-c", script, **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_what_the_driver_says_of_its_gpus_is_told(driver: Path) -> None:
@@ -83,13 +91,7 @@ def test_a_driver_that_is_not_loaded_is_said_and_nothing_fails(driver: Path) -> 
 
 
 def test_doctor_exits_with_3_where_it_finds_an_error(driver: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker", "doctor", "--no-disk"],
-        env=os.environ | {"LD_LIBRARY_PATH": str(driver)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(driver, "-m", "stoker", "doctor", "--no-disk")
 
     assert done.returncode == EXIT_CHECK, done.stderr
     assert "GPU 0-1     NVLink" in done.stdout
@@ -97,6 +99,203 @@ def test_doctor_exits_with_3_where_it_finds_an_error(driver: Path) -> None:
     assert "error: GPU 1 (NVIDIA H100 80GB HBM3) has had 1 memory error" in done.stdout
     # Errors before warnings.
     assert done.stdout.rindex("error: ") < done.stdout.index("warning: ")
+
+
+DOCTOR = """\
+import json, os
+from dataclasses import replace
+from stoker.cluster.machine.examine import Machine, examine
+from stoker.cluster.machine.framework import cuda_packages, probe_framework
+from stoker.cluster.machine.gpus import read_gpus
+from stoker.cluster.machine.host import read_host
+from pathlib import Path
+found = {}
+framework = probe_framework(timeout_s=300)
+# TensorFlow sees no device of this driver; on the real one it sees both.
+framework = replace(framework, gpus=("/physical_device:GPU:0", "/physical_device:GPU:1"))
+host = read_host(Path(), measure_disk=False)
+os.environ["GPU_WELL"] = "1"
+for name, capability in (("NVIDIA H100", "9.0"), ("NVIDIA H200", "9.0"), ("NVIDIA L4", "8.9"),
+                         ("NVIDIA RTX PRO 6000", "12.0"), ("Tesla M60", "5.2")):
+    os.environ |= {"GPU_NAME": name, "GPU_CAPABILITY": capability}
+    machine = Machine(host=host, gpus=read_gpus(), framework=framework, packages=())
+    found[name] = [(finding.kind, finding.message, finding.fix) for finding in examine(machine)
+                   if finding.message.find("GPU") >= 0]
+print(json.dumps(found))
+"""
+
+
+def test_doctor_is_silent_about_healthy_cards_that_the_installed_tensorflow_has_code_for(
+    driver: Path,
+) -> None:
+    found = read(driver, DOCTOR)
+
+    assert (found["NVIDIA H100"], found["NVIDIA H200"], found["NVIDIA L4"]) == ([], [], [])
+    assert [kind for kind, _, _ in found["NVIDIA RTX PRO 6000"]] == ["gpu_new", "gpu_new"]
+    _, message, fix = found["NVIDIA RTX PRO 6000"][1]
+    assert "no machine code for GPU 1 (NVIDIA RTX PRO 6000, compute capability 12.0)" in message
+    assert "CUDA_CACHE_MAXSIZE=4294967296 CUDA_CACHE_PATH=" in fix
+    assert [kind for kind, _, _ in found["Tesla M60"]] == ["gpu_code", "gpu_code"]
+
+
+DEVICES = """\
+import json
+from stoker.cluster.devices import find_devices
+print(json.dumps([(gpu.name, gpu.memory_bytes >> 30) for gpu in find_devices().gpus]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "devices"),
+    [
+        ({}, [["NVIDIA H100 80GB HBM3", 80]] * 2),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [["NVIDIA H100 80GB HBM3", 80]]),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        (
+            {"CUDA_VISIBLE_DEVICES": "MIG-a2", "GPU_MIG": "1"},
+            [["NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40]],
+        ),
+    ],
+    ids=["all", "one", "none", "MIG slice"],
+)
+def test_only_visible_gpus_count_as_devices(
+    driver: Path, environment: dict[str, str], devices: list[list[object]]
+) -> None:
+    assert read(driver, DEVICES, **environment) == devices
+
+
+SHOW = """\
+import os, subprocess, sys
+print([os.environ.get(name) for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")], flush=True)
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "shown"),
+    [
+        ("1", "['PCI_BUS_ID', '1']"),
+        ("GPU-b,0", "['PCI_BUS_ID', 'GPU-b,GPU-a']"),
+        ("none", "[None, '-1']"),
+    ],
+)
+def test_gpus_are_chosen_for_a_command_and_the_processes_that_it_starts(
+    driver: Path, tmp_path: Path, chosen: str, shown: str
+) -> None:
+    script = tmp_path / "show.py"
+    script.write_text(SHOW)
+    out = ["--out", str(tmp_path / "out")]
+
+    # What was set before gives way to the flag.
+    done = run(
+        driver, "-m", "stoker", "profile", "--gpus", chosen, *out, "--", sys.executable, str(script),
+        CUDA_VISIBLE_DEVICES="0",
+    )  # fmt: skip
+
+    assert (done.stdout + done.stderr).count(shown) == 2, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("verb", "chosen", "said"),
+    [
+        ("run", "2", "--gpus must name GPUs of this machine. Received: '2'. There are: 0 (GPU-a,"),
+        ("train", "1,1", "--gpus must name each GPU once. Received: '1,1'."),
+        ("evaluate", "x", "--gpus must list GPU indices or UUIDs"),
+        ("tune", "GPU-c", "--gpus must name GPUs of this machine. Received: 'GPU-c'."),
+        (
+            "serve",
+            "0",
+            "GPU 0 is divided into MIG slices, which are chosen by UUID. Received: '0'.",
+        ),
+        ("profile", "MIG-a", "Received: 'MIG-a', which 2 GPUs match."),
+    ],
+)
+def test_a_wrong_gpu_ends_a_verb_with_one_line(
+    driver: Path, verb: str, chosen: str, said: str
+) -> None:
+    done = run(driver, "-m", "stoker", verb, "--gpus", chosen, GPU_MIG="1")
+
+    assert done.returncode == EXIT_USER
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+DETECT = ROOT / ".ci" / "nvidia_driver.py"
+
+
+def test_setup_finds_a_driver_that_shows_a_gpu(driver: Path) -> None:
+    def finds(**environment: str) -> bool:
+        return run(driver, str(DETECT), **environment).returncode == 0
+
+    assert finds()
+    assert finds(CUDA_VISIBLE_DEVICES="-1")  # hidden from tests, and yet there
+    assert not finds(NO_DRIVER="1")
+    assert finds(NO_DRIVER="1", CUDA_DEVICE="1")  # a container without NVML
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "locks", "stamp"),
+    [
+        ([], {}, 2, "auto cuda"),
+        ([], {"NO_DRIVER": "1"}, 1, "auto cpu"),
+        ([], {"CUDA": "/usr/local/cuda"}, 2, "auto cuda"),  # someone else's variable
+        (["CUDA=0"], {}, 1, "0 cpu"),
+        (["CUDA=1"], {"NO_DRIVER": "1"}, 2, "1 cuda"),
+    ],
+)
+def test_make_setup_installs_cuda_where_there_is_a_gpu_and_as_it_is_asked(
+    driver: Path, arguments: list[str], environment: dict[str, str], locks: int, stamp: str
+) -> None:
+    make = [f"PYTHON={sys.executable}", "VENV=no-such-venv", *arguments]
+
+    planned = run(driver, "-c", MAKE, *make, **environment)
+
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout.count("--require-hashes --compile-bytecode requirements.lock") == 1
+    assert planned.stdout.count("requirements-cuda.lock\n") == locks - 1
+    assert f'echo "{stamp}" > no-such-venv/.stamp' in planned.stdout
+
+
+MAKE = f"""\
+import os, sys
+os.execvp("make", ["make", "--dry-run", "--directory", {str(ROOT)!r}, "setup", *sys.argv[1:]])
+"""
+
+
+def test_make_setup_keeps_the_choice_and_syncs_again_where_it_changes(
+    driver: Path, tmp_path: Path
+) -> None:
+    def planned(stamp: str, *arguments: str, **environment: str) -> list[str]:
+        """What make would install for a stamp that is newer than all that it is made from."""
+        venv = tmp_path / "venv"
+        venv.mkdir(exist_ok=True)
+        (venv / ".stamp").write_text(f"{stamp}\n")
+        make = [f"PYTHON={sys.executable}", f"VENV={venv}", f"UV={sys.executable}", "OTHER="]
+        done = run(driver, "-c", MAKE, *make, *arguments, **environment)
+        assert done.returncode == 0, done.stderr
+        return [
+            line
+            for line in done.stdout.splitlines()
+            if line.startswith("echo") and ".stamp" in line
+        ]
+
+    settled = ["auto cuda", "auto cpu", "0 cpu", "1 cuda"]
+    for stamp in settled:
+        assert planned(stamp, NO_DRIVER="1") == []
+    assert planned("auto cuda") == planned("0 cpu") == planned("1 cuda") == []
+    assert "auto cuda" in planned("auto cpu")[0]  # a driver has come
+    assert "0 cpu" in planned("auto cuda", "CUDA=0")[0]
+    assert "1 cuda" in planned("0 cpu", "CUDA=1")[0]
+    assert "auto cpu" in planned("1 cuda", "CUDA=auto", NO_DRIVER="1")[0]
+    assert planned("0 cpu", "CUDA=0") == planned("1 cuda", "CUDA=1") == []
+
+
+def test_make_refuses_a_choice_that_there_is_not(driver: Path) -> None:
+    done = run(driver, "-c", MAKE, "CUDA=yes")
+
+    assert done.returncode != 0
+    assert "CUDA must be 0, 1 or auto. Received: yes" in done.stderr
 
 
 def test_doctor_tells_of_this_machine_as_json(

@@ -21,12 +21,15 @@ import yaml
 from tests.integration.tools.conftest import half
 
 from stoker.app.cli.main import invoke
+from stoker.app.deploy import requirements
 from stoker.app.deploy.plan import Plan
 from stoker.app.deploy.requirements import pinned_requirements
-from stoker.core.errors import ConfigError, DataError
+from stoker.cluster.machine.framework import Package, cuda_packages
+from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
 
+ROOT = Path(__file__).parents[3]
 VERSIONS = ("1.29", "1.33", "1.37")
 """Kubernetes releases whose schemas are asked."""
 
@@ -270,6 +273,71 @@ def test_the_image_gets_the_versions_that_are_installed_here() -> None:
     assert "pytest" not in pinned
 
 
+@pytest.fixture(scope="module")
+def with_gpu(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Target -> the folder that the command wrote for servers with a GPU."""
+    folder = tmp_path_factory.mktemp("gpu")
+    for target in TARGETS:
+        flags = ["--target", target, "--gpu", "--out", str(folder / target)]
+        assert invoke(["deploy", str(base), *flags], debug=False) == 0
+    return {target: folder / target for target in TARGETS}
+
+
+def test_the_image_with_a_gpu_gets_cuda_from_the_lock_and_from_no_other_image(
+    with_gpu: dict[str, Path], written: dict[tuple[str, str], Path]
+) -> None:
+    out = with_gpu["compose"]
+    dockerfile = (out / "Dockerfile").read_text()
+    lock = (out / "requirements-cuda.txt").read_text()
+
+    assert lock == (ROOT / "requirements-cuda.lock").read_text()
+    assert lock.count("--hash=sha256:") >= lock.count("==") > 10
+    locked = {line.partition("==")[0] for line in lock.splitlines() if "==" in line}
+    assert {package.name for package in cuda_packages()} <= locked
+    bases = re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
+    assert set(bases) == {f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"}
+    (copied,) = re.findall(r"^COPY (requirements.*) ./$", dockerfile, re.MULTILINE)
+    assert copied.split() == ["requirements.txt", "requirements-cuda.txt"]
+    assert "--no-deps --require-hashes --requirement requirements-cuda.txt" in dockerfile
+    assert "ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility" in dockerfile
+
+    without = written["compose", "stoker"]
+    assert not (without / "requirements-cuda.txt").exists()
+    assert "cuda" not in (without / "Dockerfile").read_text().lower()
+    assert "nvidia" not in (without / "compose.yaml").read_text()
+
+
+def test_each_server_gets_one_gpu_where_the_image_has_cuda(with_gpu: dict[str, Path]) -> None:
+    found = objects(with_gpu["kubernetes"])
+    pods = [pod_of(with_gpu[target]) for target in ("kubernetes", "kserve")]
+    (service,) = yaml.safe_load((with_gpu["compose"] / "compose.yaml").read_text())[
+        "services"
+    ].values()
+
+    kubernetes_validate.validate(found["Deployment"], VERSIONS[-1], strict=True)
+    for pod in pods:
+        assert pod["containers"][0]["resources"]["limits"] == {
+            "memory": "8Gi",
+            "ephemeral-storage": "512Mi",
+            "nvidia.com/gpu": "1",
+        }
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    for target in TARGETS:
+        assert "needs a free GPU" in (with_gpu[target] / "README.md").read_text()
+
+
+def test_a_lock_that_does_not_fit_the_installed_tensorflow_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for wanted, had in ((">=99", "it has 12"), (">=1", "it has none")):
+        name = "nvidia-cublas-cu12" if wanted == ">=99" else "nvidia-other-cu99"
+        package = Package(name=name, wanted=wanted, installed=None, fits=False)
+        monkeypatch.setattr(requirements, "cuda_packages", lambda package=package: (package,))
+        with pytest.raises(UserError, match=f"needs {name}{wanted}.*{had}"):
+            requirements.cuda_requirements()
+
+
 def plan(**settings: Any) -> Plan:
     facts: dict[str, Any] = {
         "model": "taxi",
@@ -295,6 +363,7 @@ def plan(**settings: Any) -> Plan:
         ({"replicas": 0}, "at least 1 replica"),
         ({"replicas": 5, "max_replicas": 2}, "at least 1 replica"),
         ({"target": "compose", "cpu": "500m"}, "in cores"),
+        ({"server": "tensorflow-serving", "gpu": True}, "--gpu is for --server stoker"),
     ],
 )
 def test_what_a_manifest_could_not_hold_is_refused(settings: dict[str, Any], rule: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,122 @@ def test_rows_written_after_the_checkpoint_are_not_there_twice(tmp_path: Path) -
 
     rows = log.read_text().splitlines()
     assert [row.split(",")[:2] for row in rows[1:]] == [["0", "0.5"], ["1", "0.3"], ["2", "0.2"]]
+
+
+class OwnCsv(keras.callbacks.CSVLogger):  # type: ignore[misc]
+    """Keras's, with another name."""
+
+
+class Database(keras.callbacks.Callback):  # type: ignore[misc]
+    """Reads its state from a file that it closes at the end."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.file = path.open("a+")
+
+    def get_state(self) -> dict[str, Any]:
+        return {"rows": self.file.tell()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.rows = state["rows"]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.file.write(f"{epoch}\n")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.file.close()
+
+
+class Emptied(keras.callbacks.Callback):  # type: ignore[misc]
+    """Drops at the end what it has counted."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.epochs = 0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.epochs += 1
+
+    def on_train_end(self, logs: Any = None) -> None:
+        del self.epochs
+
+
+class Broken(keras.callbacks.Callback):  # type: ignore[misc]
+    """Has no state to give once an epoch is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = False
+
+    def get_state(self) -> dict[str, Any]:
+        if self.over:
+            raise RuntimeError("the connection is closed")
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Nothing is kept."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.over = True
+
+
+AT_THE_END: dict[str, Callable[[Path], Any]] = {
+    "CSVLogger": lambda folder: keras.callbacks.CSVLogger(folder / "log.csv"),
+    "of its class": lambda folder: OwnCsv(folder / "log.csv"),
+    "TensorBoard": keras.callbacks.TensorBoard,
+    "a file of its own": lambda folder: Database(folder / "rows"),
+    "what is dropped": lambda _: Emptied(),
+    "EarlyStopping": lambda _: keras.callbacks.EarlyStopping(
+        monitor="loss", patience=1, restore_best_weights=True
+    ),
+}
+
+
+@pytest.mark.parametrize("make", AT_THE_END.values(), ids=AT_THE_END)
+def test_a_finished_training_has_the_state_from_before_its_end(
+    tmp_path: Path, make: Callable[[Path], Any]
+) -> None:
+    def train_from(state: Any) -> tuple[Any, Callbacks]:
+        built = model()
+        told = Callbacks(built, [make(tmp_path)], steps=6, epochs=3)
+        if state is not None:
+            told.set_state(*state)
+        told.on_train_begin()
+        if state is None:
+            for epoch, loss in enumerate((0.3, 0.2, 0.4)):
+                told.on_epoch_begin(epoch)
+                told.on_epoch_end(epoch, {"loss": loss})
+        before = told.state()
+        told.on_train_end({"loss": 0.4})
+        after = told.state()
+        assert json.dumps(before[0], allow_nan=False) == json.dumps(after[0], allow_nan=False)
+        assert before[1].keys() == after[1].keys()
+        return after, told
+
+    state, _ = train_from(None)
+    files = {path: path.read_bytes() for path in tmp_path.glob("*") if path.is_file()}
+    # As a process does that finds the training finished.
+    again, _ = train_from(state)
+
+    if make is not AT_THE_END["a file of its own"]:
+        assert json.dumps(again[0]) == json.dumps(state[0])
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def test_a_state_that_cannot_be_taken_fails_no_training_that_has_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = Callbacks(model(), [Broken(), keras.callbacks.TerminateOnNaN()], steps=6, epochs=1)
+    told.on_train_begin()
+    told.on_epoch_end(0, {"loss": 0.5})
+    with pytest.raises(ConfigError, match=r"Broken\.get_state must not fail"):
+        told.state()
+    told.on_train_end({})
+
+    facts, _ = told.state()
+    assert "Broken" not in facts
+    assert "TerminateOnNaN" in facts
+    assert "training has ended without the state of a callback" in caplog.text
+    assert "the connection is closed" in caplog.text
 
 
 def test_tensorboard_writes_the_epochs(tmp_path: Path) -> None:

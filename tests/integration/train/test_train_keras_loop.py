@@ -295,13 +295,79 @@ def test_sample_weights_count_in_loss_and_validation(tmp_path: Path) -> None:
     assert result.metrics == of_best(history, result)
 
 
-def test_class_weights_count_in_training_only(tmp_path: Path) -> None:
-    weights = {0: 1.0, 2: 6.0}
-    model, result = ours(classifier, tmp_path, class_weight=weights)
+CLASS_WEIGHTS = {0: 1.0, 2: 6.0}
 
-    other, history = kerass(classifier, class_weight=weights | {1: 1.0})
+
+def by_class(labels: Any) -> Any:
+    return np.array([CLASS_WEIGHTS.get(int(label), 1.0) for label in labels], np.float32)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "and sample weights"])
+def test_class_weights_count_in_training_and_in_the_loss_that_chooses_an_epoch(
+    weighted: bool, tmp_path: Path
+) -> None:
+    parts = rows(weighted=weighted)
+    model, result = ours(classifier, tmp_path, parts=parts, class_weight=CLASS_WEIGHTS)
+
+    # As sample weights `fit` takes them in training and in validation.
+    features, labels, *own = parts
+    weights = by_class(labels) * (own[0] if own else 1.0)
+    other, history = kerass(classifier, parts=(features, labels, weights))
     assert_same(model, other)
     assert result.metrics == of_best(history, result)
+
+
+def rare() -> tuple[Any, ...]:
+    """One of eleven is of class 1, which overlaps with the others."""
+    rng = np.random.default_rng(3)
+    labels = (np.arange(ROWS) % 11 == 0).astype(np.int64)
+    a = (rng.normal(size=ROWS) + 1.5 * labels).astype(np.float32)[:, None]
+    return {"a": a, "b": np.zeros_like(a)}, labels
+
+
+def prior_first(features: Features) -> keras.Model:
+    """Answers the share of the rare class to begin with, so that its plain loss can hardly fall."""
+    begin = keras.initializers.Constant(float(np.log(1 / 10)))
+    answer = layers.Dense(
+        1, activation="sigmoid", kernel_initializer="zeros", bias_initializer=begin
+    )
+    model = keras.Model(features, answer(joined(features)))
+    model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=["recall"])
+    return model
+
+
+def test_a_rare_class_that_weighs_more_decides_the_best_epoch(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"parts": rare(), "epochs": 8, "class_weight": {0: 1.0, 1: 10.0}}
+    _, result = ours(prior_first, tmp_path, **settings)
+    _, history = kerass(prior_first, **settings)
+
+    # By the loss that `fit` validates with, the first epoch would be taken.
+    assert int(np.argmin(history["val_loss"])) == 0
+    assert result.best_epoch > 4
+    assert result.metrics["val_recall"] >= history["val_recall"][0]
+
+
+class OwnTest(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Takes features and labels, and no weights."""
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        self.compute_loss(x, y, self(x, training=False))
+        return {"loss": self.compute_loss(x, y, self(x, training=False))}
+
+
+def own_test(features: Features) -> keras.Model:
+    model = OwnTest(features, layers.Dense(3, activation="softmax")(joined(features)))
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+    return model
+
+
+def test_an_own_test_step_gets_no_class_weights_and_that_is_said(tmp_path: Path) -> None:
+    _, result = ours(own_test, tmp_path, class_weight=CLASS_WEIGHTS)
+
+    (line,) = result.health["findings"]
+    assert "OwnTest.test_step computes train.monitor: val_loss without it" in line
+    assert "train.monitor" in line.partition(". ")[2]
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -293,10 +293,19 @@ def test_what_could_hide_a_bad_gradient_is_looked_at_first() -> None:
     assert not may_update_at_once(plain, exactly, on_one_device(xla=True))
     assert not may(clipvalue=1.0)
     assert not may(constraint=keras.constraints.MaxNorm())
-    for optimizer in (Own(), keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())):
+    scaled = keras.mixed_precision.LossScaleOptimizer
+    for optimizer, replicas, may_be in (
+        (Own(), 1, False),
+        (scaled(Own()), 1, False),
+        (scaled(keras.optimizers.SGD()), 2, False),
+        # The device looks at each gradient before anything is done to it.
+        (scaled(keras.optimizers.SGD()), 1, True),
+        (scaled(keras.optimizers.SGD(clipvalue=1.0)), 1, True),
+    ):
         model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
         model.compile(optimizer=optimizer, loss="mse")
-        assert not may_update_at_once(model, TrainConfig(), on_one_device())
+        resolved = on_one_device(replicas=replicas)
+        assert may_update_at_once(model, TrainConfig(), resolved) is may_be
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -11,8 +11,8 @@ import yaml
 from stoker.app.scaffold import default_name, write_experiment
 
 
-def test_init_takes_a_tfrecord_file(tmp_path: Path, shared_data: Path) -> None:
-    source = shared_data / "mnist.tfrecord"
+def test_init_takes_a_tfrecord_file(tmp_path: Path, sample_data: Path) -> None:
+    source = sample_data / "mnist.tfrecord"
 
     made = write_experiment(tmp_path / "mnist", str(source))
 

@@ -16,6 +16,7 @@ from stoker.cluster.machine.framework import (
     Framework,
     Package,
     built_for,
+    code_for,
     missing_libraries,
     probe_framework,
     unfit_libraries,
@@ -70,7 +71,7 @@ FRAMEWORK = Framework(
     is_cuda=True,
     cuda="12.5.1",
     cudnn="9",
-    capabilities=("sm_60", "sm_70", "sm_80", "sm_90", "compute_90"),
+    capabilities=("sm_60", "sm_70", "sm_80", "sm_89", "compute_90"),
     gpus=("/physical_device:GPU:0", "/physical_device:GPU:1"),
 )
 
@@ -174,15 +175,18 @@ FOUND = {
         unseen(),
         "error: the driver has 2 GPUs and TensorFlow sees none, for a reason that its log tells",
     ),
-    "gpu_old": (
+    "gpu_code": (
         gpu(compute_capability=(3, 7)),
-        "error: GPU 0 (NVIDIA H100) has compute capability 3.7, and this TensorFlow begins at 6.0",
+        (
+            "error: this TensorFlow does not run on GPU 0 (NVIDIA H100, compute capability 3.7): it has "
+            "code for sm_60, sm_70, sm_80, sm_89, compute_90"
+        ),
     ),
     "gpu_new": (
         gpu(compute_capability=(12, 0)),
         (
             "warning: this TensorFlow has no machine code for GPU 0 (NVIDIA H100, compute capability "
-            "12.0): the driver makes it at the first start, for many minutes"
+            "12.0): the driver compiles it from PTX at the first start, which can take many minutes"
         ),
     ),
     "ecc": (
@@ -275,6 +279,31 @@ def test_each_fault_is_named_with_its_figures(kind: str, machine: Machine, said:
     assert f"{finding.severity}: {finding.message}" == said
 
 
+@pytest.mark.parametrize(
+    ("names", "capability", "runs"),
+    [
+        (FRAMEWORK.capabilities, (6, 1), "machine code"),
+        (FRAMEWORK.capabilities, (7, 5), "machine code"),
+        (FRAMEWORK.capabilities, (8, 6), "machine code"),
+        (FRAMEWORK.capabilities, (9, 0), "machine code"),  # compute_90 is code and PTX
+        (FRAMEWORK.capabilities, (10, 0), "PTX"),
+        (FRAMEWORK.capabilities, (12, 0), "PTX"),
+        (FRAMEWORK.capabilities, (5, 2), None),
+        (("sm_80", "sm_90"), (12, 0), None),  # no PTX at all
+        (("sm_80", "compute_90"), (7, 5), None),
+        (("compute_80",), (9, 0), "PTX"),
+        (("sm_90a", "compute_90a"), (9, 0), "machine code"),
+        (("sm_90a", "compute_90a"), (10, 0), None),
+        (("sm_100f",), (10, 3), "machine code"),
+        (("sm_100f",), (12, 0), None),
+    ],
+)
+def test_what_runs_on_a_gpu_follows_from_tensorflows_build_information(
+    names: tuple[str, ...], capability: tuple[int, int], runs: str | None
+) -> None:
+    assert code_for(names, capability) == runs
+
+
 def test_libraries_that_are_not_installed_are_named_once_with_one_command() -> None:
     missing = tuple(
         Package(name=f"nvidia-{name}-cu12", wanted=">=1", installed=None, fits=False)
@@ -285,7 +314,10 @@ def test_libraries_that_are_not_installed_are_named_once_with_one_command() -> N
 
     assert (first.kind, second.kind) == ("cuda_missing", "gpus_unseen")
     assert "nvidia-cublas-cu12, nvidia-cudnn-cu12" in first.message
-    assert first.fix == "Install them: pip install 'tensorflow[and-cuda]==2.21.0'"
+    assert first.fix == (
+        "Install them: pip install 'tensorflow[and-cuda]==2.21.0', or in a checkout of Stoker: make "
+        "setup CUDA=1"
+    )
 
 
 def test_libraries_of_the_system_do_as_well_as_packages() -> None:

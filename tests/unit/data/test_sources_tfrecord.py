@@ -143,8 +143,8 @@ def test_encoded_images_are_an_image_column_and_bad_ones_are_named(tmp_path: Pat
     assert all(part in fault[2] for part, fault in zip(parts, reasons, strict=True))
 
 
-def test_digits_are_vectors_and_classes(shared_data: Path) -> None:
-    described = describe_source(IngestConfig(source=str(shared_data / "mnist.tfrecord")))
+def test_digits_are_vectors_and_classes(sample_data: Path) -> None:
+    described = describe_source(IngestConfig(source=str(sample_data / "mnist.tfrecord")))
 
     assert [each.column for each in described.columns] == [
         Column(name="image_class", dtype="int64"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -234,3 +235,19 @@ def test_a_flag_that_means_nothing_here_is_said_and_changes_nothing(
 ) -> None:
     assert read(flag) == read()
     assert f"{flag.partition('=')[0]} is passed over" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--gpus", "none"], ["--gpus=none"]])
+def test_workers_get_the_choice_of_gpus_by_their_environment_alone(
+    flags: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may be given one of several GPUs: the flag would give it all of them again."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(workers, "run_workers", lambda _, command, *__: commands.append(command))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    assert invoke(["serve", str(folder / "BASE"), *flags, "--port=0"], debug=True) == 0
+
+    ((*_, verb, served, port),) = commands
+    assert (verb, served, port) == ("serve", str(folder / "BASE"), "--port=0")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"

@@ -12,6 +12,8 @@ from stoker.train.config import Grounds, TrainConfig, resolve
 
 CPU = Devices(cpu_cores=2, memory_bytes=2**34, gpus=())
 H100 = Gpu(name="NVIDIA H100", memory_bytes=80 << 30, compute_capability=(9, 0))
+T4 = Gpu(name="Tesla T4", memory_bytes=16 << 30, compute_capability=(7, 5))
+P100 = Gpu(name="Tesla P100", memory_bytes=16 << 30, compute_capability=(6, 0))
 V100 = Gpu(name="NVIDIA V100", memory_bytes=16 << 30, compute_capability=(7, 0))
 
 
@@ -33,8 +35,11 @@ def test_the_auto_batch_size_is_a_power_of_two_below_a_64th_of_the_rows(
         ((), False, "float32", False),
         ((H100,), False, "mixed_bfloat16", True),
         ((H100,), True, "mixed_bfloat16", False),
-        ((V100,), False, "float32", True),
-        ((H100, V100), False, "float32", True),
+        ((V100,), False, "mixed_float16", True),
+        ((T4,), False, "mixed_float16", True),
+        ((H100, V100), False, "mixed_float16", True),
+        ((P100,), False, "float32", True),
+        ((H100, P100), False, "float32", True),
     ],
 )
 def test_auto_precision_and_xla_follow_from_the_devices(
@@ -44,6 +49,25 @@ def test_auto_precision_and_xla_follow_from_the_devices(
     resolved = resolve(TrainConfig(), Grounds(devices=devices, rows=1000, string_features=strings))
 
     assert (resolved.precision, resolved.xla) == (precision, xla)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "why"),
+    [
+        ((), "auto", "no GPU"),
+        ((H100,), "auto", "compute capability 9.0 has tensor cores for bfloat16"),
+        ((T4,), "auto", "compute capability 7.5 has tensor cores for float16, not for bfloat16"),
+        ((P100,), "auto", "compute capability 6.0 has no tensor cores"),
+        ((P100,), "mixed_float16", "asked for"),
+    ],
+)
+def test_the_run_records_why_its_precision_is_what_it_is(
+    gpus: tuple[Gpu, ...], asked: Any, why: str
+) -> None:
+    devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=gpus)
+    grounds = Grounds(devices=devices, rows=1000, string_features=False)
+
+    assert resolve(TrainConfig(precision=asked), grounds).why["precision"] == why
 
 
 def test_what_was_asked_for_by_name_is_kept() -> None:

@@ -33,6 +33,9 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 }
 
 
+MIXED = ("mixed_bfloat16", "mixed_float16")
+
+
 class Own(keras.layers.BatchNormalization):  # type: ignore[misc]  # Keras has no types
     """Somebody's own."""
 
@@ -85,18 +88,116 @@ def test_it_leads_where_kerass_operations_lead(
         np.testing.assert_allclose(our, their, rtol=2e-5, atol=2e-4)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_in_mixed_precision_it_computes_in_float32_too(policy: str) -> None:
-    x = batch_of(SHAPES["images"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("policy", MIXED)
+def test_16_bits_reach_the_kernel_as_they_are(policy: str, shape: tuple[int, ...]) -> None:
+    x = batch_of(shape)
     ours, kernels = trained(keras.layers.BatchNormalization(dtype=policy), x, wanted=True)
     theirs, _ = trained(keras.layers.BatchNormalization(dtype=policy), x, wanted=False)
 
+    small = policy.removeprefix("mixed_")
+    assert kernel_inputs(policy, shape) == (small, "float32", "float32")
     assert KERNEL in kernels
-    assert ours[0].dtype == theirs[0].dtype == policy.removeprefix("mixed_")
+    assert ours[0].dtype == theirs[0].dtype == small
     for our, their in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(
             our.astype("float32"), their.astype("float32"), rtol=1e-2, atol=0.5
         )
+    # Keras computes them in float32 from the same 16 bits.
+    for our, their in zip(ours[-2:], theirs[-2:], strict=True):
+        np.testing.assert_allclose(our, their, rtol=2e-5, atol=2e-5)
+
+
+def kernel_inputs(policy: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Dtypes of the kernel's input, scale and offset, where no cast is between it and its layer."""
+    model = model_of(keras.layers.BatchNormalization(dtype=policy), shape)
+    fuse_batch_norms(model, wanted=True)
+    forward = tf.function(lambda x: model(x, training=True))
+    spec = tf.TensorSpec(shape, tf.float32)
+    (kernel,) = (
+        operation
+        for operation in forward.get_concrete_function(spec).graph.get_operations()
+        if operation.type == KERNEL
+    )
+    return tuple(each.dtype.name for each in list(kernel.inputs)[:3])
+
+
+@pytest.mark.parametrize("policy", ["float32", *MIXED])
+def test_a_batch_of_no_rows_gives_no_rows(policy: str) -> None:
+    x = batch_of((0, 5, 4, 3))
+    ours, kernels = trained(keras.layers.BatchNormalization(dtype=policy), x, wanted=True)
+    theirs, _ = trained(keras.layers.BatchNormalization(dtype=policy), x, wanted=False)
+
+    assert KERNEL in kernels
+    assert [each.shape for each in ours] == [each.shape for each in theirs]
+    # Keras's moving statistics become those of nothing.
+    for our, their in zip(ours[-2:], theirs[-2:], strict=True):
+        np.testing.assert_array_equal(our, their)
+
+
+def test_nothing_lies_between_images_the_kernel_and_the_relu_behind_it() -> None:
+    """The form that TensorFlow's remapper makes one kernel of, in float16 on a GPU."""
+    model = keras.Sequential(
+        [
+            keras.Input((4, 4, 8)),
+            keras.layers.Conv2D(8, 3, use_bias=False, dtype="mixed_float16"),
+            keras.layers.BatchNormalization(dtype="mixed_float16"),
+            keras.layers.ReLU(dtype="mixed_float16"),
+        ]
+    )
+    fuse_batch_norms(model, wanted=True)
+    forward = tf.function(lambda x: model(x, training=True))
+    graph = forward.get_concrete_function(tf.TensorSpec([None, 4, 4, 8])).graph
+    (kernel,) = (each for each in graph.get_operations() if each.type == KERNEL)
+
+    assert kernel.inputs[0].op.type == "Conv2D"
+    assert [each.type for each in kernel.outputs[0].consumers()] == ["Relu"]
+
+
+def losses(policy: str, *, wanted: bool) -> list[float]:
+    """The loss of each of 40 steps of a small network of convolutions, BatchNormalization and relu."""
+    keras.utils.set_random_seed(7)
+    keras.mixed_precision.set_dtype_policy(policy)
+    try:
+        model = keras.Sequential([keras.Input((5, 5, 3))])
+        for filters in (7, 12):
+            model.add(keras.layers.Conv2D(filters, 3, padding="same", use_bias=False))
+            model.add(keras.layers.BatchNormalization())
+            model.add(keras.layers.ReLU())
+        model.add(keras.layers.GlobalAveragePooling2D())
+        model.add(keras.layers.Dense(3, dtype="float32"))
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
+    fuse_batch_norms(model, wanted=wanted)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=128.0)
+    optimizer.build(model.trainable_variables)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    rng = np.random.default_rng(3)
+    labels = rng.integers(0, 3, 24)
+    images = rng.normal(size=(24, 5, 5, 3)) + 0.5 * labels[:, None, None, None]
+    x, y = tf.constant(images, tf.float32), tf.constant(labels)
+
+    @tf.function
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+            scaled = optimizer.scale_loss(loss)
+        values = [each.value for each in model.trainable_variables]
+        optimizer.apply(tape.gradient(scaled, values), model.trainable_variables)
+        return loss
+
+    return [float(step()) for _ in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "tolerance"), [("mixed_bfloat16", 0.005), ("mixed_float16", 0.001)]
+)
+def test_a_training_has_the_loss_curve_of_kerass_operations(policy: str, tolerance: float) -> None:
+    """The tolerance is of the first loss; the curve falls to less than half of it meanwhile."""
+    ours, theirs = losses(policy, wanted=True), losses(policy, wanted=False)
+
+    assert theirs[-1] < 0.5 * theirs[0]
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * theirs[0])
 
 
 @pytest.mark.parametrize("settings", ELSEWHERE.values(), ids=ELSEWHERE)

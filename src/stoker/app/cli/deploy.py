@@ -53,7 +53,13 @@ def deploy(
     replicas: Annotated[int, typer.Option(help="Fewest servers.")] = 2,
     max_replicas: Annotated[int, typer.Option("--max-replicas", help="Most servers.")] = 10,
     cpu: Annotated[str, typer.Option(help="Cores of a server.")] = "1",
-    memory: Annotated[str, typer.Option(help="Memory of a server.")] = "2Gi",
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of a server; by default 2Gi, with --gpu 8Gi.")
+    ] = None,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="One GPU for each server; CUDA in the image, as we lock it."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a Dockerfile and manifests for one model; nothing is built and nothing applied."""
@@ -76,7 +82,8 @@ def deploy(
         replicas=replicas,
         max_replicas=max_replicas,
         cpu=cpu,
-        memory=memory,
+        memory=memory or ("8Gi" if gpu else "2Gi"),
+        gpu=gpu,
     )
     files = write_deployment(plan, out)
     if as_json:

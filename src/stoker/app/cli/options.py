@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,17 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, e.g. train.epochs=3."),
 ]
 """Any number of `--set a.b=value`."""
+
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="LIST",
+        help="GPUs to use: indices as nvidia-smi shows them or UUIDs, e.g. 0,2 or GPU-8932f937 or "
+        "MIG-...; none: the CPU. Default: all that CUDA_VISIBLE_DEVICES allows.",
+    ),
+]
+"""Takes effect by `use_gpus`, before TensorFlow is imported; child processes inherit it."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 """For other programs; what a person reads goes to stderr."""
@@ -42,3 +54,24 @@ Again = Annotated[
     bool, typer.Option("--again", help="Do this stage again even where nothing has changed.")
 ]
 """Takes no notice of an earlier output of the last stage."""
+
+
+def use_gpus(listed: str | None) -> None:
+    """Show only the listed GPUs to this process and its children; None changes nothing.
+
+    Raises:
+        ConfigError: a name is malformed, unknown or listed twice, or there is no driver.
+    """
+    if listed is None:
+        return
+    from stoker.cluster.machine.gpus import read_gpus
+    from stoker.cluster.machine.visible import choose_gpus, unused_slices
+
+    variables = choose_gpus(listed, read_gpus())
+    if unused := unused_slices(variables):
+        typer.echo(
+            f"stoker: CUDA gives each process one MIG slice: {unused} of the listed slices are for "
+            "other workers",
+            err=True,
+        )
+    os.environ.update(variables)

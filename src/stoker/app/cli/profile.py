@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from stoker.app.cli.options import AsJson, ExperimentFolder, Overrides
+from stoker.app.cli.options import AsJson, ExperimentFolder, Gpus, Overrides, use_gpus
 from stoker.app.cli.tolerant import print_result, tolerant
 from stoker.app.cli.tune import Budget, seconds_of
 from stoker.core.errors import Plain, UserError
@@ -46,6 +46,7 @@ def profile(
     out: Annotated[
         Path, typer.Option("--out", help="Of a script: where its profile is written.")
     ] = Path("stoker-profile"),
+    gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure and explain one training: utilisation, where a step's time goes, what to change.
@@ -54,6 +55,7 @@ def profile(
     """
     command = context.meta.get(_COMMAND)
     _require_fitting(context, of_a_script=command is not None)
+    use_gpus(gpus)
     if command is not None:
         _script(command, experiment, overrides, seconds=seconds, out=out, as_json=as_json)
         return
@@ -143,4 +145,6 @@ def _print(found: Profiled) -> None:
             stages.add_row(escape(stage["name"]), took, f"{stage['share']:.1%}")
         console.print(stages)
     console.print(found.diagnosis.text, markup=False)
+    for finding in found.findings:
+        console.print(finding.line(), markup=False)
     console.print(f"page   {found.page}", markup=False)

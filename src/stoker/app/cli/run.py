@@ -11,8 +11,10 @@ from stoker.app.cli.options import (
     AcceptChange,
     AsJson,
     ExperimentFolder,
+    Gpus,
     Overrides,
     ResumeRun,
+    use_gpus,
 )
 from stoker.app.cli.tolerant import print_result, tolerant
 from stoker.app.cli.until import joins, with_others
@@ -24,12 +26,14 @@ def run(
     overrides: Overrides = [],  # noqa: B006 - typer copies it
     resume: ResumeRun = None,
     accept_change: AcceptChange = False,
+    gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
     """Data to served model: every stage that has changed, then a server that is asked.
 
     A killed run goes on where it was; stages whose inputs have not changed are skipped.
     """
+    use_gpus(gpus)
     from rich.console import Console
 
     from stoker.app.chain import run_chain

@@ -14,6 +14,7 @@ import typer
 
 from stoker.app.cli import serve_command
 from stoker.app.cli import serve_flags as flags
+from stoker.app.cli.options import Gpus, use_gpus
 from stoker.app.cli.serve_config import (
     batching_of,
     channel_arguments,
@@ -72,9 +73,11 @@ def serve(
     poll_s: flags.PollS = 1.0,
     ready_file: flags.ReadyFile = None,
     stop_with_stdin: flags.StopWithStdin = False,
+    gpus: Gpus = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """Serve models in TensorFlow Serving's protocols until SIGTERM."""
+    use_gpus(gpus)
     config = configured(
         folder if model_base_path is None else model_base_path,
         model_name=model_name,

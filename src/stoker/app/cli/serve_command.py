@@ -48,7 +48,8 @@ class ServeCommand(TyperCommand):
         args, passed_over = without_meaningless(args)
         for name in passed_over:
             typer.echo(f"stoker: {name} is passed over: {MEANINGLESS[name]}", err=True)
-        ctx.meta[ARGUMENTS] = list(args)
+        # Workers inherit the choice of GPUs, and may be given a part of it, by their environment.
+        ctx.meta[ARGUMENTS] = without_option(args, "--gpus")
         return super().parse_args(ctx, [plain for arg in args for plain in _plain(arg, flags)])
 
 
@@ -66,6 +67,18 @@ def without_meaningless(args: list[str]) -> tuple[list[str], list[str]]:
         if not equals and name not in _BARE:
             next(left, None)
     return kept, names
+
+
+def without_option(args: list[str], name: str) -> list[str]:
+    """The arguments without an option that takes a value, as `--name VALUE` or `--name=VALUE`."""
+    kept: list[str] = []
+    left = iter(args)
+    for arg in left:
+        if arg == name:
+            next(left, None)
+        elif not arg.startswith(f"{name}="):
+            kept.append(arg)
+    return kept
 
 
 def _plain(argument: str, flags: dict[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker.app.cli.options import Again, AsJson, ExperimentFolder, Overrides
+from stoker.app.cli.options import Again, AsJson, ExperimentFolder, Gpus, Overrides, use_gpus
 from stoker.app.cli.train import train
 from stoker.app.cli.until import run_until
 
@@ -24,8 +24,10 @@ def _command(stage: str) -> Callable[..., None]:
         experiment: ExperimentFolder = Path(),
         overrides: Overrides = [],  # noqa: B006 - typer copies it
         again: Again = False,
+        gpus: Gpus = None,
         as_json: AsJson = False,
     ) -> None:
+        use_gpus(gpus)
         run_until(stage, experiment, overrides, again=again, as_json=as_json)
 
     command.__doc__ = (

@@ -15,8 +15,10 @@ from stoker.app.cli.options import (
     Again,
     AsJson,
     ExperimentFolder,
+    Gpus,
     Overrides,
     ResumeRun,
+    use_gpus,
 )
 from stoker.app.cli.tolerant import print_result, tolerant
 from stoker.app.cli.until import Works, run_until
@@ -66,12 +68,14 @@ def train(
     pin: Pin = False,
     resume: ResumeRun = None,
     accept_change: AcceptChange = False,
+    gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
     """Train the model; keep the best checkpoint and the measured utilisation.
 
     Stages before it run first where their inputs have changed.
     """
+    use_gpus(gpus)
     if dry_run:
         _rehearse(experiment, overrides, as_json=as_json)
         return

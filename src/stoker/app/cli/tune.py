@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.app.cli.options import AsJson, ExperimentFolder, Overrides
+from stoker.app.cli.options import AsJson, ExperimentFolder, Gpus, Overrides, use_gpus
 from stoker.app.cli.tolerant import print_result, tolerant
 from stoker.core.errors import EXIT_CHECK, ConfigError
 
@@ -48,6 +48,7 @@ def tune(
             "--check", help="Change nothing: measure what the lock file promises; exit 3 if broken."
         ),
     ] = False,
+    gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure, change one thing, measure again, keep what helps; write stoker.lock.yaml.
@@ -56,6 +57,7 @@ def tune(
     numbers is kept only where the loss curve stays within what seeds change.
     """
     budget_s = seconds_of(budget)
+    use_gpus(gpus)
     if check:
         _check(experiment, overrides, as_json=as_json)
         return

@@ -62,6 +62,9 @@ class Plan:
     memory: str = "2Gi"
     """Memory that a server may take."""
 
+    gpu: bool = False
+    """Whether each server gets a GPU, and its image TensorFlow's CUDA libraries."""
+
     def __post_init__(self) -> None:
         """Refuse what a manifest could not hold."""
         if not 1 <= self.replicas <= self.max_replicas:
@@ -78,6 +81,13 @@ class Plan:
         ):
             if not pattern.fullmatch(value):
                 raise ConfigError(f"{name} must be like {example}", got=value)
+        if self.gpu and self.server != "stoker":
+            raise ConfigError(
+                "--gpu is for --server stoker, whose image gets CUDA from our lock",
+                got=self.server,
+                fix="For TensorFlow Serving name its own image: --base-image "
+                "tensorflow/serving:VERSION-gpu, and add the GPU to the manifest.",
+            )
         if self.target == "compose" and self.cpu.endswith("m"):
             raise ConfigError("--cpu of Compose must be in cores, like 0.5", got=self.cpu)
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+import re
+from importlib import metadata, resources
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from stoker.cluster.machine.framework import cuda_packages
 from stoker.core.errors import Plain, UserError
+
+CUDA_LOCK = "requirements-cuda.lock"
+"""TensorFlow's CUDA libraries with versions and hashes; a link to the file that `make setup` installs."""
 
 
 def pinned_requirements(root: str = "stoker") -> list[str]:
@@ -32,6 +38,26 @@ def pinned_requirements(root: str = "stoker") -> list[str]:
             found[needed] = _version(requirement.name)
             todo.append((needed, frozenset(requirement.extras)))
     return [f"{name}=={version}" for name, version in sorted(found.items())]
+
+
+def cuda_requirements() -> str:
+    """The lock of TensorFlow's CUDA libraries: names, versions and hashes.
+
+    Raises:
+        UserError: the lock does not fit the TensorFlow that is installed here.
+    """
+    text = (resources.files(__package__) / CUDA_LOCK).read_text("utf-8")
+    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+    for package in cuda_packages():
+        version = locked.get(package.name)
+        if version is None or not SpecifierSet(package.wanted).contains(version):
+            raise UserError(
+                f"the lock of CUDA libraries must fit the installed TensorFlow, which needs "
+                f"{package.name}{package.wanted}",
+                got=Plain("it has none" if version is None else f"it has {version}"),
+                fix="Install the TensorFlow that this Stoker was released with.",
+            )
+    return text
 
 
 def _requires(name: str, extras: frozenset[str]) -> list[Requirement]:

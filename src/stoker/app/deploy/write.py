@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 
 from stoker.app.deploy.plan import REST_PORT, Plan
-from stoker.app.deploy.requirements import pinned_requirements
+from stoker.app.deploy.requirements import cuda_requirements, pinned_requirements
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import publish_folder, scratch_folder
 
@@ -82,6 +82,8 @@ def _texts(plan: Plan, out: Path) -> dict[str, str]:
     texts[".dockerignore"] = "compose.yaml\nkubernetes/\nkserve/\nREADME.md\n"
     if plan.server == "stoker":
         texts["requirements.txt"] = "\n".join(pinned_requirements()) + "\n"
+    if plan.gpu:
+        texts["requirements-cuda.txt"] = cuda_requirements()
     if plan.target == "compose":
         texts["compose.yaml"] = _fill("compose", **values)
     elif plan.target == "kserve":
@@ -127,14 +129,28 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
         "limits": Template(_LIMITS[plan.target]).substitute(
             replicas=plan.replicas, max_replicas=plan.max_replicas
         ),
-        "unchecked": _UNCHECKED[plan.server],
+        "unchecked": _UNCHECKED[plan.server] + (" It was not run with a GPU." if plan.gpu else ""),
         "registry": ""
         if "/" in plan.image
         else f"\n`{plan.image}` names no registry: give one by `--image`, or load the image into the "
         "cluster's\nnodes (`kind load docker-image`, `minikube image load`).\n",
         # In the README's commands.
         "out": shlex.quote(str(out)),
+        **_gpu_values(plan),
     }
+
+
+def _gpu_values(plan: Plan) -> dict[str, str]:
+    """What a GPU adds to the Dockerfile, the manifests and the README; nothing without one."""
+    parts = {
+        "cuda_file": " requirements-cuda.txt",
+        "cuda_install": _fill("dockerfile-cuda-install"),
+        "cuda_driver": _fill("dockerfile-cuda-driver"),
+        "gpu_limit": ', nvidia.com/gpu: "1"',
+        "gpu_compose": "\n        reservations: {devices: [{driver: nvidia, count: 1, capabilities: [gpu]}]}",
+        "gpu_readme": _fill("readme-gpu"),
+    }
+    return parts if plan.gpu else dict.fromkeys(parts, "")
 
 
 def _pod(plan: Plan, values: dict[str, str]) -> str:

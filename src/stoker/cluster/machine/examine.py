@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +10,7 @@ from stoker.cluster.machine.framework import (
     Framework,
     Package,
     built_for,
+    code_for,
     is_older,
     oldest_driver,
     unfit_libraries,
@@ -124,7 +124,7 @@ def _packages_fit(machine: Machine) -> Iterator[Finding]:
         yield _error(
             "cuda_missing",
             f"TensorFlow's CUDA libraries are not installed: {_listed(missing)}",
-            f"Install them: {install}",
+            f"Install them: {install}, or in a checkout of Stoker: make setup CUDA=1",
         )
     for package in wrong:
         if package.installed is not None:
@@ -200,26 +200,25 @@ def _gpus_are_seen(machine: Machine) -> Iterator[Finding]:
 
 def _code_for_gpus(machine: Machine) -> Iterator[Finding]:
     names = machine.framework.capabilities
-    numbers = [int(match[1]) for name in names if (match := re.search(r"_(\d+)", name))]
-    if not numbers:
+    if not machine.framework.is_cuda or not names:
         return
-    compiled = {int(name[3:]) for name in names if re.fullmatch(r"sm_\d+", name)}
     for state in machine.gpus.states:
-        major, minor = state.compute_capability
-        own = 10 * major + minor
-        if own < min(numbers):
-            yield _error(
-                "gpu_old",
-                f"GPU {state.index} ({state.name}) has compute capability {major}.{minor}, and this "
-                f"TensorFlow begins at {min(numbers) / 10:.1f}",
-                "Take an older TensorFlow, of which pip index versions tensorflow lists all.",
-            )
-        elif not any(number // 10 == major and number <= own for number in compiled):
+        kind = code_for(names, state.compute_capability)
+        capability = "{}.{}".format(*state.compute_capability)
+        gpu = f"GPU {state.index} ({state.name}, compute capability {capability})"
+        if kind == "PTX":
             yield _warning(
                 "gpu_new",
-                f"this TensorFlow has no machine code for GPU {state.index} ({state.name}, compute "
-                f"capability {major}.{minor}): the driver makes it at the first start, for many minutes",
-                "Keep what it makes: export CUDA_CACHE_MAXSIZE=4294967296 CUDA_CACHE_PATH=$HOME/.nv/ComputeCache",
+                f"this TensorFlow has no machine code for {gpu}: the driver compiles it from PTX at the "
+                "first start, which can take many minutes",
+                "Keep the result: export CUDA_CACHE_MAXSIZE=4294967296 CUDA_CACHE_PATH=$HOME/.nv/ComputeCache",
+            )
+        elif kind is None:
+            yield _error(
+                "gpu_code",
+                f"this TensorFlow does not run on {gpu}: it has code for {_listed(names)}",
+                "Take an older TensorFlow for an old card and a newer one for a new card, of which pip "
+                "index versions tensorflow lists all.",
             )
 
 

@@ -7,10 +7,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, Literal
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -111,7 +111,7 @@ class Framework:
     """The cuDNN that it was built with."""
 
     capabilities: tuple[str, ...] = ()
-    """What it has machine code for (`sm_80`), and what can be made of (`compute_90`)."""
+    """What it has machine code for (`sm_80`), and machine code and PTX (`compute_90`)."""
 
     gpus: tuple[str, ...] = ()
     """The GPUs that it sees."""
@@ -237,6 +237,39 @@ def unfit_libraries(framework: Framework) -> Iterator[tuple[str, str, str]]:
             yield name, found, f"{need[0]}"
         elif name == "cuDNN" and have[: len(need)] < need:
             yield name, found, f"{built} or a later {need[0]}"
+
+
+def code_for(
+    names: Iterable[str], capability: tuple[int, int]
+) -> Literal["machine code", "PTX"] | None:
+    """What a TensorFlow with these capabilities runs on a GPU.
+
+    `sm_80` is machine code for 8.x from 8.0 on, `compute_90` the same and PTX, of which the driver makes
+    code for 9.0 and all later ones. A suffix (`sm_90a`) restricts both to one GPU (a) or family (f).
+
+    Args:
+        names: As TensorFlow's build information lists them.
+        capability: The GPU's compute capability, major and minor.
+
+    Returns:
+        What the driver loads; None where this TensorFlow cannot run on the GPU.
+
+    Source: TensorFlow, third_party/gpus/cuda_configure.bzl; NVIDIA, CUDA C++ programming guide, compute
+        capability; the code in TensorFlow 2.21's wheel (sm_60 to sm_90, PTX for 9.0).
+    """
+    major, minor = capability
+    own = 10 * major + minor
+    parsed = [match.groups() for name in names if (match := _CODE.fullmatch(name))]
+    codes = [(kind, int(number), suffix) for kind, number, suffix in parsed]
+    for _, number, suffix in codes:
+        if number == own or (suffix != "a" and number // 10 == major and number < own):
+            return "machine code"
+    if any(kind == "compute" and not suffix and number < own for kind, number, suffix in codes):
+        return "PTX"
+    return None
+
+
+_CODE = re.compile(r"(sm|compute)_(\d+)([af]?)")
 
 
 def built_for(framework: Framework) -> tuple[str, str] | None:

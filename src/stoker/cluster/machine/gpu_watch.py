@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from stoker.cluster.machine.gpus import GpuState, read_gpus
+from stoker.cluster.machine.visible import visible_gpus
 
 EVERY_S = 0.1
 """Pause between two looks; NVML's own window of utilisation is 1/6 s or longer."""
@@ -16,7 +18,7 @@ EVERY_S = 0.1
 
 @contextmanager
 def watched_gpus() -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Look at the GPUs while the context is open.
+    """Look at the GPUs that this process may use while the context is open.
 
     Yields:
         What gives, once it is closed, a GPU's means of utilisation, power and clock and its most
@@ -27,7 +29,7 @@ def watched_gpus() -> Iterator[Callable[[], list[dict[str, Any]]]]:
 
     def look() -> None:
         while True:
-            states = tuple(read_gpus().states)
+            states = tuple(state for state, _ in visible_gpus(read_gpus().states, os.environ))
             if not states:
                 return
             looks.append(states)

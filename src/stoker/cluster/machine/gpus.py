@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +58,15 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MigSlice:
+    """A part of a GPU in MIG mode, which CUDA uses like a GPU."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GpuState:
     """One GPU; None stands for what it does not tell."""
 
@@ -105,7 +115,10 @@ class GpuState:
     """Lanes that card and slot could use."""
 
     mig: bool | None = None
-    """Whether it is cut into instances."""
+    """Whether it is divided into slices."""
+
+    slices: tuple[MigSlice, ...] = ()
+    """Its MIG slices, in the driver's order."""
 
     numa_node: int | None = None
     """The node whose memory and cores are near."""
@@ -183,6 +196,7 @@ def _state(index: int, handle: Any) -> GpuState:
     power = _told(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
     reasons = _told(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
     pci = pynvml.nvmlDeviceGetPciInfo(handle).busId
+    mig = _told(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
     return GpuState(
         index=index,
         name=pynvml.nvmlDeviceGetName(handle),
@@ -216,7 +230,8 @@ def _state(index: int, handle: Any) -> GpuState:
         utilization=_told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
         pcie_width=_told(lambda: pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
         pcie_most_width=_told(lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
-        mig=_told(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE),
+        mig=mig,
+        slices=_slices(handle) if mig else (),
         numa_node=_numa_node(pci),
         processes=_processes(handle),
     )
@@ -228,6 +243,22 @@ def _told(ask: Callable[[], Any]) -> Any:
         return ask()
     except pynvml.NVMLError:
         return None
+
+
+def _slices(handle: Any) -> tuple[MigSlice, ...]:
+    most = _told(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
+    found = (_told(partial(_slice, handle, place)) for place in range(most))
+    return tuple(each for each in found if each is not None)
+
+
+def _slice(handle: Any, place: int) -> MigSlice:
+    """A slice; NVML raises an error where this place is free."""
+    part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+    return MigSlice(
+        uuid=pynvml.nvmlDeviceGetUUID(part),
+        name=pynvml.nvmlDeviceGetName(part),
+        memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(part).total,
+    )
 
 
 def _numa_node(pci: str) -> int | None:

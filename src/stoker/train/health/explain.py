@@ -112,6 +112,12 @@ def _advice(bad: BadStep, found: BadValues | None) -> str:
         )
     if found.place == "weight":
         return "An earlier update made it: lower the learning rate, or set train.clip_norm: 1.0."
+    if found.place == "gradient" and bad.precision == "mixed_float16":
+        # A dynamic scale leaves such a step out by itself.
+        return (
+            "float16 ends at 65504: set train.loss_scale: dynamic, which skips such a step, or "
+            "train.precision: mixed_bfloat16."
+        )
     if found.dtype == "float16" and (found.most or FLOAT16_MOST) > FLOAT16_MOST / 8:
         return "float16 ends at 65504: set train.precision: mixed_bfloat16, or float32."
     if max(abs(found.least or 0.0), abs(found.most or 0.0)) > LARGE:

@@ -20,8 +20,9 @@ from stoker.tune.attach.input_rules import (
     runs_ahead,
 )
 from stoker.tune.attach.python_rules import MUCH_PYTHON, SMALL_BATCH, larger_batch
-from stoker.tune.attach.seen import Loop, Node, Stage
+from stoker.tune.attach.seen import Loop, Node, Stage, place_told
 from stoker.tune.attach.split import StepSplit, input_share
+from stoker.tune.model_findings import useless_bias
 
 
 def minor_findings(
@@ -40,6 +41,7 @@ def minor_findings(
         *_made_by_python(loop, split),
         *_maps(loop, split),
         *_batch(loop, split),
+        *_biases(loop),
     ]
     dear = {place for kind, place in said if kind in ("python_map", "generator_rows")}
     for each in minor:
@@ -146,6 +148,28 @@ def _batch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
         "win by a larger batch, was not measured",
         why="The device is idle between steps that are too short for it.",
         change=larger_batch(loop),
+        gain=None,
+        sure="possible",
+    )
+
+
+def _biases(loop: Loop) -> Iterator[ScriptFinding]:
+    found = loop.model.get("useless_biases") or {}
+    if not found.get("count"):
+        return
+    told = useless_bias(
+        [each["name"] for each in found["layers"]],
+        count=found["count"],
+        parameters=found["parameters"],
+        of_parameters=found["of_parameters"],
+    )
+    first = found["layers"][0]
+    yield ScriptFinding(
+        kind="useless_bias",
+        place=place_told(first["place"]) or loop.place,
+        seen=told.message,
+        why="BatchNormalization subtracts the mean of each channel, and with it the bias.",
+        change=told.fix,
         gain=None,
         sure="possible",
     )

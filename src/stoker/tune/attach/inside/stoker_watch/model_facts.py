@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .biases import useless_biases
 from .facts import FACTS
 from .places import Place
 
@@ -29,6 +30,7 @@ def late_facts(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
         "half_outputs": lambda: _half_outputs(model, made_at),
         "kernels": lambda: _kernels(model, made_at),
         "devices": lambda: _devices(model),
+        "useless_biases": lambda: _biases(model, made_at),
     }
     found = {}
     for name, fact in facts.items():
@@ -36,6 +38,17 @@ def late_facts(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
         with FACTS.guarded():
             found[name] = fact()
     return found
+
+
+def _biases(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
+    """Layers whose bias a BatchNormalization takes out again, and how much of the model the biases are."""
+    layers = useless_biases(model)
+    return {
+        "layers": [{"name": layer.name, "place": made_at(layer)} for layer in layers[:MOST_LAYERS]],
+        "count": len(layers),
+        "parameters": sum(int(layer.bias.shape[0]) for layer in layers),
+        "of_parameters": model.count_params(),
+    }
 
 
 def _half_outputs(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str, Any]]:

@@ -1,0 +1,151 @@
+"""Which GPUs a process may use: what `CUDA_GPUS_DEVICES` allows, and what `--gpus` sets there.
+
+Source: CUDA C++ programming guide, CUDA environment variables; NVIDIA MIG user guide, device names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Mapping, Sequence
+
+from stoker.cluster.machine.gpus import Gpus, GpuState, MigSlice
+from stoker.cluster.shares import GPUS
+from stoker.core.errors import ConfigError, Plain
+
+ORDER = "CUDA_DEVICE_ORDER"
+"""Environment variable that says how CUDA numbers GPUs; by default the fastest is 0."""
+
+NO_GPU = "-1"
+"""As a value of `CUDA_GPUS_DEVICES`: none."""
+
+_INDEX = re.compile(r"[0-9]{1,4}")
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
+
+Visible = tuple[GpuState, MigSlice | None]
+"""A GPU, and the slice of it where only a slice is visible."""
+
+
+def visible_gpus(states: Sequence[GpuState], environ: Mapping[str, str]) -> list[Visible]:
+    """The GPUs that CUDA shows to a process with this environment.
+
+    Indices are taken as the driver's, which are CUDA's where all GPUs are of one model or
+    `CUDA_DEVICE_ORDER` is `PCI_BUS_ID`.
+
+    Args:
+        states: All GPUs of the machine, in the driver's order.
+        environ: The process's environment.
+    """
+    listed = environ.get(GPUS)
+    if listed is None:
+        return [(state, None) for state in states]
+    found: list[Visible] = []
+    for name in listed.split(","):
+        matches = _named(states, name.strip())
+        if len(matches) != 1:
+            break  # CUDA stops at the first name that it does not know
+        found.extend(matches)
+    return found
+
+
+def choose_gpus(text: str, gpus: Gpus) -> dict[str, str]:
+    """Environment variables with which CUDA shows the listed GPUs and no others.
+
+    Args:
+        text: Indices as `nvidia-smi` shows them, or UUIDs, separated by commas; empty or `none`
+            for no GPU.
+        gpus: What the driver says of this machine.
+
+    Raises:
+        ConfigError: a name is malformed, unknown, ambiguous or listed twice, or there is no driver.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if names in ([""], ["none"]):
+        return {GPUS: NO_GPU}
+    for name in names:
+        if not (_INDEX.fullmatch(name) or _UUID.fullmatch(name)):
+            raise ConfigError(
+                "--gpus must list GPU indices or UUIDs, separated by commas",
+                got=text,
+                fix="E.g. --gpus 0,2, or a UUID of `nvidia-smi -L`; --gpus none trains on the CPU.",
+            )
+    if gpus.driver is None:
+        _require_cuda_driver(text, gpus)
+        _require_distinct(names, text)
+    else:
+        names = _resolved(names, text, gpus.states)
+    return {ORDER: "PCI_BUS_ID", GPUS: ",".join(names)}
+
+
+def unused_slices(variables: Mapping[str, str]) -> int:
+    """MIG slices beyond the first: CUDA gives a process one slice."""
+    return max(0, variables[GPUS].count("MIG-") - 1)
+
+
+def _resolved(names: list[str], text: str, states: Sequence[GpuState]) -> list[str]:
+    """The names as CUDA gets them: indices, or full UUIDs where one of them is a UUID."""
+    found = [_one(name, states) for name in names]
+    _require_distinct([_uuid(visible) for visible in found], text)
+    if all(_INDEX.fullmatch(name) for name in names):
+        return [str(state.index) for state, _ in found]
+    return [_uuid(visible) for visible in found]
+
+
+def _one(name: str, states: Sequence[GpuState]) -> Visible:
+    matches = _named(states, name)
+    if len(matches) != 1:
+        raise ConfigError(
+            "--gpus must name GPUs of this machine",
+            got=Plain(f"{name!r}, which {len(matches)} GPUs match" if matches else repr(name)),
+            fix=f"There are: {_list(states)}.",
+        )
+    state, mig = matches[0]
+    if state.mig and mig is None:
+        raise ConfigError(
+            f"GPU {state.index} is divided into MIG slices, which are chosen by UUID",
+            got=name,
+            fix=f"There are: {', '.join(each.uuid for each in state.slices) or 'no slices yet'}.",
+        )
+    return matches[0]
+
+
+def _named(states: Sequence[GpuState], name: str) -> list[Visible]:
+    """What an index, a UUID or the beginning of a UUID names."""
+    if _INDEX.fullmatch(name):
+        return [(state, None) for state in states if state.index == int(name)]
+    if not _UUID.fullmatch(name):
+        return []
+    everything: list[Visible] = [(state, None) for state in states]
+    everything += [(state, mig) for state in states for mig in state.slices]
+    exact = [visible for visible in everything if _uuid(visible) == name]
+    return exact or [visible for visible in everything if _uuid(visible).startswith(name)]
+
+
+def _uuid(visible: Visible) -> str:
+    state, mig = visible
+    return state.uuid if mig is None else mig.uuid
+
+
+def _require_distinct(names: list[str], text: str) -> None:
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            "--gpus must name each GPU once", got=text, fix="Remove the name that is repeated."
+        )
+
+
+def _require_cuda_driver(text: str, gpus: Gpus) -> None:
+    """A container may have CUDA's driver library and not NVML; without both there is no GPU."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise ConfigError(
+            "--gpus needs an NVIDIA driver that answers",
+            got=Plain(f"{text!r}, and {gpus.unread}"),
+            fix="See what is missing: stoker doctor. --gpus none trains on the CPU.",
+        ) from None
+
+
+def _list(states: Sequence[GpuState]) -> str:
+    names = [f"{state.index} ({state.uuid}, {state.name})" for state in states]
+    names += [f"{mig.uuid} ({mig.name})" for state in states for mig in state.slices]
+    return ", ".join(names) or "none"

@@ -1,0 +1,53 @@
+"""cuDNN's kernel for NHWC computes BatchNormalization in 16 bits: its name is in a trace of the device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cluster.devices import find_devices
+from stoker.measure.batch_norm_kernels import batch_norm_kernels
+
+pytestmark = pytest.mark.gpu
+
+CHILD = Path(__file__).with_name("batch_norm_child.py")
+
+
+def traced(tmp_path: Path, policy: str, **environment: str) -> dict[str, Any]:
+    """What a process says that trains a small network in a precision, and traces it."""
+    if not find_devices().gpus or os.environ.get("STOKER_GPU_TESTS_ON_CPU") == "1":
+        pytest.skip("needs an NVIDIA GPU: a CPU has no such kernel")
+    ran = subprocess.run(
+        [sys.executable, str(CHILD), policy, str(tmp_path)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_16_bits_run_by_the_kernel_for_nhwc(tmp_path: Path, policy: str) -> None:
+    told = traced(tmp_path, policy)
+    found = batch_norm_kernels(told["kernels"])
+
+    assert found.is_persistent, f"{found.text()}; all kernels: {told['kernels']}"
+    assert all(loss == loss for loss in told["losses"])
+    assert told["losses"][-1] < told["losses"][0]
+
+
+def test_without_the_flag_it_does_not(tmp_path: Path) -> None:
+    flag = {"TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT": "0"}
+    found = batch_norm_kernels(traced(tmp_path, "mixed_bfloat16", **flag)["kernels"])
+
+    assert found.way == "nchw", found.text()
