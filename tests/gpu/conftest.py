@@ -14,8 +14,6 @@ from typing import Literal
 
 import pytest
 
-from stoker.cluster.devices import find_devices
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "gpu"))
 
@@ -29,13 +27,6 @@ Device = Literal["gpu", "cpu"]
 def device() -> Device:
     """`gpu`, or `cpu` where the CPU is used instead."""
     return "cpu" if os.environ.get("STOKER_GPU_TESTS_ON_CPU") == "1" else "gpu"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def card(device: Device) -> None:
-    """Skip all of them without a GPU."""
-    if device == "gpu" and not find_devices().gpus:
-        pytest.skip("no NVIDIA driver shows a GPU here; STOKER_GPU_TESTS_ON_CPU=1 uses the CPU")
 
 
 @pytest.fixture(scope="session")

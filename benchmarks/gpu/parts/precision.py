@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import experiments
 import goodput
 from parts.train import stoker
 from situation import ROOT, Situation
 
-from stoker.train.config import TrainConfig
+from stoker.measure.batch_norm_kernels import batch_norm_kernels
 
 LIMIT_S = 100
 
@@ -25,11 +23,6 @@ CHOICES = {
     "float16, dynamic loss scale": ("train.precision=mixed_float16", "train.loss_scale=dynamic"),
 }
 """What `train.precision: auto` chooses between."""
-
-
-def missing() -> str:
-    """Why this version cannot run the part; empty if it can."""
-    return "" if hasattr(TrainConfig, "loss_scale") else "there is no setting train.loss_scale"
 
 
 def measure(at: Situation) -> None:
@@ -59,11 +52,6 @@ def measure(at: Situation) -> None:
 def show_kernels(at: Situation) -> None:
     """Whether cuDNN's kernel without transposes computes BatchNormalization, by its name in a trace."""
     name = "BatchNormalization by cuDNN's kernel for NHWC"
-    if not CHILD.is_file() or find_spec("stoker.measure") is None:
-        at.add(name, None, "of 1", how="this version cannot tell kernels apart")
-        return
-    from stoker.measure.batch_norm_kernels import batch_norm_kernels
-
     precision = at.sizes.precision
     child = at.children.python(CHILD, precision, at.work / "trace")
     told = goodput.read(child.done(at.left_s()))

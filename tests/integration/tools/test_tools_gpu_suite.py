@@ -20,7 +20,7 @@ PARTS = {
 }  # fmt: skip
 """All but `tune`, which takes a minute: tests/integration/app/test_app_tune.py runs that command."""
 
-MAY_BE_MISSING = {"serve", "precision"}
+MAY_BE_MISSING = {"serve"}
 """Parts that say themselves what this version lacks for them."""
 
 
