@@ -22,6 +22,7 @@ import pynvml
 from steps import MARK
 
 from stoker.cluster.machine.gpus import Gpus, GpuState, read_gpus
+from stoker.cluster.machine.visible import visible_gpus
 
 EVERY_S = 0.2
 """Pause between two looks while a part runs, seconds."""
@@ -144,12 +145,9 @@ def _is_ours(pid: int, mark: str) -> bool:
 
 
 def _ours(gpus: Gpus) -> GpuState | None:
-    """The GPU that TensorFlow takes: the first one that CUDA_VISIBLE_DEVICES leaves."""
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    for state in gpus.states:
-        if wanted in (str(state.index), state.uuid):
-            return state
-    return None
+    """The GPU that TensorFlow takes: the first one that CUDA_VISIBLE_DEVICES shows; of a MIG slice its GPU."""
+    visible = visible_gpus(gpus.states, os.environ)
+    return visible[0][0] if visible else None
 
 
 def _card(gpus: Gpus, state: GpuState | None) -> dict[str, Any]:
