@@ -43,7 +43,7 @@ SAY_auto_cpu = no NVIDIA driver shows a GPU: without TensorFlow's CUDA libraries
 SAY_0_cpu = without TensorFlow's CUDA libraries (CUDA=0)
 
 .DEFAULT_GOAL := help
-.PHONY: help another-python setup demo test soak check fmt lint types imports docs lock clean \
+.PHONY: help another-python setup demo test tf-serving-oracle soak check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
 	bench-tune bench-serve test-gpu bench-gpu
@@ -103,12 +103,18 @@ test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) ## every test
 	@echo "test: those that need a GPU, which the other tests do not see; skipped where there is none"
 	@$(BIN)/python -m pytest -m "gpu and not soak" --durations=15 $(ARGS) || test $$? = 5
 
+tf-serving-oracle: $(STAMP) ## TensorFlow Serving's own integration test against ours; SRC=its checkout (5 minutes)
+	@$(UV) pip install --quiet --python $(BIN)/python --target .tools/oracle --no-deps \
+	portpicker==1.6.0 six==1.17.0 tf-keras==2.21.0
+	@PYTHONPATH=.tools/oracle $(BIN)/python tests/oracle_tensorflow_serving.py "$(SRC)" $(ARGS)
+
 soak: $(STAMP) ## what is too long for `make test`: kills, swaps, all levers, the server's image, memory (35 minutes)
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 	@STOKER_ALL_LEVERS=1 $(BIN)/python -m pytest -m alone $(ARGS)
 	@$(BIN)/python benchmarks/gpu/run.py test --device cpu
 	@$(BIN)/python benchmarks/gpu/run.py bench --device cpu
+	@STOKER_FUZZ_EXAMPLES=50000 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_rest.py $(ARGS)
 	@STOKER_SWAPS=20 $(BIN)/python -m pytest tests/integration/serve/test_serve_swaps.py $(ARGS)
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 
@@ -146,8 +152,9 @@ bench-service: $(STAMP) ## the tf.data service beside the local feed
 	@$(BIN)/python benchmarks/service/measure.py
 	@$(BIN)/python benchmarks/report.py
 
-bench-ingest: $(STAMP) ## memory and CPU time of 1 M and 10 M rows
+bench-ingest: $(STAMP) ## memory and CPU time of 1 M and 10 M rows; JPEGs by number of cores (about 5 minutes)
 	@$(BIN)/python benchmarks/ingest/measure.py
+	@$(BIN)/python benchmarks/ingest/images.py
 	@$(BIN)/python benchmarks/report.py
 
 bench-train: bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps ## training against its peers

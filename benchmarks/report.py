@@ -23,6 +23,7 @@ TITLES = {
     "data-images": ("Images", "make bench-images"),
     "data-tables": ("Tables", "make bench-tables"),
     "data-ingest": ("Ingest", "make bench-ingest"),
+    "data-ingest-images": ("Ingest of images, by number of cores", "make bench-ingest"),
     "data-service": ("tf.data service", "make bench-service"),
     "train-loop": ("The training loop", "make bench-train-loop"),
     "train-floor": ("The most that any loop can gain", "make bench-train-loop"),

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Tests compile what they test; those of the cache have one of their own.
+os.environ["STOKER_CACHE"] = "off"
 
 # What nohup, or a shell's `&`, has ignored would be ignored by the processes that tests start.
 for _number in (signal.SIGHUP, signal.SIGINT):

@@ -15,6 +15,9 @@ from tests.gpu.pictures import TIMEOUT_S, Pictures
 DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int64, "I32": np.int32}
 """Names in a safetensors file."""
 
+SLOW = {"SLOW_S": "0.2"}
+"""An epoch of all trainings takes a while: variables that the user's code reads are inputs of a run."""
+
 SETTINGS = ("train.epochs=12", "train.steps_per_call=2", "train.checkpoint.every_steps=4")
 
 
@@ -33,12 +36,12 @@ def weights_of(
     shutil.copytree(pictures.ingested, runs)
     every = (*SETTINGS, *settings, f"runs={runs}")
     if kill:
-        child = pictures.start(*every, env={"SLOW_S": "0.3"})
+        child = pictures.start(*every, env=SLOW)
         _wait_for_checkpoint(runs)
         child.kill()
         code = child.wait(TIMEOUT_S)
         assert code < 0, f"it was not killed in its middle: {child}"
-    child = pictures.start(*every)
+    child = pictures.start(*every, env=SLOW)
     result = json.loads(child.done(TIMEOUT_S))
     if kill:
         assert "continued" in child.err.read_text()

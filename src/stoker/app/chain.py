@@ -244,7 +244,7 @@ def _do_stage(
         _clear(stage, run, keep=state.resume.run is not None and not force)
         listener.stage_began(stage.name)
         if stage.tensorflow:
-            import_tensorflow()
+            import_tensorflow(compiles=True)
             from stoker.train.strategy import claim_devices
 
             claim_devices(experiment.train)

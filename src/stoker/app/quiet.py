@@ -8,13 +8,20 @@ import os
 import sys
 import tempfile
 
+from stoker.cluster.compile_flags import prepare
 
-def import_tensorflow() -> None:
+
+def import_tensorflow(*, compiles: bool = False) -> None:
     """Import TensorFlow; what its libraries print meanwhile is shown only where it fails.
 
     They print before the log level that the environment sets is read, straight to the file
     descriptor. `TF_CPP_MIN_LOG_LEVEL` below 2 is taken as the wish to see it all.
+
+    Args:
+        compiles: Keep what XLA compiles in the cache on disk.
     """
+    if compiles:
+        prepare(os.environ)
     # A process that takes all of a GPU's memory starves its neighbours. It must be said before
     # TensorFlow looks at the devices, which the transform's stage makes it do.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,8 @@ from stoker.core.errors import Plain, UserError
 from stoker.core.files import read_json, write_json
 from stoker.data.ingest import IngestConfig
 from stoker.train.checkpoints.store import places
-from stoker.train.config import Grounds, ResolvedTraining, TrainConfig, resolve
+from stoker.train.config import TEST_SWITCH, Grounds, ResolvedTraining, TrainConfig, resolve
+from stoker.tune.lock import FILE as LOCK
 
 if TYPE_CHECKING:
     from stoker.data.own.features import AnyTransform
@@ -50,6 +52,8 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
                 fix="Go on where there are as many devices, or train in a new run.",
             )
         kept = {name: getattr(before, name) for name in AUTOS if getattr(config, name) == "auto"}
+        if "xla" in kept:
+            kept["xla_trial"] = before.xla_trial
         resolved = replace(now, **kept, why=before.why)
     write_json(folder / RESOLVED, asdict(resolved))
     return resolved
@@ -100,6 +104,8 @@ def resolve_here(
             parameter_servers=0 if cluster is None else len(cluster.servers),
             batches_from_elsewhere=own
             or (isinstance(data, IngestConfig) and data.service is not None),
+            tuned=(context.experiment.folder / LOCK).is_file(),
+            tries_xla_on_cpu=TEST_SWITCH in os.environ,
         ),
     )
     if not own:

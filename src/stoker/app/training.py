@@ -117,6 +117,7 @@ def train(context: Context, folder: Path) -> Trained:
                 if board is None
                 else _watched(board, context, folder, alone=resolved.workers == 1),
                 on_progress=_teller(context),
+                on_wait=lambda line: context.progress(line, None),
                 ending=ending,
                 heartbeat=process_heartbeat(),
                 identity=identity,
@@ -240,6 +241,7 @@ def _own_facts(result: TrainResult | ParameterServerResult) -> dict[str, Any]:
             "ceiling_step_time_s": None,
             "repeated_steps": result.repeated,
             "health": {},
+            "xla": None,
             "agreement": None,
         }
     return {
@@ -248,6 +250,7 @@ def _own_facts(result: TrainResult | ParameterServerResult) -> dict[str, Any]:
         "step_time_s": result.busy.real_step_s,
         "ceiling_step_time_s": result.busy.ceiling_step_s,
         "health": result.health,
+        "xla": result.xla,
         "agreement": result.agreement,
     }
 

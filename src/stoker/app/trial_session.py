@@ -264,7 +264,7 @@ class Session:
             experiment = self._experiment
             data_only = replace(self._base, data=experiment.data)
             listener = _Told(self._say)
-            import_tensorflow()
+            import_tensorflow(compiles=True)
             from stoker.train.strategy import claim_devices
 
             # Before a stage makes TensorFlow look at its devices by the settings as they are.

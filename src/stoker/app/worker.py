@@ -107,7 +107,7 @@ def _train(
     experiment = build(Experiment, yaml.safe_load(spec.experiment))
     if cluster := read_tf_config(os.environ):
         require_own_port(cluster)
-    import_tensorflow()
+    import_tensorflow(compiles=True)
     if cluster and cluster.serves:
         from stoker.train.parameter_server.cluster import serve_parameter_role
 

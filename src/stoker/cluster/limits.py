@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +45,29 @@ def memory_limit(root: Path = CGROUPS) -> int | None:
         if text.isdigit() and int(text) < 1 << 60:
             return int(text)
     return None
+
+
+def cpu_limit(root: Path = CGROUPS) -> float | None:
+    """Cores that the control group of a container may use on average, version 2 or 1; None: no limit."""
+    try:
+        quota, _, period = (root / "cpu.max").read_text().strip().partition(" ")
+    except OSError:
+        try:
+            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    # Without a limit version 2 says "max", and version 1 says -1.
+    if not quota.isdigit() or not period.isdigit() or not int(period):
+        return None
+    return int(quota) / int(period)
+
+
+def usable_cores(root: Path = CGROUPS) -> int:
+    """Cores that are worth a process or thread of work each: the affinity, or a container's limit."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limit = cpu_limit(root)
+    return max(1, min(cores or 1, math.ceil(limit) if limit else cores or 1))
 
 
 def kernel_refusals(

@@ -21,6 +21,12 @@ MANIFEST = "manifest.json"
 BATCH_ROWS = 8192
 """Rows that are read at a time where nobody says otherwise: some MB for a wide table."""
 
+SAMPLE = "sample.parquet"
+"""The training split's first records by themselves."""
+
+SAMPLE_ROWS = 17
+"""Records in it: few, and not a number that a shape would have."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
@@ -96,6 +102,8 @@ class Dataset:
         image_store: How the training split's images are stored, and why, in one line; None for
             tables.
         bad_rows: The records that were left out (at most `data.max_bad_rows`).
+        sample: The training split's first records, on which a transform is tried; None: they are
+            read from its first shard.
     """
 
     root: Path
@@ -105,6 +113,7 @@ class Dataset:
     image: ImageShape | None = None
     image_store: str | None = None
     bad_rows: tuple[BadRow, ...] = field(default=())
+    sample: Shard | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -148,7 +157,12 @@ class Dataset:
                 verify_shard(self.root, shard)
 
     def batches(
-        self, split: str, *, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS
+        self,
+        split: str,
+        *,
+        columns: Sequence[str] | None = None,
+        rows: int = BATCH_ROWS,
+        whole: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """Read a split in order, each shard's length, hash and page checksums verified.
 
@@ -156,12 +170,14 @@ class Dataset:
             split: Name of the split.
             columns: Names of the columns to read; all by default.
             rows: Most records in one batch.
+            whole: False checks only what is read, by the checksums of its pages, and the length of the
+                file: for few columns beside large images.
 
         Raises:
             DataError: a shard is missing, cut or changed; names it.
         """
         for shard in self.splits[split]:
-            verify_shard(self.root, shard)
+            (verify_shard if whole else verify_length)(self.root, shard)
             path, seen = self.root / shard.file, 0
             for batch in _read_shard(path, columns, rows):
                 seen += batch.num_rows
@@ -172,6 +188,23 @@ class Dataset:
                     got=Plain(f"{seen} records"),
                     fix="Run `stoker ingest` again: the shard is made anew from the source.",
                 )
+
+    def first_rows(self, columns: Sequence[str]) -> pa.RecordBatch:
+        """The training split's first `SAMPLE_ROWS` records, or fewer; of no shard where there is a sample.
+
+        Raises:
+            DataError: what they are read from is missing, cut or changed; there is none.
+        """
+        found = next(self._first_batches(columns), None)
+        if found is None:
+            raise DataError("split 'train' must hold at least one record", got=0)
+        return found
+
+    def _first_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        if self.sample is None:
+            return self.batches("train", columns=columns, rows=SAMPLE_ROWS)
+        verify_shard(self.root, self.sample)
+        return _read_shard(self.root / self.sample.file, columns, SAMPLE_ROWS)
 
     def table(self, split: str, *, columns: Sequence[str] | None = None) -> pa.Table:
         """A whole split in memory, verified as `batches` does."""
@@ -189,23 +222,67 @@ def verify_shard(root: Path, shard: Shard) -> None:
         DataError: it is missing, cut or changed.
     """
     verify_index(root, shard)
+    verify_length(root, shard)
     path = root / shard.file
-    fix = "Run `stoker ingest` again: the shard is made anew from the source."
+    if sha256_file(path) != shard.sha256:
+        raise DataError(
+            f"shard {path} must have the hash that its manifest says",
+            got=Plain("other content: it was changed or damaged after ingest"),
+            fix=_MAKE_AGAIN,
+        )
+
+
+_MAKE_AGAIN = "Run `stoker ingest` again: the shard is made anew from the source."
+
+
+def verify_length(root: Path, shard: Shard) -> None:
+    """Check that one shard is there, and its length.
+
+    Raises:
+        DataError: it is missing or cut.
+    """
+    path = root / shard.file
     if not path.is_file():
-        raise DataError(f"shard {path} must exist", got=Plain("no such file"), fix=fix)
+        raise DataError(f"shard {path} must exist", got=Plain("no such file"), fix=_MAKE_AGAIN)
     size = path.stat().st_size
     if size != shard.size_bytes:
         raise DataError(
             f"shard {path} must be {shard.size_bytes} bytes long, as its manifest says",
             got=Plain(f"{size} bytes"),
-            fix=fix,
+            fix=_MAKE_AGAIN,
         )
-    if sha256_file(path) != shard.sha256:
-        raise DataError(
-            f"shard {path} must have the hash that its manifest says",
-            got=Plain("other content: it was changed or damaged after ingest"),
-            fix=fix,
-        )
+
+
+def verify_once(root: Path, shard: Shard) -> None:
+    """Check one shard, unless this process has done so since the file was last written.
+
+    For stages that follow one another and each look at a part of the shards; page checksums are
+    verified each time.
+
+    Raises:
+        DataError: it is missing, cut or changed.
+    """
+    path = root / shard.file
+    if path.is_file() and (_status(path), shard.sha256) in _verified:
+        return
+    status = _status(path) if path.is_file() else None
+    verify_shard(root, shard)
+    if len(_verified) >= _MOST_VERIFIED:
+        _verified.clear()
+    _verified.add((status, shard.sha256))
+
+
+_verified: set[tuple[tuple[object, ...] | None, str]] = set()
+"""Status and hash of files that `verify_once` found to be what they must be."""
+
+_MOST_VERIFIED = 100_000
+"""Files that are remembered."""
+
+
+def _status(path: Path) -> tuple[object, ...]:
+    """What changes whenever a file is written or replaced."""
+    found = path.stat()
+    return str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def verify_index(root: Path, shard: Shard) -> None:
@@ -278,6 +355,7 @@ def _to_json(dataset: Dataset) -> dict[str, Any]:
         "column_hashes": dataset.column_hashes,
         "image": None if dataset.image is None else asdict(dataset.image),
         "image_store": dataset.image_store,
+        "sample": None if dataset.sample is None else asdict(dataset.sample),
         "bad_rows": [
             {"file": b.file, "row": b.row, "column": b.column, "reason": b.reason}
             for b in dataset.bad_rows
@@ -297,4 +375,5 @@ def _from_json(root: Path, raw: dict[str, Any]) -> Dataset:
         image=None if raw["image"] is None else ImageShape(**raw["image"]),
         image_store=raw["image_store"],
         bad_rows=tuple(BadRow(**row) for row in raw["bad_rows"]),
+        sample=None if raw.get("sample") is None else Shard(**raw["sample"]),
     )

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
 
 from stoker.core.errors import Plain, UserError
+from stoker.export.sessions import inter_op_pool, session_config
 
 SERVE_TAG = "serve"
 """The tag of the graph that a SavedModel is served from."""
@@ -89,6 +90,12 @@ class Signature:
     method: str
     """The method name in the SavedModel, "tensorflow/serving/predict" as a rule."""
 
+    feed_names: Mapping[str, str] = field(default_factory=dict)
+    """Input name -> the tensor in the graph that it is fed to."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Input name -> the TensorProto that takes the place of one that is not sent."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
@@ -102,15 +109,30 @@ class LoadedModel:
     """A SavedModel in memory, in a graph and a session of its own; may be called by many threads."""
 
     def __init__(
-        self, session: tf.compat.v1.Session, signature_defs: Mapping[str, Any], path: Path
+        self,
+        session: tf.compat.v1.Session | None,
+        signature_defs: Mapping[str, Any],
+        path: Path,
+        *,
+        runs: Mapping[str, Callable[..., list[np.ndarray]]] | None = None,
     ) -> None:
-        """Bind every signature; use `load_model` to get one of these from a folder."""
+        """Bind every signature; use `load_model` to get one of these from a folder.
+
+        Args:
+            session: Where the graph is.
+            signature_defs: Signature -> its definition.
+            path: The folder.
+            runs: Signature -> what runs it, where that is not the session.
+        """
         self.path = path
         self.signature_defs = dict(signature_defs)
         self._session: tf.compat.v1.Session | None = session
         self._others: list[LoadedModel] = []
         self._bound = {
-            name: _bind(session, definition)
+            name: _Bound(
+                _signature(definition),
+                _callable(session, definition) if runs is None else runs[name],
+            )
             for name, definition in sorted(signature_defs.items())
             if definition.inputs and definition.outputs
         }
@@ -197,11 +219,7 @@ def load_model(path: Path) -> LoadedModel:
         UserError: there is no SavedModel, or it is damaged, or it has nothing that can be called.
     """
     graph = tf.Graph()
-    options = tf.compat.v1.ConfigProto()
-    options.gpu_options.allow_growth = True
-    # In the caller's thread, as in `_bind`: what is loaded at low priority is not done by others.
-    options.inter_op_parallelism_threads = -1
-    session = tf.compat.v1.Session(graph=graph, config=options)
+    session = tf.compat.v1.Session(graph=graph, config=session_config())
     try:
         with graph.as_default():
             meta = tf.compat.v1.saved_model.load(session, [SERVE_TAG], str(path))
@@ -231,9 +249,30 @@ def checked_inputs(
     Raises:
         UserError: an input is unknown, missing, or of another dtype or shape; it is named.
     """
+    arrays = typed_inputs(signature, inputs)
+    for (name, spec), array in zip(signature.inputs.items(), arrays, strict=True):
+        if not spec.takes(array.shape):
+            raise _wrong_kind(name, spec, array)
+    return arrays
+
+
+def typed_inputs(
+    signature: Signature, inputs: Mapping[str, np.ndarray]
+) -> list[np.ndarray[Any, Any]]:
+    """The arrays in the signature's order, each of the declared dtype; its shape may be another.
+
+    Raises:
+        UserError: an input is unknown, missing, or of another dtype; it is named.
+    """
     if inputs.keys() != signature.inputs.keys():
         raise _wrong_names(signature, inputs)
-    return [_checked(name, spec, inputs[name]) for name, spec in signature.inputs.items()]
+    return [_typed(name, spec, inputs[name]) for name, spec in signature.inputs.items()]
+
+
+def have_declared_shapes(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> bool:
+    """Whether what `typed_inputs` gave is of the shapes that the signature declares."""
+    specs = signature.inputs.values()
+    return all(spec.takes(array.shape) for spec, array in zip(specs, arrays, strict=True))
 
 
 def _wrong_names(signature: Signature, inputs: Mapping[str, np.ndarray]) -> UserError:
@@ -267,15 +306,20 @@ def first_line(error: BaseException) -> str:
     return said[0].rstrip(".") if said else type(error).__name__
 
 
-def _checked(name: str, spec: TensorSpec, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _typed(name: str, spec: TensorSpec, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     array = _as_strings(name, value) if spec.dtype == "string" else value
-    dtype = "string" if array.dtype == object else dtype_name(array.dtype)
-    if dtype != spec.dtype or not spec.takes(array.shape):
-        raise UserError(
-            f"input {name!r} must be {spec}",
-            got=Plain(f"{dtype} of shape {shape_text(array.shape)}"),
-        )
+    if _name_of_dtype(array) != spec.dtype:
+        raise _wrong_kind(name, spec, array)
     return array
+
+
+def _wrong_kind(name: str, spec: TensorSpec, array: np.ndarray[Any, Any]) -> UserError:
+    found = f"{_name_of_dtype(array)} of shape {shape_text(array.shape)}"
+    return UserError(f"input {name!r} must be {spec}", got=Plain(found))
+
+
+def _name_of_dtype(array: np.ndarray[Any, Any]) -> str:
+    return "string" if array.dtype == object else dtype_name(array.dtype)
 
 
 def _as_strings(name: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -306,20 +350,28 @@ def _fed_text(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> s
     return ", ".join(f"{name!r} ({spec}, fed {shape_text(a.shape)})" for (name, spec), a in fed)
 
 
-def _bind(session: tf.compat.v1.Session, definition: meta_graph_pb2.SignatureDef) -> _Bound:
+def _callable(
+    session: tf.compat.v1.Session | None, definition: meta_graph_pb2.SignatureDef
+) -> Callable[..., list[np.ndarray]]:
+    assert session is not None  # what has none is given what runs it
+    options = config_pb2.CallableOptions()
+    options.feed.extend(info.name for _, info in sorted(definition.inputs.items()))
+    options.fetch.extend(info.name for _, info in sorted(definition.outputs.items()))
+    options.run_options.inter_op_thread_pool = inter_op_pool(session)
+    run: Callable[..., list[np.ndarray]] = session._make_callable_from_options(options)  # noqa: SLF001
+    return run
+
+
+def _signature(definition: meta_graph_pb2.SignatureDef) -> Signature:
     inputs = sorted(definition.inputs.items())
     outputs = sorted(definition.outputs.items())
-    options = config_pb2.CallableOptions()
-    options.feed.extend(info.name for _, info in inputs)
-    options.fetch.extend(info.name for _, info in outputs)
-    # -1 runs the graph in the caller's thread: no hand-over, and callers scale by their own threads.
-    options.run_options.inter_op_thread_pool = -1
-    signature = Signature(
+    return Signature(
         inputs={name: _spec(name, info) for name, info in inputs},
         outputs={name: _spec(name, info) for name, info in outputs},
         method=definition.method_name,
+        feed_names={name: info.name for name, info in inputs},
+        defaults=dict(definition.defaults),
     )
-    return _Bound(signature, session._make_callable_from_options(options))  # noqa: SLF001
 
 
 def _spec(name: str, info: meta_graph_pb2.TensorInfo) -> TensorSpec:

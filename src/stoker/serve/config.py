@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.export.repository import checked_name, version_folders
 from stoker.serve.auth import is_loopback
-from stoker.serve.batching.config import BatchingConfig
+from stoker.serve.batching.config import BatchingConfig, WarmSizes
 from stoker.serve.limits import METRICS_PATH, HttpLimits
 from stoker.serve.text_files import read_text_file
 from stoker.serve.tls import read_tls
@@ -64,6 +65,18 @@ class ServeConfig:
     grpc_workers: int = 8
     """Most gRPC calls that are worked on at once; others wait."""
 
+    intra_op_threads: int = 0
+    """Threads that compute one operation of a model; 0: as many as cores."""
+
+    inter_op_threads: int = 0
+    """Operations of a model that run at once; 0: one on a CPU, in the thread of the caller."""
+
+    session_config_file: Path | None = None
+    """TensorFlow's ConfigProto for sessions, as text; the other settings come on top of it."""
+
+    tensor_content: bool = False
+    """Whether the outputs of Predict by gRPC are sent as bytes, not as lists of values."""
+
     allow_ops: tuple[str, ...] = ()
     """Operations that a model may have beside those that only compute (`--allow-ops`)."""
 
@@ -94,6 +107,16 @@ class ServeConfig:
 
     warm_up: bool = True
     """Whether a version's own warm-up requests are run (`--enable_model_warmup`)."""
+
+    warm_sizes: WarmSizes = "auto"
+    """Whether batches are padded to a few sizes that are run before a version takes requests; `auto`:
+    on a GPU, for models that XLA compiles, and for sizes that batching parameters name."""
+
+    warm_s: float = 300.0
+    """Longest time for running these sizes of one version, seconds."""
+
+    per_process_gpu_memory_fraction: float = 0.0
+    """Share of each GPU's memory for all workers on it, 0..1; 0 lets a single worker grow freely."""
 
     unload_first: bool = False
     """Whether what a new version replaces is unloaded before that is loaded, not after."""
@@ -139,8 +162,11 @@ class ServeConfig:
     worker: int = 0
     """This one's number; no other that lives has it."""
 
-    listen_when_loaded: bool = False
-    """Whether it listens only when its models were loaded: others answer on the ports meanwhile."""
+    listen_when_loaded: bool = True
+    """Whether it listens only when every model can be called; one that cannot be loaded ends it."""
+
+    listen_when_tried: bool = False
+    """Whether it listens once each model was loaded or has failed: it takes another worker's place."""
 
     lame_duck_s: float = 1.0
     """Seconds between "not ready" and the last accept, for clients and balancers to turn away."""
@@ -176,7 +202,14 @@ class ServeConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"serve.{name} must be above 0", got=getattr(self, name))
-        for name in ("max_run_s", "max_memory_bytes", "request_log_bytes"):
+        for name in (
+            "max_run_s",
+            "max_memory_bytes",
+            "request_log_bytes",
+            "warm_s",
+            "intra_op_threads",
+            "inter_op_threads",
+        ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"serve.{name} must not be below 0", got=getattr(self, name))
         if self.grpc_socket_path and self.workers > 1:
@@ -187,6 +220,7 @@ class ServeConfig:
             raise ConfigError("serve.workers must be at least 1", got=self.workers)
         _check_address(self)
         _check_traces(self)
+        _check_devices(self)
         if self.lame_duck_s < 0:
             raise ConfigError("serve.lame_duck_s must not be below 0", got=self.lame_duck_s)
 
@@ -246,6 +280,19 @@ def _check_address(config: ServeConfig) -> None:
         fix="Give --keys-file, or an --ssl_config_file with client_verify, or say "
         "--allow-unauthenticated.",
     )
+
+
+def _check_devices(config: ServeConfig) -> None:
+    if config.warm_sizes not in get_args(WarmSizes):
+        raise ConfigError(
+            f"--warm-up-sizes must be one of {', '.join(get_args(WarmSizes))}",
+            got=config.warm_sizes,
+        )
+    if not 0 <= config.per_process_gpu_memory_fraction <= 1:
+        raise ConfigError(
+            "--per_process_gpu_memory_fraction must lie in 0..1",
+            got=config.per_process_gpu_memory_fraction,
+        )
 
 
 _TRACING = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import DEFAULT_SIGNATURE, Signature
+from stoker.export.callpath import DEFAULT_SIGNATURE, Signature, first_line
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.inference import (
@@ -80,6 +80,17 @@ class _AtOnceCounts:
     ran_us: Spread
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """By what a request is counted."""
+
+    model_name: str
+    api: str
+    """The call: TensorFlow Serving's names by gRPC, the method in the path by REST."""
+
+    entrypoint: str
+
+
 class DataPlane:
     """Answers requests; may be used by many threads."""
 
@@ -90,9 +101,11 @@ class DataPlane:
         *,
         check_method_names: bool = False,
         allow_unavailable_labels: bool = False,
+        tensor_content: bool = False,
     ) -> None:
         """Args: models: what is served; metrics: the counts; the rest as in `ServeConfig`."""
         self.allow_unavailable_labels = allow_unavailable_labels
+        self.tensor_content = tensor_content
         self.models = models
         self.metrics = metrics
         self.check_method_names = check_method_names
@@ -110,7 +123,8 @@ class DataPlane:
         name, trail = request.model.name, request.patience.trail
         signature = request.signature or DEFAULT_SIGNATURE
         trail.model, trail.signature = name, signature
-        with self._counted(name, api="Predict", entrypoint=request.entrypoint, trail=trail):
+        count = None if request.is_counted else Counted(name, "Predict", request.entrypoint)
+        with self._answering(request.entrypoint, trail, count):
             with self._use(request.model) as (served, model):
                 trail.version = served
                 inputs, outputs = self._run(model, request)
@@ -195,7 +209,11 @@ class DataPlane:
             (name, entrypoint), metrics = key, self.metrics
             counts = self._counts[key] = _AtOnceCounts(
                 metrics.request_count.of(model_name=name, status=Code.OK.name),
-                metrics.request_latency.of(model_name=name, API="Predict", entrypoint=entrypoint),
+                metrics.request_latency.of(
+                    model_name=name,
+                    API="predict" if entrypoint == "REST" else "Predict",
+                    entrypoint=entrypoint,
+                ),
                 metrics.runtime_latency.of(model_name=name, API="Predict", runtime="TF1"),
             )
         with COUNTING:
@@ -213,7 +231,10 @@ class DataPlane:
         name, api = request.model.name, _api(request.tasks)
         trail = request.patience.trail
         trail.model, trail.signature = name, ",".join(task.signature for task in request.tasks)
-        with self._counted(name, api=api, entrypoint=request.entrypoint, trail=trail):
+        # TensorFlow Serving counts no MultiInference.
+        is_counted = request.is_counted or api == _SEVERAL
+        count = None if is_counted else Counted(name, api, request.entrypoint)
+        with self._answering(request.entrypoint, trail, count):
             with self._use(request.model) as (served, model):
                 trail.version = served
                 results = [self._infer(model, request, task, api) for task in request.tasks]
@@ -319,8 +340,8 @@ class DataPlane:
         signature = model.signatures.get(name)
         if signature is None:
             raise SignatureNotFound(name)
-        _check_filter(signature, request.output_filter)
         inputs = request.read_inputs(signature)
+        _check_filter(signature, request.output_filter)
         begun_s = time.monotonic()
         outputs = model.call(name, inputs, patience=request.patience)
         self._observe_runtime(begun_s, model_name=request.model.name, api="Predict")
@@ -338,7 +359,7 @@ class DataPlane:
     def _infer(self, model: Batcher, request: InferRequest, task: Task, api: str) -> Inferred:
         definition = model.signature_defs.get(task.signature)
         if definition is None:
-            said = "Requested signature not found in model graph" if api == "MultiInference" else ""
+            said = "Requested signature not found in model graph" if api == _SEVERAL else ""
             said = said or "No signature was found with the name"
             raise ServeError(Code.INVALID_ARGUMENT, f"{said}: {task.signature}")
         check_signature(task, definition, by_name=self.check_method_names)
@@ -355,11 +376,8 @@ class DataPlane:
         self.metrics.runtime_latency.observe(took_us, model_name=model_name, API=api, runtime="TF1")
 
     @contextmanager
-    def _counted(
-        self, model_name: str, *, api: str, entrypoint: str, trail: Trail
-    ) -> Iterator[None]:
-        """Turn what a request raises into a `ServeError`, and count how it ended."""
-        name = model_name if model_name in self.models.names() else UNKNOWN_MODEL
+    def _answering(self, entrypoint: str, trail: Trail, count: Counted | None) -> Iterator[None]:
+        """Turn what a request raises into a `ServeError`, and note how it ended."""
         begun_s, code = time.monotonic(), Code.OK
         try:
             with (
@@ -371,18 +389,35 @@ class DataPlane:
             code = error.code
             raise
         finally:
-            took_us = (time.monotonic() - begun_s) * 1e6
             trail.code = code.name
-            self.metrics.request_count.add(model_name=name, status=code.name)
+            if count is not None:
+                self.count(count, code, took_s=time.monotonic() - begun_s)
+
+    def count(self, request: Counted, code: Code, *, took_s: float) -> None:
+        """Count a request that is over: each by its end, and the time of those that went well.
+
+        Args:
+            request: The model that it names, and how it is asked; a name may be empty.
+            code: How it ended.
+            took_s: How long that took, seconds.
+        """
+        name = request.model_name
+        if name and name not in self.models.names():
+            name = UNKNOWN_MODEL
+        self.metrics.request_count.add(model_name=name, status=code.name)
+        if code is Code.OK:
             self.metrics.request_latency.observe(
-                took_us, model_name=name, API=api, entrypoint=entrypoint
+                took_s * 1e6, model_name=name, API=request.api, entrypoint=request.entrypoint
             )
+
+
+_SEVERAL = "MultiInference"
 
 
 def _api(tasks: Sequence[Task]) -> str:
     """TensorFlow Serving's name of the call, for its metrics."""
     if len(tasks) > 1:
-        return "MultiInference"
+        return _SEVERAL
     return "Classify" if tasks[0].method == CLASSIFY else "Regress"
 
 
@@ -395,6 +430,9 @@ def _as_serve_error() -> Iterator[None]:
         raise
     except UserError as error:
         raise ServeError(Code.INVALID_ARGUMENT, error.line()) from error
+    except tf.errors.ResourceExhaustedError as error:
+        _log.error("a request did not fit in memory: %s", first_line(error))
+        raise ServeError(Code.RESOURCE_EXHAUSTED, first_line(error)) from error
     except tf.errors.OpError as error:
         _log.exception("the model failed")
         raise ServeError(Code(error.error_code), "the model failed; the log says how") from error
@@ -404,11 +442,17 @@ def _as_serve_error() -> Iterator[None]:
 
 
 def _check_filter(signature: Signature, wanted: tuple[str, ...]) -> None:
-    for name in wanted:
+    """Source: TensorFlow Serving, `predict_util.cc`, for the texts and their order."""
+    for number, name in enumerate(wanted):
         if name not in signature.outputs:
+            known = ",".join(sorted(signature.outputs))
             raise ServeError(
-                Code.INVALID_ARGUMENT, f"output tensor alias not found in signature: {name}"
+                Code.INVALID_ARGUMENT,
+                f"output tensor alias not found in signature: {name} "
+                f"Outputs expected to be in the set {{{known}}}.",
             )
+        if name in wanted[:number]:
+            raise ServeError(Code.INVALID_ARGUMENT, f"duplicate output tensor alias: {name}")
 
 
 def _filtered(outputs: Tensors, wanted: tuple[str, ...]) -> Tensors:

@@ -9,9 +9,11 @@ hold no lock anyway.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import tensorflow as tf
@@ -19,9 +21,12 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
+from stoker.core.errors import Plain, UserError
 from stoker.export.callpath import SERVE_TAG, LoadedModel, first_line, not_loadable
+from stoker.export.sessions import session_config
 from stoker.serve.breath import Breathe, hurry
 from stoker.serve.frozen import alike, with_constants
+from stoker.serve.object_graph import load_object_graph, unrestored_variables
 from stoker.serve.reach import (
     INIT_COLLECTIONS,
     INIT_SIGNATURE,
@@ -57,6 +62,7 @@ def load_checked(
     *,
     freeze: bool = False,
     breathe: Breathe = hurry,
+    session: tf.compat.v1.ConfigProto | None = None,
 ) -> LoadedModel:
     """Load what `check_model` gave.
 
@@ -65,59 +71,92 @@ def load_checked(
         saved: The file's content.
         freeze: Call the signatures that answer the same bits with constants for variables so.
         breathe: Called between the pieces.
+        session: How its session is configured; None for the default.
 
     Raises:
-        UserError: it is damaged, or it has nothing that can be called.
+        UserError: it is damaged, it has nothing that can be called, or it does not fit in memory.
     """
     meta_graph = _to_be_served(saved)
     if meta_graph is None:
         raise not_loadable(folder, _tags(saved))
+    unrestored = unrestored_variables(meta_graph)
+    if unrestored:
+        try:
+            return load_object_graph(_definitions(meta_graph), folder)
+        except tf.errors.ResourceExhaustedError as error:
+            raise too_large(folder, error) from error
+        except _FAILURES as error:
+            variable = min(unrestored)
+            raise not_loadable(
+                folder, f"nothing fills its variable {variable!r}: {first_line(error)}"
+            ) from error
+    how = _How(freeze=freeze, breathe=breathe, session=session or session_config())
     try:
-        if _names_its_restore(meta_graph):
-            return _loaded(meta_graph, folder, _fill_in_pieces, breathe, freeze=freeze)
-    except _FAILURES as error:
-        _log.info("%s is loaded in one piece: %s", folder, first_line(error))
-    try:
-        return _loaded(meta_graph, folder, _fill, breathe, freeze=freeze)
+        try:
+            if _names_its_restore(meta_graph):
+                return _loaded(meta_graph, folder, _fill_in_pieces, how)
+        except tf.errors.ResourceExhaustedError:
+            raise  # a second attempt would need as much
+        except _FAILURES as error:
+            _log.info("%s is loaded in one piece: %s", folder, first_line(error))
+        return _loaded(meta_graph, folder, _fill, how)
+    except tf.errors.ResourceExhaustedError as error:
+        raise too_large(folder, error) from error
     except _FAILURES as error:
         raise not_loadable(folder, first_line(error)) from error
+
+
+def too_large(folder: Path, error: tf.errors.ResourceExhaustedError) -> UserError:
+    """The error of a model that does not fit in memory."""
+    return UserError(
+        f"{folder} must fit in the memory of its device",
+        got=Plain(first_line(error)),
+        fix="Serve fewer models or use fewer --workers, raise --per_process_gpu_memory_fraction or "
+        "--max-memory-mb where one is set, or unload the version before by --unload-first.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _How:
+    """How a graph becomes a model."""
+
+    breathe: Breathe
+    session: tf.compat.v1.ConfigProto
+    freeze: bool = False
 
 
 def _loaded(
     meta_graph: meta_graph_pb2.MetaGraphDef,
     folder: Path,
     fill: _Fill,
-    breathe: Breathe,
-    *,
-    freeze: bool = False,
+    how: _How,
 ) -> LoadedModel:
     """A session that `fill` has imported and restored the graph in, ready to be called."""
     graph = tf.Graph()
-    session = tf.compat.v1.Session(graph=graph, config=_session_config())
+    session = tf.compat.v1.Session(graph=graph, config=how.session)
     try:
         with graph.as_default():
-            fill(session, meta_graph, folder, breathe)
-            breathe()
+            fill(session, meta_graph, folder, how.breathe)
+            how.breathe()
             _initialise(session, meta_graph, folder)
-        breathe()
+        how.breathe()
         model = _bound(LoadedModel(session, _definitions(meta_graph), folder))
-        constant = with_constants(session, meta_graph) if freeze else None
+        constant = with_constants(session, meta_graph) if how.freeze else None
     except _FAILURES:
         session.close()
         raise
-    return model if constant is None else _frozen(model, constant, breathe)
+    return model if constant is None else _frozen(model, constant, how)
 
 
-def _frozen(
-    model: LoadedModel, constant: meta_graph_pb2.MetaGraphDef, breathe: Breathe
-) -> LoadedModel:
+def _frozen(model: LoadedModel, constant: meta_graph_pb2.MetaGraphDef, how: _How) -> LoadedModel:
     """The model with the graph of constants where that answers alike, and without its own if it always does."""
     try:
-        other = _loaded(constant, model.path, _fill_in_pieces, breathe)
+        unfrozen = dataclasses.replace(how, freeze=False)
+        other = _loaded(constant, model.path, _fill_in_pieces, unfrozen)
     except _FAILURES as error:
         _log.info("%s: variables stay variables: %s", model.path, first_line(error))
         return model
-    same = alike(model, other, breathe=breathe)
+    same = alike(model, other, breathe=how.breathe)
     _log.info("%s: frozen: %s", model.path, ", ".join(same) or "no signature")
     if not same:
         other.close()
@@ -172,14 +211,6 @@ def _tags(saved: saved_model_pb2.SavedModel) -> str:
 def _names_its_restore(meta_graph: meta_graph_pb2.MetaGraphDef) -> bool:
     keys = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS)
     return meta_graph.HasField("saver_def") or not any(k in meta_graph.collection_def for k in keys)
-
-
-def _session_config() -> tf.compat.v1.ConfigProto:
-    config = tf.compat.v1.ConfigProto()
-    config.gpu_options.allow_growth = True
-    # In the caller's thread: what is loaded at low priority is not done by others.
-    config.inter_op_parallelism_threads = -1
-    return config
 
 
 def _definitions(

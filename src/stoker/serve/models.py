@@ -189,15 +189,30 @@ class Models:
             time.sleep(_LOOK_S)  # the looks are other threads'; a version of others needs two
         failed = [name for name, model in self._by_name.items() if not model.available]
         if failed:
-            said = [
-                f"{{name: {name} version: {version}}} due to error: {reason or 'not loaded yet'}"
-                for name in failed
-                for version, _, reason in self._by_name[name].statuses() or _NOTHING
-            ]
-            raise ServeError(
-                Code.FAILED_PRECONDITION,
-                f"{len(failed)} servable(s) did not become available: {{{', '.join(said)}}}",
-            )
+            raise ServeError(Code.FAILED_PRECONDITION, self._said_of(failed))
+
+    def failed(self) -> str:
+        """What keeps named models from ever being available as their files are; empty if nothing does.
+
+        A model without a version may get one, and is waited for.
+        """
+        failed = [
+            name
+            for name, model in self._by_name.items()
+            if name in self._named
+            and model.tried
+            and not model.available
+            and {state for _, state, _ in model.statuses()} == {State.END}
+        ]
+        return self._said_of(failed) if failed else ""
+
+    def _said_of(self, failed: Sequence[str]) -> str:
+        said = [
+            f"{{name: {name} version: {version}}} due to error: {reason or 'not loaded yet'}"
+            for name in failed
+            for version, _, reason in self._by_name[name].statuses() or _NOTHING
+        ]
+        return f"{len(failed)} servable(s) did not become available: {{{', '.join(said)}}}"
 
 
 _NOTHING = [(0, State.START, "no version in its folder")]

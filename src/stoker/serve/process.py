@@ -24,6 +24,7 @@ def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _
 
     Raises:
         ConfigError: a port is taken.
+        UserError: a model cannot be loaded, and the ports wait for it.
     """
     asked_to_end = threading.Event()
     if config.max_memory_bytes:
@@ -31,9 +32,9 @@ def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _
     with ending_on_signals(asked_to_end):
         server = Server(config)
         try:
-            if config.listen_when_loaded:
+            if config.listen_when_loaded or config.listen_when_tried:
                 server.load()
-                while not asked_to_end.wait(_LOOK_S) and not server.is_loaded():
+                while not asked_to_end.wait(_LOOK_S) and not server.may_listen():
                     pass
                 server.listen()
             else:

@@ -51,6 +51,9 @@ class PredictRequest:
     entrypoint: str = ""
     """The protocol that brought it, for the metrics: "REST" or "GRPC"."""
 
+    is_counted: bool = False
+    """Whether the protocol counts it for the metrics, with what never comes to a model."""
+
     patience: Patience = field(default_factory=Patience)
     """How long the client waits."""
 
@@ -87,6 +90,9 @@ class InferRequest:
 
     entrypoint: str = ""
     """The protocol that brought it."""
+
+    is_counted: bool = False
+    """Whether the protocol counts it for the metrics, with what never comes to a model."""
 
     patience: Patience = field(default_factory=Patience)
     """How long the client waits."""

@@ -20,6 +20,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from stoker.core.errors import DataError, Plain
 from stoker.serve.breath import Breathe, hurry
+from stoker.serve.object_graph import checked_functions, unrestored_variables
 from stoker.serve.reach import called_by, node_of, nodes_by_name, reached, roots_of
 from stoker.serve.saved_model import assets_of, check_assets, check_files, read_saved_model
 
@@ -108,6 +109,11 @@ class _Walk:
             self.known |= {node_of(info.name): _OTHER for info in signature.inputs.values()}
 
     def check(self) -> None:
+        if unrestored_variables(self.meta_graph):
+            for name in checked_functions(
+                self.meta_graph
+            ):  # loading runs what no signature reaches
+                self._enter(name, ())
         outer = _Scope(nodes_by_name(self.meta_graph.graph_def), {}, outer=True)
         for node in reached(outer.nodes, roots_of(self.meta_graph)):
             self._check_node(node, outer, place="its graph")

@@ -7,23 +7,29 @@ import enum
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import tensorflow as tf
+
 from stoker.core.errors import UserError
 from stoker.export.repository import verify
+from stoker.export.sessions import has_gpu
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import (
     PARAMETERS_FILE,
     BatchingConfig,
+    WarmSizes,
     read_batching_parameters,
 )
+from stoker.serve.batching.sizes import is_compiled, with_sizes
 from stoker.serve.breath import Breath, Breathe, hurry
 from stoker.serve.errors import ServeError
-from stoker.serve.loading import load_checked
+from stoker.serve.loading import load_checked, too_large
 from stoker.serve.loops import may_not_end
 from stoker.serve.metrics import ServeMetrics
 from stoker.serve.reason import reason_of
@@ -65,6 +71,15 @@ class LoadOptions:
 
     warm_up: bool = True
     """Whether a version's own warm-up requests are run."""
+
+    warm_sizes: WarmSizes = "auto"
+    """Whether batches are padded to sizes that are run before a version takes requests."""
+
+    warm_s: float = 300.0
+    """Longest time for running these sizes, seconds."""
+
+    session: tf.compat.v1.ConfigProto | None = None
+    """How sessions are configured; None for the default."""
 
     unload_first: bool = False
     """Whether what a new version replaces is unloaded before that is loaded, not after: two do not
@@ -127,6 +142,9 @@ class Servable:
         parameters = self.path / PARAMETERS_FILE
         if self._options.per_model_batching and parameters.is_file():
             batching = read_batching_parameters(parameters)
+        batching = with_sizes(
+            batching, self._options.warm_sizes, compiled=is_compiled(saved), gpu=has_gpu()
+        )
         model = Batcher(
             load_checked(
                 self.path,
@@ -134,6 +152,7 @@ class Servable:
                 # What may not end is not called here, where nothing watches over it.
                 freeze=self._options.freeze and not endless,
                 breathe=breathe,
+                session=self._options.session,
             ),
             batching,
             name=self._model_name,
@@ -142,14 +161,30 @@ class Servable:
             may_not_end=endless,
         )
         try:
-            model.warm_up()
-            count = warm_up(model, self.path) if self._options.warm_up else 0
-            if count:
-                _log.info("%s was warmed by %d requests of its own", self.path, count)
+            self._warm(model)
+        except tf.errors.ResourceExhaustedError as error:
+            model.close()
+            raise too_large(self.path, error) from error
         except BaseException:
             model.close()
             raise
         return model
+
+    def _warm(self, model: Batcher) -> None:
+        """Run the version's own requests, then each size that its batches are padded to."""
+        options = self._options
+        count, samples = warm_up(model, self.path) if options.warm_up else (0, {})
+        if count:
+            _log.info("%s was warmed by %d requests of its own", self.path, count)
+        if options.warm_sizes == "off":
+            return
+        began_s = time.monotonic()
+        runs = model.warm_up(samples, budget_s=options.warm_s)
+        if runs:
+            took_s = time.monotonic() - began_s
+            _log.info(
+                "%s was warmed by %d runs of its batch sizes in %.1f s", self.path, runs, took_s
+            )
 
     def hold(self) -> Batcher | None:
         """The loaded model, which is not unloaded until `release`; None if it is not there."""

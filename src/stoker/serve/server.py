@@ -12,7 +12,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.core.errors import ConfigError, Plain
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.export.sessions import open_devices, session_config
 from stoker.serve.access_file import AccessFile
 from stoker.serve.access_log import AccessLog, Several
 from stoker.serve.auth import Keys, read_keys
@@ -34,6 +37,7 @@ from stoker.serve.rest.probes import PROBES
 from stoker.serve.runs import Runs
 from stoker.serve.servable import LoadOptions
 from stoker.serve.sockets import BACKLOG, bound_path, bound_socket
+from stoker.serve.text_files import read_text_file
 from stoker.serve.tls import Tls, read_tls
 from stoker.serve.worker import stuck_file
 
@@ -59,6 +63,8 @@ class Server:
             Runs(max_run_s=config.max_run_s, on_stuck=self._say_stuck) if config.max_run_s else None
         )
         metrics = ServeMetrics(config.worker_folder, worker=config.worker)
+        session = _session_config(config)
+        open_devices(session)
         options = LoadOptions(
             batching=config.batching,
             per_model_batching=config.per_model_batching,
@@ -66,6 +72,9 @@ class Server:
             metrics=metrics,
             runs=self._runs,
             warm_up=config.warm_up,
+            warm_sizes=config.warm_sizes,
+            warm_s=config.warm_s,
+            session=session,
             unload_first=config.unload_first,
             freeze=config.freeze,
         )
@@ -77,6 +86,7 @@ class Server:
             metrics,
             check_method_names=config.check_method_names,
             allow_unavailable_labels=config.allow_unavailable_labels,
+            tensor_content=config.tensor_content,
         )
         self._request_log = RequestLog(
             dropped=metrics.log_dropped, max_bytes=config.request_log_bytes
@@ -151,9 +161,23 @@ class Server:
         """Wait until the models can be called; False if the time ran out before."""
         return self._ready.wait(timeout_s)
 
-    def is_loaded(self) -> bool:
-        """Whether it is ready, or has tried all that there is."""
-        return self._ready.is_set() or self.models.all_tried()
+    def may_listen(self) -> bool:
+        """Whether it is ready, or waits for no model that may still come.
+
+        Raises:
+            UserError: a model that was named cannot be loaded, and the ports wait for it.
+        """
+        if self._ready.is_set():
+            return True
+        failed = "" if self.config.listen_when_tried else self.models.failed()
+        if failed:
+            raise UserError(
+                f"Failed to start server. Error: {failed}",
+                fix="Mend or remove the version, or add --no-listen-when-loaded to serve the others.",
+            )
+        return (self.config.listen_when_tried or self.models.root is not None) and (
+            self.models.all_tried()
+        )
 
     def ready(self) -> Ready:
         """Where it listens."""
@@ -199,6 +223,22 @@ def _named_models(config: ServeConfig) -> tuple[ModelConfig, ...]:
     if config.model_config_file is not None:
         return read_model_config(config.model_config_file)
     return tuple(ModelConfig(name=name, base=base) for name, base in config.models.items())
+
+
+def _session_config(config: ServeConfig) -> tf.compat.v1.ConfigProto:
+    """How the sessions of models are configured.
+
+    Raises:
+        ConfigError: the file of TensorFlow's settings is wrong.
+    """
+    path = config.session_config_file
+    given = tf.compat.v1.ConfigProto()
+    return session_config(
+        None if path is None else read_text_file(path, given, full_name="tensorflow.ConfigProto"),
+        gpu_memory_fraction=config.per_process_gpu_memory_fraction,
+        intra_op_threads=config.intra_op_threads,
+        inter_op_threads=config.inter_op_threads,
+    )
 
 
 _CANCELLED_S = 1.0

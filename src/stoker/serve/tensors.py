@@ -44,6 +44,12 @@ _PLAIN: dict[int, tuple[np.dtype[Any], str]] = {
 }
 """The number of a dtype in the protocol -> the dtype, and the field of its values."""
 
+_AS_BYTES: dict[int, np.dtype[Any]] = {
+    tf.dtypes.as_dtype(name).as_datatype_enum: np.dtype(tf.dtypes.as_dtype(name).as_numpy_dtype)
+    for name in ("int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16")
+} | {number: dtype for number, (dtype, _) in _PLAIN.items()}
+"""The number of a dtype whose bytes can be used as they came, whatever they are -> the dtype."""
+
 
 def to_array(proto: tensor_pb2.TensorProto, *, name: str) -> np.ndarray[Any, Any]:
     """One tensor of a request.
@@ -77,15 +83,16 @@ def _plain_array(
     proto: tensor_pb2.TensorProto, shape: tuple[int, ...]
 ) -> np.ndarray[Any, Any] | None:
     """A tensor whose numbers are all there, one for each element; None for any other."""
-    found = _PLAIN.get(proto.dtype)
-    count = math.prod(shape)
-    if found is None or count == 0:
+    count, as_bytes = math.prod(shape), _AS_BYTES.get(proto.dtype)
+    if as_bytes is None or count == 0:
         return None
-    dtype, field = found
-    content = proto.tensor_content
+    content = proto.tensor_content  # each look at it copies it
     if content:
-        whole = len(content) == count * dtype.itemsize
-        return np.frombuffer(content, dtype).reshape(shape) if whole else None
+        whole = len(content) == count * as_bytes.itemsize
+        return np.frombuffer(content, as_bytes).reshape(shape) if whole else None
+    if proto.dtype not in _PLAIN:
+        return None
+    dtype, field = _PLAIN[proto.dtype]
     values = getattr(proto, field)
     return np.fromiter(values, dtype, count).reshape(shape) if len(values) == count else None
 
@@ -101,14 +108,19 @@ def to_proto(array: np.ndarray[Any, Any]) -> tensor_pb2.TensorProto:
     return proto
 
 
-def fill(proto: tensor_pb2.TensorProto, array: np.ndarray[Any, Any]) -> None:
-    """As `to_proto`, into a message that is empty."""
+def fill(
+    proto: tensor_pb2.TensorProto, array: np.ndarray[Any, Any], *, as_content: bool = False
+) -> None:
+    """As `to_proto`, into a message that is empty; with `as_content` numbers as bytes."""
     number, name = _number_and_name(array.dtype)
     if name not in _FIELDS:
         raise UserError("every output must have a dtype that is served", got=Plain(name))
     proto.dtype = number  # type: ignore[assignment] # an enumeration's number
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
+    if as_content and name != "string":
+        proto.tensor_content = array.tobytes()
+        return
     getattr(proto, _FIELDS[name]).extend(_values(array.reshape(-1), name))
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from stoker.serve.gpu_shares import GpuShare
 
 _log = logging.getLogger(__name__)
 
@@ -20,13 +23,16 @@ def stuck_file(folder: Path, number: int) -> Path:
 class Worker:
     """A process that serves."""
 
-    def __init__(self, command: Sequence[str], folder: Path, number: int) -> None:
+    def __init__(
+        self, command: Sequence[str], folder: Path, number: int, *, share: GpuShare
+    ) -> None:
         """Start it.
 
         Args:
             command: `stoker serve` with its options.
             folder: Where the workers keep what they have in common.
             number: Its own; no other that lives has it.
+            share: Its GPU, and how much of its memory.
         """
         self.number = number
         self.ready_file = folder / f"{number}.json"
@@ -35,10 +41,12 @@ class Worker:
             left.unlink(missing_ok=True)
         own = ["--workers", "1", "--worker-folder", str(folder), "--worker", str(number)]
         own += ["--stop-with-stdin", "--ready-file", str(self.ready_file)]
+        own += ["--per_process_gpu_memory_fraction", repr(share.fraction)]
         self._end_at_s: float | None = None
         # Its standard input ends with this process, however that dies, and the worker with it.
         self._process = subprocess.Popen(
             [*command, *own],
+            env=os.environ | share.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

@@ -19,6 +19,7 @@ from pathlib import Path
 from stoker.core.errors import EXIT_BUG, ConfigError, Plain
 from stoker.core.files import read_json, write_json
 from stoker.serve.config import ServeConfig
+from stoker.serve.gpu_shares import GpuShare, gpu_shares, usable_gpus
 from stoker.serve.metrics import ServeMetrics
 from stoker.serve.ready import Ready
 from stoker.serve.signals import ending_on_signals
@@ -102,13 +103,19 @@ class Crew:
         """Start a worker at each place."""
         self._command, self._folder = command, folder
         self._patience_s = config.lame_duck_s + config.drain_s + _GRACE_S
-        # A Unix socket's name belongs to the last that bound it: the next waits for the end of the one before.
-        self._may_overlap = not config.grpc_socket_path
+        gpus = usable_gpus(os.environ)
+        # A Unix socket's name belongs to the last that bound it, and what a stuck worker has of a GPU's
+        # memory may be all: there the next waits for the end of the one before.
+        self._may_overlap = not config.grpc_socket_path and not gpus
         self._metrics = ServeMetrics(folder, worker=PARENT)
         self._retired: list[Worker] = []
         self._places: list[_Place] = []
-        for _ in range(config.workers):
-            self._places.append(_Place(self._started()))
+        shares = gpu_shares(
+            gpus, workers=config.workers, fraction=config.per_process_gpu_memory_fraction
+        )
+        for share in shares:
+            self._places.append(_Place(self._started(share), share))
+        _say_gpus(gpus, shares)
 
     def models(self) -> tuple[str, ...]:
         """The names of the models that the first worker serves."""
@@ -150,7 +157,7 @@ class Crew:
         elif place.start_at_s is not None:
             if time.monotonic() >= place.start_at_s:
                 place.start_at_s = None
-                place.following = self._started("--listen-when-loaded")
+                place.following = self._started(place.share, "--listen-when-tried")
         elif (reason := self._trouble_of(worker)) is not None:
             _log.error("worker %d %s; another follows", worker.pid, reason)
             self._metrics.workers_replaced.add(reason=reason)
@@ -179,19 +186,20 @@ class Crew:
                 worker.ask_to_end(self._patience_s)
                 self._retired.append(worker)
 
-    def _started(self, *more: str) -> Worker:
+    def _started(self, share: GpuShare, *more: str) -> Worker:
         """A new worker, under the lowest number that no living one has."""
         living = {w.number for place in self._places for w in place.workers() if w.ended is None}
         living |= {worker.number for worker in self._retired if worker.ended is None}
         number = next(n for n in range(len(living) + 1) if n not in living)
-        return Worker([*self._command, *more], self._folder, number)
+        return Worker([*self._command, *more], self._folder, number, share=share)
 
 
 class _Place:
     """One of the places that a server has for workers."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, share: GpuShare) -> None:
         self.worker = worker
+        self.share = share
         self.following: Worker | None = None
         self.start_at_s: float | None = None
         self._failures = 0
@@ -209,6 +217,22 @@ class _Place:
         self._failures += 1
         self._last_failed_s = now_s
         return wait_s
+
+
+def _say_gpus(gpus: Sequence[str], shares: Sequence[GpuShare]) -> None:
+    """Log which worker has which GPU, and which GPUs nobody uses."""
+    if not gpus:
+        return
+    for number, share in enumerate(shares):
+        limit = f"{share.fraction:.1%} of its memory" if share.fraction else "no limit of memory"
+        _log.info("worker %d has GPU %s, with %s", number, share.gpu, limit)
+    unused = [gpu for gpu in gpus if gpu not in {share.gpu for share in shares}]
+    if unused:
+        _log.warning(
+            "GPU %s: not used, as a worker uses one GPU; --workers %d uses all",
+            ", ".join(unused),
+            len(gpus),
+        )
 
 
 @contextmanager

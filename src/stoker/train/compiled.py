@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
+from stoker.cluster.compile_flags import publish
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.options import with_own_threads
 from stoker.data.own.feed import OwnFeed
 from stoker.train.at_once import are_sound
 from stoker.train.busy import FIXED_STEPS, measure_ceiling
+from stoker.train.compile_notice import shown
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.ema import WeightAverage
 from stoker.train.fed import make_run_fed, make_run_resident, step_of
@@ -26,11 +29,12 @@ from stoker.train.one_program import (
 )
 from stoker.train.opening import TrainFeed
 from stoker.train.outcome import Sums
-from stoker.train.own_step import make_step
+from stoker.train.own_step import has_own_step, make_step
 from stoker.train.position import Position
+from stoker.train.program import Program
 from stoker.train.source import Source, grouped, of_no_use, takes_its_own
 from stoker.train.state import TrainingState
-from stoker.train.step import StepSettings
+from stoker.train.step import StepSettings, suit_kernels
 from stoker.train.strategy import Distribution
 from stoker.train.whole_batches import WholeFeed, handed
 
@@ -87,33 +91,117 @@ class Compiled:
 
     def compile(self) -> None:
         """Compile what the settings and the position ask for now."""
+        self.program = self._program(
+            xla=self.resolved.xla,
+            together=max(1, min(self._position.together, self._most_together)),
+        )
+
+    def _program(self, *, xla: bool, together: int = 1) -> Program:
         position = self._position
         settings = StepSettings(
             batch_size=position.batch_size,
             accumulate=position.accumulate,
-            xla=self.resolved.xla,
+            xla=xla,
             reduction_dtype=self._config.reduction_dtype,
             reduction_bytes_per_pack=self._config.reduction_bytes_per_pack,
             average=self.average,
-            together=max(1, min(position.together, self._most_together)),
+            together=together,
             own_rows=self._feed.shares_rows,
             looks_first=not self.at_once,
             signals=self._signals,
         )
-        self._step = make_step(
-            self._built, self.load, distribution=self._distribution, settings=settings
-        )
+        step = make_step(self._built, self.load, distribution=self._distribution, settings=settings)
         model = self._built.model
-        self.run_fed = make_run_fed(
-            self._step,
+        run_fed = make_run_fed(
+            step,
             rows_a_step=self._rows_of_call,
             alone=self.resolved.steps_per_call == 1,
             overlap=not self._distribution.shares_batches,
             sound=(lambda: are_sound(model)) if self.at_once else None,
         )
-        self.traced: Any = None
+        return Program(step, run_fed, xla=xla)
 
-    def run(self, source: Source, steps: int, *, look: bool, ends: bool) -> Sums:
+    def traced_for_xla(self, source: Source) -> Program:
+        """The same step for XLA, traced and not compiled; the step that runs stays as it is.
+
+        Both change the same variables.
+
+        Args:
+            source: What the run reads.
+        """
+        try:
+            program = self._program(xla=True)
+            program.trace(source)
+        finally:
+            suit_kernels(self._built, self._distribution, xla=self.resolved.xla)
+        return program
+
+    def use(self, program: Program) -> None:
+        """Run this step from now on.
+
+        Args:
+            program: From `traced_for_xla`.
+        """
+        program.compiled_rows.update(self.rows_of_steps)
+        self.program = program
+        self.resolved = replace(self.resolved, xla=program.xla)
+        suit_kernels(self._built, self._distribution, xla=program.xla)
+
+    @property
+    def why_not_for_xla(self) -> str:
+        """Why XLA could not be tried while the run trains; empty where it could."""
+        if self._distribution.replicas > 1:
+            return "several replicas train"
+        if has_own_step(self._built.model):
+            return "the model has a train_step of its own"
+        # Each other shape would be compiled while the device waits.
+        known = self._fixed if isinstance(self._feed, OwnFeed) else self._fixed_samples
+        return "" if known else "batches differ in shape"
+
+    @property
+    def rows_of_steps(self) -> list[int]:
+        """Rows of a full step, and of an epoch's last one where that is shorter."""
+        full = int(self.rows_a_step)
+        short = 0 if isinstance(self._feed, OwnFeed | WholeFeed) else self._feed.rows % full
+        return [full, short] if short else [full]
+
+    def elements_to_compile(self) -> list[Any]:
+        """An element for each number of rows that a step of this run can have."""
+        return [
+            tf.nest.map_structure(lambda tensor, rows=rows: tensor[:rows], self.sample)
+            for rows in self.rows_of_steps
+        ]
+
+    @contextmanager
+    def compiling_is_shown(self, tell: Callable[[str], None], *, ends: bool) -> Iterator[None]:
+        """Around a call: show that XLA compiles, where it has to do it first.
+
+        Args:
+            tell: Takes the line.
+            ends: Whether an epoch ends with the call; its last step may have fewer rows.
+        """
+        program = self.program
+        wanted = self.rows_of_steps if ends else self.rows_of_steps[:1]
+        missing = [rows for rows in wanted if rows not in program.compiled_rows]
+        what = ""
+        if program.xla and missing:
+            rows = " and ".join(map(str, missing))
+            what = f"the training step of {self._built.model.name} for {rows} samples, by XLA"
+        with shown(tell, what):
+            yield
+        program.compiled_rows.update(missing)
+        if what:
+            publish()
+
+    def run(
+        self,
+        source: Source,
+        steps: int,
+        *,
+        look: bool,
+        ends: bool,
+        program: Program | None = None,
+    ) -> Sums:
         """Some steps, as `make_run_fed` has it; what they leave is the source's.
 
         Args:
@@ -122,46 +210,36 @@ class Compiled:
             look: As in `make_run_fed`.
             ends: Whether an epoch ends with them. Then nothing is taken beyond, where another pass may
                 take long to begin or need not come at all.
+            program: Another form of the step than the one in use.
         """
+        program = program or self.program
         if not source.ahead:
-            return self._call(source, source.iterator, steps, look=look)
+            return program.call(source, source.iterator, steps, look=look)
         waited_s = source.take_ahead()
         if ends and not source.endless:
-            sums = self._to_the_end(source, steps, look)
+            sums = self._to_the_end(program, source, steps, look=look)
         else:
-            sums = self._call(source, source.iterator, steps, look=look)
+            sums = program.call(source, source.iterator, steps, look=look)
         return sums._replace(wait_s=sums.wait_s + waited_s) if waited_s else sums
 
-    def _to_the_end(self, source: Source, steps: int, look: bool) -> Sums:
+    def _to_the_end(self, program: Program, source: Source, steps: int, *, look: bool) -> Sums:
         """As `run`: the last step is told to take what is of no use."""
         before = None
         if steps > 1:
-            before = self._call(source, source.iterator, steps - 1, look=False)
+            before = program.call(source, source.iterator, steps - 1, look=False)
             if int(before.steps) < steps - 1 or int(before.signals[0]):
                 return before
         if self._nothing is None:
             self._nothing = of_no_use(self.sample)
-        last = self._call(source, self._nothing, 1, look=look)
+        last = program.call(source, self._nothing, 1, look=look)
         source.left = ()
         return last if before is None else before.and_then(last)
-
-    def _call(self, source: Source, iterator: Any, steps: int, *, look: bool) -> Sums:
-        asked = iterator, tf.constant(steps, tf.int64), tf.constant(look)
-        if self.traced is None:
-            asked_of = source.iterator, *asked[1:]
-            self.traced = self.run_fed.get_concrete_function(*asked_of, source.left_spec)
-        tensors = [*tf.nest.flatten(asked, expand_composites=True), *source.left]
-        # To be asked by structure, the public way, takes TensorFlow a quarter of a millisecond.
-        call_flat = self.traced._call_flat  # noqa: SLF001 - as above
-        sums: Sums = call_flat(tensors, self.traced.captured_inputs)
-        source.left = sums.left
-        return sums
 
     def ceiling_s(self, state: TrainingState) -> float:
         """Seconds a step on a resident batch; a new run learns by it how many are one program."""
         self.last_ceiling_s = self._measured_ceiling_s(state)
         if self._position.together == 0:
-            groups = isinstance(self._step, OneProgram) and self._step.groups
+            groups = isinstance(self.program.step, OneProgram) and self.program.step.groups
             most = self._most_together if groups else 1
             self._position.together = together_in_time(most, self.last_ceiling_s)
             if self._position.together > 1:
@@ -171,7 +249,7 @@ class Compiled:
 
     def _measured_ceiling_s(self, state: TrainingState) -> float:
         sample = handed(self.sample, self._distribution)
-        run_resident = make_run_resident(self._step, sample)
+        run_resident = make_run_resident(self.program.step, sample)
         together = FIXED_STEPS if self._distribution.workers > 1 else None
         with self._distribution.strategy.scope():
             return measure_ceiling(run_resident, sample, state=state, steps=together)
@@ -179,7 +257,7 @@ class Compiled:
     def resident(self, state: TrainingState) -> Resident:
         """The compiled step on one batch in memory, to be timed by others."""
         sample = handed(self.sample, self._distribution)
-        run_resident = make_run_resident(self._step, sample)
+        run_resident = make_run_resident(self.program.step, sample)
         scope = self._distribution.strategy.scope
 
         def take(steps: int) -> None:
@@ -220,12 +298,13 @@ class Compiled:
         begin = replace(self._position, step=0)
         with self._feed.shuffled(self.calls(begin)) as batches:
             element = next(iter(batches))
-            self._fixed = _has_fixed_shapes(batches, whole_calls=self._feed.whole_calls)
+            self._fixed = _has_fixed_shapes(batches, first=1 if self._feed.whole_calls else 0)
+            self._fixed_samples = _has_fixed_shapes(batches, first=1)
         return element if self._rows_of_call is None else step_of(element, 0, self._rows_of_call)
 
     def source(self, batches: tf.data.Dataset[Any]) -> Source:
         """What `run_fed` reads, of what the feed yields."""
-        program = does_several(self._step)
+        program = does_several(self.program.step)
         if program is not None and not self._feed.whole_calls:
             return grouped(batches, program.together)
         spread = self._distribution.spread(batches)
@@ -243,9 +322,8 @@ class Compiled:
         return steps_together(first, steps_per_call=self.resolved.steps_per_call)
 
 
-def _has_fixed_shapes(elements: tf.data.Dataset[Any], *, whole_calls: bool) -> bool:
-    """Whether all batches have the shapes of the first, but for an epoch's last of a whole call."""
-    first = 1 if whole_calls else 0
+def _has_fixed_shapes(elements: tf.data.Dataset[Any], *, first: int) -> bool:
+    """Whether all batches have the shapes of the first one, apart from the axes before `first`."""
     return all(
         isinstance(spec, tf.TensorSpec) and spec.shape[first:].is_fully_defined()
         for spec in tf.nest.flatten(elements.element_spec)

@@ -31,6 +31,9 @@ MOST_BYTES = 2**40
 MOST_THREADS = 1024
 """Most threads of one process: beyond it a setting is a slip of the keyboard."""
 
+TEST_SWITCH = "STOKER_XLA_BACKGROUND"
+"""Environment variable for tests: try XLA on a CPU too, where at least this many seconds are left."""
+
 MOST_SCALE = 2**24
 """Most that a fixed loss scale may be: beyond it a setting is a slip of the keyboard."""
 
@@ -80,8 +83,11 @@ class TrainConfig:
     """Let NVIDIA GPUs from Ampere on multiply float32 with 10 bits of mantissa."""
 
     xla: bool | Auto = "auto"
-    """Compile forward and backward pass by XLA, on one device the update too. auto: on a GPU, unless a feature is a string; not
-    with parameter servers. A TPU compiles the whole step without being asked."""
+    """Compile the step by XLA: forward and backward pass, on one device the update too. auto: off, but
+    on one GPU training starts without it, compiles in the background, compares both on its own
+    batches, and keeps the faster one. Nothing is tried with train.deterministic, a lock file,
+    several devices, or a feature that is a string. A TPU compiles the whole step without being
+    asked."""
 
     strategy: StrategyName | Auto = "auto"
     """How the step is spread over devices. auto: what TF_CONFIG says, else mirrored over several
@@ -244,6 +250,9 @@ class ResolvedTraining:
     lr_factor: float
     """What the learning rate is multiplied by."""
 
+    xla_trial: bool = False
+    """Whether XLA is tried while the run trains, which begins without it."""
+
     why: dict[str, str]
     """Setting -> why `auto` became what it is."""
 
@@ -273,6 +282,12 @@ class Grounds:
     batches_from_elsewhere: bool = False
     """Whether batches come from a user's own dataset or from a data service."""
 
+    tuned: bool = False
+    """Whether there is a lock file: what `stoker tune` found is not measured again."""
+
+    tries_xla_on_cpu: bool = False
+    """For tests: without a GPU too XLA is tried while a run trains."""
+
 
 def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
     """Apply the fixed rules of each `auto`; nothing is measured.
@@ -296,7 +311,7 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
     local = _replicas(config, gpus, strategy)
     replicas = local * (around.workers if strategy == "multi_worker" else 1)
     on_tpu = strategy == "tpu"
-    xla = gpus > 0 and not around.string_features and strategy not in ("parameter_server", "tpu")
+    untried = _why_xla_is_not_tried(config, around, strategy)
     batch_size = (
         config.batch_size
         if config.batch_size != "auto"
@@ -317,11 +332,34 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
         if config.steps_per_call != "auto"
         else min(steps, 50),
         precision=precision,
-        xla=config.xla if config.xla != "auto" else xla,
+        xla=config.xla is True,
+        xla_trial=not untried,
         strategy=strategy,
         lr_factor={"none": 1.0, "linear": float(parts), "sqrt": math.sqrt(parts)}[config.scale_lr],
-        why={"strategy": why, "precision": why_precision},
+        why={
+            "strategy": why,
+            "precision": why_precision,
+            "xla": untried or "tried while the run trains",
+        },
     )
+
+
+def _why_xla_is_not_tried(config: TrainConfig, around: Grounds, strategy: StrategyName) -> str:
+    """Empty where it is tried."""
+    if config.xla != "auto":
+        return "asked for"
+    reasons = {
+        "no GPU": not around.devices.gpus and not around.tries_xla_on_cpu,
+        "a feature is a string": around.string_features,
+        # What runs by one program now and by another later rounds in two ways.
+        "train.deterministic": config.deterministic,
+        "train.memory takes all memory, and the compiler needs some": not config.memory.growth
+        and config.memory.limit_mb is None,
+        "stoker.lock.yaml has what was measured": around.tuned,
+        f"train.strategy is {strategy}, and XLA is tried on one device only": strategy
+        != "one_device",
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
 
 
 def _strategy(config: TrainConfig, around: Grounds) -> tuple[StrategyName, str]:

@@ -91,6 +91,14 @@ class Guard:
         self._say(check_choice(self._built.model, self._config))
         self._say(check_keras_distribution())
 
+    def step_is_made_by(self, resolved: ResolvedTraining) -> None:
+        """Know how the step is made from now on, for what is told of a bad one.
+
+        Args:
+            resolved: The settings, where a trial of XLA has changed them.
+        """
+        self._resolved = resolved
+
     def placements(self) -> AbstractContextManager[list[Any]]:
         """Around a call of the compiled step: where its operations run, the first time."""
         first, self._placed = not self._placed, True

@@ -74,6 +74,7 @@ def fit(
         run.begin(opened.found)
         while (before_s := run.fitting(run.ceiling_s)) is None:
             continue
+        run.first_ceiling_s = before_s
 
         # 3. Epochs of calls of steps; a call ends where a checkpoint could be gone on from.
         while not position.over:
@@ -92,7 +93,7 @@ def fit(
         run.end(eval_batches)
 
         # 4. How busy the device was.
-        return _result(run, (before_s + run.ceiling_s()) / 2)
+        return _result(run, (run.first_ceiling_s + run.ceiling_s()) / 2)
 
 
 def _result(run: Run, ceiling_s: float) -> TrainResult:
@@ -113,5 +114,6 @@ def _result(run: Run, ceiling_s: float) -> TrainResult:
         busy=busy,
         samples_per_s=timing.rows / timing.wall_s,
         health=run.health(),
+        xla=run.xla(),
         agreement=run.agreement,
     )

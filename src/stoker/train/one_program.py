@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from stoker.train.jit import jit
 from stoker.train.outcome import Outcome, Sums
 
 TOGETHER = 256
@@ -93,8 +94,8 @@ class OneProgram:
         self.rows = rows
         self._body, self._load = body, load
         self._tell_metrics, self._signals = tell_metrics, signals
-        self._one = tf.function(body, jit_compile=True)
-        self._loop = tf.function(self._steps, jit_compile=True)
+        self._one = jit(body, role="step")
+        self._loop = jit(self._steps, role=f"{together} steps")
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, element: Any) -> Outcome:

@@ -34,9 +34,9 @@ def as_own_code_needs(
         name = type(listening[0]).__name__
         why = resolved.why | {"steps_per_call": f"{name} has a hook for batches"}
         resolved = replace(resolved, steps_per_call=1, why=why)
-    if config.xla == "auto" and resolved.xla and has_own_step(model):
+    if config.xla == "auto" and (resolved.xla or resolved.xla_trial) and has_own_step(model):
         why = resolved.why | {"xla": f"{type(model).__name__} has a train_step of its own"}
-        resolved = replace(resolved, xla=False, why=why)
+        resolved = replace(resolved, xla=False, xla_trial=False, why=why)
     return resolved
 
 

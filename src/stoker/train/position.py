@@ -84,6 +84,12 @@ class Position:
     """Steps of one program, decided once by how long a step takes: another number could round
     otherwise. 0 before."""
 
+    xla: bool | None = None
+    """Whether XLA compiles the step from here on, where a trial has decided it; None before."""
+
+    xla_why: str = ""
+    """What the trial found, for a person."""
+
     timing: Timing = field(default_factory=Timing)
     """Of all calls so far."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
+from stoker.cluster.compile_flags import give_way, used
 from stoker.core.errors import Plain, UserError
 from stoker.core.user_code import call
 from stoker.data.feed.pipeline import Feed
@@ -34,7 +34,7 @@ from stoker.train.keras_model import (
     own_optimizers,
 )
 from stoker.train.model import BuiltModel
-from stoker.train.oom import Split
+from stoker.train.oom import Split, is_out_of_memory
 from stoker.train.opening import TrainFeed
 from stoker.train.optimizer import prepare_optimizer
 from stoker.train.outcome import Sums
@@ -47,6 +47,7 @@ from stoker.train.step import losses_are_means, told
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Progress, Surroundings
 from stoker.train.validation import GivenUpError, make_validate, results
+from stoker.train.xla_trial import XlaTrial
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,6 +78,9 @@ class Run:
         self.distribution, self.around = distribution, around
         self._feed, self._held_out = feeds
         self._watch = around.watch
+        if resolved.xla_trial and position.xla is not None:
+            # What the run decided holds for all that follows its checkpoint.
+            resolved = replace(resolved, xla=position.xla)
         self.compiled = compiled = Compiled(
             built,
             self._feed,
@@ -106,6 +110,11 @@ class Run:
         self._guard = Guard(built, config=config, resolved=resolved, distribution=distribution)
         self._guard.look_at_model(answers)
         compiled.compile()
+        self.xla_trial = XlaTrial(
+            compiled,
+            position,
+            wanted=resolved.xla_trial and position.xla is None and writer is not None,
+        )
         self._validate = make_validate(
             built,
             as_the_model_takes(
@@ -139,6 +148,7 @@ class Run:
         self._in_epoch = position.in_epoch > 0 or not position.validated
         self._was_over = position.over
         self._calls_timed, self._first_counts = 0, False
+        self.first_ceiling_s = 0.0
         self.agreement: dict[str, Any] | None = None
 
     def begin(self, found: Found | None) -> None:
@@ -165,7 +175,8 @@ class Run:
 
     def ceiling_s(self) -> float:
         """As `Compiled.ceiling_s`."""
-        return self.compiled.ceiling_s(self._state)
+        with self.compiled.compiling_is_shown(self.around.on_wait, ends=False):
+            return self.compiled.ceiling_s(self._state)
 
     def resident(self) -> Resident:
         """As `Compiled.resident`."""
@@ -191,32 +202,42 @@ class Run:
             Whether the data has to be read from elsewhere: the run went back, or took a part only of
             the rows of a call.
         """
-        position, ending = self.position, self.around.ending
+        position, around, ending = self.position, self.around, self.around.ending
         planned = position.next_steps(self.compiled.resolved.steps_per_call)
         if planned == 0:
             return False
+        self._settle_xla()
         steps = self._watch.next_steps(position.step, planned)
+        turn = self.xla_trial.next_turn(source, steps, whole=self._feed.whole_calls)
+        steps = turn.steps
         self._callbacks.on_train_batch_begin(position.in_epoch)
         ending.save_after_call(self._saving.due())
-        begun_s = time.monotonic()
         with self._guard.placements() as placements:
-            look = self._looks_after(steps)
+            look = self._looks_after(steps) or turn.compared
             ends = position.in_epoch + steps >= position.per_epoch
-            sums = self.fitting(lambda: self.compiled.run(source, steps, look=look, ends=ends))
-        if sums is None:
+            with self.compiled.compiling_is_shown(around.on_wait, ends=ends):
+                ran = self.fitting(
+                    lambda: turn.run(
+                        lambda: self.compiled.run(
+                            source, steps, look=look, ends=ends, program=turn.program
+                        )
+                    )
+                )
+        if ran is None:
             self._go_back("fit in memory")
             return True
+        sums, wall_s = ran
         done, signals = int(sums.steps), np.asarray(sums.signals)
-        wall_s = time.monotonic() - begun_s
         if not bool(sums.finite):
             self._gone_wrong(position.step + done, loss=float(sums.last_loss))
             return True
         # Before anybody can see that there is some.
         ending.has_work = True
         self._count(sums, done, wall_s)
+        self.xla_trial.took(turn, done, wall_s)
         if self._calls_timed == 1:
-            self._guard.look_at_step(self.compiled.traced, placements)
-            self._watch.graph(self.compiled.traced.graph)
+            self._guard.look_at_step(self.compiled.program.traced, placements)
+            self._watch.graph(self.compiled.program.traced.graph)
         self._watch.after(position.step, steps=done)
         position.validated = position.step % position.per_epoch != 0
         if self._callbacks.reads_batch_logs:
@@ -230,6 +251,20 @@ class Run:
         if signals[1] and position.validated:
             self._saving.save()
         return steps < planned and self._feed.whole_calls
+
+    def _settle_xla(self) -> None:
+        """Record what the trial of XLA has decided; where XLA is used, by a checkpoint before it is."""
+        decision, position = self.xla_trial.decision, self.position
+        if decision is None or position.xla is not None:
+            return
+        position.xla, position.xla_why = decision.xla, decision.why
+        if decision.xla:
+            self._saving.save()
+            self.xla_trial.adopt()
+            self._guard.step_is_made_by(self.compiled.resolved)
+            # Of a step that is another one now.
+            position.timing = Timing()
+            self.first_ceiling_s = self.fitting(self.ceiling_s) or self.first_ceiling_s
 
     def _looks_after(self, steps: int) -> bool:
         """Whether the variables are looked at when a call of so many steps has ended.
@@ -262,6 +297,11 @@ class Run:
             with of_the_user():
                 return work()
         except (tf.errors.OpError, MemoryError) as error:
+            if give_way(error):
+                return None
+            if self.xla_trial.under_way and is_out_of_memory(error):
+                self.xla_trial.give_up("not used, memory ran out while it was tried")
+                return None
             split = Split(batch_size=position.batch_size, accumulate=position.accumulate)
             split = self._guard.out_of_memory(error, split)
         position.batch_size, position.accumulate = split.batch_size, split.accumulate
@@ -273,6 +313,7 @@ class Run:
         if not self.compiled.at_once:
             self._look_into(step, loss=loss)
             return
+        self.xla_trial.give_up("not used, a step was not finite while it was tried")
         self.compiled.at_once = False
         self.compiled.compile()
         self._go_back()
@@ -324,6 +365,8 @@ class Run:
             "accumulate": position.accumulate,
             "steps": position.steps,
             "together": position.together,
+            "xla": position.xla,
+            "xla_why": position.xla_why,
         }
         for name, value in (before.to_json() | decided | {"timing": before.timing}).items():
             setattr(position, name, value)
@@ -372,7 +415,7 @@ class Run:
             # A validation that is given up is begun anew, and has used the metrics' variables.
             position.rows = 0.0
         position.metrics = metrics = position.metrics | self._validated(eval_batches)
-        self._guard.look_at_traces(self.compiled.run_fed)
+        self._guard.look_at_traces(self.compiled.program.run_fed)
         better = is_better(metrics, position, epoch=epoch, config=self.config)
         metrics = self._callbacks.on_epoch_end(epoch - 1, metrics)
         position.validated, self._in_epoch = True, False
@@ -489,6 +532,15 @@ class Run:
                 scalars=scalars,
             )
         )
+
+    def xla(self) -> dict[str, Any]:
+        """Whether XLA compiles the step and why, as JSON values."""
+        resolved, cache = self.compiled.resolved, used()
+        return {
+            "used": resolved.xla,
+            "why": (resolved.xla_trial and self.position.xla_why) or resolved.why.get("xla", ""),
+            "cache": None if cache is None else asdict(cache),
+        }
 
     def health(self) -> dict[str, Any]:
         """What was found and done, as JSON values."""

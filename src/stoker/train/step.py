@@ -21,6 +21,7 @@ from stoker.train.fused_norm import fuse_batch_norms
 from stoker.train.gradients import Gradients, are_finite, dense, reduced, scaled, unique
 from stoker.train.graph_order import filters_first, one_at_a_time, operations
 from stoker.train.held_back import written_only_where
+from stoker.train.jit import jit
 from stoker.train.keras_model import (
     has_kerass_metrics_only,
     has_kerass_optimizer,
@@ -138,9 +139,7 @@ def make_train_step(
         build_once(built.model)
         if distribution.shares_batches:
             _leave_reduction_to_us(optimizer)
-    by_xla = settings.xla and not distribution.shares_batches
-    fuse(optimizer, wanted=not by_xla and not distribution.takes_whole_batches)
-    fuse_batch_norms(built.model, wanted=not settings.xla and not distribution.takes_whole_batches)
+    suit_kernels(built, distribution, xla=settings.xla)
     if settings.xla and _is_plain(distribution, settings) and has_kerass_optimizer(built.model):
         return _make_one_program(built, load, settings)
     gradients = _make_gradients(built, load, distribution, settings)
@@ -177,6 +176,22 @@ def make_train_step(
         return whole_step(element, _signals(settings))
 
     return step
+
+
+def suit_kernels(built: BuiltModel, distribution: Distribution, *, xla: bool) -> None:
+    """Let optimizer and BatchNormalization be traced as one kind of step needs them.
+
+    XLA fuses Keras's operations by itself; elsewhere TensorFlow's own kernels are faster. A function
+    that is traced already does not change.
+
+    Args:
+        built: The compiled model.
+        distribution: Over what it is spread.
+        xla: Whether what is traced next is for XLA.
+    """
+    by_xla = xla and not distribution.shares_batches
+    fuse(built.model.optimizer, wanted=not by_xla and not distribution.takes_whole_batches)
+    fuse_batch_norms(built.model, wanted=not xla and not distribution.takes_whole_batches)
 
 
 def _make_gradients(
@@ -277,7 +292,7 @@ def _make_pass(
 ) -> Callable[..., tuple[tf.Tensor, Gradients]]:
     """A batch, and how many of its rows metrics are told, all by default -> mean loss, gradients."""
     model, forward_backward = built.model, _make_forward_backward(built)
-    compiled = tf.function(forward_backward, jit_compile=True) if settings.xla else forward_backward
+    compiled = jit(forward_backward, role="gradients") if settings.xla else forward_backward
 
     def one_pass(batch: Batch, rows: tf.Tensor | None = None) -> tuple[tf.Tensor, Gradients]:
         loss, outputs, gradients = compiled(batch)
@@ -412,7 +427,7 @@ def _make_apply(
     if not settings.xla or distribution.shares_batches:
         # A replica's update meets those of the others, which XLA cannot hold.
         return update
-    compiled = tf.function(update, jit_compile=True)
+    compiled = jit(update, role="update")
 
     def apply_compiled(gradients: Gradients) -> None:
         compiled([None if gradient is None else dense(gradient) for gradient in gradients])

@@ -51,6 +51,9 @@ class TrainResult:
     health: dict[str, Any] = field(default_factory=dict)
     """What was found and done: rollbacks, smaller batches, warnings; JSON values."""
 
+    xla: dict[str, Any] = field(default_factory=dict)
+    """Whether XLA compiles the step, why, and what the cache had of it; JSON values."""
+
     agreement: dict[str, Any] | None = None
     """Whether validation went by the quick decoder; see `agreed_metrics`."""
 
@@ -70,6 +73,9 @@ class Surroundings:
 
     on_progress: Callable[[Progress], None]
     """Told after every call."""
+
+    on_wait: Callable[[str], None] = lambda _: None
+    """Told a line, from another thread, while the device waits for a compiler."""
 
     ending: Ending
     """Who may ask this process to end."""

@@ -304,3 +304,25 @@ def test_the_served_model_decodes_what_the_graph_decodes(served: LoadedModel) ->
 def test_the_served_model_names_what_it_refuses(served: LoadedModel, name: str) -> None:
     with pytest.raises(UserError, match="a JPEG, a PNG, a GIF or a WebP that is not animated"):
         served.call("serving_default", {"image": np.array([REFUSED[name]], object)})
+
+
+def test_tensorflow_decodes_every_damaged_jpeg_that_the_check_passes() -> None:
+    rng = np.random.default_rng(0)
+    whole = saved(PHOTO, "JPEG", quality=90)
+    refused, failed = 0, []
+    for number in range(500):
+        raw = bytearray(whole)
+        at = int(rng.integers(2, len(raw)))
+        raw[at : at + int(rng.integers(1, 3))] = rng.bytes(int(rng.integers(0, 4)))
+        try:
+            check_image(bytes(raw), max_pixels=IMAGE_PIXELS, channels=3)
+        except BadImage:
+            refused += 1
+            continue
+        try:
+            tf.io.decode_jpeg(bytes(raw))
+        except tf.errors.InvalidArgumentError:
+            failed.append(number)
+
+    assert 100 < refused < 450
+    assert failed == []

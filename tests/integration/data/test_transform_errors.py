@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.data.features.build import build_transform
+from stoker.data.features.labels import require_known_labels
+from stoker.data.ingest import IngestConfig, ingest
 
 COLUMNS = (
     Column(name="fare", dtype="float32"),
@@ -279,3 +282,69 @@ def test_folder_that_holds_something_is_not_overwritten(dataset: Dataset, tmp_pa
     with pytest.raises(FileExistsError):
         build_transform(dataset, None, tmp_path / "t", label=None)
     assert (tmp_path / "t" / "kept").read_text() == "mine"
+
+
+def write_source(path: Path) -> Path:
+    rows = "".join(f"{n},{n % 7},{n % 2}\n" for n in range(200))
+    path.write_text("a,b,label\n" + rows)
+    return path
+
+
+@pytest.mark.parametrize("function", [None, lambda inputs: {"x": inputs["a"] * 2}])
+def test_without_an_analyzer_no_shard_is_opened(
+    function: Callable[[Inputs], Inputs] | None, tmp_path: Path
+) -> None:
+    source = write_source(tmp_path / "rows.csv")
+    data = ingest(IngestConfig(source=str(source)), tmp_path / "data", label="label")
+    for split in data.splits:
+        shutil.rmtree(data.root / split)
+
+    transform = build_transform(data, function, tmp_path / "t", label="label")
+
+    assert [f.name for f in transform.features] == (["a", "b"] if function is None else ["x"])
+    assert [label.dtype for label in transform.labels.values()] == ["int64"]
+
+
+def test_of_a_label_only_its_own_pages_are_read(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "rows.csv")
+    source.write_text(source.read_text().replace(",1\n", ",yes\n").replace(",0\n", ",no\n"))
+    data = ingest(IngestConfig(source=str(source)), tmp_path / "data", label="label")
+    for path in (path for split in data.splits for path in data.paths(split)):
+        start = pq.read_metadata(path).row_group(0).column(0).dictionary_page_offset
+        raw = bytearray(path.read_bytes())
+        raw[start : start + 20] = bytes(20)
+        path.write_bytes(raw)
+
+    transform = build_transform(data, None, tmp_path / "t", label="label")
+    for split in data.splits:
+        require_known_labels(transform, data, split)
+
+    assert [label.classes for label in transform.labels.values()] == [("no", "yes")]
+    with pytest.raises(DataError, match="must be whole Parquet"):
+        list(data.batches("train", columns=["a"], whole=False))
+    with pytest.raises(DataError, match="must have the hash that its manifest says"):
+        list(data.batches("train", columns=["label"]))
+
+
+def test_a_function_is_still_tried_on_rows_where_there_is_a_sample(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "rows.csv")
+    data = ingest(IngestConfig(source=str(source)), tmp_path / "data")
+
+    with pytest.raises(ConfigError, match=r"must have a row per record.*7 rows for 17 records"):
+        build_transform(
+            data, lambda inputs: {"x": tf.unique(inputs["b"]).y}, tmp_path / "t", label=None
+        )
+
+
+def test_a_changed_sample_is_found(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "rows.csv")
+    data = ingest(IngestConfig(source=str(source)), tmp_path / "data")
+    sample = data.root / "sample.parquet"
+    raw = bytearray(sample.read_bytes())
+    raw[40] ^= 1
+    sample.write_bytes(raw)
+
+    with pytest.raises(
+        DataError, match=r"sample\.parquet must have the hash that its manifest says"
+    ):
+        build_transform(data, None, tmp_path / "t", label=None)

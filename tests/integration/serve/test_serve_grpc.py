@@ -138,8 +138,6 @@ def test_one_value_stands_for_all_as_in_tensorflow(stub: Any) -> None:
         tensor(1, 1, dtype=20, float_val=[1.0]),
         tensor(1, 1, dtype=7, tensor_content=b"1234"),
         tensor(1, 1, dtype=9, int64_val=[1]),
-        tensor(1, 1, 1, float_val=[1.0]),
-        tensor(float_val=[1.0]),
     ],
 )
 def test_a_tensor_that_is_not_whole_is_refused(stub: Any, proto: tensor_pb2.TensorProto) -> None:

@@ -102,7 +102,7 @@ def of(**labels: str) -> frozenset[tuple[str, str]]:
 
 
 def ask_all(server: Server, channel: grpc.Channel, ask_at: AskAt) -> None:
-    """One request of each kind: ten that a model answers, and two that are refused."""
+    """One request of each kind."""
     port = server.rest_port
     asked = [
         ("half:predict", {"instances": [[1.0], [2.0]]}, 200),
@@ -110,9 +110,13 @@ def ask_all(server: Server, channel: grpc.Channel, ask_at: AskAt) -> None:
         ("judge:regress", {"signature_name": "regress", "examples": [{"x": 1.0}]}, 200),
         ("half:predict", {"instances": [["no number"]]}, 400),
         ("none:predict", {"instances": [1.0]}, 404),
+        ("half:predict", b"", 400),
+        ("half", None, 200),
+        ("", None, 400),
     ]
     for path, body, status in asked:
-        assert ask_at(port, f"/v1/models/{path}", body).status == status
+        method = "GET" if body is None else "POST"
+        assert ask_at(port, f"/v1/models/{path}", body, method=method).status == status
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}
     assert ask_at(port, "/v2/models/half/infer", {"inputs": [tensor]}).status == 200
 
@@ -146,14 +150,14 @@ def ask_all(server: Server, channel: grpc.Channel, ask_at: AskAt) -> None:
 
 
 LATENCIES = [
-    ("half", "Predict", "REST", 3),  # one is refused by what it sends
+    ("half", "predict", "REST", 1),
+    ("half", "Predict", "REST", 1),  # by the Open Inference Protocol
     ("half", "Predict", "GRPC", 2),
-    ("judge", "Classify", "REST", 1),
+    ("half", "", "REST", 1),
+    ("judge", "classify", "REST", 1),
     ("judge", "Classify", "GRPC", 1),
-    ("judge", "Regress", "REST", 1),
+    ("judge", "regress", "REST", 1),
     ("judge", "Regress", "GRPC", 1),
-    ("judge", "MultiInference", "GRPC", 1),
-    ("other", "Predict", "REST", 1),
 ]
 """Model, API, entrypoint and how many requests."""
 
@@ -190,9 +194,10 @@ def test_one_request_of_each_kind_has_every_name_and_label(
         *(f"{name} gauge" for name, _, _ in machine.gpu_memory()),
     }
     assert {key: value for key, value in found.items() if key[0] == f"{SERVING}request_count"} == {
-        (f"{SERVING}request_count", of(model_name="half", status="OK")): 4,
-        (f"{SERVING}request_count", of(model_name="half", status="INVALID_ARGUMENT")): 1,
-        (f"{SERVING}request_count", of(model_name="judge", status="OK")): 5,
+        (f"{SERVING}request_count", of(model_name="half", status="OK")): 5,
+        (f"{SERVING}request_count", of(model_name="half", status="INVALID_ARGUMENT")): 2,
+        (f"{SERVING}request_count", of(model_name="", status="INVALID_ARGUMENT")): 1,
+        (f"{SERVING}request_count", of(model_name="judge", status="OK")): 4,
         (f"{SERVING}request_count", of(model_name="other", status="NOT_FOUND")): 1,
     }
     latency = f"{SERVING}request_latency"
@@ -237,7 +242,7 @@ def test_latencies_lie_in_tensorflow_servings_buckets(
 
     bounds = [f"{10 * 1.8**power:g}" for power in range(33)] + ["+Inf"]
     for name, labels in (
-        ("request_latency", 'model_name="judge",API="MultiInference",entrypoint="GRPC"'),
+        ("request_latency", 'model_name="judge",API="Classify",entrypoint="GRPC"'),
         ("runtime_latency", 'model_name="judge",API="MultiInference",runtime="TF1"'),
     ):
         start = f"{SERVING}{name}_bucket{{{labels},le="
@@ -401,6 +406,6 @@ def test_names_that_are_configured_and_removed_again_make_only_so_many_series(
         for (metric, labels), value in found.items()
         if metric == name and ("status", "OK") in labels
     )
-    assert counted == 4 + 5 + 2 * 8, "none is lost"
-    assert found[name, of(model_name="half", status="OK")] == 4 + 8
+    assert counted == 5 + 4 + 2 * 8, "none is lost"
+    assert found[name, of(model_name="half", status="OK")] == 5 + 8
     assert found[name, of(model_name="other", status="OK")] >= 4

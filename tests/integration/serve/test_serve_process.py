@@ -232,3 +232,49 @@ def test_wrong_flags_end_in_one_line(
 
     assert code == 2
     assert said in capsys.readouterr().err
+
+
+def test_ports_open_when_every_model_can_be_called_and_one_that_cannot_be_loaded_ends_the_start(
+    exported: dict[str, Path], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken" / "1"
+    broken.mkdir(parents=True)
+    (broken / "saved_model.pb").write_bytes(b"not a model")
+    flags = ["--model_name", "broken", "--model_base_path", str(broken.parent), "--poll-s", "0.05"]
+    flags += ["--port", "0", "--rest_api_port", "0"]
+
+    ended = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == 2
+    said = "Failed to start server. Error: 1 servable(s) did not become available: {{name: broken"
+    assert said in ended.stderr
+    assert "a saved_model.pb that is damaged" in ended.stderr
+
+
+def test_a_model_without_a_version_is_waited_for_without_a_port(
+    exported: dict[str, Path], tmp_path: Path
+) -> None:
+    repository = Repository(tmp_path / "models")
+    repository.push(exported["half_plus_two"], "half")
+    (tmp_path / "models" / "later").mkdir()
+    models = {name: repository.base(name) for name in ("half", "later")}
+    server = Server(ServeConfig(models=models, rest_port=0, grpc_port=0, poll_s=0.02))
+    server.load()
+    try:
+        assert wait_for(lambda: server.models.available()["half"])
+        assert wait_for(server.models.all_tried)
+        assert not server.may_listen()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.rest_port), timeout=5)
+        repository.push(exported["half_plus_two"], "later")
+        assert wait_for(server.may_listen)
+    finally:
+        server.models.close()
+        server.stop()
+
+
+def wait_for(holds: Callable[[], bool]) -> bool:
+    until_s = time.monotonic() + 30
+    while not holds() and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return holds()

@@ -86,7 +86,7 @@ def test_the_whole_body_is_one_text(server: Server) -> None:
         ("half_plus_two", {"X_Tensor_Dtype": "int32", "X_Tensor_Shape": "3,1"}, "must be float32"),
         (
             "half_plus_two",
-            {"X_Tensor_Dtype": "float32", "X_Tensor_Shape": "1,3"},
+            {"X_Tensor_Dtype": "int32", "X_Tensor_Shape": "1,3"},
             "must be float32",
         ),
         ("half_plus_two", {"X_Tensor_Dtype": "string", "X_Tensor_Shape": "1"}, "not be given"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import random
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,6 +22,7 @@ from PIL import Image
 
 from stoker.core.errors import ConfigError
 from stoker.data.ingest import ImagesConfig, IngestConfig
+from stoker.data.sources import jpeg as jpeg_file
 from stoker.data.sources import png as png_file
 from stoker.data.sources.exif import orientation
 from stoker.data.sources.gif_codes import pixels_until_end
@@ -410,3 +414,75 @@ def test_a_jpeg_header_behind_a_long_profile_is_found(tmp_path: Path) -> None:
 
     assert scan.image == (8, 6, 3)
     assert sum(block.bad for block in blocks) == 0
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """A JPEG with one damage of any kind, in its tables or in its coded data."""
+    raw, tables = bytearray(data), data.index(b"\xff\xda") + 14
+    at = rng.randrange(2, len(raw) - 1)
+    match rng.randrange(8):
+        case 0:
+            return data[:at]
+        case 1:
+            return data[: rng.randrange(tables, len(raw))] + b"\xff\xd9"
+        case 2:
+            raw[at] ^= 1 << rng.randrange(8)
+        case 3:
+            raw[rng.randrange(2, tables)] ^= 1 << rng.randrange(8)
+        case 4:
+            raw[rng.randrange(2, tables)] = rng.randrange(256)
+        case 5:
+            raw[at], raw[at + 1] = raw[at + 1], raw[at]
+        case 6:
+            raw[at : at + 2] = bytes([0xFF, rng.randrange(256)])
+        case 7:
+            raw[at : at + 300] = bytes(len(raw[at : at + 300]))
+    return bytes(raw)
+
+
+def jpegs() -> list[bytes]:
+    image = pixels(97, 131)
+    found = [
+        simplejpeg.encode_jpeg(image, quality=85, colorsubsampling=kind)
+        for kind in ("444", "422", "420", "440", "411")
+    ]
+    found += [jpeg(image, cv2.IMWRITE_JPEG_RST_INTERVAL, 2), jpeg(image[:, :, 0])]
+    return [*found, jpeg(image, cv2.IMWRITE_JPEG_PROGRESSIVE, 1)]
+
+
+def test_of_2400_damaged_jpegs_none_passes_that_decoding_all_of_it_would_find() -> None:
+    rng = random.Random(0)
+    given = [damaged(whole, rng) for whole in jpegs() for _ in range(300)]
+
+    refused = [data for data in given if verdict(data)]
+    missed = [
+        data
+        for data in given
+        if not verdict(data)
+        and cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_REDUCED_GRAYSCALE_8) is None
+    ]
+
+    assert len(refused) > 600
+    assert missed == []
+
+
+def test_the_coded_data_of_an_ordinary_jpeg_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(data: bytes, how: int) -> None:
+        raise AssertionError("the whole image was decoded")
+
+    monkeypatch.setattr(jpeg_file, "demand_decodable", refuse)
+
+    assert [verdict(data) for data in jpegs()[:-1]] == [""] * 7
+
+
+@given(st.binary(max_size=700), st.integers(0, 3))
+def test_a_scan_ends_at_its_first_marker(coded: bytes, start: int) -> None:
+    expected = re.search(rb"\xff+[\x01-\xcf\xd8-\xfe]", coded[start:])
+
+    try:
+        found = jpeg_file._scan_end(coded, start)
+    except BadImage:
+        assert expected is None
+    else:
+        assert expected is not None
+        assert found == start + expected.end() - 2

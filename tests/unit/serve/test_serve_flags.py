@@ -29,6 +29,7 @@ FILES = {
     "PATH": 'prometheus_config { enable: true path: "/metrics" }',
     "SILENT": "prometheus_config { enable: false }",
     "KEYS": "",
+    "SESSION": "intra_op_parallelism_threads: 1",
 }
 """The name of a file in a flag -> what stands in it."""
 
@@ -103,6 +104,12 @@ def test_without_flags_the_defaults_are_the_configurations_own(read: Read, folde
         ("--rest_api_port=1", "--rest-api-port=1", "rest_port", 1),
         ("--port=2", "--port=2", "grpc_port", 2),
         ("--grpc_socket_path=/run/s", "--grpc-socket-path=/run/s", "grpc_socket_path", "/run/s"),
+        (
+            "--per_process_gpu_memory_fraction=0.25",
+            "--per-process-gpu-memory-fraction=0.25",
+            "per_process_gpu_memory_fraction",
+            0.25,
+        ),
         ("--enable_model_warmup=false", "--no-model-warm-up", "warm_up", False),
         ("--enable_model_warmup=true", "--enable_model_warmup", "warm_up", True),
         (
@@ -137,6 +144,25 @@ def test_without_flags_the_defaults_are_the_configurations_own(read: Read, folde
                 larger="refuse",
             ),
         ),
+        ("--grpc_max_threads=3", "--grpc-num-threads=3", "grpc_workers", 3),
+        (
+            "--tensorflow_intra_op_parallelism=3",
+            "--tensorflow-intra-op-parallelism=3",
+            "intra_op_threads",
+            3,
+        ),
+        (
+            "--tensorflow_inter_op_parallelism=3",
+            "--tensorflow-inter-op-parallelism=3",
+            "inter_op_threads",
+            3,
+        ),
+        (
+            "--enable_serialization_as_tensor_content=true",
+            "--enable_serialization_as_tensor_content",
+            "tensor_content",
+            True,
+        ),
         ("--enable_batching=true", "--batching", "batching", BatchingConfig(enabled=True)),
         ("--no-batching", "--no-batching", "batching", BatchingConfig(enabled=False)),
     ],
@@ -167,6 +193,8 @@ def test_a_flag_of_tensorflow_serving_sets_its_field_and_no_other(
         (["--allow-unauthenticated"], "allow_unauthenticated", True),
         (["--unload-first"], "unload_first", True),
         (["--freeze"], "freeze", True),
+        (["--warm-up-sizes=on"], "warm_sizes", "on"),
+        (["--warm-up-s=9"], "warm_s", 9.0),
     ],
 )
 def test_a_flag_of_our_own_sets_its_field_and_no_other(
@@ -182,6 +210,7 @@ def test_a_flag_of_our_own_sets_its_field_and_no_other(
         ("--ssl-config-file=TLS", "ssl_config_file", "TLS"),
         ("--keys-file=KEYS", "keys_file", "KEYS"),
         ("--ready_file=ready", "ready_file", "ready"),
+        ("--tensorflow_session_config_file=SESSION", "session_config_file", "SESSION"),
         ("--ready-file=ready", "ready_file", "ready"),
     ],
 )
@@ -191,6 +220,12 @@ def test_a_flag_that_names_a_file_sets_its_field_and_no_other(
     path: Any = folder / name if (folder / name).exists() else Path(name)
 
     assert read(flag) == dataclasses.replace(read(), **{field: path})
+
+
+def test_one_flag_sets_both_numbers_of_threads(read: Read) -> None:
+    config = read("--tensorflow_session_parallelism=3")
+
+    assert config == dataclasses.replace(read(), intra_op_threads=3, inter_op_threads=3)
 
 
 def test_clients_that_show_certificates_are_authenticated(read: Read, folder: Path) -> None:
@@ -228,6 +263,21 @@ def test_one_model_is_named_by_tensorflow_servings_two_flags(read: Read, folder:
         "--num_unload_threads=4",
         "--flush_filesystem_caches=false",
         "--remove_unused_fields_from_bundle_metagraph",
+        "--rest_api_enable_cors_support",
+        "--platform_config_file=x",
+        "--saved_model_tags=serve",
+        "--num_request_iterations_for_warmup=2",
+        "--prefer_tflite_model",
+        "--num_tflite_pools=2",
+        "--num_tflite_interpreters_per_pool=2",
+        "--xla_cpu_compilation_enabled",
+        "--xla_gpu_compilation_enabled=true",
+        "--enable_profiler=false",
+        "--thread_pool_factory_config_file=x",
+        "--mixed_precision=bfloat16",
+        "--skip_initialize_tpu",
+        "--use_alts_credentials",
+        "--enable_grpc_healthcheck_service",
     ],
 )
 def test_a_flag_that_means_nothing_here_is_said_and_changes_nothing(

@@ -69,15 +69,14 @@ def test_what_is_read_is_what_the_plain_reader_reads(
     raw = json.dumps({"signature_name": "s", key: array.tolist()}, separators=separators).encode()
     found, wanted = quickly(raw, array.dtype.name), plainly(raw, array.dtype.name)
 
-    largest = {"float32": 2.0**24 - 1, "float64": 2.0**53 - 1}.get(array.dtype.name)
-    if largest is None or np.all(np.abs(array) <= largest):
-        assert found is not None, "it is plain"
-        assert wanted is not None
-        assert found.dtype == wanted.dtype
-        assert found.shape == wanted.shape
-        assert found.tobytes() == wanted.tobytes()
-    else:
+    if not np.all(np.isfinite(array)):
         assert found is None
+        return
+    assert found is not None, "it is plain"
+    assert wanted is not None
+    assert found.dtype == wanted.dtype
+    assert found.shape == wanted.shape
+    assert found.tobytes() == wanted.tobytes()
 
 
 NUMBERS = st.one_of(
@@ -118,8 +117,6 @@ def test_nothing_is_read_that_the_plain_reader_refuses_or_reads_otherwise(
         b'{"instances": []}',
         b'{"instances": [[]]}',
         b'{"instances": 1.0}',
-        b'{"instances": [16777217]}',
-        b'{"instances": [1e39]}',
         b'{"instances": [1e999]}',
         b'{"instances": [NaN]}',
         b'{"instances": [1.0]',

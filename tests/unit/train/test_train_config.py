@@ -30,25 +30,48 @@ def test_the_auto_batch_size_is_a_power_of_two_below_a_64th_of_the_rows(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "strings", "precision", "xla"),
+    ("gpus", "strings", "precision", "tried"),
     [
         ((), False, "float32", False),
         ((H100,), False, "mixed_bfloat16", True),
         ((H100,), True, "mixed_bfloat16", False),
         ((V100,), False, "mixed_float16", True),
         ((T4,), False, "mixed_float16", True),
-        ((H100, V100), False, "mixed_float16", True),
+        ((H100, V100), False, "mixed_float16", False),
         ((P100,), False, "float32", True),
-        ((H100, P100), False, "float32", True),
+        ((H100, P100), False, "float32", False),
     ],
 )
-def test_auto_precision_and_xla_follow_from_the_devices(
-    gpus: tuple[Gpu, ...], strings: bool, precision: str, xla: bool
+def test_auto_precision_and_the_trial_of_xla_follow_from_the_devices(
+    gpus: tuple[Gpu, ...], strings: bool, precision: str, tried: bool
 ) -> None:
     devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=gpus)
     resolved = resolve(TrainConfig(), Grounds(devices=devices, rows=1000, string_features=strings))
 
-    assert (resolved.precision, resolved.xla) == (precision, xla)
+    assert (resolved.precision, resolved.xla_trial) == (precision, tried)
+    assert not resolved.xla, "training begins without it"
+
+
+@pytest.mark.parametrize(
+    ("settings", "tuned", "why"),
+    [
+        ({"deterministic": True}, False, "train.deterministic"),
+        ({}, True, "stoker.lock.yaml has what was measured"),
+        ({"xla": True}, False, "asked for"),
+        ({"xla": False}, False, "asked for"),
+    ],
+)
+def test_nothing_is_measured_where_a_run_must_repeat_or_was_tuned(
+    settings: dict[str, Any], tuned: bool, why: str
+) -> None:
+    devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=(H100,))
+    around = Grounds(devices=devices, rows=1000, string_features=False, tuned=tuned)
+
+    resolved = resolve(TrainConfig(**settings), around)
+
+    assert not resolved.xla_trial
+    assert resolved.xla is settings.get("xla", False)
+    assert resolved.why["xla"] == why
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,10 @@ def _facts(steps: Steps) -> Table:
         f"{resolved.batch_size} x {resolved.accumulate} passes x {replicas} = "
         f"{resolved.global_batch} samples a step",
     )
-    facts.add_row("precision", f"{resolved.precision}, XLA {'on' if resolved.xla else 'off'}")
+    trial = ", tried while the run trains" if resolved.xla_trial else ""
+    facts.add_row(
+        "precision", f"{resolved.precision}, XLA {'on' if resolved.xla else 'off'}{trial}"
+    )
     first, second = steps.losses
     facts.add_row(
         "two steps",

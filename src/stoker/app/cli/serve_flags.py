@@ -121,7 +121,56 @@ RestApiNumThreads = Annotated[
 ]
 
 GrpcNumThreads = Annotated[
-    int, typer.Option("--grpc-num-threads", help="gRPC calls that are worked on at once.")
+    int,
+    option(
+        "--grpc-num-threads",
+        "--grpc_max_threads",
+        help_text="gRPC calls that are worked on at once.",
+    ),
+]
+
+IntraOpThreads = Annotated[
+    int,
+    option(
+        "--tensorflow-intra-op-parallelism",
+        "--tensorflow_intra_op_parallelism",
+        help_text="Threads that compute one operation of a model; 0: as many as cores.",
+    ),
+]
+
+InterOpThreads = Annotated[
+    int,
+    option(
+        "--tensorflow-inter-op-parallelism",
+        "--tensorflow_inter_op_parallelism",
+        help_text="Operations of a model that run at once; 0: one on a CPU, in the caller's thread.",
+    ),
+]
+
+SessionThreads = Annotated[
+    int,
+    option(
+        "--tensorflow-session-parallelism",
+        "--tensorflow_session_parallelism",
+        help_text="Both of these, where they are 0.",
+    ),
+]
+
+SessionConfigFile = Annotated[
+    Path | None,
+    option(
+        "--tensorflow-session-config-file",
+        "--tensorflow_session_config_file",
+        help_text="TensorFlow's ConfigProto for sessions, as text.",
+    ),
+]
+
+TensorContent = Annotated[
+    bool,
+    typer.Option(
+        "--enable_serialization_as_tensor_content",
+        help="Send the outputs of Predict by gRPC as bytes (tensor_content).",
+    ),
 ]
 
 MonitoringConfigFile = Annotated[
@@ -147,6 +196,29 @@ EnableModelWarmup = Annotated[
     typer.Option(
         "--enable_model_warmup/--no-model-warm-up",
         help="Run a version's own requests before it takes others.",
+    ),
+]
+
+WarmUpSizes = Annotated[
+    str,
+    typer.Option(
+        "--warm-up-sizes",
+        help="Pad batches to a few sizes and run each before a version takes requests: auto (on a GPU, "
+        "and for models compiled by XLA), on, off.",
+    ),
+]
+
+WarmUpS = Annotated[
+    float,
+    typer.Option("--warm-up-s", help="Longest time for running these sizes of a version, seconds."),
+]
+
+GpuMemoryFraction = Annotated[
+    float,
+    option(
+        "--per-process-gpu-memory-fraction",
+        "--per_process_gpu_memory_fraction",
+        help_text="Largest share of each GPU's memory, 0..1, which its workers divide; 0: grow freely.",
     ),
 ]
 
@@ -224,7 +296,15 @@ WorkerFolder = Annotated[Path | None, typer.Option("--worker-folder", hidden=Tru
 
 Worker = Annotated[int, typer.Option("--worker", hidden=True)]
 
-ListenWhenLoaded = Annotated[bool, typer.Option("--listen-when-loaded", hidden=True)]
+ListenWhenLoaded = Annotated[
+    bool,
+    typer.Option(
+        "--listen-when-loaded/--no-listen-when-loaded",
+        help="Open the ports when every model can be called, and end if one cannot be loaded; or at once.",
+    ),
+]
+
+ListenWhenTried = Annotated[bool, typer.Option("--listen-when-tried", hidden=True)]
 
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
 

@@ -18,7 +18,6 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features.engine import Progress, unseen
 from stoker.data.features.phases import (
-    TRAIN,
     Resolved,
     explain,
     needed_columns,
@@ -37,9 +36,6 @@ from stoker.data.features.spec import (
 from stoker.data.features.trace import VocabularyFile
 from stoker.data.features.transform import FILES, Transform, identifiers, load_transform
 from stoker.data.features.walk import Plan, PreprocessingFn, Walk, column_spec
-
-_PROBE_ROWS = 17
-"""Rows that a finished graph is tried on: few, and not a number that a shape would have."""
 
 
 def build_transform(
@@ -270,7 +266,7 @@ def _probe(
     other rows are in the batch: at serving those are another client's.
     """
     names = [column.name for column in columns]
-    batch = next(dataset.batches(TRAIN, columns=names, rows=_PROBE_ROWS))
+    batch = dataset.first_rows(names)
     together = run(pruned, batch, columns)
     for name, values in zip(outputs, together, strict=True):
         if len(values) != batch.num_rows:

@@ -1,4 +1,9 @@
-"""Full passes over a split: Ibis expressions on DuckDB, one thread, so that sums have one order."""
+"""Full passes over a split: Ibis expressions on DuckDB, on all cores.
+
+Floating-point sums are taken by one thread each, so that they have one order and are the same in
+every run; several columns' at once. What does not depend on an order (counts, distinct values,
+ranks) is computed by all threads together.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,22 @@ import contextlib
 import glob
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import ibis
 import ibis.expr.types as ir
 import pyarrow.parquet as pq
 
+from stoker.cluster.limits import usable_cores
 from stoker.core.errors import DataError
 from stoker.data.columns import Column
-from stoker.data.dataset import Dataset, verify_shard
+from stoker.data.dataset import Dataset, verify_once
+from stoker.data.sources.workers import InThreads
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 Progress = Callable[[int, int, str], None]
 """Called with rows (or columns) done, how many there are, and what is being done."""
@@ -57,13 +69,22 @@ def is_present(value: ir.Column, dtype: str) -> ir.BooleanValue:
 
 
 @contextlib.contextmanager
-def connection() -> Iterator[ibis.backends.duckdb.Backend]:
-    """A DuckDB in memory with one thread: sums in several threads differ from run to run."""
-    backend = ibis.duckdb.connect(threads=1)
+def connection(*, threads: int = 1) -> Iterator[ibis.backends.duckdb.Backend]:
+    """A DuckDB in memory.
+
+    Args:
+        threads: How many it computes with; sums of floats in more than one differ from run to run.
+    """
+    backend = ibis.duckdb.connect(threads=threads)
     try:
         yield backend
     finally:
         backend.disconnect()
+
+
+def in_parallel(work: Callable[[Given], Made], given: Sequence[Given]) -> list[Made]:
+    """The results of queries that each have a connection of one thread, in order; a core for each."""
+    return list(InThreads(usable_cores()).map(work, given))
 
 
 def read_parquet(backend: ibis.backends.duckdb.Backend, paths: Sequence[Path]) -> Split:
@@ -74,7 +95,12 @@ def read_parquet(backend: ibis.backends.duckdb.Backend, paths: Sequence[Path]) -
 
 
 def read_split(backend: ibis.backends.duckdb.Backend, dataset: Dataset, split: str) -> Split:
-    """A split's shards, their hashes checked first: DuckDB would read damage as values.
+    """A split's shards, which `verify_split` must have checked: DuckDB would read damage as values."""
+    return read_parquet(backend, dataset.paths(split))
+
+
+def verify_split(dataset: Dataset, split: str) -> None:
+    """Check the hash of each of a split's shards.
 
     Raises:
         DataError: the split is empty; a shard is missing, cut or changed.
@@ -85,6 +111,6 @@ def read_split(backend: ibis.backends.duckdb.Backend, dataset: Dataset, split: s
             got=0,
             fix="Give it more of the data under data.splits, and ingest again.",
         )
-    for shard in dataset.splits[split]:
-        verify_shard(dataset.root, shard)
-    return read_parquet(backend, dataset.paths(split))
+    verified = InThreads().map(partial(verify_once, dataset.root), dataset.splits[split])
+    for _ in verified:
+        pass

@@ -48,7 +48,7 @@ def require_known_labels(
     of_labels = [column.name for column in transform.label_columns]
     judged = _judged(transform)
     before = 0
-    for batch in dataset.batches(split, columns=names, rows=batch_rows(dataset)):
+    for batch in dataset.batches(split, columns=names, rows=batch_rows(dataset), whole=False):
         arrays = {column.name: to_numpy(column, batch.column(column.name)) for column in columns}
         raw = {c.name: tf.constant(arrays[c.name], c.tensor_dtype) for c in columns}
         for name, who in judged.items():

@@ -14,6 +14,7 @@ from typing import Any
 import ibis
 import ibis.expr.types as ir
 
+from stoker.cluster.limits import usable_cores
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features import analyzers, engine
@@ -56,16 +57,27 @@ def compute_statistics(dataset: Dataset, *, progress: Progress = unseen) -> Stat
 
 
 def _split(dataset: Dataset, name: str, progress: Progress) -> tuple[ColumnStatistics, ...]:
-    found = []
+    engine.verify_split(dataset, name)
+    cores = usable_cores()
+    groups = [dataset.columns[start::cores] for start in range(min(cores, len(dataset.columns)))]
+    found = engine.in_parallel(partial(_totals, dataset, name), groups)
+    totals = {column: total for group in found for column, total in group.items()}
+    columns = []
+    with engine.connection(threads=cores) as backend:
+        split = engine.read_split(backend, dataset, name)
+        for done, column in enumerate(dataset.columns, start=1):
+            columns.append(_column(split, column, totals[column.name], dataset.rows(name)))
+            progress(done, len(dataset.columns), f"statistics of {name}")
+    return tuple(columns)
+
+
+def _totals(dataset: Dataset, name: str, columns: Sequence[Column]) -> dict[str, Totals]:
+    """Column -> its counts, sums and limits, by one thread."""
     with engine.connection() as backend:
         split = engine.read_split(backend, dataset, name)
-        totals = _answers(split, dataset.columns, _asked)
-        squares = _answers(split, dataset.columns, partial(_asked_for_squares, totals))
-        for done, column in enumerate(dataset.columns, start=1):
-            total = totals[column.name] | squares[column.name]
-            found.append(_column(split, column, total, dataset.rows(name)))
-            progress(done, len(dataset.columns), f"statistics of {name}")
-    return tuple(found)
+        totals = _answers(split, columns, _asked)
+        squares = _answers(split, columns, partial(_asked_for_squares, totals))
+    return {column: totals[column] | squares[column] for column in totals}
 
 
 def _answers(
@@ -166,8 +178,13 @@ def _frequencies(values: ir.Table) -> tuple[int, tuple[ValueCount, ...]]:
         .limit(TOP_VALUES)
     )
     rows = ordered.to_pyarrow().to_pylist()
-    top = tuple(ValueCount(value=str(row["value"]), count=row["count"]) for row in rows)
+    top = tuple(ValueCount(value=_shown(row["value"]), count=row["count"]) for row in rows)
     return (rows[0]["distinct"] if rows else 0), top
+
+
+def _shown(value: object) -> str:
+    # 0.0 and -0.0 are one value, and which of them stands for it depends on the thread.
+    return str(value + 0.0 if isinstance(value, float) else value)
 
 
 def _lengths(total: Totals) -> LengthStatistics:

@@ -16,9 +16,11 @@ from typing import Any
 import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+from stoker.cluster.limits import usable_cores
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import write_atomic
 from stoker.core.user_code import first_line
@@ -36,6 +38,9 @@ TRAIN = "train"
 
 _BATCH_BYTES = 32 << 20
 """Decoded images and vectors held at a time: with their floats beside them still well below 1 GiB."""
+
+_SUMS = ("moments", "range")
+"""Questions whose answer depends on the order of the rows, if only by the sign of a zero."""
 
 _VALUE_BYTES = 8
 """A number of a vector."""
@@ -157,18 +162,39 @@ def _answered(
     spilled = {index: scratch / f"spill-{index}.parquet" for index in derived}
     if derived:
         _spill(plan.dataset, walked, spilled, progress)
-    with engine.connection() as backend:
-        train = engine.read_split(backend, plan.dataset, TRAIN)
-        for index in ready:
-            column = raw[index]
-            if column is not None:
-                table = _prepared(train.only(plan.dataset.column(column)), calls[index])
-            else:
+    by_pages = [index for index in ready if raw[index] and calls[index].kind == "classes"]
+    is_empty = not plan.dataset.rows(TRAIN)
+    if is_empty or any(raw[index] and index not in by_pages for index in ready):
+        engine.verify_split(plan.dataset, TRAIN)
+
+    def answer(index: int, threads: int = 1) -> Any:
+        column = raw[index]
+        with engine.connection(threads=threads) as backend:
+            if column is None:
                 table = engine.read_parquet(backend, [spilled[index]]).table
-            yield index, _answer(calls[index], index, table, scratch)
+            else:
+                train = engine.read_split(backend, plan.dataset, TRAIN)
+                table = _prepared(train.only(plan.dataset.column(column)), calls[index])
+            return _answer(calls[index], index, table, scratch)
+
+    sums = [index for index in ready if calls[index].kind in _SUMS]
+    yield from zip(sums, engine.in_parallel(answer, sums), strict=True)
+    for index in by_pages:
+        yield index, _classes(plan.dataset, str(raw[index]))
+    for index in ready:
+        if index not in sums and index not in by_pages:
+            yield index, answer(index, threads=usable_cores())
     for path in spilled.values():
         path.unlink()
     progress(plan.dataset.rows(TRAIN))
+
+
+def _classes(dataset: Dataset, column: str) -> list[bytes]:
+    """As `analyzers.classes`, of a raw column; nothing else of the shards is read."""
+    found: set[str] = set()
+    for batch in dataset.batches(TRAIN, columns=[column], whole=False):
+        found.update(pc.unique(batch.column(0)).to_pylist())
+    return sorted(name.encode() for name in found if name)
 
 
 def _raw_column(walked: Walk, tensor: tf.Tensor) -> str | None:

@@ -52,12 +52,25 @@ class SplitRule:
             table: The records, as a shard stores them.
             columns: What its columns are.
         """
+        return self.deal(self.content(table, columns))
+
+    def content(self, table: pa.Table, columns: Sequence[Column]) -> Hashes:
+        """[rows] a hash of what counts of each record.
+
+        Args:
+            table: The records, as a shard stores them.
+            columns: What its columns are.
+        """
         total = np.zeros(table.num_rows, np.uint64)
         for column in self._deciding(columns):
             salt = np.uint64(_digest(column.name.encode()))
             # A sum does not depend on the order of the columns.
             total += _mixed(_value_hashes(column, table.column(column.name)) ^ salt)
-        uniform = (_mixed(total ^ self._seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return total
+
+    def deal(self, content: Hashes) -> NDArray[np.intp]:
+        """[rows] the index into `names` of the split of each record with that content."""
+        uniform = (_mixed(content ^ self._seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return np.searchsorted(self._bounds, uniform, side="right")
 
     def _deciding(self, columns: Sequence[Column]) -> list[Column]:
@@ -75,7 +88,9 @@ def _value_hashes(column: Column, values: pa.ChunkedArray) -> Hashes:
         places = _mixed(np.arange(column.length, dtype=np.uint64))
         placed = _mixed(items.reshape(-1, column.length) ^ places)
         return _mixed(placed.sum(axis=1, dtype=np.uint64))
-    if column.dtype in ("string", "image"):
+    if column.dtype == "image":
+        return _each_digest(values)
+    if column.dtype == "string":
         return _bytes_hashes(values.combine_chunks())
     if column.dtype == "int64":
         return _mixed(values.to_numpy().view(np.uint64))
@@ -97,7 +112,13 @@ def _bytes_hashes(values: pa.Array) -> Hashes:
     return digests[encoded.indices.to_numpy()]
 
 
-def _digest(value: bytes) -> int:
+def _each_digest(values: pa.ChunkedArray) -> Hashes:
+    """One digest for each value, without a copy of it: images hardly ever repeat."""
+    found = (_digest(value.as_buffer() or b"") for chunk in values.chunks for value in chunk)
+    return np.fromiter(found, np.uint64, len(values))
+
+
+def _digest(value: bytes | pa.Buffer) -> int:
     return int.from_bytes(hashlib.blake2b(value, digest_size=8).digest(), "little")
 
 

@@ -9,6 +9,7 @@ from stoker.core.fingerprint import fingerprint
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.listing import Listing
 from stoker.data.sources.source import list_source
+from stoker.data.sources.workers import InThreads
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,7 +41,10 @@ def fingerprint_of(listing: Listing) -> str:
     Raises:
         DataError: a file was written since it was listed.
     """
-    found = fingerprint([[file.name, file.sha256()] for file in listing.files])
+    # Several files of a store at once may be more than the cache holds.
+    workers = InThreads(None if listing.files[0].place.is_local else 1)
+    hashes = workers.map(lambda file: file.sha256(), listing.files)
+    found = fingerprint([[f.name, each] for f, each in zip(listing.files, hashes, strict=True)])
     listing.check_unchanged()
     return found
 

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from stoker.data.columns import Column
 from stoker.data.sources.config import Format, IngestConfig
 from stoker.data.sources.image_folder import ImageFolder
-from stoker.data.sources.records import Progress, silent
-from stoker.data.sources.source import open_source
+from stoker.data.sources.records import Progress, Source, silent
+from stoker.data.sources.source import list_source, open_source, workers_for
 
 MOST_DISTINCT = 1000
 """Distinct values that are counted; a column with more is no set of categories."""
@@ -63,7 +63,13 @@ def describe_source(config: IngestConfig, *, progress: Progress = silent) -> Sou
         DataError: a file cannot be read at all.
         ConfigError: the configuration does not fit the data.
     """
-    source = open_source(config, labels=())
+    listing = list_source(config)
+    with workers_for(config, listing) as workers:
+        source = open_source(config, labels=(), listing=listing, workers=workers)
+        return _described(source, progress)
+
+
+def _described(source: Source, progress: Progress) -> SourceDescription:
     scan = source.scan(progress)
     counts = [_Values(column) for column in scan.columns]
     rows = bad = 0

@@ -6,10 +6,12 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, DataError, Plain
@@ -18,8 +20,10 @@ from stoker.core.outputs import by_output
 from stoker.data.columns import Column
 from stoker.data.dataset import (
     MANIFEST,
+    SAMPLE,
     Dataset,
     ImageShape,
+    Shard,
     load_dataset,
     verify_shard,
     write_manifest,
@@ -34,12 +38,13 @@ from stoker.data.ingest.image_store import (
     room_at,
 )
 from stoker.data.ingest.journal import JOURNAL, Journal, Kept, Mark, identity_of
-from stoker.data.ingest.shards import SplitWriter
+from stoker.data.ingest.shards import SplitWriter, write_table
 from stoker.data.ingest.stored_images import stored_table
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.listing import Listing, no_record
-from stoker.data.sources.records import WORKERS, Progress, Scan, Source, silent
-from stoker.data.sources.source import open_source
+from stoker.data.sources.records import WORKERS, Block, Progress, Scan, Source, silent
+from stoker.data.sources.source import list_source, open_source, workers_for
+from stoker.data.sources.workers import Workers
 
 _LOG = logging.getLogger(__name__)
 
@@ -90,24 +95,27 @@ def ingest(
         UserError: the disk is full; names the need and what is free. Or what `accept` raises.
     """
     labels = () if label is None else tuple(by_output(label).values())
-    source = open_source(config, labels=labels, listing=listing)
-    warn_of_listing(source.listing)
+    listing = listing or list_source(config)
+    warn_of_listing(listing)
     out_dir.mkdir(parents=True, exist_ok=True)
-    sweep(out_dir, "*")
-    identity = identity_of(config, source.listing, label=label)
+    for folder in (out_dir, *(out_dir / name for name in config.splits)):
+        sweep(folder, "*")
+    identity = identity_of(config, listing, label=label)
     try:
-        return _Ingest(
-            config,
-            out_dir,
-            source,
-            identity=identity,
-            epochs=epochs,
-            accept=accept,
-            progress=progress,
-        ).run()
+        with workers_for(config, listing) as workers:
+            return _Ingest(
+                config,
+                out_dir,
+                open_source(config, labels=labels, listing=listing, workers=workers),
+                identity=identity,
+                epochs=epochs,
+                accept=accept,
+                progress=progress,
+                workers=workers,
+            ).run()
     except (DataError, ConfigError):
         # What is wrong with the source or its configuration is not mended by going on.
-        for name in (*config.splits, MANIFEST, JOURNAL):
+        for name in (*config.splits, SAMPLE, MANIFEST, JOURNAL):
             remove(out_dir / name)
         raise
 
@@ -125,6 +133,7 @@ class _Ingest:
         epochs: int,
         accept: Accept,
         progress: Progress,
+        workers: Workers,
     ) -> None:
         self._config = config
         self._out_dir = out_dir
@@ -132,6 +141,7 @@ class _Ingest:
         self._epochs = epochs
         self._accept = accept
         self._progress = progress
+        self._workers = workers
         self._rule = SplitRule(config.splits, seed=config.seed, split_by=config.split_by)
         self._journal = Journal(out_dir, identity=identity, splits=self._rule.names)
         self._faults = Faults(config)
@@ -174,7 +184,7 @@ class _Ingest:
         return True
 
     def _begun(self) -> Kept:
-        for name in (*self._rule.names, MANIFEST):
+        for name in (*self._rule.names, SAMPLE, MANIFEST):
             remove(self._out_dir / name)
         scan = self._source.scan(self._progress)
         _check_split_by(self._config, scan)
@@ -205,6 +215,7 @@ class _Ingest:
             kept.scan.columns,
             shard_rows=self._config.shard_rows,
             pool=pool,
+            workers=self._workers,
             finished=self._journal.finished,
         )
         writer.go_on(kept.shards[name], rows=kept.mark.rows[name])
@@ -215,11 +226,12 @@ class _Ingest:
         scan, done = kept.scan, kept.mark.done
         self._journal.go_on(kept)
         self._faults.go_on(kept.mark.faults, bad=kept.mark.bad)
-        blocks = itertools.islice(self._source.blocks(scan), kept.mark.blocks, None)
+        read = self._source.blocks(scan, self._rule.content)
+        blocks = itertools.islice(read, kept.mark.blocks, None)
         for number, block in enumerate(blocks, kept.mark.blocks + 1):
             self._faults.add(block)
             if not self._faults.too_many:
-                self._deal_block(block.table, kept, writers, pool)
+                self._deal_block(block, kept, writers, pool)
             done += block.table.num_rows + block.bad
             self._share_done = done / max(done, scan.rows, 1)
             self._progress(done, max(done, scan.rows))
@@ -238,13 +250,13 @@ class _Ingest:
 
     def _deal_block(
         self,
-        table: pa.Table,
+        block: Block,
         kept: Kept,
         writers: dict[str, SplitWriter],
         pool: ThreadPoolExecutor,
     ) -> None:
-        columns = kept.scan.columns
-        split = self._rule.assign(table, columns)
+        table, columns = block.table, kept.scan.columns
+        split = self._split_of(block, columns)
         for index, name in enumerate(self._rule.names):
             chosen = np.flatnonzero(split == index)
             if not len(chosen):
@@ -255,6 +267,11 @@ class _Ingest:
                     part, columns, kept.store, channels=kept.scan.image[2], pool=pool
                 )
             writers[name].add(part)
+
+    def _split_of(self, block: Block, columns: Sequence[Column]) -> NDArray[np.intp]:
+        if block.content is None:
+            return self._rule.assign(block.table, columns)
+        return self._rule.deal(block.content)
 
     def _published(self, kept: Kept, writers: dict[str, SplitWriter]) -> Dataset:
         scan = kept.scan
@@ -267,8 +284,15 @@ class _Ingest:
             image_store=None if kept.store is None else kept.store.why,
             bad_rows=self._faults.bad_rows(),
         )
+        dataset = replace(dataset, sample=self._sample(dataset))
         write_manifest(dataset)
         return dataset
+
+    def _sample(self, dataset: Dataset) -> Shard:
+        """Write the first records once more, by themselves."""
+        names = [column.name for column in dataset.columns]
+        table = pa.Table.from_batches([dataset.first_rows(names)])
+        return write_table(self._out_dir, SAMPLE, table, columns=dataset.columns)
 
 
 def _check_split_by(config: IngestConfig, scan: Scan) -> None:

@@ -23,6 +23,7 @@ from stoker.data.dataset import Dataset, Shard
 from stoker.data.ingest.column_hash import ColumnHash
 from stoker.data.ingest.image_index import write_image_index
 from stoker.data.sources.records import WORKERS, shard_schema
+from stoker.data.sources.workers import InThreads, Workers
 
 GROUP_ROWS = 32_768
 """Most records in one row group. A window of the feed is made of whole ones: 65,536 are read no
@@ -59,6 +60,7 @@ class SplitWriter:
         shard_rows: int,
         pool: ThreadPoolExecutor,
         finished: Finished,
+        workers: Workers | None = None,
     ) -> None:
         """Make the split's folder.
 
@@ -69,6 +71,7 @@ class SplitWriter:
             shard_rows: Most records in one shard.
             pool: Its threads write the shards.
             finished: Told of each shard that is on the disk.
+            workers: What makes the indexes of images; the pool's threads by default.
         """
         self.split = split
         self.rows = 0
@@ -86,6 +89,7 @@ class SplitWriter:
         self._lane = ThreadPoolExecutor(1)
         self._writing: deque[_Written] = deque()
         self._finished = finished
+        self._workers = workers or InThreads()
         (root / split).mkdir(parents=True, exist_ok=True)
 
     def go_on(self, shards: Sequence[Shard], *, rows: int) -> None:
@@ -152,7 +156,14 @@ class SplitWriter:
         self._begun += 1
         self._writing.append(
             _Written(
-                self._pool.submit(write_shard, self._root, name, table, columns=self._columns),
+                self._pool.submit(
+                    write_shard,
+                    self._root,
+                    name,
+                    table,
+                    columns=self._columns,
+                    workers=self._workers,
+                ),
                 self._lane.submit(self._hash, table),
             )
         )
@@ -171,7 +182,9 @@ class SplitWriter:
             self._hashes[column.name].add(table.column(column.name))
 
 
-def write_shard(root: Path, file: str, table: pa.Table, *, columns: Sequence[Column]) -> Shard:
+def write_shard(
+    root: Path, file: str, table: pa.Table, *, columns: Sequence[Column], workers: Workers
+) -> Shard:
     """Write one shard, durably.
 
     Args:
@@ -179,11 +192,28 @@ def write_shard(root: Path, file: str, table: pa.Table, *, columns: Sequence[Col
         file: The shard's name in it.
         table: Its records.
         columns: What they consist of.
+        workers: What makes the index of its images.
 
     Raises:
         OSError: the disk is full, or cannot be written.
     """
-    path = root / file
+    _write(root / file, table, columns)
+    images = tuple(column for column in columns if column.dtype == "image")
+    written = _Table(root=root, file=file, images=images, rows=table.num_rows)
+    return workers.call(_described, written) if images else _described(written)
+
+
+def write_table(root: Path, file: str, table: pa.Table, *, columns: Sequence[Column]) -> Shard:
+    """Write some records as a shard is written, without an index of its images.
+
+    Raises:
+        OSError: as `write_shard`.
+    """
+    _write(root / file, table, columns)
+    return _described(_Table(root=root, file=file, images=(), rows=table.num_rows))
+
+
+def _write(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
     group_rows = max(1, min(GROUP_ROWS, table.num_rows * GROUP_BYTES // max(1, table.nbytes)))
     # A file of our own: on a full disk the writer does not close the one that it opens itself.
     with path.open("wb") as stream:
@@ -191,14 +221,28 @@ def write_shard(root: Path, file: str, table: pa.Table, *, columns: Sequence[Col
             writer.write_table(table, row_group_size=group_rows)
         stream.flush()
         os.fsync(stream.fileno())
-    images = [column for column in columns if column.dtype == "image"]
-    index = write_image_index(path, images) if images else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Table:
+    """A shard's records that are on the disk."""
+
+    root: Path
+    file: str
+    images: tuple[Column, ...]
+    rows: int
+
+
+def _described(table: _Table) -> Shard:
+    """The shard, with an index of its images, which is made of what is on the disk."""
+    path = table.root / table.file
+    index = write_image_index(path, table.images) if table.images else None
     return Shard(
-        file=file,
-        rows=table.num_rows,
+        file=table.file,
+        rows=table.rows,
         size_bytes=path.stat().st_size,
         sha256=sha256_file(path),
-        index=None if index is None else index.relative_to(root).as_posix(),
+        index=None if index is None else index.relative_to(table.root).as_posix(),
         index_sha256=None if index is None else sha256_file(index),
     )
 

@@ -22,8 +22,14 @@ _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 ImageStore = Literal["original", "resized", "raw"]
 """How the training split's images lie in the shards."""
 
-REACH_KEYS = ("cache_bytes", "cache_dir", "store_attempts", "store_backoff_s", "service")
+REACH_KEYS = (
+    *("cache_bytes", "cache_dir", "store_attempts", "store_backoff_s", "service"),
+    "workers",
+)
 """Settings of how a source or the shards are reached, which change no record that is read."""
+
+MOST_WORKERS = 1024
+"""Most processes that a setting may name."""
 
 MOST_ROWS = 2**31
 """Most records that a setting may name: beyond it a setting is a slip of the keyboard."""
@@ -197,6 +203,11 @@ class IngestConfig:
     store_backoff_s: float = 0.5
     """Pause after its first failure, seconds; doubled after each further one."""
 
+    workers: int | None = None
+    """Processes that read and check records, 1 to 1,024. none: one for each core that this process may
+    use, or threads where the source is small, lies in a store, or is read in threads as quickly. The
+    result does not depend on it."""
+
     service: ServiceConfig | None = None
     """A tf.data service whose workers make training's batches; none: they are made here."""
 
@@ -217,6 +228,7 @@ class IngestConfig:
             ("cache_bytes", self.cache_bytes, 1),
             ("store_attempts", self.store_attempts, 1),
             ("store_backoff_s", self.store_backoff_s, 0),
+            ("workers", 1 if self.workers is None else self.workers, 1),
         ):
             if value < least:
                 raise ConfigError(f"data.{name} must be at least {least}", got=value)
@@ -225,6 +237,7 @@ class IngestConfig:
             ("shard_rows", self.shard_rows, MOST_ROWS),
             ("store_attempts", self.store_attempts, 1000),
             ("store_backoff_s", self.store_backoff_s, 3600),
+            ("workers", self.workers or 1, MOST_WORKERS),
         ):
             if not value <= most:
                 raise ConfigError(f"data.{name} must be at most {most:,}", got=value)

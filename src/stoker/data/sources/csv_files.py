@@ -25,12 +25,14 @@ from stoker.data.sources.records import (
     WORKERS,
     Block,
     Cells,
+    Content,
     Fault,
     Progress,
     Reading,
     Scan,
     block_of,
     demand_label,
+    with_content,
 )
 from stoker.data.sources.table import (
     bad_names,
@@ -40,6 +42,7 @@ from stoker.data.sources.table import (
     stored_column,
 )
 from stoker.data.sources.text import Tally, clean, missing_texts, read_text
+from stoker.data.sources.workers import InThreads
 
 BLOCK_BYTES = 16 << 20
 """Text that is parsed at a time, and so the longest record: a few times this is the memory."""
@@ -137,20 +140,27 @@ class CsvFiles:
         missing = missing_texts(self.config.missing_values)
         rows = 0
 
-        def count(tally: Tally, raw: pa.Array) -> None:
+        def counted(raw: pa.Array) -> Tally:
+            tally = Tally()
             tally.add(clean(raw).values, missing)
+            return tally
 
         with ThreadPoolExecutor(WORKERS) as pool:
+
+            def counted_chunk(chunk: _Chunk) -> tuple[int, list[Tally]]:
+                return len(chunk.rows), list(pool.map(counted, chunk.columns))
+
             for file in self.listing.files:
                 of_file = [Tally() for _ in names]
-                for chunk in self._chunks(file, names):
-                    list(pool.map(count, of_file, chunk.columns))
-                    rows += len(chunk.rows)
+                for count, found in self._workers().map(counted_chunk, self._chunks(file, names)):
+                    for tally, each in zip(of_file, found, strict=True):
+                        tally.merge(each)
+                    rows += count
                     progress(rows, None)
-                for tally, found, seen in zip(tallies, of_file, kinds, strict=True):
-                    tally.merge(found)
-                    if found.present:
-                        seen.setdefault(found.kind, file.location)
+                for tally, seen_in, seen in zip(tallies, of_file, kinds, strict=True):
+                    tally.merge(seen_in)
+                    if seen_in.present:
+                        seen.setdefault(seen_in.kind, file.location)
         readings = tuple(
             tally.reading(overrides.get(name), gaps_end_records=name in self.labels)
             for name, tally in zip(names, tallies, strict=True)
@@ -164,7 +174,7 @@ class CsvFiles:
         )
         return Scan(columns=columns, readings=readings, rows=rows, image=None)
 
-    def blocks(self, scan: Scan) -> Iterator[Block]:
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every record in its column's type, or named with what is wrong with it."""
         missing = missing_texts(self.config.missing_values)
 
@@ -173,8 +183,9 @@ class CsvFiles:
             return demand_label(read) if column.name in self.labels else read
 
         with ThreadPoolExecutor(WORKERS) as pool:
-            for chunk in self._all_chunks([column.name for column in scan.columns]):
-                yield block_of(
+
+            def block(chunk: _Chunk) -> Block:
+                found = block_of(
                     scan.columns,
                     list(pool.map(typed, scan.columns, scan.readings, chunk.columns)),
                     file=chunk.file,
@@ -183,6 +194,13 @@ class CsvFiles:
                     broken_count=chunk.broken_count,
                     limit=self.config.max_bad_rows + SHOWN_FAULTS,
                 )
+                return with_content(found, content, scan.columns)
+
+            names = [column.name for column in scan.columns]
+            yield from self._workers().map(block, self._all_chunks(names))
+
+    def _workers(self) -> InThreads:
+        return InThreads(self.config.workers)
 
     def _names(self) -> list[str]:
         first, *others = self.listing.files

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError
 from stoker.data.columns import Column
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.image_check import BadImage, ImageHeader, check_image, read_header
-from stoker.data.sources.images import (
-    ImageTally,
-    Outcome,
-    batched_by_bytes,
-    in_threads,
-    needs_headers,
-)
+from stoker.data.sources.images import ImageTally, batched_by_bytes, needs_headers
 from stoker.data.sources.listing import Listing, SourceFile
+from stoker.data.sources.messages import share
 from stoker.data.sources.records import (
     SHOWN_FAULTS,
-    WORKERS,
     Block,
+    Content,
     Fault,
     Progress,
     Scan,
     shard_schema,
 )
+from stoker.data.sources.workers import InThreads, Workers
 
 IMAGE_COLUMNS = (
     Column(name="image", dtype="image"),
@@ -42,6 +40,9 @@ BLOCK_FILES = 256
 
 BLOCK_BYTES = 32 << 20
 """Bytes of images that are read at a time."""
+
+PART_FILES = 32
+"""Images of a block that one worker takes: enough to be worth a message, few enough to share out."""
 
 MAX_FILE_BYTES = 256 << 20
 """Longest image file: several times what 50 million pixels take up."""
@@ -60,6 +61,9 @@ class ImageFolder:
     config: IngestConfig
     """How they are read."""
 
+    workers: Workers = field(default_factory=InThreads)
+    """What reads them."""
+
     def scan(self, progress: Progress) -> Scan:
         """Read the images' headers, where their shape is not configured.
 
@@ -74,13 +78,15 @@ class ImageFolder:
             )
         files, tally = self.listing.files, ImageTally()
         if needs_headers(self.config.images):
-            with ThreadPoolExecutor(WORKERS) as pool:
-                for start in range(0, len(files), BLOCK_FILES):
-                    part = files[start : start + BLOCK_FILES]
-                    for file, found in zip(part, in_threads(self._header, part, pool), strict=True):
-                        if found.value is not None:
-                            tally.add(found.value, file.name)
-                    progress(start + len(part), None)
+            parts = [files[at : at + PART_FILES] for at in range(0, len(files), PART_FILES)]
+            read = partial(_headers, max_pixels=self.config.images.max_pixels)
+            done = 0
+            for part, found in zip(parts, self.workers.map(read, parts), strict=True):
+                for file, header in zip(part, found, strict=True):
+                    if header is not None:
+                        tally.add(header, file.name)
+                done += len(part)
+                progress(done, None)
         return Scan(
             columns=IMAGE_COLUMNS,
             readings=("image", "string", "string"),
@@ -88,22 +94,24 @@ class ImageFolder:
             image=tally.shape(self.config.images),
         )
 
-    def blocks(self, scan: Scan) -> Iterator[Block]:
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every image with its class, or named with what is wrong with it."""
-        channels = None if scan.image is None else scan.image[2]
         files = self.listing.files
-
-        def read(file: SourceFile) -> bytes:
-            data = _read(file)
-            check_image(data, max_pixels=self.config.images.max_pixels, channels=channels)
-            return data
-
-        with ThreadPoolExecutor(WORKERS) as pool:
-            for part in batched_by_bytes(
+        runs = list(
+            batched_by_bytes(
                 [file.size_bytes for file in files], most=BLOCK_FILES, most_bytes=BLOCK_BYTES
-            ):
-                outcomes = list(in_threads(read, files[part], pool))
-                yield _block(files[part], outcomes, self.config.max_bad_rows + SHOWN_FAULTS)
+            )
+        )
+        read = partial(
+            _read_part,
+            max_pixels=self.config.images.max_pixels,
+            channels=None if scan.image is None else scan.image[2],
+            content=content,
+            shared=self.workers.shares_memory,
+        )
+        made = self.workers.map(read, (files[part] for run in runs for part in _parts(run)))
+        for run in runs:
+            yield _block([next(made) for _ in _parts(run)], self.config.max_bad_rows + SHOWN_FAULTS)
 
     def classes(self) -> dict[str, int]:
         """Class -> number of its files, in the order of their names."""
@@ -113,44 +121,109 @@ class ImageFolder:
             found[label] = found.get(label, 0) + 1
         return found
 
-    def _header(self, file: SourceFile) -> ImageHeader:
-        try:
-            header = read_header(_read(file, _HEAD_BYTES))
-        except BadImage:
-            header = read_header(_read(file))
-        if header.height * header.width > self.config.images.max_pixels:
-            raise BadImage("is too large")
-        return header
-
 
 def class_of(file: SourceFile) -> str:
     """The sub-folder in which an image lies."""
     return file.name.partition("/")[0]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """Some images of a block, as a worker hands them over."""
+
+    table: pa.Table
+    """The good ones."""
+
+    content: NDArray[np.uint64] | None
+    """What was computed of each row of the table."""
+
+    faults: list[Fault]
+    """The others."""
+
+
+def _parts(run: slice) -> list[slice]:
+    starts = range(run.start, run.stop, PART_FILES)
+    return [slice(start, min(start + PART_FILES, run.stop)) for start in starts]
+
+
+def _headers(files: Sequence[SourceFile], *, max_pixels: int) -> list[ImageHeader | None]:
+    """The header of each image, None where there is none that counts."""
+    found: list[ImageHeader | None] = []
+    for file in files:
+        try:
+            header = _header(file)
+        except BadImage:
+            header = None
+        too_large = header is not None and header.height * header.width > max_pixels
+        found.append(None if too_large else header)
+    return found
+
+
+def _header(file: SourceFile) -> ImageHeader:
+    try:
+        return read_header(_read(file, _HEAD_BYTES))
+    except BadImage:
+        return read_header(_read(file))
+
+
+def _read_part(
+    files: Sequence[SourceFile],
+    *,
+    max_pixels: int,
+    channels: int | None,
+    content: Content | None,
+    shared: bool,
+) -> _Part:
+    """Read and check some images; their bytes go to memory that is shared where that is wanted."""
+    good: list[SourceFile] = []
+    images: list[bytes] = []
+    faults: list[Fault] = []
+    for file in files:
+        try:
+            data = _read(file)
+            check_image(data, max_pixels=max_pixels, channels=channels)
+        except BadImage as error:
+            reason = f"the image {error}"
+            faults.append(Fault(file=file.name, row=1, column="image", reason=reason))
+        else:
+            good.append(file)
+            images.append(data)
+    table = pa.Table.from_arrays(
+        [
+            _array(images) if shared else pa.array(images, pa.binary()),
+            pa.array([class_of(file) for file in good], pa.string()),
+            pa.array([file.name for file in good], pa.string()),
+        ],
+        schema=shard_schema(IMAGE_COLUMNS),
+    )
+    found = None if content is None else content(table, IMAGE_COLUMNS)
+    return _Part(table=table, content=found, faults=faults)
+
+
+def _array(images: Sequence[bytes]) -> pa.Array:
+    """The same as `pa.array`, in shared memory."""
+    ends = np.cumsum([0, *map(len, images)], dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), len(images), [None, pa.py_buffer(ends), share(images)]
+    )
+
+
 def _read(file: SourceFile, size: int = -1) -> bytes:
     if size < 0 and file.size_bytes > MAX_FILE_BYTES:
         raise BadImage(f"is {file.size_bytes >> 20} MiB long; {MAX_FILE_BYTES >> 20} are the most")
     try:
-        with file.opened() as path, path.open("rb") as stream:
+        with file.opened() as path, path.open("rb", buffering=0) as stream:
             return stream.read(size)
     except OSError as error:
         raise BadImage(f"cannot be read: {error.strerror or error}") from error
 
 
-def _block(files: Sequence[SourceFile], outcomes: Sequence[Outcome[bytes]], limit: int) -> Block:
-    good = [at for at, outcome in enumerate(outcomes) if outcome.value is not None]
-    faults = [
-        Fault(file=file.name, row=1, column="image", reason=outcome.reason)
-        for file, outcome in zip(files, outcomes, strict=True)
-        if outcome.value is None
-    ]
-    table = pa.Table.from_arrays(
-        [
-            pa.array([outcomes[at].value for at in good], pa.binary()),
-            pa.array([class_of(files[at]) for at in good], pa.string()),
-            pa.array([files[at].name for at in good], pa.string()),
-        ],
-        schema=shard_schema(IMAGE_COLUMNS),
+def _block(parts: Sequence[_Part], limit: int) -> Block:
+    faults = [fault for part in parts for fault in part.faults]
+    content = [part.content for part in parts if part.content is not None]
+    return Block(
+        table=pa.concat_tables([part.table for part in parts]),
+        faults=tuple(faults[:limit]),
+        bad=len(faults),
+        content=np.concatenate(content) if content else None,
     )
-    return Block(table=table, faults=tuple(faults[:limit]), bad=len(faults))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
@@ -18,21 +20,23 @@ from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.gathered import Gathered, Gathering, Held, Values, values_of
 from stoker.data.sources.listing import Listing, SourceFile
 from stoker.data.sources.named_columns import NUMBER, TEXT, TRUTH, WHOLE_NUMBER
-from stoker.data.sources.named_records import named_blocks, scan_named
+from stoker.data.sources.named_records import NamedReader, scan_named
 from stoker.data.sources.opening import kind_of, reading
-from stoker.data.sources.records import Block, Progress, Scan
+from stoker.data.sources.records import Block, Content, Progress, Scan
 from stoker.data.sources.unpacking import Unpacked, plain_chunks
+from stoker.data.sources.workers import InThreads, Workers
 
 MAX_LINE_BYTES = 16 << 20
 """Longest line: a few times this is the memory."""
 
 BLOCK_LINES = 8192
-"""Most lines that are handed over at a time."""
+"""Most lines that are parsed at a time."""
 
 BLOCK_BYTES = 16 << 20
-"""Bytes of lines that are handed over at a time, unless a single line is longer."""
+"""Bytes of lines that are parsed at a time, unless a single line is longer."""
 
 _BOM = b"\xef\xbb\xbf"
+_LINE_END = 0x0A
 _NESTED, _MIXED = "an object or a list of lists", "a list of unlike values"
 
 _KINDS = {int: NUMBER, float: NUMBER, bool: TRUTH, str: TEXT}
@@ -52,6 +56,9 @@ class JsonlFiles:
     labels: Collection[str]
     """The column that a record cannot miss."""
 
+    workers: Workers = field(default_factory=InThreads)
+    """What reads them."""
+
     def scan(self, progress: Progress) -> Scan:
         """Learn each key's kind, length and type from all lines.
 
@@ -60,59 +67,115 @@ class JsonlFiles:
                 differ from line to line.
             ConfigError: `data.types` names a key that is not there.
         """
+        gathered = self.workers.map(_gathered, self._lines())
         return scan_named(
-            self._gathered(), self.config, labels=self.labels, in_order=True, progress=progress
+            gathered, self.config, labels=self.labels, in_order=True, progress=progress
         )
 
-    def blocks(self, scan: Scan) -> Iterator[Block]:
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every line in its columns' types, or named with what is wrong with it."""
-        return named_blocks(self._gathered(), scan, self.config, labels=self.labels)
+        reader = NamedReader(
+            scan=scan, config=self.config, labels=tuple(self.labels), content=content
+        )
+        return self.workers.map(partial(_block, reader=reader), self._lines())
 
-    def _gathered(self) -> Iterator[Gathered]:
+    def _lines(self) -> Iterator[_Lines]:
         for file in self.listing.files:
             with file.opened() as path, reading(file.location, "JSON Lines"):
-                yield from _gather(file, path)
+                yield from _cut(file, path)
 
 
-def _gather(file: SourceFile, path: Path) -> Iterator[Gathered]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lines:
+    """Some lines of a file, in order."""
+
+    file: SourceFile
+    """Where they stand."""
+
+    first: int
+    """Number of the first one."""
+
+    text: bytes
+    """The lines."""
+
+    is_start: bool
+    """True where no line before them holds anything."""
+
+    is_cut: bool
+    """True where the file's gzip data ends too early, after these lines."""
+
+
+def _cut(file: SourceFile, path: Path) -> Iterator[_Lines]:
+    """A file's lines, as many at a time as are handed over."""
     kind = kind_of(path)
     if kind not in ("", "gzip"):
         raise _no_json_lines(file, kind)
     unpacked = Unpacked(path, location=file.location) if kind == "gzip" else None
-    block, size, number, seen = Gathering(file), 0, 0, False
-    for number, line in enumerate(_lines(unpacked or plain_chunks(path), file), start=1):
-        text = line.removeprefix(_BOM) if number == 1 else line
-        if not text.strip():
-            continue
-        if not seen and text.lstrip().startswith(b"["):
-            raise _no_json_lines(file, "a JSON array")
-        seen = True
-        _take(block, text, number)
-        size += len(text)
-        if size >= BLOCK_BYTES or len(block.rows) >= BLOCK_LINES:
-            yield block.finished(_finish)
-            block, size = Gathering(file), 0
-    if unpacked is not None and unpacked.is_cut:
-        block.refuse(number + 1, "the gzip data is cut: what came after this is lost")
-    yield block.finished(_finish)
-    if not seen:
+    first, text, is_start = 1, b"", True
+    for text, count in _runs(unpacked or plain_chunks(path), file):
+        is_cut = not count and unpacked is not None and unpacked.is_cut
+        yield _Lines(file=file, first=first, text=text, is_start=is_start, is_cut=is_cut)
+        is_start = is_start and not (text.removeprefix(_BOM) if first == 1 else text).strip()
+        first += count
+    if is_start:
         raise _no_json_lines(file, "an empty file")
 
 
-def _lines(chunks: Iterable[bytes], file: SourceFile) -> Iterator[bytes]:
-    rest, number = b"", 0
+def _runs(chunks: Iterable[bytes], file: SourceFile) -> Iterator[tuple[bytes, int]]:
+    """Whole lines and how many they are; at the end what is left, and 0."""
+    held, ends, lines = bytearray(), np.zeros(0, np.int64), 0
     for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        number += len(whole)
-        yield from whole
-        if len(rest) > MAX_LINE_BYTES:
+        found = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _LINE_END) + len(held)
+        ends = np.concatenate([ends, found])
+        held += chunk
+        while count := _block_lines(ends):
+            stop = int(ends[count - 1]) + 1
+            yield bytes(held[:stop]), count
+            del held[:stop]
+            ends, lines = ends[count:] - stop, lines + count
+        if len(held) - (int(ends[-1]) + 1 if len(ends) else 0) > MAX_LINE_BYTES:
             raise DataError(
                 f"every line of {file.location} must end within {MAX_LINE_BYTES >> 20} MiB",
-                got=Plain(f"a longer one in line {number + 1}"),
+                got=Plain(f"a longer one in line {lines + len(ends) + 1}"),
                 fix="Write one JSON object a line.",
             )
-    if rest:
-        yield rest
+    yield bytes(held), 0
+
+
+def _block_lines(ends: NDArray[np.int64]) -> int:
+    """How many lines make a block, 0 where they are too few yet.
+
+    Args:
+        ends: [lines] where each line ends.
+    """
+    sizes = ends[:BLOCK_LINES] - np.arange(min(len(ends), BLOCK_LINES))
+    whole = int(np.searchsorted(sizes, BLOCK_BYTES)) + 1
+    if whole <= len(sizes):
+        return whole
+    return BLOCK_LINES if len(ends) >= BLOCK_LINES else 0
+
+
+def _block(lines: _Lines, *, reader: NamedReader) -> Block:
+    with ThreadPoolExecutor(1) as pool:
+        return reader.block(_gathered(lines), pool=pool)
+
+
+def _gathered(lines: _Lines) -> Gathered:
+    """Parse each line, and take it apart."""
+    block, file, is_start = Gathering(lines.file), lines.file, lines.is_start
+    *whole, rest = lines.text.split(b"\n")
+    number = lines.first - 1
+    for number, line in enumerate([*whole, rest] if rest else whole, lines.first):
+        text = line.removeprefix(_BOM) if number == 1 else line
+        if not text.strip():
+            continue
+        if is_start and text.lstrip().startswith(b"["):
+            raise _no_json_lines(file, "a JSON array")
+        is_start = False
+        _take(block, text, number)
+    if lines.is_cut:
+        block.refuse(number + 1, "the gzip data is cut: what came after this is lost")
+    return block.finished(_finish)
 
 
 def _take(block: Gathering, line: bytes, number: int) -> None:

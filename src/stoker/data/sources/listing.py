@@ -26,6 +26,11 @@ ENDINGS: dict[str, Format] = {
 class Place(Protocol):
     """Where the files of a source lie: this machine's disk or an object store."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether another process of this machine can open the files too."""
+        ...
+
     def opened(self, file: SourceFile) -> AbstractContextManager[Path]:
         """The file's content as a local file, as long as the block lasts."""
         ...

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.gathered import Gathered
@@ -15,10 +17,12 @@ from stoker.data.sources.records import (
     WORKERS,
     Block,
     Cells,
+    Content,
     Progress,
     Scan,
     block_of,
     demand_label,
+    with_content,
 )
 from stoker.data.sources.table import check_names, check_same_columns, known_types
 from stoker.data.sources.text import missing_texts
@@ -70,41 +74,55 @@ def scan_named(
     )
 
 
-def named_blocks(
-    blocks: Iterator[Gathered], scan: Scan, config: IngestConfig, *, labels: Collection[str]
-) -> Iterator[Block]:
-    """Every record in its columns' types, or named with what is wrong with it.
+@dataclass(frozen=True, kw_only=True)
+class NamedReader:
+    """Turns records that are taken apart into the types of their columns; can be pickled."""
 
-    Args:
-        blocks: Every record of the source.
-        scan: What `scan_named` gave.
-        config: How the source is read.
-        labels: The columns that no record may miss.
-    """
-    missing = missing_texts(config.missing_values)
-    columns = [
-        NamedColumn(column=column, how=how, kind=kind, override=config.types.get(column.name))
-        for column, how, kind in zip(scan.columns, scan.readings, scan.kinds, strict=True)
-    ]
-    channels = None if scan.image is None else scan.image[2]
+    scan: Scan
+    """What `scan_named` gave."""
 
-    def read(each: NamedColumn, block: Gathered, pool: ThreadPoolExecutor) -> Cells:
-        cells = each.cells(block, missing)
+    config: IngestConfig
+    """How the source is read."""
+
+    labels: tuple[str, ...]
+    """The columns that no record may miss."""
+
+    content: Content | None
+    """What each block gives of its rows besides."""
+
+    def block(self, block: Gathered, *, pool: ThreadPoolExecutor) -> Block:
+        """Every record of a block in its columns' types, or named with what is wrong with it.
+
+        Args:
+            block: The records.
+            pool: Threads that look at images.
+        """
+        columns = self.scan.columns
+        found = block_of(
+            columns,
+            [self._read(each, block, pool) for each in self._columns],
+            file=block.file.name,
+            rows=block.rows,
+            broken=block.broken,
+            broken_count=block.broken_count,
+            limit=self.config.max_bad_rows + SHOWN_FAULTS,
+        )
+        return with_content(found, self.content, columns)
+
+    @functools.cached_property
+    def _columns(self) -> list[NamedColumn]:
+        scan, types = self.scan, self.config.types
+        return [
+            NamedColumn(column=column, how=how, kind=kind, override=types.get(column.name))
+            for column, how, kind in zip(scan.columns, scan.readings, scan.kinds, strict=True)
+        ]
+
+    def _read(self, each: NamedColumn, block: Gathered, pool: ThreadPoolExecutor) -> Cells:
+        cells = each.cells(block, missing_texts(self.config.missing_values))
         if each.how == "image":
-            cells = checked_images(cells, config.images, channels=channels, pool=pool)
-        return demand_label(cells) if each.column.name in labels else cells
-
-    with ThreadPoolExecutor(WORKERS) as pool:
-        for block in blocks:
-            yield block_of(
-                scan.columns,
-                [read(each, block, pool) for each in columns],
-                file=block.file.name,
-                rows=block.rows,
-                broken=block.broken,
-                broken_count=block.broken_count,
-                limit=config.max_bad_rows + SHOWN_FAULTS,
-            )
+            channels = None if self.scan.image is None else self.scan.image[2]
+            cells = checked_images(cells, self.config.images, channels=channels, pool=pool)
+        return demand_label(cells) if each.column.name in self.labels else cells
 
 
 class _Looked:
@@ -123,7 +141,7 @@ class _Looked:
 
     def at(self, block: Gathered, pool: ThreadPoolExecutor) -> None:
         """Take one more block into account."""
-        if self._file is None or block.file is not self._file.file:
+        if self._file is None or block.file != self._file.file:
             self.end_file()
             self._file, self._names = block, {}
         self._names.update(dict.fromkeys(block.columns))

@@ -23,14 +23,17 @@ from stoker.data.sources.records import (
     WORKERS,
     Block,
     Cells,
+    Content,
     Progress,
     Scan,
     block_of,
     demand_label,
+    with_content,
 )
 from stoker.data.sources.table import check_names, check_same_columns, known_types
 from stoker.data.sources.text import missing_texts
 from stoker.data.sources.vectors import vector_cells
+from stoker.data.sources.workers import InThreads
 
 BATCH_ROWS = 65_536
 """Records of a table that are read at a time."""
@@ -81,21 +84,33 @@ class ParquetFiles:
             image=_merged(with_image).shape(self.config.images) if with_image else None,
         )
 
-    def blocks(self, scan: Scan) -> Iterator[Block]:
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every record in its column's type, or named with what is wrong with it."""
         learned, _ = self._schema()
+        has_image = any(how == "image" for how in scan.readings)
         with ThreadPoolExecutor(WORKERS) as pool:
-            for file in self.listing.files:
-                row = 1
-                for batch in _batches(file, None, any(how == "image" for how in scan.readings)):
-                    yield block_of(
-                        scan.columns,
-                        self._typed(batch, scan, learned, pool),
-                        file=file.name,
-                        rows=np.arange(row, row + batch.num_rows),
-                        limit=self.config.max_bad_rows + SHOWN_FAULTS,
-                    )
-                    row += batch.num_rows
+
+            def block(part: tuple[SourceFile, int, pa.RecordBatch]) -> Block:
+                file, row, batch = part
+                found = block_of(
+                    scan.columns,
+                    self._typed(batch, scan, learned, pool),
+                    file=file.name,
+                    rows=np.arange(row, row + batch.num_rows),
+                    limit=self.config.max_bad_rows + SHOWN_FAULTS,
+                )
+                return with_content(found, content, scan.columns)
+
+            parts = self._numbered(images=has_image)
+            yield from InThreads(self.config.workers).map(block, parts)
+
+    def _numbered(self, *, images: bool) -> Iterator[tuple[SourceFile, int, pa.RecordBatch]]:
+        """Every batch, with the number of its first record in its file."""
+        for file in self.listing.files:
+            row = 1
+            for batch in _batches(file, None, images):
+                yield file, row, batch
+                row += batch.num_rows
 
     def _schema(self) -> tuple[list[ParquetColumn], int]:
         first, *_ = self.listing.files

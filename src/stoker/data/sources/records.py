@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from stoker.cluster.limits import usable_cores
 from stoker.data.columns import Column
 from stoker.data.sources.listing import Listing
 
@@ -22,7 +22,7 @@ Reading = Literal["int", "bool", "whole", "float", "string", "image"]
 Progress = Callable[[int, int | None], None]
 """Called with the records done and the records in all, None while nobody has counted them."""
 
-WORKERS = max(2, os.cpu_count() or 1)
+WORKERS = max(2, usable_cores())
 """Threads that read, convert and check: all three let go of the interpreter's lock."""
 
 SHOWN_FAULTS = 5
@@ -64,6 +64,9 @@ class Block:
     bad: int
     """How many were bad."""
 
+    content: NDArray[np.uint64] | None = None
+    """[good ones] what `Content` computed of each, where it was asked for."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
@@ -85,6 +88,14 @@ class Scan:
     """The kind of value that each column holds, where the records themselves name it."""
 
 
+class Content(Protocol):
+    """Computes a number of each record, where the records are read."""
+
+    def __call__(self, table: pa.Table, columns: Sequence[Column], /) -> NDArray[np.uint64]:
+        """[rows] a number for each row of the table."""
+        ...
+
+
 class Source(Protocol):
     """Files of one format, or a folder of images."""
 
@@ -97,8 +108,13 @@ class Source(Protocol):
         """Look over everything once, to learn each column's type."""
         ...
 
-    def blocks(self, scan: Scan) -> Iterator[Block]:
-        """Read everything, in order."""
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
+        """Read everything, in order.
+
+        Args:
+            scan: What `scan` gave.
+            content: What each block gives of its rows besides; can be pickled.
+        """
         ...
 
 
@@ -159,6 +175,11 @@ def demand_label(column: Cells) -> Cells:
     if pa.types.is_string(column.values.type):
         missing = pc.or_(missing, pc.equal(pc.fill_null(column.values, ""), ""))
     return with_fault(column, missing.to_numpy(zero_copy_only=False), LABEL_MISSING)
+
+
+def with_content(block: Block, content: Content | None, columns: Sequence[Column]) -> Block:
+    """The block, with what `content` computes of its rows where that is asked for."""
+    return block if content is None else replace(block, content=content(block.table, columns))
 
 
 def block_of(

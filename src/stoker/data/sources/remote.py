@@ -49,6 +49,8 @@ AHEAD_SHARE = 0.25
 class Bucket:
     """The place of files that are fetched into the cache."""
 
+    is_local = False
+
     def __init__(self, config: IngestConfig) -> None:
         """Connect lazily.
 

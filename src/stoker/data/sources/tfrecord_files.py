@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.examples import gather_examples
 from stoker.data.sources.framing import read_frames
 from stoker.data.sources.gathered import Gathered
 from stoker.data.sources.listing import Listing
-from stoker.data.sources.named_records import named_blocks, scan_named
+from stoker.data.sources.named_records import NamedReader, scan_named
 from stoker.data.sources.opening import reading
-from stoker.data.sources.records import Block, Progress, Scan
+from stoker.data.sources.records import WORKERS, Block, Content, Progress, Scan
+from stoker.data.sources.workers import InThreads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +43,15 @@ class TfrecordFiles:
             self._gathered(), self.config, labels=self.labels, in_order=False, progress=progress
         )
 
-    def blocks(self, scan: Scan) -> Iterator[Block]:
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every record in its columns' types, or named with what is wrong with it."""
-        return named_blocks(self._gathered(), scan, self.config, labels=self.labels)
+        reader = NamedReader(
+            scan=scan, config=self.config, labels=tuple(self.labels), content=content
+        )
+        with ThreadPoolExecutor(WORKERS) as pool:
+            yield from InThreads(self.config.workers).map(
+                partial(reader.block, pool=pool), self._gathered()
+            )
 
     def _gathered(self) -> Iterator[Gathered]:
         for file in self.listing.files:

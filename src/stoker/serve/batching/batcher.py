@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import LoadedModel, Signature, checked_inputs, zeros
+from stoker.export.callpath import (
+    LoadedModel,
+    Signature,
+    checked_inputs,
+    first_line,
+    have_declared_shapes,
+    typed_inputs,
+    zeros,
+)
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.joined import Array, Outputs, can_be_joined, key_of, rejoined, rows_of
 from stoker.serve.batching.queue import Queue, Request
@@ -49,16 +59,10 @@ class Batcher:
         self._apart = may_not_end
         self._model = model
         self._config = config
+        self._name = name
+        self._metrics = metrics
         self._queues = {
-            key: Queue(
-                functools.partial(self._run, key),
-                config,
-                name=f"{name or model.path} {key}",
-                metrics=metrics,
-                model_name=name,
-                runs=runs,
-                may_not_end=may_not_end,
-            )
+            key: self._queue(key, config)
             for key, signature in model.signatures.items()
             if config.enabled and can_be_joined(signature)
         }
@@ -81,15 +85,17 @@ class Batcher:
         """
         patience = patience or Patience()
         patience.check()
-        queue = self._queues.get(signature)
+        known = self.signatures.get(signature)
+        if known is None:
+            return self._model.call(signature, inputs)  # which says what there is
         patience.trail.rows += rows_of(list(inputs.values()))
-        if queue is None or not queue.joins:
-            return self._alone(signature, inputs, patience)
-        arrays = checked_inputs(self.signatures[signature], inputs)
-        rows = rows_of(arrays)
-        if rows == 0:
-            return self._alone(signature, inputs, patience)
-        if rows > self._config.max_batch_size:
+        arrays = typed_inputs(known, inputs)
+        if not have_declared_shapes(known, arrays):
+            return self._undeclared(signature, arrays, patience)
+        queue, rows = self._queues.get(signature), rows_of(arrays)
+        if queue is None or not queue.joins or rows == 0:
+            return self._alone(signature, arrays, patience)
+        if rows > queue.max_batch_size:
             return self._larger(queue, arrays, rows, patience)
         return queue.submit(self._request(arrays, rows, patience))
 
@@ -100,8 +106,10 @@ class Batcher:
 
     @property
     def max_batch_size(self) -> int:
-        """The most rows of one run."""
-        return self._config.max_batch_size
+        """The most rows of one run, of any signature."""
+        return min(
+            (q.max_batch_size for q in self._queues.values()), default=self._config.max_batch_size
+        )
 
     def call_at_once(
         self, signature: str, inputs: Mapping[str, Array], sizes: Sequence[int]
@@ -123,35 +131,111 @@ class Batcher:
         arrays = checked_inputs(self.signatures[signature], inputs)
         rows = rows_of(arrays)
         sizes = sizes or (rows,)
-        if rows != sum(sizes) or not 0 < rows <= self._config.max_batch_size:
+        queue = self._queues[signature]
+        if rows != sum(sizes) or not 0 < rows <= queue.max_batch_size:
             return None
-        return self._queues[signature].run_now(arrays, sizes)
+        return queue.run_now(arrays, sizes)
 
-    def warm_up(self) -> None:
-        """Run every signature once with each size that batches are padded to, on zeros.
+    def warm_up(
+        self,
+        samples: Mapping[str, Mapping[str, Array]] | None = None,
+        *,
+        budget_s: float = math.inf,
+    ) -> int:
+        """Run every signature once with each size that batches are padded to, the smallest first.
 
-        A model that refuses zeros (no image decodes from an empty text) is warmed by its first
-        requests instead.
+        A signature without a sample is run on zeros. One that refuses them (no image decodes from an
+        empty text) is warmed by its first requests instead. Where a size does not fit in memory, the
+        one before is the largest from now on.
+
+        Args:
+            samples: Signature -> inputs of one request; their first row is repeated.
+            budget_s: Sizes that are not begun within so many seconds are left to the first requests.
+
+        Returns:
+            How many runs there were.
+
+        Raises:
+            tf.errors.ResourceExhaustedError: not even the smallest size fits in memory.
         """
+        until_s, done = time.monotonic() + budget_s, 0
         for name in self._queues:
-            spec = self.signatures[name].inputs
-            for size in self._config.allowed_batch_sizes:
-                empty = {key: zeros(found, size) for key, found in spec.items()}
-                try:
-                    self._model.call(name, empty)
-                except (UserError, tf.errors.OpError) as error:
-                    _log.info("%s is not warmed on zeros: %s", name, error)
-                    break
+            sample = (samples or {}).get(name)
+            if self._apart and sample is None:
+                _log.info(
+                    "%s %s is not warmed on zeros: it loops, and may not end", self._name, name
+                )
+                continue
+            done += self._warm_signature(name, sample, until_s)
+        return done
+
+    def _warm_signature(self, name: str, sample: Mapping[str, Array] | None, until_s: float) -> int:
+        """Run one signature with each size; how many sizes were run."""
+        spec, done = self.signatures[name].inputs, 0
+        for size in self._config.allowed_batch_sizes:
+            if time.monotonic() > until_s:
+                _log.warning(
+                    "%s %s: the time for warming is over before batches of %d rows",
+                    self._name,
+                    name,
+                    size,
+                )
+                break
+            given = sample or {key: zeros(found, 1) for key, found in spec.items()}
+            try:
+                self._model.call(
+                    name, {k: np.repeat(v[:1], size, axis=0) for k, v in given.items()}
+                )
+            except tf.errors.ResourceExhaustedError as error:
+                if not done:
+                    raise
+                self._keep_to(name, self._config.allowed_batch_sizes[done - 1], first_line(error))
+                break
+            except (UserError, tf.errors.OpError) as error:
+                if isinstance(error.__cause__ or error, tf.errors.FailedPreconditionError):
+                    raise  # the model is not whole: no input would do
+                what = "its own request" if sample else "zeros"
+                _log.info("%s is not warmed on %s: %s", name, what, error)
+                break
+            done += 1
+        return done
+
+    def _keep_to(self, name: str, rows: int, reason: str) -> None:
+        """Let batches of a signature have at most so many rows; no request may be under way."""
+        _log.warning(
+            "%s %s: batches have at most %d rows, as more do not fit in memory: %s",
+            self._name,
+            name,
+            rows,
+            reason,
+        )
+        self._queues[name] = self._queue(name, self._config.up_to(rows))
 
     def close(self) -> None:
         """Give the memory back; no call may be running, none may follow."""
         self._queues = {}
         self._model.close()
 
-    def _alone(self, signature: str, inputs: Mapping[str, Array], patience: Patience) -> Outputs:
+    def _undeclared(self, signature: str, arrays: Sequence[Array], patience: Patience) -> Outputs:
+        """Inputs of another shape than the signature declares: the graph takes them or refuses them.
+
+        TensorFlow Serving checks no shape.
+
+        Raises:
+            ServeError: the graph refused them, in TensorFlow's words.
+        """
+        try:
+            return self._alone(signature, arrays, patience)
+        except UserError as error:
+            cause = error.__cause__
+            if not isinstance(cause, tf.errors.OpError):
+                raise
+            raise ServeError(Code(cause.error_code), first_line(cause)) from error
+
+    def _alone(self, signature: str, arrays: Sequence[Array], patience: Patience) -> Outputs:
         began_s = time.monotonic()
         try:
-            return self._watched(lambda: self._model.call(signature, inputs), patience)
+            return self._watched(lambda: self._model.run(signature, arrays), patience)
         finally:
             patience.trail.ran(began_s, time.monotonic(), came_s=began_s)
 
@@ -164,6 +248,17 @@ class Batcher:
         with self._runs.watched(lambda: None):
             return run()
 
+    def _queue(self, key: str, config: BatchingConfig) -> Queue:
+        return Queue(
+            functools.partial(self._run, key),
+            config,
+            name=f"{self._name or self._model.path} {key}",
+            metrics=self._metrics,
+            model_name=self._name,
+            runs=self._runs,
+            may_not_end=self._apart,
+        )
+
     def _run(self, name: str, arrays: Sequence[Array]) -> Outputs:
         return self._model.run(name, arrays)
 
@@ -175,7 +270,7 @@ class Batcher:
         self, queue: Queue, arrays: Sequence[Array], rows: int, patience: Patience
     ) -> Outputs:
         """A request of more rows than a batch may have."""
-        most = self._config.max_batch_size
+        most = queue.max_batch_size
         if self._config.larger == "refuse":
             raise ServeError(
                 Code.INVALID_ARGUMENT,

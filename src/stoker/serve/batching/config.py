@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,10 @@ from stoker.serve.text_files import read_text_file
 
 PARAMETERS_FILE = "batching_params.pbtxt"
 """The file in a version's folder that holds its own parameters, where those are asked for."""
+
+
+WarmSizes = Literal["auto", "on", "off"]
+"""Whether batches are padded to a few sizes that are run before a version takes requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +44,9 @@ class BatchingConfig:
 
     allowed_batch_sizes: tuple[int, ...] = ()
     """The sizes that a batch is padded to, ascending; any size if empty."""
+
+    only_allowed_sizes: bool = False
+    """Whether no other size is run to check whether requests may be joined: XLA would compile it."""
 
     pad_variable_length_inputs: bool = False
     """Whether inputs of other lengths are padded to the longest, each with its first value."""
@@ -71,6 +79,11 @@ class BatchingConfig:
     def padded(self, rows: int) -> int:
         """The size that a batch of so many rows is run with."""
         return next((size for size in self.allowed_batch_sizes if size >= rows), rows)
+
+    def up_to(self, rows: int) -> BatchingConfig:
+        """The same with batches of at most so many rows, one of the allowed sizes."""
+        sizes = tuple(size for size in self.allowed_batch_sizes if size <= rows)
+        return dataclasses.replace(self, max_batch_size=rows, allowed_batch_sizes=sizes)
 
 
 def read_batching_parameters(path: Path) -> BatchingConfig:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.joined import (
     Array,
@@ -137,6 +139,11 @@ class Queue:
     def joins(self) -> bool:
         """Whether requests are joined still: not since a joined answer differed from the single."""
         return self._trusted
+
+    @property
+    def max_batch_size(self) -> int:
+        """The most rows of one run."""
+        return self._config.max_batch_size
 
     def submit(self, request: Request) -> Outputs:
         """Answer a request, alone or in company.
@@ -387,8 +394,9 @@ class Queue:
     def _hold_against_single(self, batch: Sequence[Request]) -> None:
         """Answer each singly too; that is the answer where the two differ, now and from now on."""
         self._held += 1
+        alone = self._refilled if self._config.only_allowed_sizes else self._single
         for request in batch:
-            single, joined = self._single(request), request.outcome
+            single, joined = alone(request), request.outcome
             request.outcome = single
             if isinstance(single, Exception) or isinstance(joined, Exception) or joined is None:
                 continue
@@ -403,6 +411,20 @@ class Queue:
     def _single(self, request: Request) -> Outputs | Exception:
         try:
             return self._run_model(request.inputs)
+        except Exception as error:  # noqa: BLE001 - it is raised in the thread of its owner
+            return error
+
+    def _refilled(self, request: Request) -> Outputs | Exception:
+        """The request alone, filled up with its last row: a size that was run before.
+
+        What was joined was filled up with a first row, or with other requests. An answer that depends
+        on those differs.
+        """
+        size = self._config.padded(request.rows)
+        times = [1] * (request.rows - 1) + [1 + size - request.rows]
+        try:
+            filled = [np.repeat(array, times, axis=0) for array in request.inputs]
+            return cut(self._run_model(filled), [request.rows], size=size)[0]
         except Exception as error:  # noqa: BLE001 - it is raised in the thread of its owner
             return error
 

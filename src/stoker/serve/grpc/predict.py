@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from stoker.core.errors import UserError
 from stoker.export.callpath import Signature
 from stoker.serve.batching.joined import MANY, in_runs
 from stoker.serve.dataplane import DataPlane, RunAtOnce
-from stoker.serve.errors import ServeError
+from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.inference import fill_spec, read_spec
 from stoker.serve.requests import ModelSpec, Tensors
@@ -27,17 +27,60 @@ PREDICT = "/tensorflow.serving.PredictionService/Predict"
 """The call."""
 
 
-def read_inputs(request: predict_pb2.PredictRequest, _signature: Signature) -> Tensors:
-    """The tensors of a request.
+def read_inputs(request: predict_pb2.PredictRequest, signature: Signature) -> Tensors:
+    """The tensors of a request, and the signature's defaults for those that it leaves out.
 
     Raises:
         UserError: one is damaged.
+        ServeError: one is missing, or is not an input of the signature.
+
+    Source: TensorFlow Serving, `predict_util.cc`, and TensorFlow, `saved_model/util.cc`, for the texts.
     """
-    return {name: to_array(proto, name=name) for name, proto in request.inputs.items()}
+    if request.inputs.keys() != signature.inputs.keys():
+        _check_number(set(request.inputs), signature)
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for name, feed_name in sorted(signature.feed_names.items()):
+        sent = request.inputs if name in request.inputs else signature.defaults
+        if name not in sent:
+            raise _invalid(
+                f"Signature input alias: {name}(feed name: {feed_name}) not found in request and no "
+                f"default value provided. Inputs expected to be in the request "
+                f"{{{_listed(request.inputs)}}}, or default input alias set: "
+                f"{_listed(signature.defaults)}"
+            )
+        found[name] = to_array(sent[name], name=name)
+    if request.inputs.keys() - found.keys():
+        used = _listed(found.keys() & request.inputs.keys())
+        raise _invalid(
+            f"Inputs contains invalid name. Used request inputs: {used}, "
+            f"request input: {_listed(request.inputs)}"
+        )
+    return found
 
 
-def response_of(model: ModelSpec, signature: str, outputs: Tensors) -> predict_pb2.PredictResponse:
-    """The answer as a message.
+def _check_number(sent: set[str], signature: Signature) -> None:
+    wanted = set(signature.inputs)
+    if len(sent) > len(wanted) or (len(sent) < len(wanted) and not signature.defaults):
+        raise _invalid(
+            f"input size does not match signature: {len(sent)}!={len(wanted)} "
+            f"len({{{_listed(sent)}}}) != len({{{_listed(wanted)}}}). "
+            f"Sent extra: {{{_listed(sent - wanted)}}}. "
+            f"Missing but required: {{{_listed(wanted - sent)}}}."
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ",".join(sorted(names))
+
+
+def _invalid(message: str) -> ServeError:
+    return ServeError(Code.INVALID_ARGUMENT, message)
+
+
+def response_of(
+    model: ModelSpec, signature: str, outputs: Tensors, *, as_content: bool = False
+) -> predict_pb2.PredictResponse:
+    """The answer as a message; with `as_content` its numbers as bytes.
 
     Raises:
         UserError: an output has a dtype that no field holds.
@@ -45,7 +88,7 @@ def response_of(model: ModelSpec, signature: str, outputs: Tensors) -> predict_p
     response = predict_pb2.PredictResponse()
     fill_spec(response.model_spec, model, signature)
     for name, array in outputs.items():
-        fill(response.outputs[name], array)
+        fill(response.outputs[name], array, as_content=as_content)
     return response
 
 
@@ -121,7 +164,10 @@ class PredictAtOnce:
         parts = [found.outputs] if not sizes else _parted(found.outputs, sizes)
         named = ModelSpec(name=model.name, version=found.version)
         try:
-            responses = [response_of(named, found.signature, part) for part in parts]
+            as_content = self._plane.tensor_content
+            responses = [
+                response_of(named, found.signature, part, as_content=as_content) for part in parts
+            ]
         except UserError:
             return []
         if self._calls.noted:

@@ -77,7 +77,12 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
                     patience=call.patience,
                 )
             )
-            call.response = response_of(answer.model, answer.signature, answer.outputs)
+            call.response = response_of(
+                answer.model,
+                answer.signature,
+                answer.outputs,
+                as_content=self._plane.tensor_content,
+            )
         return call.response
 
     def Classify(  # noqa: N802 - the protocol's name

@@ -3,7 +3,7 @@
 What it refuses is said in TensorFlow Serving's words by `refusal`, which goes through the body again.
 
 Source: TensorFlow Serving, RESTful API, "Predict API"; its `json_tensor` for the strictness:
-no number from a string or a boolean, no integer from 2.0, no number without its precision.
+no number from a string or a boolean, no integer from 2.0.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def parse_body(raw: bytes, *, parse: Callable[[bytes], Any] = parse_json) -> Pre
     if "instances" not in body:
         raise invalid("Missing 'inputs' or 'instances' key")
     if not isinstance(body["instances"], list):
-        raise invalid(f"JSON Value: {shown(body)} Excepting 'instances' to be an list/array")
+        raise invalid(f"JSON Value: {shown(body)} Expecting 'instances' to be an list/array")
     if not body["instances"]:
         raise invalid(f"JSON Value: {shown(body)} No values in 'instances' array")
     return PredictBody(signature=signature, rows=True, value=body["instances"])
@@ -264,8 +264,16 @@ def _whole(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, 
 
 
 def _floats(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:
-    """The numbers in the dtype's precision; one that does not fit its range is refused."""
-    exact = 2 ** {"float64": 53, "float32": 24, "float16": 11}.get(dtype_name(dtype), 8) - 1
+    """The numbers in the dtype's precision.
+
+    They are rounded to float64 and from there, and one beyond float32 is infinite, as in TensorFlow
+    Serving. It reads no half precision; there a number that does not fit is refused.
+    """
+    wide = np.array(flat, dtype=np.float64)
+    if dtype_name(dtype) in ("float32", "float64"):
+        with np.errstate(over="ignore"):
+            return wide.astype(dtype, copy=False)
+    exact = 2 ** {"float16": 11}.get(dtype_name(dtype), 8) - 1
     for item in flat if int in set(map(type, flat)) else ():
         if type(item) is int and abs(item) > exact:
             raise UserError(
@@ -273,7 +281,6 @@ def _floats(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any,
                 got=Plain(shown(item)),
                 fix="Write it with a decimal point to have it rounded.",
             )
-    wide = np.array(flat, dtype=np.float64)
     with np.errstate(over="ignore"):
         narrow = wide.astype(dtype)
     lost = np.isfinite(wide) & ~np.isfinite(narrow.astype(np.float64))

@@ -7,7 +7,6 @@ a number without a point is an int64 feature, one with a point a float feature.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +26,7 @@ from stoker.serve.rest.json_text import (
     shown,
 )
 
-_MAX_FLOAT = float(np.finfo(np.float32).max)
-_MAX_INT64 = 2**63 - 1
+_MAX_INT64, _MAX_UINT64 = 2**63 - 1, 2**64 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,8 +113,10 @@ def _feature(content: Any, name: str) -> feature_pb2.Feature:
 
 
 def _kind(item: Any, name: str) -> str:
-    if isinstance(item, bool | int):
+    if isinstance(item, int) and -_MAX_INT64 - 1 <= item <= _MAX_UINT64:  # a bool is one too
         return "int64"
+    if isinstance(item, int):  # RapidJSON reads a whole number beyond 64 bits as a double
+        return "float"
     if isinstance(item, float):
         return "float"
     if isinstance(item, str) or is_b64(item):
@@ -126,16 +126,13 @@ def _kind(item: Any, name: str) -> str:
 
 def _int64(item: int, name: str) -> int:
     if item > _MAX_INT64:
-        raise invalid(f"Feature: {name} has uint64 element. Only int64 is supported.")
-    if item < -_MAX_INT64 - 1:
-        raise _lossy(item)
+        raise invalid(f"Feature: {name} has uint64_t element. Only int64_t is supported.")
     return int(item)
 
 
 def _float(item: float, _name: str) -> float:
-    if math.isfinite(item) and abs(item) > _MAX_FLOAT:
-        raise _lossy(item)
-    return item
+    with np.errstate(over="ignore"):  # beyond float32 it is infinite
+        return float(np.float32(float(item)))
 
 
 def _bytes(item: Any, _name: str) -> bytes:
@@ -148,10 +145,6 @@ def _bytes(item: Any, _name: str) -> bytes:
 
 
 _VALUE = {"int64": _int64, "float": _float, "bytes": _bytes}
-
-
-def _lossy(item: float) -> ServeError:
-    return invalid(f"Cannot convert JSON value: {shown(item)} to float without loss of precision.")
 
 
 def _form(body: Any, reason: str) -> ServeError:

@@ -54,8 +54,7 @@ _NUMBERS = b"0123456789+-.eE \t\r\n"
 
 _MAX_RANK = 32
 
-_EXACT = {"float32": 2**24 - 1, "float64": 2**53 - 1}
-"""Up to here every whole number has a value of its own, so that none has to be refused."""
+_FLOATS = ("float32", "float64")
 
 _WHOLE = {
     name: np.iinfo(name)
@@ -81,10 +80,11 @@ class NumberList:
 
     def as_dtype(self, dtype: str) -> Array | None:
         """In this dtype; None where one may not fit it."""
-        wide, most = self.wide, _EXACT.get(dtype)
-        if most is not None:
-            least = -most
-        elif dtype in _WHOLE and wide.dtype == np.int64:
+        wide = self.wide
+        if dtype in _FLOATS:
+            with np.errstate(over="ignore"):  # beyond float32 a number is infinite
+                return wide.astype(np.float64, copy=False).astype(dtype, copy=False)
+        if dtype in _WHOLE and wide.dtype == np.int64:
             least, most = _WHOLE[dtype].min, _WHOLE[dtype].max
         else:
             return None

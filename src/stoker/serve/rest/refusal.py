@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from stoker.export.callpath import Signature, TensorSpec
 from stoker.serve.errors import ServeError
 from stoker.serve.rest.decode import PredictBody
@@ -37,7 +35,7 @@ class _TooManyError(Exception):
     """The body is too large to be gone through value by value."""
 
 
-_DIGITS = {"float32": 24, "float64": 53}
+_FLOATS = ("float32", "float64")
 _NAMES = {"float32": "float", "float64": "double", "float16": "half"}
 
 
@@ -174,30 +172,17 @@ def _read_value(value: Any, dtype: str) -> None:
             f"JSON Value: {shown(value)} Type: {json_type(value)} is not of expected type: "
             f"{_NAMES.get(dtype, dtype)}"
         )
-    elif dtype in _DIGITS and not _is_lossless(value, dtype):
-        raise invalid(
-            f"Cannot convert JSON value: {shown(value)} to {_NAMES[dtype]} "
-            "without loss of precision."
-        )
 
 
 def _is_of_type(value: Any, dtype: str) -> bool:
     if dtype in _INTEGERS:
         low, high = _INTEGERS[dtype]
         return type(value) is int and low <= value <= high
-    if dtype in _DIGITS:
+    if dtype in _FLOATS:
         return type(value) in (int, float)
     if dtype == "string":
         return isinstance(value, str)
     return isinstance(value, bool) if dtype == "bool" else True
-
-
-def _is_lossless(value: float, dtype: str) -> bool:
-    if isinstance(value, int) and -(2**63) <= value < 2**64:
-        return abs(value) <= 2 ** _DIGITS[dtype] - 1
-    if isinstance(value, float) and not math.isfinite(value):
-        return True
-    return abs(value) <= float(np.finfo(dtype).max)
 
 
 def _is_named(value: Any) -> bool:

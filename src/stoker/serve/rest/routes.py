@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from tensorflow_serving.apis import get_model_metadata_pb2
 from stoker.core.errors import UserError
 from stoker.export.callpath import DEFAULT_SIGNATURE, Signature
 from stoker.export.repository import MAX_VERSION
-from stoker.serve.dataplane import DataPlane
+from stoker.serve.dataplane import Counted, DataPlane
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.inference import CLASSIFY, REGRESS, Inferred, Task
 from stoker.serve.requests import (
@@ -28,28 +29,54 @@ from stoker.serve.rest import decode, encode, examples, raw, refusal
 from stoker.serve.rest.messages import Answer, Asked
 from stoker.serve.rest.numbers import read_numbers
 
-_MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
-_ASKED = re.compile(rf"{_MODEL}:(?P<method>predict|classify|regress)", re.IGNORECASE | re.ASCII)
-_STATUS = re.compile(_MODEL, re.IGNORECASE | re.ASCII)
-_METADATA = re.compile(rf"{_MODEL}/metadata", re.IGNORECASE | re.ASCII)
+_NAME = r"/(?P<name>[^/:]+)"
+_VERSION = r"(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
+_ASKED = re.compile(
+    rf"/v1/models{_NAME}{_VERSION}:(?P<method>predict|classify|regress)", re.IGNORECASE | re.ASCII
+)
+_DESCRIBED = re.compile(
+    rf"/v1/models(?:{_NAME})?{_VERSION}(?P<metadata>/metadata)?", re.IGNORECASE | re.ASCII
+)
+"""A path that is only read; TensorFlow Serving takes one without a name, and says what is missing."""
+
 _MAX_VERSION_DIGITS = 19
 """Digits of the largest 64-bit number."""
 
 
 def answer(plane: DataPlane, asked: Asked) -> Answer:
-    """The answer to one request.
+    """The answer to one request, which is counted as TensorFlow Serving counts it.
 
     Raises:
         ServeError: there is no such path, or the dataplane refused.
     """
-    method, path = asked.method, asked.path
-    if method == "POST" and (found := _ASKED.fullmatch(path)):
-        return _METHODS[found["method"].lower()](plane, _spec(found), asked)
-    if method == "GET" and (found := _METADATA.fullmatch(path)):
-        return Answer(body=_metadata_text(plane.metadata(_spec(found))))
-    if method == "GET" and (found := _STATUS.fullmatch(path)):
-        return Answer(body=_status_text(plane.status(_spec(found))))
-    raise ServeError(Code.INVALID_ARGUMENT, f"Malformed request: {method} {path}")
+    began_s, code = time.monotonic(), Code.OK
+    found = (_ASKED if asked.method == "POST" else _DESCRIBED).fullmatch(asked.path)
+    try:
+        return _answer(plane, asked, found)
+    except ServeError as error:
+        code = error.code
+        raise
+    except Exception:
+        code = Code.INTERNAL
+        raise
+    finally:
+        named = found.groupdict() if found is not None else {}
+        method = (named.get("method") or "").lower()
+        counted = Counted(named.get("name") or "", method, "REST")
+        plane.count(counted, code, took_s=time.monotonic() - began_s)
+
+
+def _answer(plane: DataPlane, asked: Asked, found: re.Match[str] | None) -> Answer:
+    if found is None or asked.method not in ("GET", "POST"):
+        raise ServeError(Code.INVALID_ARGUMENT, f"Malformed request: {asked.method} {asked.path}")
+    spec = _spec(found)
+    if asked.method == "POST":
+        return _METHODS[found["method"].lower()](plane, spec, asked)
+    if not spec.name:
+        raise ServeError(Code.INVALID_ARGUMENT, "Missing model name in request.")
+    if found["metadata"]:
+        return Answer(body=_metadata_text(plane.metadata(spec)))
+    return Answer(body=_status_text(plane.status(spec)))
 
 
 def model_of(path: str) -> ModelSpec | None:
@@ -71,7 +98,7 @@ def _spec(found: re.Match[str]) -> ModelSpec:
             raise ServeError(
                 Code.INVALID_ARGUMENT, f"Failed to convert version: {version[:40]} to numeric."
             )
-    return ModelSpec(name=found["name"], version=number, label=found["label"])
+    return ModelSpec(name=found["name"] or "", version=number, label=found["label"])
 
 
 def _predict(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
@@ -84,6 +111,7 @@ def _predict(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
             signature=asked.header("x-signature-name") if body is None else body.signature,
             output_filter=raw.output_filter(asked) if answers_raw or body is None else (),
             entrypoint="REST",
+            is_counted=True,
             patience=asked.patience,
         )
         outputs = plane.predict(request).outputs
@@ -140,6 +168,7 @@ def _inferred(plane: DataPlane, method: str, spec: ModelSpec, asked: Asked) -> I
         examples=body.examples,
         context=body.context,
         entrypoint="REST",
+        is_counted=True,
         patience=asked.patience,
     )
     return plane.infer(request).results[0]

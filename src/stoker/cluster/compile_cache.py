@@ -1,0 +1,324 @@
+"""XLA's compiled programs on disk, for the next process: verified, private, and bounded.
+
+A cached program is machine code, and a damaged one fails the step or kills the process. TensorFlow
+reads what it finds without looking. So a process never works in the store itself:
+
+- The store, `xla/<key>/store`, holds files whose SHA-256 is in `xla/<key>/manifest.json`. One folder
+  per key: GPUs, driver, CPU, TensorFlow version and flags.
+- A process that begins checks every file of its key against the manifest, removes what does not
+  match or is not listed, and links the rest into `xla/<key>/work-<random>`, a folder of its own.
+  TensorFlow reads and writes there.
+- `publish` moves what TensorFlow has written since into the store: file first, manifest last. It is
+  called when a program is compiled and at the end of the process. What a killed process had not
+  published is lost: nobody can tell whether it is whole.
+
+No GPU has loaded a cached program yet: whether TensorFlow 2.21 can is not known. Where it cannot, the
+folder with XLA's autotuning results is what helps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from stoker.core.errors import DataError, UserError
+from stoker.core.files import read_json, remove, sha256_file, write_json
+from stoker.core.fingerprint import fingerprint
+
+_LOG = logging.getLogger("stoker")
+
+MOST_BYTES = 2 << 30
+"""Most that all keys together hold; what was not used for longest is removed first."""
+
+LEAST_FREE_BYTES = 256 << 20
+"""Where less is free no cache is used: TensorFlow fails a step whose program it cannot write."""
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+"""A file system in memory, on Linux."""
+
+LOCK_S = 10.0
+"""Longest wait for another process that is at the store; then this one goes without."""
+
+PROGRAMS, TUNING = "programs", "autotuning"
+"""Kinds of files: compiled programs, and what XLA found to be fastest on a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Used:
+    """What a process had of the cache."""
+
+    found: int
+    """Programs that were in it when the process began."""
+
+    read: int
+    """Those of them that TensorFlow has read, where the file system keeps the time of access."""
+
+    written: int
+    """Programs that this process added."""
+
+
+class CompileCache:
+    """This process's folder of compiled programs."""
+
+    def __init__(self, root: Path, key: Mapping[str, Any]) -> None:
+        """Make it, with everything of the store that is whole.
+
+        Args:
+            root: Folder of all keys.
+            key: What decides whether a program can be used, JSON values.
+
+        Raises:
+            OSError: it cannot be made here.
+        """
+        self._root = root
+        self._home = root / fingerprint(key)[:16]
+        self._store = self._home / "store"
+        self._linked: set[str] = set()
+        self._done: set[str] = set()
+        self._written = 0
+        self._in_memory: Path | None = None
+        self._pid = os.getpid()
+        _own_folders(root, self._home, self._store)
+        if shutil.disk_usage(root).free < LEAST_FREE_BYTES:
+            raise OSError(errno.ENOSPC, "little space is left")
+        with _alone(root / "lock"):
+            self._sweep()
+            self._work = Path(tempfile.mkdtemp(prefix="work-", dir=self._home))
+            # Held by this process and its forks; the kernel frees it when the last of them ends.
+            self._alive = (self._work / "alive").open("w")
+            fcntl.flock(self._alive, fcntl.LOCK_EX)
+            try:
+                write_json(self._home / "key.json", dict(key))
+                self._link_what_is_whole()
+                _shrink(root, MOST_BYTES)
+            except BaseException:
+                self._end()
+                raise
+
+    def folder(self, kind: str) -> Path:
+        """Where TensorFlow reads and writes."""
+        return self._work / kind
+
+    @property
+    def used(self) -> Used:
+        """What this process had of it so far."""
+        programs = [name for name in self._linked if name.startswith(PROGRAMS)]
+        read = sum(self._was_read(name) for name in programs)
+        return Used(found=len(programs), read=read, written=self._written)
+
+    def publish(self) -> None:
+        """Keep what was compiled since; a full disk keeps nothing and fails nothing."""
+        if self._in_memory is not None:
+            return
+        try:
+            with _alone(self._root / "lock"):
+                self._publish()
+                _shrink(self._root, MOST_BYTES)
+        except (OSError, UserError) as error:
+            _LOG.info("compiled programs are not kept: %s", error)
+
+    def go_on_in_memory(self) -> None:
+        """Let TensorFlow write where there is room, and keep nothing of it.
+
+        It fails a step whose program it cannot write, and its folder can be named only once.
+        """
+        folder = self.folder(PROGRAMS)
+        memory = str(_MEMORY) if _MEMORY.is_dir() else None
+        self._in_memory = Path(tempfile.mkdtemp(prefix="stoker-xla-", dir=memory))
+        folder.rename(folder.with_name("full"))
+        folder.symlink_to(self._in_memory)
+
+    def close(self) -> None:
+        """Publish, and remove this process's folder; a fork of it leaves that to its parent."""
+        if os.getpid() != self._pid:
+            return
+        self.publish()
+        self._end()
+
+    def _end(self) -> None:
+        remove(self._work)
+        if self._in_memory is not None:
+            remove(self._in_memory)
+        self._alive.close()
+
+    def _publish(self) -> None:
+        listed = _manifest(self._home)
+        now = int(time.time())
+        for name in self._linked & set(listed):
+            if self._was_read(name):
+                listed[name]["used"] = now
+        for name, path in self._files():
+            if name in self._linked or name in self._done:
+                continue
+            self._done.add(name)
+            record = {"sha256": sha256_file(path), "bytes": path.stat().st_size, "used": now}
+            _fsync(path)
+            # Another process may have compiled the same meanwhile, and has recorded its own.
+            with contextlib.suppress(FileExistsError):
+                os.link(path, self._store / name)
+                listed[name] = record
+                self._written += name.startswith(PROGRAMS)
+        write_json(self._home / "manifest.json", listed)
+
+    def _was_read(self, name: str) -> bool:
+        try:
+            return (self._work / name).stat().st_atime > _NEVER_READ
+        except OSError:
+            return False
+
+    def _files(self) -> Iterator[tuple[str, Path]]:
+        for kind in (PROGRAMS, TUNING):
+            with os.scandir(self._work / kind) as entries:
+                for entry in entries:
+                    # Both are written under another name first, and renamed when they are whole.
+                    whole = entry.is_file(follow_symlinks=False) and ".tmp" not in entry.name
+                    if whole and entry.stat().st_size:
+                        yield f"{kind}/{entry.name}", Path(entry.path)
+
+    def _link_what_is_whole(self) -> None:
+        listed = _manifest(self._home)
+        for kind in (PROGRAMS, TUNING):
+            self.folder(kind).mkdir(mode=0o700)
+            folder = self._store / kind
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for path in sorted(folder.iterdir()):
+                name = f"{kind}/{path.name}"
+                record = listed.get(name, {})
+                if not _is_whole(path, record):
+                    remove(path)
+                    continue
+                os.link(path, self._work / name)
+                os.utime(self._work / name, (_NEVER_READ, path.stat().st_mtime))
+                self._linked.add(name)
+        whole = {name: listed[name] for name in sorted(self._linked)}
+        write_json(self._home / "manifest.json", whole)
+
+    def _sweep(self) -> None:
+        """Remove what processes have left that are gone."""
+        for work in self._home.glob("work-*"):
+            with contextlib.suppress(OSError), (work / "alive").open("a") as alive:
+                fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(work)
+
+
+_NEVER_READ = 1.0
+"""Time of last access that a file is given when it is linked: a later one says that it was read."""
+
+
+def _manifest(home: Path) -> dict[str, dict[str, Any]]:
+    """Name of a file in the store -> its SHA-256, size, and when it was used; what is sound of it."""
+    try:
+        found = read_json(home / "manifest.json")
+    except (DataError, OSError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: record for name, record in found.items() if _is_sound(name, record)}
+
+
+def _is_sound(name: str, record: Any) -> bool:
+    kind, _, file = name.partition("/")
+    return (
+        kind in (PROGRAMS, TUNING)
+        and bool(file)
+        and "/" not in file
+        and isinstance(record, dict)
+        and isinstance(record.get("bytes"), int)
+        and isinstance(record.get("used"), int)
+        and isinstance(record.get("sha256"), str)
+    )
+
+
+def _is_whole(path: Path, record: Mapping[str, Any]) -> bool:
+    facts = path.lstat()
+    return (
+        stat.S_ISREG(facts.st_mode)
+        and facts.st_uid == os.geteuid()
+        and facts.st_size == record.get("bytes")
+        and sha256_file(path) == record.get("sha256")
+    )
+
+
+def _shrink(root: Path, most_bytes: int) -> None:
+    """Remove the programs that were not used for longest, of all keys."""
+    homes = [path.parent for path in root.glob("*/manifest.json")]
+    manifests = {home: _manifest(home) for home in homes}
+    files = sorted(
+        (record.get("used", 0), home, name, record.get("bytes", 0))
+        for home, listed in manifests.items()
+        for name, record in listed.items()
+    )
+    total = sum(size for *_, size in files)
+    changed = set()
+    for _, home, name, size in files:
+        if total <= most_bytes:
+            break
+        # The file first: what is listed and gone is only forgotten.
+        remove(home / "store" / name)
+        del manifests[home][name]
+        changed.add(home)
+        total -= size
+    for home in changed:
+        write_json(home / "manifest.json", manifests[home])
+
+
+def _own_folders(*folders: Path) -> None:
+    """Make folders that nobody else can write, or refuse: what lies there is run.
+
+    Args:
+        folders: The first one's parents are made too.
+
+    Raises:
+        OSError: one of them is a link, or another user can write it, or put another in its place.
+    """
+    for folder in folders:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700, parents=folder == folders[0])
+        facts = folder.lstat()
+        if not stat.S_ISDIR(facts.st_mode):
+            raise OSError(errno.ENOTDIR, f"{folder} is a link or a file")
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+            raise OSError(errno.EPERM, f"{folder} can be written by another user")
+        if facts.st_mode & 0o055:
+            folder.chmod(0o700)
+    for parent in folders[0].resolve().parents:
+        facts = parent.stat()
+        others = facts.st_mode & 0o002 or (facts.st_mode & 0o020 and facts.st_gid != os.getegid())
+        # In a sticky folder, as /tmp, only its owner can replace what is ours.
+        if facts.st_uid not in (0, os.geteuid()) or (others and not facts.st_mode & stat.S_ISVTX):
+            raise OSError(errno.EPERM, f"{parent} can be written by another user")
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    give_up_s = time.monotonic() + LOCK_S
+    with lock.open("a") as stream:
+        while not _locked(stream):
+            if time.monotonic() > give_up_s:
+                raise OSError(errno.EAGAIN, f"{lock} is held by another process")
+            time.sleep(0.05)
+        yield
+
+
+def _locked(stream: IO[str]) -> bool:
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _fsync(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())

@@ -1,0 +1,160 @@
+"""Messages between this process and its workers, large values by shared memory.
+
+A message is pickled. Its buffers (Arrow's, NumPy's) are not part of the pickle: they lie in files in
+memory, whose descriptors go with the message, and which the receiver maps. Both ends are processes
+of one program and of one user, connected by a socket pair that nobody else can reach.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+_HEAD = struct.Struct("<QQ")
+"""Bytes of the pickle, number of buffers; then a `_PLACE` for each buffer; then the pickle."""
+
+_PLACE = np.dtype([("file", "<u8"), ("start", "<u8"), ("size", "<u8")])
+"""Which of the message's files holds a buffer, and where."""
+
+_ALIGNMENT = 64
+"""Every buffer begins at a multiple of this, as Arrow recommends."""
+
+_MOST_FILES = 16
+"""Files in memory that go with one message."""
+
+_shared: dict[int, int] = {}
+"""Address of each buffer that `share` made and that no message has taken yet -> its file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """What a worker sends instead of a result."""
+
+    error: BaseException
+    """What was raised, with where it was raised as a note."""
+
+
+def share(pieces: Iterable[bytes]) -> pa.Buffer:
+    """Bytes one after another in a file in memory, so that `send` need not copy them.
+
+    The next message must hold them: it takes the file.
+    """
+    file = os.memfd_create("stoker-bytes", os.MFD_CLOEXEC)
+    for piece in pieces:
+        _write(file, memoryview(piece))
+    if not os.fstat(file).st_size:
+        os.close(file)
+        return pa.py_buffer(b"")
+    buffer = pa.py_buffer(mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
+    _shared[buffer.address] = file
+    return buffer
+
+
+def send(link: socket.socket, message: object) -> None:
+    """Send a message.
+
+    Args:
+        link: One end of a socket pair.
+        message: Anything that can be pickled.
+
+    Raises:
+        OSError: the other end is closed, or there is no memory.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    files: list[int] = []
+    try:
+        places = _placed([pa.py_buffer(buffer.raw()) for buffer in buffers], files)
+        head = _HEAD.pack(len(body), len(buffers))
+        sent = socket.send_fds(link, [head], files) if files else 0
+        link.sendall(head[sent:] + places.tobytes() + body)
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _placed(buffers: Sequence[pa.Buffer], files: list[int]) -> np.ndarray[Any, Any]:
+    """Where each buffer lies in the files; those that lie in none are copied into one of their own."""
+    places = np.zeros(len(buffers), _PLACE)
+    own, end = -1, 0
+    for place, buffer in zip(places, buffers, strict=True):
+        start, file = 0, _shared.pop(buffer.address, -1) if buffer.size else -1
+        if file >= 0:
+            files.append(file)
+            number = len(files) - 1
+        else:
+            if own < 0:
+                files.append(os.memfd_create("stoker-message", os.MFD_CLOEXEC))
+                own = len(files) - 1
+            number, start = own, end
+            end += _write(files[own], memoryview(buffer), padded=True)
+        place["file"], place["start"], place["size"] = number, start, buffer.size
+    return places
+
+
+def receive(link: socket.socket) -> Any:
+    """Wait for the next message.
+
+    Args:
+        link: The other end of the socket pair.
+
+    Returns:
+        The message. Its buffers are read-only and lie in the sender's file in memory, which is freed
+        with the last of them.
+
+    Raises:
+        EOFError: the other end was closed.
+        OSError: the connection is broken.
+    """
+    head, files, _, _ = socket.recv_fds(link, _HEAD.size, _MOST_FILES)
+    try:
+        if not head:
+            raise EOFError("the other end is closed")
+        length, count = _HEAD.unpack(head + _exactly(link, _HEAD.size - len(head)))
+        places = np.frombuffer(_exactly(link, count * _PLACE.itemsize), _PLACE)
+        body = _exactly(link, length)
+        buffers = _mapped(files, places.tolist())
+        return pickle.loads(body, buffers=buffers)  # noqa: S301  # sent by a process of our own
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _write(file: int, data: memoryview, *, padded: bool = False) -> int:
+    """Write all of it, and give how far that moved the end."""
+    rest = data
+    while len(rest):
+        rest = rest[os.write(file, rest) :]
+    padding = -len(data) % _ALIGNMENT if padded else 0
+    return len(data) + (os.write(file, bytes(padding)) if padding else 0)
+
+
+def _mapped(files: Sequence[int], places: Iterable[tuple[int, int, int]]) -> list[memoryview]:
+    """The buffers, as views of the files in memory."""
+    whole = [
+        memoryview(mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
+        if os.fstat(file).st_size
+        else memoryview(b"")
+        for file in files
+    ]
+    return [whole[file][start : start + size] for file, start, size in places]
+
+
+def _exactly(link: socket.socket, size: int) -> bytearray:
+    found = bytearray(size)
+    rest = memoryview(found)
+    while rest:
+        count = link.recv_into(rest)
+        if not count:
+            raise EOFError("the other end is closed")
+        rest = rest[count:]
+    return found

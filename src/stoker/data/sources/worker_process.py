@@ -1,0 +1,57 @@
+"""`python -m stoker.data.sources.worker_process FD PARENT`: does what it is sent until nobody sends.
+
+It never imports TensorFlow. It ends when the process that started it ends, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from stoker.data.sources.messages import Failure, receive, send
+
+PR_SET_PDEATHSIG = 1
+"""Source: linux/prctl.h; prctl(2)."""
+
+
+def main(link: socket.socket) -> None:
+    """Answer each task, a function and its argument, with the function's result or a `Failure`."""
+    # Without the other end there is nobody to tell.
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            function, argument = receive(link)
+            send(link, _answer(function, argument))
+
+
+def _answer(function: Callable[[Any], Any], argument: Any) -> Any:
+    try:
+        return function(argument)
+    except Exception as error:  # noqa: BLE001  # the process that asked raises it again
+        text = f"In a worker process:\n{traceback.format_exc().rstrip()}"
+        try:
+            pickle.dumps(error)
+        except (pickle.PicklingError, TypeError, AttributeError):
+            return Failure(error=RuntimeError(text))
+        error.add_note(text)
+        return Failure(error=error)
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit()
+
+
+if __name__ == "__main__":
+    end_with(int(sys.argv[2]))
+    with socket.socket(fileno=int(sys.argv[1])) as _link:
+        main(_link)

@@ -1,0 +1,245 @@
+"""Work on many parts of a source at once, its results in the order of the parts.
+
+In threads, which Python's lock keeps from using more than about one core where the work is many
+small calls, or in processes of our own, each of which takes a whole part and hands back Arrow
+buffers in shared memory (decision 0049). Both do the same work on the same parts, so the results are
+the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from stoker.cluster.limits import kernel_refusals, usable_cores
+from stoker.core.errors import Plain, UserError
+from stoker.data.sources.messages import Failure, receive, send
+
+Part = TypeVar("Part")
+Made = TypeVar("Made")
+
+AHEAD = 2
+"""Parts that are under way or done for each worker process, so that a slow one holds up none. Threads
+have one each, and one more: their parts are larger."""
+
+END_S = 5.0
+"""Longest wait for a killed worker to be gone, seconds."""
+
+
+class Workers(Protocol):
+    """What a source's parts are worked on by."""
+
+    @property
+    def count(self) -> int:
+        """How many parts are worked on at once."""
+        ...
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether results come from another process, see `messages.share`."""
+        ...
+
+    def map(self, function: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[Made]:
+        """The results, in the order of the parts, which are drawn as they are needed.
+
+        Args:
+            function: Of a module, so that another process can import it.
+            parts: What can be pickled.
+
+        Raises:
+            UserError: a worker was killed; or whatever the function raises.
+        """
+        ...
+
+    def call(self, function: Callable[[Part], Made], part: Part) -> Made:
+        """One result, waited for; from any thread. Raises as `map`."""
+        ...
+
+
+class InThreads:
+    """Threads of this process."""
+
+    shares_memory = False
+
+    def __init__(self, count: int | None = None) -> None:
+        """Start none before they are needed.
+
+        Args:
+            count: How many; None: one for each core, and at least two.
+        """
+        self.count = count or max(2, usable_cores())
+
+    def map(self, function: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[Made]:
+        """See `Workers`; any function will do."""
+        with ThreadPoolExecutor(self.count, thread_name_prefix="source") as pool:
+            yield from _in_order(lambda part: pool.submit(function, part), parts, most=self.count)
+
+    def call(self, function: Callable[[Part], Made], part: Part) -> Made:
+        """See `Workers`; done in the calling thread."""
+        return function(part)
+
+
+class InProcesses:
+    """Processes of their own, ended by `close`."""
+
+    shares_memory = True
+
+    def __init__(self, count: int) -> None:
+        """Start them; they are ready some tenths of a second later."""
+        self.count = count
+        self._workers: list[_Worker] = []
+        self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="worker")
+        try:
+            for _ in range(count):
+                self._workers.append(_Worker())
+        except BaseException:
+            self.close()
+            raise
+        for worker in self._workers:
+            self._free.put(worker)
+
+    def map(self, function: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[Made]:
+        """See `Workers`."""
+        yield from _in_order(
+            lambda part: self._pool.submit(self.call, function, part),
+            parts,
+            most=self.count * AHEAD,
+        )
+
+    def call(self, function: Callable[[Part], Made], part: Part) -> Made:
+        """See `Workers`."""
+        worker = self._free.get()
+        try:
+            found = worker.ask(function, part)
+        finally:
+            self._free.put(worker)
+        if isinstance(found, Failure):
+            raise found.error
+        made: Made = found
+        return made
+
+    def close(self) -> None:
+        """Kill them: what they have under way is needed by nobody."""
+        for worker in self._workers:
+            worker.kill()
+        self._pool.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.close()
+
+
+class _Worker:
+    """One process and the connection to it."""
+
+    def __init__(self) -> None:
+        self._refusals = kernel_refusals().out_of_memory
+        self._link, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-P", "-m", "stoker.data.sources.worker_process"),
+                        *(str(theirs.fileno()), str(os.getpid())),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    # Ctrl-C in a terminal goes to this process alone, which ends the workers.
+                    process_group=0,
+                    # A thread for each core would compete with the other workers.
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                )
+        except BaseException:
+            self._link.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def ask(self, function: Callable[[Any], Any], part: object) -> Any:
+        """Send a task and wait for the answer."""
+        try:
+            send(self._link, (function, part))
+            return receive(self._link)
+        except (EOFError, ConnectionError) as error:
+            raise self._lost() from error
+
+    def kill(self) -> None:
+        """Kill it; whoever waits for its answer is told that it was lost."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Wait until a killed process is gone, and close the connection."""
+        self._process.wait(END_S)
+        self._link.close()
+
+    def _lost(self) -> UserError:
+        code = self._process.wait(END_S)
+        how = f"it exited with code {code}"
+        if code < 0:
+            how = f"it was killed by {signal.Signals(-code).name}"
+        if kernel_refusals().out_of_memory > self._refusals:
+            how += ": the container's memory is used up"
+        return UserError(
+            "A worker process ended before its work was done",
+            got=Plain(how),
+            fix="Run it again: it goes on from the last whole shard. If memory was short, set "
+            "data.workers to fewer processes.",
+        )
+
+
+@contextlib.contextmanager
+def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
+    """Workers for the length of a block.
+
+    Args:
+        count: How many; None: one for each core that this process may use.
+        processes: Whether they are processes, where there are at least two and Linux runs them.
+    """
+    found = count or usable_cores()
+    if not processes or found < 2 or not hasattr(os, "memfd_create"):
+        yield InThreads(count)
+        return
+    with contextlib.closing(InProcesses(found)) as workers:
+        yield workers
+
+
+def _in_order(
+    begin: Callable[[Part], Future[Made]], parts: Iterable[Part], *, most: int
+) -> Iterator[Made]:
+    """Begin up to so many, and give each result when all before it were given.
+
+    What goes wrong while the parts are drawn is raised after the results of those before it.
+    """
+    under_way: deque[Future[Made]] = deque()
+    drawn = iter(parts)
+    failed: Exception | None = None
+    try:
+        while True:
+            try:
+                part = next(drawn)
+            except StopIteration:
+                break
+            except Exception as error:  # noqa: BLE001  # raised below, in its turn
+                failed = error
+                break
+            under_way.append(begin(part))
+            if len(under_way) > most:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+    finally:
+        for future in under_way:
+            future.cancel()
+    if failed is not None:
+        raise failed

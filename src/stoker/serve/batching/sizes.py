@@ -1,0 +1,57 @@
+"""The sizes that batches are padded to, where each size that is new costs more than the padding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.protobuf import saved_model_pb2
+
+from stoker.serve.batching.config import BatchingConfig, WarmSizes
+
+_COMPILED = ("_XlaMustCompile", "_XlaCompile")
+"""Attributes of functions and calls that TensorFlow compiles by XLA (`jit_compile=True`)."""
+
+
+def with_sizes(
+    config: BatchingConfig, wanted: WarmSizes, *, compiled: bool, gpu: bool
+) -> BatchingConfig:
+    """The configuration with the sizes that batches of one model are padded to.
+
+    Args:
+        config: As it was given.
+        wanted: The user's choice.
+        compiled: Whether XLA compiles the model: each size that is new takes a compilation.
+        gpu: Whether it runs on a GPU: each size that is new makes cuDNN choose its kernels.
+
+    Returns:
+        Powers of two and the largest size, where no sizes are given and they are wanted.
+    """
+    needs_sizes = wanted == "on" or (wanted == "auto" and (compiled or gpu))
+    if not config.enabled or not needs_sizes:
+        return config
+    sizes = config.allowed_batch_sizes or _doubling(config.max_batch_size)
+    return dataclasses.replace(config, allowed_batch_sizes=sizes, only_allowed_sizes=compiled)
+
+
+def is_compiled(saved: saved_model_pb2.SavedModel) -> bool:
+    """Whether a SavedModel has a function or a call that XLA must compile."""
+    for meta_graph in saved.meta_graphs:
+        library = meta_graph.graph_def.library.function
+        if any(found.attr[name].b for found in library for name in _COMPILED if name in found.attr):
+            return True
+        bodies = (meta_graph.graph_def.node, *(found.node_def for found in library))
+        if any(_calls_compiled(body) for body in bodies):
+            return True
+    return False
+
+
+def _calls_compiled(nodes: Iterable[node_def_pb2.NodeDef]) -> bool:
+    return any(node.attr[name].b for node in nodes for name in _COMPILED if name in node.attr)
+
+
+def _doubling(most: int) -> tuple[int, ...]:
+    """1, 2, 4 and so on up to the largest size, which is the last."""
+    sizes = [1 << power for power in range(most.bit_length()) if 1 << power < most]
+    return (*sizes, most)

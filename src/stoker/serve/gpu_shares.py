@@ -1,0 +1,75 @@
+"""Which GPU each worker of a server uses, and how much of its memory; needs no TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stoker.cluster.machine.gpus import read_gpus
+from stoker.cluster.shares import GPUS
+
+TOGETHER = 0.9
+"""Share of a GPU's memory for all workers on it, where no fraction is given and there are several.
+
+The rest is for what each process holds outside of TensorFlow's allocator (CUDA context, cuDNN, cuBLAS).
+No GPU has confirmed that a tenth is enough.
+"""
+
+_HIDDEN = ("", "-1")
+"""CUDA sees no device from the first such entry of CUDA_VISIBLE_DEVICES on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuShare:
+    """What one worker gets."""
+
+    gpu: str | None
+    """Its GPU, as CUDA_VISIBLE_DEVICES names it; None where the machine has none to hand out."""
+
+    fraction: float
+    """Largest share of that GPU's memory that it may take, 0..1; 0 sets no limit."""
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables that a worker with this share is started with."""
+        return {} if self.gpu is None else {GPUS: self.gpu}
+
+
+def usable_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs that this server may use, as CUDA_VISIBLE_DEVICES names them.
+
+    Args:
+        environ: `CUDA_VISIBLE_DEVICES` in it chooses among the GPUs of the machine.
+
+    Returns:
+        One name for each; empty without a driver that answers, and where a GPU is cut into MIG
+        instances that the environment does not choose among: CUDA then shows one of them only.
+    """
+    states = read_gpus().states
+    named = environ.get(GPUS)
+    if not states or (named is None and any(state.mig for state in states)):
+        return ()
+    if named is None:
+        return tuple(str(index) for index in range(len(states)))
+    names = [name.strip() for name in named.split(",")]
+    return tuple(names[: next((i for i, name in enumerate(names) if name in _HIDDEN), len(names))])
+
+
+def gpu_shares(gpus: Sequence[str], *, workers: int, fraction: float) -> list[GpuShare]:
+    """What each worker gets: the GPUs in turn, and of each an equal part of its memory.
+
+    A session places a model that names no device on the first GPU that it sees, so a worker sees one.
+
+    Args:
+        gpus: The GPUs that may be used.
+        workers: How many workers there are.
+        fraction: Share of each GPU's memory for all workers on it; 0 lets a single one grow freely.
+    """
+    if not gpus:
+        return [GpuShare(gpu=None, fraction=fraction / workers) for _ in range(workers)]
+    shares = []
+    for number in range(workers):
+        place = number % len(gpus)
+        sharers = len(range(place, workers, len(gpus)))
+        together = TOGETHER if not fraction and sharers > 1 else fraction
+        shares.append(GpuShare(gpu=gpus[place], fraction=together / sharers))
+    return shares

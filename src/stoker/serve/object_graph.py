@@ -1,0 +1,128 @@
+"""SavedModels whose variables a session does not restore, loaded by their object graph instead.
+
+`tf.saved_model.save` of a `tf.Module` that holds a Keras 3 model writes each variable twice: signatures read
+one, the restore operation fills the other. TensorFlow Serving serves such a model, and every answer is an
+error (tensorflow/serving#2250). `tf.saved_model.load` joins the two.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import meta_graph_pb2
+
+from stoker.export.callpath import SERVE_TAG, LoadedModel
+from stoker.serve.reach import (
+    INIT_COLLECTIONS,
+    INIT_SIGNATURE,
+    node_of,
+    nodes_by_name,
+    reached,
+    roots_of,
+)
+
+_log = logging.getLogger(__name__)
+
+Run = Callable[..., list[np.ndarray[Any, Any]]]
+
+
+def unrestored_variables(meta_graph: meta_graph_pb2.MetaGraphDef) -> set[str]:
+    """The variables that signatures read and that neither the restore nor the initializer fills.
+
+    Empty of a SavedModel without an object graph: TensorFlow 1 names what it restores in other ways.
+    """
+    if not meta_graph.HasField("saver_def") or not meta_graph.HasField("object_graph_def"):
+        return set()
+    nodes = nodes_by_name(meta_graph.graph_def)
+
+    def variables(roots: list[str]) -> set[str]:
+        return {node.name for node in reached(nodes, roots) if node.op == "VarHandleOp"}
+
+    filling = [node_of(meta_graph.saver_def.restore_op_name)]
+    if INIT_SIGNATURE in meta_graph.signature_def:
+        filling += [
+            node_of(info.name) for info in meta_graph.signature_def[INIT_SIGNATURE].outputs.values()
+        ]
+    for key in INIT_COLLECTIONS:
+        if key in meta_graph.collection_def:
+            filling += map(node_of, meta_graph.collection_def[key].node_list.value)
+    return variables(roots_of(meta_graph)) - variables(filling)
+
+
+def load_object_graph(definitions: Mapping[str, Any], folder: Path) -> LoadedModel:
+    """Load a model whose variables a session would leave empty.
+
+    Args:
+        definitions: Its signatures; all its functions were checked.
+        folder: Where it is.
+
+    Raises:
+        ValueError: a signature has no function in the object graph.
+    """
+    loaded = tf.saved_model.load(str(folder), tags=[SERVE_TAG])
+    callable_ = {
+        name: definition
+        for name, definition in definitions.items()
+        if definition.inputs and definition.outputs
+    }
+    missing = callable_.keys() - loaded.signatures.keys()
+    if missing:
+        raise ValueError(f"its object graph has no signature {min(missing)!r}")
+    runs = {
+        name: _run_of(loaded, loaded.signatures[name], definition)
+        for name, definition in callable_.items()
+    }
+    _log.warning(
+        "%s is served by its object graph, which is slower: a session does not restore its variables. "
+        "Export it by Keras's ExportArchive or model.export()",
+        folder,
+    )
+    return LoadedModel(None, definitions, folder, runs=runs)
+
+
+def _run_of(loaded: Any, function: Any, definition: meta_graph_pb2.SignatureDef) -> Run:
+    inputs = sorted(definition.inputs.items())
+    outputs = sorted(definition.outputs)
+
+    def run(*arrays: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        _ = loaded  # a function holds its variables weakly
+        fed = {
+            name: tf.constant(array, tf.dtypes.as_dtype(info.dtype))
+            for (name, info), array in zip(inputs, arrays, strict=True)
+        }
+        try:
+            found = function(**fed)
+        except (TypeError, ValueError) as error:
+            raise tf.errors.InvalidArgumentError(None, None, str(error)) from error
+        return [_array(found[name]) for name in outputs]
+
+    return run
+
+
+def _array(tensor: tf.Tensor) -> np.ndarray[Any, Any]:
+    value = tensor.numpy()
+    if tensor.dtype != tf.string:
+        return np.asarray(value)
+    array = np.empty(tensor.shape, dtype=object)
+    array[...] = value
+    return array
+
+
+def checked_functions(meta_graph: meta_graph_pb2.MetaGraphDef) -> Sequence[str]:
+    """The functions that loading the object graph may run: all but those that save and restore."""
+    nodes = nodes_by_name(meta_graph.graph_def)
+    saver = meta_graph.saver_def
+    own = {
+        value.func.name
+        for name in (saver.save_tensor_name, saver.restore_op_name)
+        if node_of(name) in nodes
+        for value in nodes[node_of(name)].attr.values()
+        if value.WhichOneof("value") == "func"
+    }
+    library = meta_graph.graph_def.library.function
+    return [found.signature.name for found in library if found.signature.name not in own]

@@ -1,0 +1,47 @@
+"""What a person sees while XLA compiles and the device waits: what is compiled, and for how long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SILENT_S = 2.0
+"""What is compiled in less is not shown."""
+
+EVERY_S = 1.0
+"""The line is told again after this."""
+
+
+@contextmanager
+def shown(tell: Callable[[str], None], what: str) -> Iterator[None]:
+    """Show what is compiled, and for how long it has been.
+
+    Args:
+        tell: Takes the line, from another thread: this one is inside TensorFlow.
+        what: What is compiled; empty where nothing is.
+
+    Yields:
+        Nothing; the line is told until the end, e.g. `compiling, 0:35: ...`.
+    """
+    if not what:
+        yield
+        return
+    begun_s = time.monotonic()
+    ended = threading.Event()
+
+    def repeat() -> None:
+        wait_s = SILENT_S
+        while not ended.wait(wait_s):
+            passed = round(time.monotonic() - begun_s)
+            tell(f"compiling, {passed // 60}:{passed % 60:02}: {what}")
+            wait_s = EVERY_S
+
+    teller = threading.Thread(target=repeat, name="stoker-compiling", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()

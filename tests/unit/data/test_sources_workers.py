@@ -1,0 +1,168 @@
+"""Workers: results in the order of the parts, buffers in shared memory, errors as they were."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stoker.cluster.limits import cpu_limit, usable_cores
+from stoker.core.errors import ConfigError, DataError, Plain
+from stoker.data.ingest import IngestConfig
+from stoker.data.sources.messages import receive, send, share
+from stoker.data.sources.uri import parse_uri
+from stoker.data.sources.workers import InProcesses, InThreads, Workers, started
+
+
+def doubled(number: int) -> int:
+    return 2 * number
+
+
+def refused(number: int) -> int:
+    raise DataError(f"number {number} must be even", got=Plain("an odd one"), fix="Add 1.")
+
+
+def shared_array(text: str) -> pa.Array:
+    pieces = [letter.encode() * 3 for letter in text]
+    ends = np.cumsum([0, *map(len, pieces)], dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), len(pieces), [None, pa.py_buffer(ends), share(pieces)]
+    )
+
+
+def open_files(_: int) -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Workers]:
+    """Given functions of other modules only: another process cannot import this file."""
+    with started(2, processes=True) as workers:
+        yield workers
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        {"a": [1, "b"]},
+        np.arange(100_000),
+        np.zeros(0),
+        pa.table({"x": pa.array([b"1", None, b"333"]), "y": [1.5, 2.5, None]}),
+        pa.table({"x": pa.array([], pa.binary())}),
+        [np.arange(3), np.ones((4, 5)), b"bytes"],
+    ],
+    ids=["none", "dict", "array", "empty array", "table", "empty table", "several"],
+)
+def test_a_message_arrives_as_it_was_sent(message: object) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(30)
+        send(ours, message)
+        ours.close()
+        found = receive(theirs)
+
+    assert repr(found) == repr(message)
+
+
+def test_shared_bytes_are_sent_without_a_file_that_stays_open() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        before = open_files(0)
+        for text in ("abc", "", "x" * 1000):
+            send(ours, [shared_array(text), np.arange(7)])
+            found, numbers = receive(theirs)
+            assert found.to_pylist() == [letter.encode() * 3 for letter in text]
+            assert numbers.tolist() == list(range(7))
+        # A mapping holds its file open as long as there is one.
+        del found, numbers
+        assert open_files(0) == before
+
+
+def test_a_closed_connection_is_the_end_of_the_messages() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.close()
+        with pytest.raises(EOFError):
+            receive(theirs)
+
+
+def test_results_come_in_the_order_of_the_parts(processes: Workers) -> None:
+    assert list(processes.map(abs, range(-50, 50))) == [abs(n) for n in range(-50, 50)]
+    assert list(InThreads(3).map(doubled, range(50))) == [2 * n for n in range(50)]
+
+
+def test_an_error_of_a_worker_is_raised_as_it_was(processes: Workers) -> None:
+    with pytest.raises(ConfigError) as here:
+        parse_uri("s3:///x")
+    with pytest.raises(ConfigError) as there:
+        processes.call(parse_uri, "s3:///x")
+
+    assert there.value.line() == here.value.line()
+    assert "In a worker process" in there.value.__notes__[0]
+    with pytest.raises(ZeroDivisionError):
+        processes.call(functools.partial(divmod, 1), 0)
+    assert processes.call(abs, -1) == 1
+
+
+def test_an_error_while_parts_are_drawn_comes_after_the_results_before_it() -> None:
+    def parts() -> Iterator[int]:
+        yield from range(3)
+        raise DataError("the parts must go on", got=3)
+
+    results = InThreads(2).map(doubled, parts())
+
+    assert [next(results) for _ in range(3)] == [0, 2, 4]
+    with pytest.raises(DataError, match="must go on"):
+        next(results)
+
+
+def test_an_earlier_parts_error_is_raised_before_a_later_one() -> None:
+    def parts() -> Iterator[int]:
+        yield 1
+        raise DataError("the parts must go on", got=3)
+
+    with pytest.raises(DataError, match="number 1 must be even"):
+        list(InThreads(5).map(refused, parts()))
+
+
+def test_closed_workers_are_gone() -> None:
+    workers = InProcesses(2)
+    pids = [worker.pid for worker in workers._workers]
+    workers.close()
+
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1025])
+def test_a_number_of_workers_that_cannot_be_is_refused(count: int) -> None:
+    with pytest.raises(ConfigError, match=r"data\.workers must be at"):
+        IngestConfig(source="data.csv", workers=count)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_containers_limit_of_cores_is_read(
+    files: dict[str, str], expected: float | None, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert cpu_limit(tmp_path) == expected
+    cores = len(os.sched_getaffinity(0))
+    assert usable_cores(tmp_path) == (min(cores, 2) if expected else cores)

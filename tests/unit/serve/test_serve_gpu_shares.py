@@ -1,0 +1,119 @@
+"""Workers divide GPUs and their memory; a compiled stand-in plays the driver. No GPU has seen it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.compiled import compiled
+
+from stoker.cluster.shares import GPUS
+from stoker.serve.gpu_shares import TOGETHER, GpuShare, gpu_shares
+
+STAND_IN = Path(__file__).parents[2] / "integration" / "cluster" / "nvml_stand_in.c"
+
+
+def test_one_worker_on_one_gpu_grows_without_a_limit() -> None:
+    assert gpu_shares(["0"], workers=1, fraction=0.0) == [GpuShare(gpu="0", fraction=0.0)]
+
+
+def test_workers_on_one_gpu_divide_its_memory_and_leave_some_for_their_contexts() -> None:
+    shares = gpu_shares(["0"], workers=3, fraction=0.0)
+
+    assert [share.gpu for share in shares] == ["0"] * 3
+    assert sum(share.fraction for share in shares) == pytest.approx(TOGETHER)
+
+
+def test_a_fraction_is_divided_among_the_workers_of_each_gpu() -> None:
+    shares = gpu_shares(["GPU-a", "GPU-b"], workers=3, fraction=0.6)
+
+    assert [share.gpu for share in shares] == ["GPU-a", "GPU-b", "GPU-a"]
+    assert [share.fraction for share in shares] == pytest.approx([0.3, 0.6, 0.3])
+
+
+def test_without_a_gpu_nothing_is_set_and_a_fraction_is_still_divided() -> None:
+    shares = gpu_shares([], workers=2, fraction=0.5)
+
+    assert [share.environment() for share in shares] == [{}, {}]
+    assert [share.fraction for share in shares] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, "('0', '1')"),
+        ("1", "('1',)"),
+        ("GPU-b, GPU-a", "('GPU-b', 'GPU-a')"),
+        ("0,-1,1", "('0',)"),
+        ("-1", "()"),
+        ("", "()"),
+    ],
+)
+def test_the_gpus_of_the_driver_are_used_as_far_as_the_environment_shows_them(
+    driver: Path, visible: str | None, found: str
+) -> None:
+    assert usable(driver, {} if visible is None else {GPUS: visible}) == found
+
+
+def test_a_broken_driver_means_no_gpu(driver: Path) -> None:
+    assert usable(driver, {GPUS: "0", "NO_DRIVER": "1"}) == "()"
+
+
+CREW = """\
+import sys, time
+from pathlib import Path
+from stoker.serve.config import ServeConfig
+from stoker.serve.workers import Crew
+folder = Path(sys.argv[1])
+say = "import os, pathlib, sys; number = sys.argv[sys.argv.index('--worker') + 1]; "
+say += "text = ' '.join([os.environ['CUDA_VISIBLE_DEVICES'], *sys.argv[-2:]]); "
+say += f"pathlib.Path({str(folder)!r}, number + '.txt').write_text(text); sys.stdin.read()"
+config = ServeConfig(root=folder, workers=3, per_process_gpu_memory_fraction=0.5)
+crew = Crew(config, [sys.executable, "-c", say], folder)
+until_s = time.monotonic() + 30
+while len([path for path in folder.glob('*.txt') if path.read_text()]) < 3 and time.monotonic() < until_s:
+    time.sleep(0.02)
+crew.end()
+"""
+
+
+def test_each_worker_is_started_with_its_gpu_and_its_part_of_the_memory(
+    driver: Path, tmp_path: Path
+) -> None:
+    inherited = {name: value for name, value in os.environ.items() if name != GPUS}
+    subprocess.run(
+        [sys.executable, "-c", CREW, str(tmp_path)],
+        env=inherited | {"LD_LIBRARY_PATH": str(driver)},
+        check=True,
+        timeout=60,
+    )
+
+    said = [(tmp_path / f"{number}.txt").read_text() for number in range(3)]
+    flag = "--per_process_gpu_memory_fraction"
+    assert said == [f"0 {flag} 0.25", f"1 {flag} 0.5", f"0 {flag} 0.25"]
+
+
+def usable(driver: Path, environment: dict[str, str]) -> str:
+    code = (
+        "import os; from stoker.serve.gpu_shares import usable_gpus; print(usable_gpus(os.environ))"
+    )
+    inherited = {name: value for name, value in os.environ.items() if name != GPUS}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=inherited | {"LD_LIBRARY_PATH": str(driver)} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a libnvidia-ml.so.1 that has two GPUs."""
+    folder = tmp_path_factory.mktemp("driver")
+    compiled(STAND_IN, folder / "libnvidia-ml.so.1")
+    return folder
