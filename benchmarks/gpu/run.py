@@ -63,12 +63,6 @@ def limit_of(part: str) -> float:
     return float(importlib.import_module(f"parts.{part}").LIMIT_S)
 
 
-def missing_of(part: str) -> str:
-    """Why this version cannot run a part; empty if it can."""
-    found = getattr(importlib.import_module(f"parts.{part}"), "missing", None)
-    return str(found()) if found else ""
-
-
 def test(given: argparse.Namespace) -> int:
     """Every file of tests/gpu, each with its time-out; the exit code."""
     wanted = given.only
@@ -118,9 +112,6 @@ def bench(given: argparse.Namespace) -> int:
         "prepare",
         *(name for name in records.ORDER if not given.only or name in given.only),
     ):
-        if part != "prepare" and (why := missing_of(part)):
-            out.write(f"not run    {part}: {why}")
-            continue
         left_s = budget_s - (time.monotonic() - began_s)
         longest_s = PREPARE_S if part == "prepare" else limit_of(part)
         limit_s = min(longest_s * slower, left_s)
@@ -211,9 +202,6 @@ def smoke(given: argparse.Namespace) -> int:
     for given.name in ["prepare"] + [
         name for name in records.ORDER if not given.only or name in given.only
     ]:
-        if given.name != "prepare" and (why := missing_of(given.name)):
-            sys.stdout.write(f"not run {given.name}: {why}\n")
-            continue
         began_s = time.monotonic()
         try:
             code = part(given)

@@ -23,8 +23,6 @@ def measure(at: Situation) -> None:
     """The stage as a user runs it, from nothing; then by number of cores, and the check alone."""
     photos, cores = at.photographs(), len(os.sched_getaffinity(0))
     show_stage(at, photos, cores)
-    if not SCRIPT.is_file():
-        return
     sys.path.append(str(SCRIPT.parent))
     images = importlib.import_module("images")
     repeats = 3 if at.device == "gpu" else 1

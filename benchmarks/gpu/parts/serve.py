@@ -16,11 +16,6 @@ END_S = 5.0
 """Time for the server's end, seconds."""
 
 
-def missing() -> str:
-    """Why this version cannot run the part; empty if it can."""
-    return "" if SCRIPT.is_file() else f"{SCRIPT.relative_to(ROOT)} is not there"
-
-
 def measure(at: Situation) -> None:
     """Batch 32 first, which has a target; what is there when the time is up counts."""
     out = at.work / f"serve-{os.getpid()}.json"
