@@ -46,7 +46,7 @@ SAY_0_cpu = without TensorFlow's CUDA libraries (CUDA=0)
 .PHONY: help another-python setup demo test tf-serving-oracle soak check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
-	bench-tune bench-serve
+	bench-tune bench-serve test-gpu bench-gpu
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -112,6 +112,8 @@ soak: $(STAMP) ## what is too long for `make test`: kills, swaps, all levers, th
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 	@STOKER_ALL_LEVERS=1 $(BIN)/python -m pytest -m alone $(ARGS)
+	@$(BIN)/python benchmarks/gpu/run.py test --device cpu
+	@$(BIN)/python benchmarks/gpu/run.py bench --device cpu
 	@STOKER_FUZZ_EXAMPLES=50000 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_rest.py $(ARGS)
 	@STOKER_SWAPS=20 $(BIN)/python -m pytest tests/integration/serve/test_serve_swaps.py $(ARGS)
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
@@ -182,6 +184,19 @@ bench-serve: $(STAMP) ## the server beside its peers; needs wrk and h2load (abou
 	@$(BIN)/python benchmarks/serve/environments.py --uv $(UV)
 	@$(BIN)/python benchmarks/serve/run.py
 	@$(BIN)/python benchmarks/report.py
+
+# The GPU suite runs with the Python that PYTHON= names and needs no `make setup` then: a hired machine has
+# no registry. DEVICE=cpu runs it small on the CPU. ONLY=train,xla picks parts, OUT= the folder of results.
+NAMED := $(filter command environment,$(origin PYTHON))
+GPU_RUN = $(if $(NAMED),$(PYTHON),$(BIN)/python) benchmarks/gpu/run.py
+GPU_OPTIONS = --device $(or $(DEVICE),gpu) --only "$(ONLY)" $(if $(OUT),--out "$(OUT)")
+
+test-gpu: $(if $(NAMED),,$(STAMP)) ## tests on a GPU (at most 3 minutes); DEVICE=cpu, ONLY=resume,recipe OUT=folder
+	@$(GPU_RUN) test $(GPU_OPTIONS)
+
+bench-gpu: $(if $(NAMED),,$(STAMP)) ## benchmarks on a GPU (at most 8 minutes); DEVICE=cpu, ONLY=train,xla OUT=folder
+	@$(GPU_RUN) bench $(GPU_OPTIONS); code=$$?; \
+	$(if $(filter cpu,$(DEVICE)),,$(GPU_RUN:gpu/run.py=report.py);) exit $$code
 
 $(BENCH_STAMP): benchmarks/requirements.txt
 	@echo "setup: the peers that we measure against, in $(BENCH)"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -133,10 +134,42 @@ def table(figures: Sequence[Figure]) -> str:
     for f in figures:
         target = "" if f["target"] is None else f"{f['target']:g} {f['unit']}"
         holds = {True: "yes", False: "**no**", None: ""}[f["holds"]]
-        lines.append(
-            f"| {f['name']} | {f['value']:g} {f['unit']} | {target} | {holds} | {f['how']} |"
-        )
+        value = "none" if f["value"] is None else f"{f['value']:g} {f['unit']}"
+        lines.append(f"| {f['name']} | {value} | {target} | {holds} | {f['how']} |")
     return "\n".join(lines) + "\n"
+
+
+def gpu() -> str:
+    """The section of the GPU suite: each part's card and figures, and what no card has measured."""
+    parts = ["\n## On a GPU\n\n`make bench-gpu` writes `benchmarks/results/gpu.json`.\n\n"]
+    parts.append((RESULTS / "gpu.md").read_text().strip() + "\n")
+    path = RESULTS / "gpu.json"
+    found: dict[str, Figure] = json.loads(path.read_text())["parts"] if path.is_file() else {}
+    if not found:
+        parts.append("\n**No card has measured this version yet: every figure above is open.**\n")
+    for name, record in found.items():
+        card = record["card"]
+        parts.append(
+            f"\n### {name}\n\n{record['date'][:10]}, commit {record['commit']}, "
+            f"{card.get('name', 'unknown card')}, driver {card.get('driver')}, power limit "
+            f"{card.get('power_limit_w')} W, {record['machine']['cores']} cores; {record['status']} after "
+            f"{record['took_s']:g} s.\n"
+        )
+        if record["refused"]:
+            parts.append(f"\n**Refused: {'; '.join(record['refused'])}.**\n")
+        parts.append("\n" + table([_refused(figure, record) for figure in record["figures"]]))
+    if found:
+        sys.path.insert(0, str(ROOT / "benchmarks" / "gpu"))
+        import records
+
+        together = records.derived(found)
+        parts.append("\n### Of several parts\n\n" + table(together) if together else "")
+    return "".join(parts)
+
+
+def _refused(figure: Figure, record: Figure) -> Figure:
+    """A figure of a refused record holds nothing."""
+    return figure | {"holds": None} if record["refused"] else figure
 
 
 def main() -> None:
@@ -162,6 +195,7 @@ def main() -> None:
         if note.is_file():
             parts.append("\n" + note.read_text().strip() + "\n")
         parts.append("\n" + table(figures))
+    parts.append(gpu())
     PAGE.write_text("".join(parts))
 
 

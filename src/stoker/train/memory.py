@@ -47,8 +47,16 @@ def _apply(config: MemoryConfig) -> None:
         if config.limit_mb is not None:
             limited = tf.config.LogicalDeviceConfiguration(memory_limit=config.limit_mb)
             _before_tensorflow_begins(tf.config.set_logical_device_configuration, gpu, [limited])
-        else:
+        elif len(logical_gpus(gpu)) < 2:
             _before_tensorflow_begins(tf.config.experimental.set_memory_growth, gpu, config.growth)
+
+
+def logical_gpus(gpu: Any) -> list[Any]:
+    """The parts that a GPU was cut into by `tf.config.set_logical_device_configuration`, with their limits.
+
+    TensorFlow refuses to let the memory of such a GPU grow.
+    """
+    return list(tf.config.get_logical_device_configuration(gpu) or [])
 
 
 def _before_tensorflow_begins(setting: Callable[..., None], *args: Any) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.user_code import first_line
 from stoker.train.config import StrategyName, TrainConfig
-from stoker.train.memory import apply_memory
+from stoker.train.memory import apply_memory, logical_gpus
 from stoker.train.threads import apply_threads
 
 _LOG = logging.getLogger(__name__)
@@ -163,11 +163,12 @@ def _mirrored(replicas: int) -> Distribution:
 def _local_devices(replicas: int) -> list[str]:
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
-        if replicas > len(gpus):
+        there = sum(len(logical_gpus(gpu)) or 1 for gpu in gpus)
+        if replicas > there:
             raise ConfigError(
                 "train.replicas must be at most the number of GPUs",
                 got=replicas,
-                fix=f"This machine has {len(gpus)}.",
+                fix=f"This machine has {there}.",
             )
         return [f"GPU:{index}" for index in range(replicas)]
     _cut_cpu(replicas)

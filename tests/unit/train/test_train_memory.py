@@ -29,6 +29,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         tf.config, "set_visible_devices", lambda *asked: calls.append(("visible", *asked))
     )
     monkeypatch.setattr(tf.config, "set_logical_device_configuration", limits)
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda gpu: None)
     monkeypatch.setattr(
         tf.config.experimental,
         "set_memory_growth",
@@ -66,6 +67,21 @@ def test_growth_limit_and_visible_gpus_reach_tensorflow(
     apply_memory(config)
 
     assert told == expected
+
+
+def test_a_gpu_that_the_user_has_cut_in_two_is_not_made_to_grow(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halves = [tf.config.LogicalDeviceConfiguration(memory_limit=64) for _ in range(2)]
+    monkeypatch.setattr(
+        tf.config,
+        "get_logical_device_configuration",
+        lambda gpu: halves if gpu == GPUS[1] else None,
+    )
+
+    apply_memory(MemoryConfig())
+
+    assert told == [("growth", gpu, True) for gpu in (GPUS[0], GPUS[2])]
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_is_set(told: Told) -> None:

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# What runs on the hired machine; README.md in this folder says how it gets there.
+#
+#   hired.sh part FOLDER       keep the parts of TensorFlow that came with this call
+#   hired.sh test | bench      unpack once, then what `make test-gpu` or `make bench-gpu` runs;
+#                              ONLY=, BUDGET= and OUT= as there, DEVICE=cpu to try all of this without a GPU
+#
+# Nothing is piped: what is printed lies in files under $OUT even where this is cut off.
+set -u
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+PARTS=${PARTS:-/opt/stoker-parts}
+SITE=${SITE:-/opt/stoker-site}
+OUT=${OUT:-/tmp/stoker-out}
+mkdir -p "$OUT" "$PARTS"
+
+case "${1:-}" in
+part)
+	mv "$2"/part-* "$PARTS"/ && ls "$PARTS"
+	;;
+test | bench)
+	if [ ! -f "$SITE/env.sh" ]; then
+		timeout -k 2 60 bash "$HERE/../../.gpu/tools/unpack.sh" "$PARTS" "$SITE" >"$OUT/unpack.txt" 2>&1 ||
+			{ tail -5 "$OUT/unpack.txt"; exit 1; }
+	fi
+	set +u # it adds to variables that need not be set
+	. "$SITE/env.sh"
+	# A time-out around the runner's own ones: its process tree ends with it.
+	timeout -k 5 "${LIMIT:-590}" python3 "$HERE/run.py" "$1" --device "${DEVICE:-gpu}" --out "$OUT" --only "${ONLY:-}" --budget "${BUDGET:-0}" \
+		>"$OUT/run.txt" 2>&1
+	code=$?
+	tail -80 "$OUT/run.txt"
+	exit $code
+	;;
+*)
+	sed -n 2,9p "${BASH_SOURCE[0]}"
+	exit 2
+	;;
+esac

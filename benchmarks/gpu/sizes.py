@@ -1,0 +1,120 @@
+"""How large everything is: on a GPU as the figures ask, on the CPU as small as it still means the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """The sizes of one device."""
+
+    photographs: int
+    """JPEG files."""
+
+    height: int
+    width: int
+    """Of a file, pixels."""
+
+    crop: int
+    """Height and width that the network sees, pixels."""
+
+    batch: int
+    """Images a step."""
+
+    network: str
+    """`resnet50`, or `small` for a network of two blocks."""
+
+    precision: str
+    """Of `model.fit`; ours goes by its own `auto`."""
+
+    fit_s: float
+    """`model.fit` is ended this long after its process started, seconds."""
+
+    after_s: float
+    """`model.fit` with XLA is ended this long after its first step, seconds."""
+
+    train_s: float
+    """Ours ends with the first epoch that ends after so long, seconds."""
+
+    start_s: float
+    """The cold start goes on this long, seconds, so that what it compiles is kept for the warm one."""
+
+    layers: int
+    units: int
+    heads: int
+    words: int
+    length: int
+    texts: int
+    """The Transformer: encoder layers, width, heads, vocabulary, tokens a text, texts a step."""
+
+    text_steps: int
+    """Steps of an epoch of the Transformer."""
+
+    peak_s: float
+    """Time to measure the device's peak, seconds."""
+
+    rounds: int
+    """Turns of each contestant of the small models."""
+
+    served_batch: int
+    """Images of a request."""
+
+    served_s: float
+    """Time that the server is asked, seconds."""
+
+    budget: str
+    """Of `stoker tune`."""
+
+
+GPU = Sizes(
+    photographs=9_600,
+    height=375,
+    width=500,
+    crop=224,
+    batch=256,
+    network="resnet50",
+    precision="mixed_bfloat16",
+    fit_s=32.0,
+    after_s=12.0,
+    train_s=34.0,
+    start_s=45.0,
+    layers=12,
+    units=768,
+    heads=12,
+    words=30_522,
+    length=128,
+    texts=128,
+    text_steps=100,
+    peak_s=4.0,
+    rounds=6,
+    served_batch=32,
+    served_s=5.0,
+    budget="85s",
+)
+
+CPU = Sizes(
+    photographs=96,
+    height=48,
+    width=64,
+    crop=32,
+    batch=8,
+    network="small",
+    precision="float32",
+    fit_s=2.0,
+    after_s=0.5,
+    train_s=1.0,
+    start_s=0.0,
+    layers=1,
+    units=32,
+    heads=2,
+    words=200,
+    length=16,
+    texts=8,
+    text_steps=12,
+    peak_s=0.3,
+    rounds=2,
+    served_batch=4,
+    served_s=0.5,
+    budget="60s",
+)

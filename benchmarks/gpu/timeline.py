@@ -1,0 +1,166 @@
+"""When a training had done how many samples, seen from outside while it runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EVERY_S = 0.02
+"""Pause between two looks at the file, seconds: the resolution of every time here."""
+
+WARM_SHARE = 0.2
+"""Share of the time after the first step that is left out of a steady rate."""
+
+WINDOWS = 8
+"""Windows that a steady rate is the median of, where there are that many marks."""
+
+FIVE_MINUTES_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """So many samples were done at this time."""
+
+    at: float
+    """By time.time."""
+
+    samples: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """One training, from the start of its process."""
+
+    began_at: float
+    marks: tuple[Mark, ...]
+
+    stepping: tuple[float, ...] = ()
+    """Samples a second of each call but the first, by the training's own clock; empty where it tells none."""
+
+    def until_first_step_s(self, *, batch: float) -> float | None:
+        """From the process's start to the end of its first step; None if there was none.
+
+        Where the first mark covers several steps, the time of all but the first is taken off, by the
+        pace of the marks after it.
+        """
+        if not self.marks:
+            return None
+        first = self.marks[0]
+        more = max(0.0, first.samples - batch)
+        pace = self.steady()
+        return first.at - self.began_at - (more / pace[0] if more and pace else 0.0)
+
+    def steady(self) -> tuple[float, float, float] | None:
+        """Samples a second while it steps: median, least and most of its calls, else of windows of marks."""
+        if self.stepping:
+            return statistics.median(self.stepping), min(self.stepping), max(self.stepping)
+        if len(self.marks) < 3:
+            return None
+        after_s = (self.marks[-1].at - self.marks[0].at) * WARM_SHARE
+        warm = [mark for mark in self.marks if mark.at >= self.marks[0].at + after_s]
+        size = max(1, (len(warm) - 1) // WINDOWS)
+        ends = warm[::size]
+        rates = [
+            (b.samples - a.samples) / (b.at - a.at)
+            for a, b in itertools.pairwise(ends)
+            if b.at > a.at and b.samples > a.samples
+        ]
+        return (statistics.median(rates), min(rates), max(rates)) if rates else None
+
+    def mean_rate(self) -> float | None:
+        """Samples a second from the first mark to the last: ends of epochs count."""
+        if len(self.marks) < 2:
+            return None
+        first, last = self.marks[0], self.marks[-1]
+        return (last.samples - first.samples) / (last.at - first.at)
+
+    def samples_within(self, seconds: float) -> float:
+        """Samples done this long after the process's start, between marks by a straight line."""
+        before = Mark(at=self.began_at, samples=0.0)
+        for mark in self.marks:
+            if mark.at - self.began_at > seconds:
+                share = (self.began_at + seconds - before.at) / (mark.at - before.at)
+                # Before the first mark nothing shows when its samples were done.
+                return before.samples + share * (mark.samples - before.samples) * bool(
+                    before.samples
+                )
+            before = mark
+        return before.samples
+
+    def five_minutes(self, *, batch: float) -> float | None:
+        """Samples in the first five minutes: the start as measured, then on at the mean rate."""
+        start_s, rate = self.until_first_step_s(batch=batch), self.mean_rate()
+        if start_s is None or rate is None:
+            return None
+        return max(0.0, FIVE_MINUTES_S - start_s) * rate
+
+
+def of_fit(lines: Path, *, began_at: float) -> Timeline:
+    """What `fit.py` wrote."""
+    found = [json.loads(line) for line in _whole_lines(lines)]
+    marks = [Mark(at=line["at"], samples=line["samples"]) for line in found]
+    return Timeline(began_at=began_at, marks=tuple(marks))
+
+
+class Following:
+    """Follows the `metrics.jsonl` of a `stoker train` that runs, and notes when lines came."""
+
+    def __init__(self, runs: Path, *, began_at: float) -> None:
+        self._runs, self._began_at = runs, began_at
+        self._known = set(runs.glob("*/*/train/metrics.jsonl"))
+        self._lines: list[tuple[float, dict[str, Any]]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def steps_seen(self) -> int:
+        """Steps that the newest line tells of."""
+        return max((int(line["step"]) for _, line in self._lines), default=0)
+
+    def runs(self) -> list[Path]:
+        """Folders of the runs that were begun meanwhile."""
+        return [path.parents[1] for path in self._new()]
+
+    def _new(self) -> set[Path]:
+        return set(self._runs.glob("*/*/train/metrics.jsonl")) - self._known
+
+    def end(self, *, batch: float) -> Timeline:
+        """Stop following.
+
+        Args:
+            batch: Samples a step, on average.
+        """
+        self._over.set()
+        self._thread.join()
+        marks: list[Mark] = []
+        for at, line in self._lines:
+            samples = float(line["step"]) * batch
+            if not marks or samples > marks[-1].samples:
+                marks.append(Mark(at=at, samples=samples))
+        told = [line["samples_per_s"] for _, line in self._lines if "samples_per_s" in line]
+        return Timeline(began_at=self._began_at, marks=tuple(marks), stepping=tuple(told[1:]))
+
+    def _follow(self) -> None:
+        seen = 0
+        while True:
+            last = self._over.is_set()
+            for path in self._new():
+                lines = _whole_lines(path)
+                now = time.time()
+                self._lines += [(now, json.loads(line)) for line in lines[seen:]]
+                seen = len(lines)
+            if last:
+                return
+            time.sleep(EVERY_S)
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

@@ -1,0 +1,19 @@
+"""What the fork server imports before it forks (see children.py)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# oneDNN's allocator waits 10 s for memory that is not there.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
+
+from stoker.app.quiet import import_tensorflow
+
+import_tensorflow()
+
+import stoker.app.cli.main  # noqa: E402 - what every child needs
+import stoker.app.training  # noqa: E402, F401 - as above

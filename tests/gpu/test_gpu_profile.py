@@ -1,0 +1,57 @@
+"""`stoker profile` of an experiment and of a script, with what the card did meanwhile."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from children import Children
+from tests.gpu.conftest import Device
+from tests.gpu.pictures import TIMEOUT_S, Pictures
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+SCRIPT = """\
+import keras
+import numpy as np
+
+layers = [keras.layers.Dense(256, activation="relu"), keras.layers.Dense(10)]
+model = keras.Sequential([keras.Input((64,)), *layers])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+x, y = np.random.rand(2048, 64).astype("float32"), np.random.randint(0, 10, 2048)
+model.fit(x, y, epochs=12, batch_size=64, verbose=0)
+"""
+
+
+def test_a_script_is_profiled_with_its_gpus(
+    device: Device, children: Children, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    child = children.stoker(
+        "profile", "--json", "--out", tmp_path / "p", "--", sys.executable, script
+    )
+    told = json.loads(child.done(TIMEOUT_S))
+
+    assert told["exit_code"] == 0
+    (loop,) = told["loops"]
+    assert (loop["kind"], loop["line"]) == ("fit", 8)
+    assert told["gpus"] == len(told["gpu_states"]) == (device == "gpu")
+    for state in told["gpu_states"]:
+        assert state["power_w"] > 0
+        assert state["used_bytes"] > 0
+
+
+def test_an_experiment_is_profiled_with_its_share_of_the_peak(
+    device: Device, pictures: Pictures
+) -> None:
+    child = pictures.children.stoker("profile", pictures.folder, "--budget", "80s", "--json")
+    told = json.loads(child.done(TIMEOUT_S))
+
+    assert told["busy_fraction"] > 0
+    assert told["diagnosis"]["text"]
+    assert 0 < told["machine"]["mfu"] < 1
+    assert len(told["machine"]["gpus"]) == (device == "gpu")
