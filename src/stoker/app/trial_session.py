@@ -306,8 +306,8 @@ def _in_one_process(experiment: Experiment) -> Experiment:
 
 def _reached(model: Any, *, seconds: float) -> dict[str, Any]:
     """The operations of a step, and how many a second this device does of their kind."""
-    from stoker.train.flops import count_flops
-    from stoker.train.peak_flops import measure_peak_flops
+    from stoker.measure.flops import count_flops
+    from stoker.measure.peak_flops import measure_peak_flops
 
     try:
         flops = count_flops(model)

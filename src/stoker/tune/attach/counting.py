@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from stoker.core.files import write_json
 
 if TYPE_CHECKING:
-    from stoker.train.peak_flops import PeakFlops
-    from stoker.tune.attach.operation_tally import Tally
+    from stoker.measure.peak_flops import PeakFlops
+    from stoker.measure.operation_tally import Tally
 
 NOTHING: Mapping[str, Any] = {
     "operations": None,
@@ -79,7 +79,7 @@ def _counted(step: Mapping[str, Any], folder: Path) -> tuple[Tally | None, str]:
     """A step's count; why there is no figure."""
     import tensorflow as tf
 
-    from stoker.tune.attach.operations import count_step
+    from stoker.measure.step_flops import count_step
 
     try:
         tally = count_step(step, folder)
@@ -103,7 +103,7 @@ def _main_type(tally: Tally) -> str:
 
 def _peak(kind: str, *, seconds: float) -> PeakFlops | str:
     """The peak of a type; why there is none."""
-    from stoker.train.peak_flops import DTYPES, measure_peak_flops
+    from stoker.measure.peak_flops import DTYPES, measure_peak_flops
 
     if kind not in DTYPES:
         return f"no peak is measured of {kind}"

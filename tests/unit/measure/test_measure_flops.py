@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras import layers
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.train.flops import ModelFlops, count_flops
-from stoker.train.peak_flops import DTYPES, measure_peak_flops
+from stoker.measure.flops import ModelFlops, count_flops
+from stoker.measure.peak_flops import DTYPES, measure_peak_flops
 
 
 def counted(shape: tuple[int | None, ...], *stack: Any, **given: Any) -> ModelFlops:
