@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from stoker.core.files import write_json
 
 if TYPE_CHECKING:
-    from stoker.measure.peak_flops import PeakFlops
     from stoker.measure.operation_tally import Tally
+    from stoker.measure.peak_flops import PeakFlops
 
 NOTHING: Mapping[str, Any] = {
     "operations": None,
