@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
@@ -21,7 +22,7 @@ def of_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STAND_IN, "1")
 
 
-def make_step(*, xla: bool) -> tf.types.experimental.GenericFunction:
+def make_step(*, xla: bool) -> Callable[[tf.Tensor], list[tf.Tensor]]:
     model = keras.Sequential(
         [
             keras.Input((32, 32, 3)),
@@ -37,7 +38,7 @@ def make_step(*, xla: bool) -> tf.types.experimental.GenericFunction:
     def step(images: tf.Tensor) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(images, training=True) ** 2)
-        return tape.gradient(loss, model.trainable_variables)  # type: ignore[no-any-return]
+        return tape.gradient(loss, model.trainable_variables)
 
     return step
 

@@ -86,7 +86,7 @@ class Trace:
 
     def bytes(self) -> bytes:
         """As the file holds it."""
-        return self.space.SerializeToString()  # type: ignore[no-any-return]  # protobuf has no types
+        return self.space.SerializeToString()
 
     def _add(self, plane: Any, line: Any, event: Ran) -> None:
         made = line.events.add(
