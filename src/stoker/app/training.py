@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from stoker.cluster.resolver import read_tf_config
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.user_code import load_function
 from stoker.data.ingest import IngestConfig, ServiceConfig
+from stoker.measure.device_findings import StepFacts
 from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
@@ -43,6 +44,7 @@ from stoker.train.remat import rematerialise
 from stoker.train.strategy import Distribution, make_distribution
 from stoker.train.surroundings import Progress, Surroundings, TrainResult
 from stoker.train.threads import apply_threads
+from stoker.train.watch.device_watch import DeviceWatch, forbids_trace
 from stoker.train.watch.labels import vocabulary_terms
 from stoker.train.watch.progress_line import ProgressLine
 from stoker.train.watch.watch import Unwatched, Watched
@@ -101,6 +103,7 @@ def train(context: Context, folder: Path) -> Trained:
         dataset, built = open_and_build(context, transform, place)
         listed = callbacks_of(experiment)
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
+        device = _device_watch(settings, folder, resolved, listed)
         with _writing(place, folder) as (writer, board):
             around = Surroundings(
                 memory_bytes=devices.memory_bytes // int(os.environ.get(LOCAL_WORKERS, "1")),
@@ -108,7 +111,7 @@ def train(context: Context, folder: Path) -> Trained:
                 writer=writer,
                 watch=Unwatched()
                 if board is None
-                else _watched(board, context, folder, alone=resolved.workers == 1),
+                else _watched(board, context, folder, resolved=resolved, device=device),
                 on_progress=_teller(context),
                 ending=ending,
                 heartbeat=process_heartbeat(),
@@ -132,6 +135,7 @@ def train(context: Context, folder: Path) -> Trained:
             "parameters": built.model.count_params(),
             "resolved": asdict(resolved),
             **_own_facts(result),
+            **device.facts(result.samples_per_s, _step_facts(result, resolved)),
         },
         content=best(folder / CHECKPOINTS).manifest.hashes[STATE],
     )
@@ -269,7 +273,38 @@ def _teller(context: Context) -> Callable[[Progress], None]:
     return tell
 
 
-def _watched(board: TensorBoard, context: Context, folder: Path, *, alone: bool) -> Watched:
+def _device_watch(
+    settings: TrainConfig,
+    folder: Path,
+    resolved: ResolvedTraining,
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> DeviceWatch:
+    forbidden = forbids_trace(callbacks, profile=settings.tensorboard.profile)
+    return DeviceWatch(folder, replicas=resolved.replicas, forbidden=forbidden)
+
+
+def _step_facts(
+    result: TrainResult | ParameterServerResult, resolved: ResolvedTraining
+) -> StepFacts:
+    """What is known of the steps of a run, beside the trace of its devices."""
+    wait = result.busy.input_wait if isinstance(result, TrainResult) else result.input_wait
+    return StepFacts(
+        of_script=False,
+        precision=resolved.precision,
+        xla=resolved.xla,
+        steps_per_call=resolved.steps_per_call,
+        input_wait=wait,
+    )
+
+
+def _watched(
+    board: TensorBoard,
+    context: Context,
+    folder: Path,
+    *,
+    resolved: ResolvedTraining,
+    device: DeviceWatch,
+) -> Watched:
     """TensorBoard with the run's settings in it."""
     experiment, transform = context.experiment, context.transform()
     board.settings(experiment.to_json(), run=context.run_id)
@@ -278,7 +313,14 @@ def _watched(board: TensorBoard, context: Context, folder: Path, *, alone: bool)
         layer: vocabulary_terms(transform, vocabulary) if vocabulary is not None else None
         for layer, vocabulary in config.embeddings.items()
     }
-    return Watched(board, config=config, terms=terms, folder=folder, alone=alone)
+    return Watched(
+        board,
+        config=config,
+        terms=terms,
+        folder=folder,
+        alone=resolved.workers == 1,
+        device=device,
+    )
 
 
 def service_of(experiment: Experiment, resolved: ResolvedTraining) -> ServiceConfig | None:

@@ -20,7 +20,7 @@ STREAM = "Stream #"
 """How the name of a line begins that holds what a stream ran."""
 
 MOST_EVENTS = 400_000
-"""Events of a device that are read; a longer trace is cut there."""
+"""Events of a device that are read, about; of a trace with more its first part is taken."""
 
 _RUNS_OTHERS = re.compile(
     r"^(While|StatelessWhile|If|StatelessIf|Case|StatelessCase|(Stateful)?PartitionedCall"
@@ -131,28 +131,38 @@ def _programs(space: Any) -> _Programs:
 
 def _of_gpu(plane: Any, programs: _Programs) -> Iterator[Event]:
     read = _Kernels(plane, programs)
-    left = MOST_EVENTS
-    for line in plane.lines:
-        if not line.name.startswith(STREAM):
-            continue
-        for event in line.events[:left]:
-            yield from _timed(line, event, read.of_gpu(event))
-        left = max(0, left - len(line.events))
+    lines = [line for line in plane.lines if line.name.startswith(STREAM)]
+    for line, event in _in_time(lines):
+        yield from _timed(line, event, read.of_gpu(event))
 
 
 def _of_cpu(plane: Any, programs: _Programs) -> Iterator[Event]:
     read = _Kernels(plane, programs)
-    left = MOST_EVENTS
-    for line in plane.lines:
-        for event in line.events[:left]:
-            kernel = read.of_cpu(event)
-            if kernel is not None:
-                yield from _timed(line, event, kernel)
-        left = max(0, left - len(line.events))
+    for line, event in _in_time(plane.lines):
+        kernel = read.of_cpu(event)
+        if kernel is not None:
+            yield from _timed(line, event, kernel)
+
+
+def _in_time(lines: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """The events of lines; where there are too many, those that begin in the first part of the time."""
+    total = sum(len(line.events) for line in lines)
+    until_ps = None
+    if total > MOST_EVENTS:
+        begins = [_begin_ps(line, event) for line in lines for event in line.events]
+        until_ps = min(begins) + (max(begins) - min(begins)) * MOST_EVENTS // total
+    for line in lines:
+        for event in line.events:
+            if until_ps is None or _begin_ps(line, event) <= until_ps:
+                yield line, event
+
+
+def _begin_ps(line: Any, event: Any) -> int:
+    return int(1000 * line.timestamp_ns + event.offset_ps)
 
 
 def _timed(line: Any, event: Any, kernel: Kernel) -> Iterator[Event]:
-    begin_ps = 1000 * line.timestamp_ns + event.offset_ps
+    begin_ps = _begin_ps(line, event)
     if event.duration_ps > 0:
         yield Event(begin_ps=begin_ps, end_ps=begin_ps + event.duration_ps, kernel=kernel)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.measure.device_time import IDLE, DeviceTime
@@ -50,6 +50,10 @@ class StepFacts:
     input_wait: float | None = None
     """W, in [0, 1]."""
 
+    def with_mfu(self, mfu: float | None) -> StepFacts:
+        """The same step, its MFU known."""
+        return replace(self, mfu=mfu)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFinding:
@@ -84,6 +88,11 @@ class DeviceFinding:
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         return {name: getattr(self, name) for name in self.__slots__} | {"text": self.text}
+
+
+def shown_mfu(mfu: float) -> str:
+    """`41%`, or `4.2%` below ten: a share that is small has a digit more."""
+    return f"{mfu:.0%}" if mfu >= 0.0995 else f"{mfu:.1%}"
 
 
 def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
@@ -126,7 +135,7 @@ def _seen(found: DeviceTime, kind: str, facts: StepFacts) -> str:
         if len(layers) > 1:
             said += f" and {layers[1].kinds[kind]:.0%} around {layers[1].layer}"
     if facts.mfu is not None:
-        said += f"; MFU {facts.mfu:.1%}"
+        said += f"; MFU {shown_mfu(facts.mfu)}"
     return said + (" (operations of the CPU, not kernels of a GPU)" if found.of_cpu else "")
 
 

@@ -62,7 +62,7 @@ class Kernel:
         """What a person reads: the kernel's name without `void` and template arguments."""
         plain = re.sub(r"<.*", "", self.name.removeprefix("void ").partition("(")[0])
         if not plain:
-            return f"{self.scope}:{self.op}"
+            return self.op or self.scope
         return f"{plain} ({self.op})" if self.op else plain
 
 

@@ -35,7 +35,12 @@ BUSY_FRACTION = Metric(
     unit="1",
     help="U: time of the same step on one resident batch, divided by its time on real data.",
 )
+MFU = Metric(
+    name="mfu",
+    unit="1",
+    help="Model FLOPs a second, divided by the peak that was measured on these devices; on a GPU.",
+)
 EPOCH = Metric(name="epoch", unit="", help="Epochs finished.")
 
-TRAINING = (STEP_TIME_S, SAMPLES_PER_S, INPUT_WAIT, BUSY_FRACTION, EPOCH)
+TRAINING = (STEP_TIME_S, SAMPLES_PER_S, INPUT_WAIT, BUSY_FRACTION, MFU, EPOCH)
 """What a training run writes beside the model's own loss and metrics (`loss`, `val_loss`, ...)."""

@@ -352,6 +352,7 @@ class Run:
             catalogue.INPUT_WAIT.name: min(1.0, wait_s / wall_s),
             catalogue.BUSY_FRACTION.name: (self.compiled.last_ceiling_s / self.compiled.rows_a_step)
             / (wall_s / rows),
+            **self._watch.scalars(rows / wall_s),
         }
         around.writer.write(position.step, scalars)
         # What a person sees: the epoch's loss, and no speed of a call that is only an epoch's rest.

@@ -135,3 +135,18 @@ def test_without_a_gpu_nothing_is_traced_unless_tests_ask(monkeypatch: pytest.Mo
         assert not can_trace()
     monkeypatch.setenv(STAND_IN, "1")
     assert can_trace()
+
+
+def test_of_a_trace_with_too_many_events_the_first_part_of_all_streams_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stoker.measure.device_events.MOST_EVENTS", 100)
+    many = [Ran(name=CONVOLUTION, begin_us=at, length_us=1) for at in range(300)]
+    few = [Ran(name="MemcpyH2D", begin_us=at, length_us=1, stream=14) for at in range(0, 300, 3)]
+
+    (device,) = read_events(Trace().gpu(0, *many, *few).bytes())
+
+    copies = [event for event in device.events if event.kernel.name == "MemcpyH2D"]
+    assert len(copies) == 25
+    assert len(device.events) == 100
+    assert max(event.begin_ps for event in device.events) <= 76 * 10**6
