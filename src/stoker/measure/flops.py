@@ -93,11 +93,21 @@ def _has_rows(spec: Any) -> bool:
     return isinstance(spec, tf.TensorSpec) and bool(spec.shape.rank)
 
 
+def _inputs_of(target: Any) -> Any:
+    """What a model was built for; None where nothing says it."""
+    inputs = getattr(target, "input", None)
+    if inputs is None:
+        # A Sequential model that was never called has a list of its one input alone.
+        several = getattr(target, "inputs", None) or [None]
+        inputs = several[0] if len(several) == 1 else several
+    return inputs
+
+
 def _traced(target: Any, inputs: Any, batch_size: int) -> Any:
     if hasattr(target, "structured_input_signature"):
         return target
     if inputs is None:
-        inputs = getattr(target, "input", None)
+        inputs = _inputs_of(target)
     if inputs is None:
         raise UserError(
             "a function, or a model without inputs of its own, is counted for given inputs",

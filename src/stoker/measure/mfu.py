@@ -81,8 +81,7 @@ def model_rate(
         flops = count_flops(model, inputs=inputs)
     except UserError as error:
         return ModelRate(why=error.line())
-    except (ValueError, TypeError, RuntimeError, tf.errors.OpError) as error:
-        # The user's own layers, traced once more.
+    except Exception as error:  # noqa: BLE001 - the user's own layers, traced once more
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return ModelRate(why=f"the model could not be traced: {lines[0][:200]}")
     dtype = str(model.compute_dtype)

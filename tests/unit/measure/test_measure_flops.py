@@ -219,6 +219,12 @@ def test_a_model_with_named_inputs_and_one_whose_class_is_the_users() -> None:
         count_flops(Own())
 
 
+def test_a_sequential_model_that_was_never_called() -> None:
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(5)])
+
+    assert count_flops(model).forward_per_sample == 2 * 3 * 5
+
+
 def test_a_function_that_is_traced_for_any_batch_is_refused() -> None:
     traced = tf.function(lambda x: tf.matmul(x, tf.ones([4, 4])))
 

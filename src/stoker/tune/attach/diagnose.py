@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stoker.cluster.devices import usable_memory
 from stoker.tune.attach.bound import bound_findings
 from stoker.tune.attach.feed_rules import feed_findings
-from stoker.tune.attach.finding import ScriptFinding
+from stoker.tune.attach.finding import DEVICE_TIME, ScriptFinding
 from stoker.tune.attach.input_rules import Machine, input_findings
 from stoker.tune.attach.minor import minor_findings
 from stoker.tune.attach.seen import Seen
@@ -30,7 +30,7 @@ class Diagnosed:
     """What is said of all that was seen."""
 
     findings: tuple[ScriptFinding, ...]
-    """The largest gain first."""
+    """That about the device's time first, then the largest gain."""
 
     minor: tuple[ScriptFinding, ...]
     """What was seen too, and is worth little here."""
@@ -47,9 +47,14 @@ def diagnose(processes: Iterable[Seen], machine: Machine) -> Diagnosed:
         for finding in minor_findings(loop, split_step(loop), found)
     )
     return Diagnosed(
-        findings=tuple(sorted(found, key=lambda each: -(each.gain[1] if each.gain else 1.0))),
+        findings=tuple(sorted(found, key=_weight)),
         minor=tuple(minor),
     )
+
+
+def _weight(finding: ScriptFinding) -> tuple[bool, float]:
+    """What the device does with its time comes first, then the largest gain."""
+    return finding.kind != DEVICE_TIME, -(finding.gain[1] if finding.gain else 1.0)
 
 
 def _once(findings: Iterable[ScriptFinding]) -> list[ScriptFinding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -145,7 +145,7 @@ class ScriptProfile:
                 f"{gpu['power_w']:.0f} W, {gpu['clock_mhz']:.0f} MHz, over the whole run",
             )
             told.append((f"GPU {gpu['index']} ({gpu['name']})", ", ".join(figures)))
-        return [*reached_rows(self.loops), *told]
+        return [*reached_rows(self.loops), *_device_rows(self.loops), *told]
 
     def to_json(self) -> dict[str, Any]:
         """For `--json` and profile.json; figures are in seconds, shares in [0, 1]."""
@@ -175,6 +175,18 @@ class ScriptProfile:
         return shlex.join(self.command)
 
 
+def _device_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
+    """What a person is told of the devices' time: the largest class first."""
+    for loop in loops:
+        if loop.device is not None:
+            shares = sorted(loop.device.rows(), key=lambda row: -row[1])
+            of_cpu = " (operations of the CPU)" if loop.device.of_cpu else ""
+            said = ", ".join(f"{label} {share:.0%}" for label, share in shares)
+            yield f"device time in {loop.place}", said + of_cpu
+        elif loop.no_device:
+            yield f"device time in {loop.place}", f"not measured: {loop.no_device}"
+
+
 def _loop(loop: Loop) -> dict[str, Any]:
     split = split_step(loop)
     starts = epoch_starts(loop, split)
@@ -193,6 +205,8 @@ def _loop(loop: Loop) -> dict[str, Any]:
         "watched_extra_s": loop.ours_s,
         "step": _split(split),
         **reached_json(loop),
+        "device_time": None if loop.device is None else loop.device.to_json(),
+        "device_time_not_measured": loop.no_device,
         "stages": [_stage(cost) for cost in stage_costs(loop)],
         "rounds": [dict(each) for each in loop.rounds],
         "timeline": [list(row) for row in loop.timeline],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from stoker.measure.device_time import DeviceTime
 from stoker.tune.attach.reached import Reached
 
 VERSION = 1
@@ -209,6 +210,12 @@ class Loop:
     """Where the graph of its step was written, or why it was not."""
     reached: Reached | None = None
     """What its step computes, and what the device reaches; None: nobody has asked."""
+    trace: Mapping[str, Any] = field(default_factory=dict)
+    """Where a trace of its devices was written, or why it was not."""
+    device: DeviceTime | None = None
+    """Its devices' time by class of kernel, of that trace."""
+    no_device: str = ""
+    """Why there is none, where there is a device to trace."""
     ours_s: float = 0.0
     """Time that the measurement took beside the steps, seconds."""
 
@@ -377,6 +384,7 @@ def _loop(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         batches=told["batches"],
         no_ceiling=told["no_ceiling"],
         step=told["step"],
+        trace=told["trace"],
         ours_s=told["ours_s"],
     )
 
@@ -405,6 +413,7 @@ def _fit(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         hooks=tuple(_hook(each, told["hooked_steps"]) for each in told["hooks"]),
         starts=tuple(told["starts"]),
         step=told["step"],
+        trace=told["trace"],
         ours_s=told["ours_s"],
     )
 

@@ -10,6 +10,7 @@ from types import GeneratorType, ModuleType
 from typing import Any
 
 from . import functions, stages
+from .device_trace import TRACER, layer_names
 from .facts import FACTS
 from .fits import FITS, Fit, watched_fit
 from .loops import STATE
@@ -42,6 +43,7 @@ def install(keras: ModuleType) -> None:
     around(keras.Model, "train_on_batch", _on_batch)
     around(keras.optimizers.Optimizer, "apply", _apply)
     around(keras.random.SeedGenerator, "next", _random)
+    TRACER.knows_layers(lambda: layer_names(_places))
     FACTS.forgets.extend((FITS.clear, _on_batches.clear))
     FACTS.parts["on_batches"] = lambda: [[*at, count] for at, count in list(_on_batches.items())]
     FACTS.parts["fits"] = lambda: [fit.told() for fit in list(FITS)]
