@@ -14,7 +14,7 @@ from stoker.core.files import write_atomic, write_json
 from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding
 from stoker.measure.device_time import DeviceTime
 from stoker.tune.compare import Gain
-from stoker.tune.device_page import device_section
+from stoker.tune.device_page import device_section, finding_section
 from stoker.tune.diagnosis import Diagnosis, diagnose
 from stoker.tune.drawing import Span, seconds, timeline
 from stoker.tune.page import heading, page, paragraph, parts_of_a_step, table
@@ -207,9 +207,10 @@ def page_of(found: Profiled, name: str) -> str:
     return page(
         f"Profile of {name}",
         [
+            finding_section(found.device_finding),
             paragraph(found.diagnosis.text),
             table(["", ""], rows_of(found)),
-            device_section(found.device, found.device_finding, why=found.no_device),
+            device_section(found.device, why=found.no_device),
             heading("Where a step's time goes"),
             parts_of_a_step(measured.split, title="parts of a step, a waterfall"),
             heading("Calls, one after the other"),

@@ -194,12 +194,12 @@ class Session:
         """The devices' time by class of kernel, while it trains; `why` alone where there is none."""
         from stoker.measure.device_events import TraceError
         from stoker.measure.device_trace import can_trace, time_in, traced
-        from stoker.train.layer_paths import walk_layers
+        from stoker.train.layer_paths import layer_types
 
         if not can_trace():
             return {"why": ""}
         probe = self._measured()
-        layers = tuple(path for path, _ in walk_layers(probe.run.built.model))
+        layers = layer_types(probe.run.built.model)
         try:
             with traced(self._scratch) as trace:
                 probe.window("real", seconds)

@@ -128,12 +128,13 @@ def _seen(found: DeviceTime, kind: str, facts: StepFacts) -> str:
         said = f"the device is idle {share:.0%} of the step"
     else:
         said = f"{share:.0%} of the step is {LABELS[kind]}"
-    layers = found.layers_of(kind)
+    layers, types = found.layers_of(kind), found.layer_types.get(kind, {})
+    if types:
+        name = max(types, key=lambda each: types[each])
+        said += f", {types[name]:.0%} around layers of type {name}"
     if layers:
         largest = layers[0]
-        said += f", {largest.kinds[kind]:.0%} around {largest.layer}"
-        if len(layers) > 1:
-            said += f" and {layers[1].kinds[kind]:.0%} around {layers[1].layer}"
+        said += f", most in {largest.layer} ({largest.kinds[kind]:.0%})"
     if facts.mfu is not None:
         said += f"; MFU {shown_mfu(facts.mfu)}"
     return said + (" (operations of the CPU, not kernels of a GPU)" if found.of_cpu else "")
@@ -144,9 +145,10 @@ Advice = tuple[str, str]
 
 
 def _transposes(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
-    del found
     why = "Each of them reads and writes a whole tensor only to put its channels elsewhere."
-    if not re.search(r"norm|(^|_)bn", layer, re.IGNORECASE):
+    types = found.layer_types.get("transposes", {})
+    around = max(types, key=lambda each: types[each]) if types else layer
+    if not re.search(r"norm|(^|_)bn", around, re.IGNORECASE):
         return why, f"Keep images in channels_last, NHWC{_or_xla(facts)}."
     if facts.of_script:
         return why, (

@@ -25,6 +25,8 @@ TOP = 12
 TOP_OF_CLASS = 2
 """Layers with the most time of each class, which are kept also where others take more in all."""
 
+NO_LAYERS: Mapping[str, str] = {}
+
 MOST_NAME = 120
 """Characters of a kernel's name that are kept: with all its template arguments it may have thousands."""
 
@@ -76,6 +78,9 @@ class DeviceTime:
     layers: tuple[LayerTime, ...]
     """The longest ones."""
 
+    layer_types: Mapping[str, Mapping[str, float]]
+    """Class of kernels -> type of layer, `BatchNormalization` -> share of the time; of all layers."""
+
     of_cpu: bool = False
     """The operations of the CPU were taken for kernels: a stand-in where there is no GPU."""
 
@@ -108,6 +113,7 @@ class DeviceTime:
                 {"layer": each.layer, "share": each.share, "kinds": dict(each.kinds)}
                 for each in self.layers
             ],
+            "layer_types": {kind: dict(types) for kind, types in self.layer_types.items()},
             "of_cpu": self.of_cpu,
         }
 
@@ -121,18 +127,19 @@ class DeviceTime:
             casts=raw["casts"],
             kernels=tuple(KernelTime(**each) for each in raw["kernels"]),
             layers=tuple(LayerTime(**each) for each in raw["layers"]),
+            layer_types=raw["layer_types"],
             of_cpu=raw["of_cpu"],
         )
 
 
 def device_time(
-    devices: Sequence[DeviceEvents], *, layers: Sequence[str] = (), of_cpu: bool = False
+    devices: Sequence[DeviceEvents], *, layers: Mapping[str, str] = NO_LAYERS, of_cpu: bool = False
 ) -> DeviceTime:
     """Split the time of devices.
 
     Args:
         devices: What each ran; at least one, each with at least one event.
-        layers: Paths of the model's layers, where they are known.
+        layers: Path of each of the model's layers -> its type, where they are known.
         of_cpu: These are operations of the CPU.
 
     Returns:
@@ -163,6 +170,7 @@ def device_time(
         casts=sum(share for kernel, _, _, share in rows if kernel.casts),
         kernels=_kernels(rows, times),
         layers=_layers(rows),
+        layer_types=_layer_types(rows, layers),
         of_cpu=of_cpu,
     )
 
@@ -204,6 +212,15 @@ def _kernels(rows: Sequence[_Row], times: Mapping[Kernel, int]) -> tuple[KernelT
         for (name, kind, layer), (share, count) in merged.items()
     )
     return tuple(sorted(found, key=lambda each: -each.share)[:TOP])
+
+
+def _layer_types(rows: Sequence[_Row], types: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for _, kind, layer, share in rows:
+        if name := types.get(layer):
+            of_class = found.setdefault(kind, {})
+            of_class[name] = of_class.get(name, 0.0) + share
+    return found
 
 
 def _layers(rows: Sequence[_Row]) -> tuple[LayerTime, ...]:

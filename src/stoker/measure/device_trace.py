@@ -9,13 +9,13 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import tensorflow as tf
 
 from stoker.measure.device_events import TraceError, read_events
-from stoker.measure.device_time import DeviceTime, device_time
+from stoker.measure.device_time import NO_LAYERS, DeviceTime, device_time
 
 STAND_IN = "STOKER_TRACE_CPU"
 """Environment variable of the tests: without a GPU, trace the CPU and take its operations for
@@ -110,12 +110,12 @@ def traced(folder: Path | None = None) -> Iterator[list[bytes]]:
     found.append(trace.stop())
 
 
-def time_in(data: bytes, *, layers: tuple[str, ...] = ()) -> DeviceTime:
+def time_in(data: bytes, *, layers: Mapping[str, str] = NO_LAYERS) -> DeviceTime:
     """Split the time of the devices of a trace.
 
     Args:
         data: The content of its file.
-        layers: Paths of the model's layers.
+        layers: Path of each of the model's layers -> its type.
 
     Raises:
         TraceError: the trace is damaged, or holds nothing of a device.

@@ -15,25 +15,25 @@ OF_CPU = "These are operations of the CPU, and not kernels of a GPU."
 """What is said of a stand-in."""
 
 
-def device_section(
-    found: DeviceTime | None, finding: DeviceFinding | None = None, *, why: str = ""
-) -> str:
+def finding_section(finding: DeviceFinding | None) -> str:
+    """The finding about a device's time, which comes first on a page; empty without one."""
+    return "" if finding is None else f"<section><p>{escape(finding.text)}</p></section>"
+
+
+def device_section(found: DeviceTime | None, *, why: str = "") -> str:
     """The part of a page; empty where there is no device to trace.
 
     Args:
         found: The device's time.
-        finding: What follows from it.
         why: Why there is none.
     """
     title = heading("Where the device's time goes")
     if found is None:
         return title + paragraph(f"Not measured: {why}.") if why else ""
-    return "\n".join([title, *_parts(found, finding)])
+    return "\n".join([title, *_parts(found)])
 
 
-def _parts(found: DeviceTime, finding: DeviceFinding | None) -> Iterator[str]:
-    if finding is not None:
-        yield f"<section><p>{escape(finding.text)}</p></section>"
+def _parts(found: DeviceTime) -> Iterator[str]:
     yield f'<p class="sub">{escape(summary(found))}</p>'
     bars = [
         Bar(label=LABELS[name], value=found.shares[name], shown=f"{found.shares[name]:.1%}")

@@ -26,6 +26,7 @@ def time_of(**shares: float) -> DeviceTime:
         casts=0.0,
         kernels=(),
         layers=(),
+        layer_types={},
     )
 
 
@@ -36,12 +37,18 @@ def found(time: DeviceTime, facts: StepFacts = EXPERIMENT) -> DeviceFinding:
 
 
 def test_transposes_around_a_normalization() -> None:
-    time = device_time(read_events(resnet_step().bytes()), layers=("conv1", "norm1"))
+    time = device_time(
+        read_events(resnet_step().bytes()),
+        layers={"conv1": "Conv2D", "norm1": "BatchNormalization"},
+    )
 
     finding = found(time, replace(EXPERIMENT, mfu=0.042))
 
     assert (finding.kind, finding.layer) == ("transposes", "norm1")
-    assert finding.seen == "38% of the step is layout transposes, 38% around norm1; MFU 4.2%"
+    assert finding.seen == (
+        "38% of the step is layout transposes, 38% around layers of type BatchNormalization, "
+        "most in norm1 (38%); MFU 4.2%"
+    )
     assert "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1" in finding.change
     assert finding.most_gain == pytest.approx(1 / 0.62)
     assert "at most 1.6x" in finding.text

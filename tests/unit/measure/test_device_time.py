@@ -12,7 +12,7 @@ from stoker.measure.device_time import DeviceTime, device_time
 from stoker.measure.kernel_class import Kernel
 from stoker.measure.layers import LayerNames
 
-LAYERS = ("conv1", "norm1")
+LAYERS = {"conv1": "Conv2D", "norm1": "BatchNormalization"}
 
 
 def of(trace: Trace, **options: object) -> DeviceTime:

@@ -13,7 +13,7 @@ from tests.unit.measure.traces import CONVOLUTION, Ran, Trace, resnet_step
 from stoker.measure.device_events import TraceError, read_events
 from stoker.measure.device_trace import STAND_IN, DeviceTrace, can_trace, time_in, traced
 
-LAYERS = ("conv_a", "norm_a", "act", "flatten", "head")
+LAYERS = {"conv_a": "Conv2D", "norm_a": "BatchNormalization", "act": "ReLU", "head": "Dense"}
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ def test_each_kind_has_its_own_peak() -> None:
 
     work = convolutions + products
     assert rate.flops_per_sample == 3 * work
+    assert rate.peak_per_s is not None
     assert rate.peak_per_s == pytest.approx(work / (convolutions / 1e9 + products / 2e9))
     assert rate.peak_of == "convolutions and products of matrices in float32"
     assert rate.mfu(100.0) == pytest.approx(300 * work / rate.peak_per_s)

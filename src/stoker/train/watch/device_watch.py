@@ -23,7 +23,7 @@ from stoker.measure.device_time import DeviceTime
 from stoker.measure.device_trace import DeviceTrace, can_trace, time_in
 from stoker.measure.mfu import ModelRate, PeakFile, model_rate
 from stoker.telemetry import catalogue
-from stoker.train.layer_paths import walk_layers
+from stoker.train.layer_paths import layer_types
 
 _LOG = logging.getLogger(__name__)
 
@@ -150,10 +150,8 @@ class DeviceWatch:
             length_s = min(MOST_TRACE_S, max(LEAST_TRACE_S, TRACED_STEPS * self._step_s))
             self._ended.wait(length_s)
             data = trace.stop()
-            layers = (
-                () if self._model is None else tuple(path for path, _ in walk_layers(self._model))
-            )
-            self._found = time_in(data, layers=layers)
+            if self._model is not None:
+                self._found = time_in(data, layers=layer_types(self._model))
         except TraceError as error:
             self._why = str(error)
             _LOG.warning("the device's time by kernel is not known: %s", error)

@@ -86,7 +86,9 @@ def _device(trace: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if not files:
         return {"why": "TensorFlow's profiler wrote no trace"}
     try:
-        found = time_in(files[-1].read_bytes(), layers=tuple(name for name, *_ in trace["layers"]))
+        found = time_in(
+            files[-1].read_bytes(), layers={name: kind for name, kind, *_ in trace["layers"]}
+        )
     except (TraceError, OSError) as error:
         return {"why": str(error)}
     return {"time": found.to_json(), "why": ""}

@@ -57,7 +57,7 @@ def _device_time(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]
 
 def _line_of(loop: Loop, layer: str) -> Place:
     """The line that made a layer; the loop's own, where that is not known."""
-    lines = {name: place_told(at) for name, *at in loop.trace.get("layers", ())}
+    lines = {name: place_told(at) for name, _, *at in loop.trace.get("layers", ())}
     return lines.get(layer) or loop.place
 
 

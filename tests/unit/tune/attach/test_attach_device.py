@@ -81,14 +81,14 @@ def tracer(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace
 
     found = Tracer()
     found.install(tf, around, lines=lambda: [line])
-    found.knows_layers(lambda: [("conv1", ("/home/me/train.py", 7))])
+    found.knows_layers(lambda: [("conv1", "Conv2D", ("/home/me/train.py", 7))])
     return found
 
 
 def test_a_line_is_traced_once_and_read(tracer: Tracer, line: Line, tmp_path: Path) -> None:
     tracer.look()
 
-    assert line.trace["layers"] == [["conv1", "/home/me/train.py", 7]]
+    assert line.trace["layers"] == [["conv1", "Conv2D", "/home/me/train.py", 7]]
     told = _device(line.trace, tmp_path)
     assert told["why"] == ""
     assert told["time"]["shares"]["products"] > 0.1
@@ -222,7 +222,10 @@ def test_a_trace_that_is_lost_or_damaged_is_one_line(tmp_path: Path) -> None:
 @pytest.fixture
 def device() -> DeviceTime:
     """Transposes around a normalization, as a GPU runs it."""
-    return device_time(read_events(resnet_step().bytes()), layers=("conv1", "norm1"))
+    return device_time(
+        read_events(resnet_step().bytes()),
+        layers={"conv1": "Conv2D", "norm1": "BatchNormalization"},
+    )
 
 
 def profiled(*loops: Any) -> ScriptProfile:
@@ -249,7 +252,10 @@ def profiled(*loops: Any) -> ScriptProfile:
 def test_the_class_that_costs_most_is_the_first_finding_with_its_layers_line(
     device: DeviceTime,
 ) -> None:
-    trace = {"folder": "trace-1", "layers": [["norm1", "/home/me/train.py", 7]]}
+    trace = {
+        "folder": "trace-1",
+        "layers": [["norm1", "BatchNormalization", "/home/me/train.py", 7]],
+    }
     trained = fit(
         device=device,
         trace=trace,
@@ -262,7 +268,10 @@ def test_the_class_that_costs_most_is_the_first_finding_with_its_layers_line(
 
     assert others, "this input is waited for, which costs more"
     assert (first.kind, first.place) == ("device_time", at(7))
-    assert first.seen == "38% of the step is layout transposes, 38% around norm1; MFU 2.0%"
+    assert first.seen == (
+        "38% of the step is layout transposes, 38% around layers of type BatchNormalization, "
+        "most in norm1 (38%); MFU 2.0%"
+    )
     assert first.gain_text() == "at most 1.6x"
     assert "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT" in first.change
 

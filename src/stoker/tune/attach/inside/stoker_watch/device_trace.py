@@ -42,7 +42,7 @@ class Tracer:
 
     def __init__(self) -> None:
         self._lines: Callable[[], list[Any]] = list
-        self._layers: Callable[[], list[tuple[str, Place]]] = list
+        self._layers: Callable[[], list[tuple[str, str, Place]]] = list
         self._tries = 0
         self._done = False
         self._lock, self._taking = threading.Lock(), threading.Lock()
@@ -74,8 +74,8 @@ class Tracer:
         self._tries, self._done, self._running, self._is_on = 0, False, False, False
         self._lock, self._taking = threading.Lock(), threading.Lock()
 
-    def knows_layers(self, layers: Callable[[], list[tuple[str, Place]]]) -> None:
-        """Keras is there: the name and the line of every layer that is alive."""
+    def knows_layers(self, layers: Callable[[], list[tuple[str, str, Place]]]) -> None:
+        """Keras is there: name, type and line of every layer that is alive."""
         self._layers = layers
 
     def look(self) -> None:
@@ -113,7 +113,7 @@ class Tracer:
             line.trace = {"why": "the script uses TensorFlow's profiler itself"}
         elif line.steps - steps >= _least_steps(line) or self._done:
             self._done = True
-            layers = [[name, *at] for name, at in self._layers()[:MOST_LAYERS]]
+            layers = [[name, kind, *at] for name, kind, at in self._layers()[:MOST_LAYERS]]
             line.trace = {"folder": _folder(), "layers": layers}
         FACTS.seen += 1
 
@@ -187,8 +187,8 @@ TRACER = Tracer()
 """Of this process."""
 
 
-def layer_names(places: dict[int, tuple[Any, Place]]) -> list[tuple[str, Place]]:
-    """Name and line of every layer that is alive.
+def layer_names(places: dict[int, tuple[Any, Place]]) -> list[tuple[str, str, Place]]:
+    """Name, type and line of every layer that is alive.
 
     Args:
         places: Id of a layer -> a weak reference to it, and the line that made it.
@@ -197,5 +197,5 @@ def layer_names(places: dict[int, tuple[Any, Place]]) -> list[tuple[str, Place]]
     for reference, at in list(places.values()):
         layer = reference()
         if layer is not None and at != NOWHERE:
-            found.append((str(layer.name), at))
+            found.append((str(layer.name), type(layer).__name__, at))
     return found
