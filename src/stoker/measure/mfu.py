@@ -19,7 +19,7 @@ from stoker.measure.peak_flops import DTYPES, measure_peak_flops, quick_peak
 LEAST_SHARE = 0.02
 """Of a model's operations: a kind with less of them has no peak of its own measured."""
 
-QUICK_S = 0.2
+QUICK_S = 0.1
 """For the peak of one kind within a training, seconds; the kernel's first call comes on top."""
 
 Rates = Mapping[Kind, float]
