@@ -28,8 +28,10 @@ _RUNS_OTHERS = re.compile(
 )
 """Operations whose event spans those of others."""
 
-_WAITS = re.compile(r"^(IteratorGetNext\w*|OptionalGetValue|_?(Host)?Recv|ReduceDataset)$")
-"""Operations of the host that wait, and compute nothing."""
+_WAITS = re.compile(
+    r"^(IteratorGetNext\w*|OptionalGetValue|(Eager)?PyFunc\w*|_?(Host)?Recv|ReduceDataset)$"
+)
+"""Operations of the host that wait, or run Python, and compute nothing on the device."""
 
 _OPERATION = re.compile(r"^[^:\s]+:[A-Za-z_][\w>]*$")
 """`model/conv1/Conv2D:Conv2D`, as TensorFlow names an operation's event."""
