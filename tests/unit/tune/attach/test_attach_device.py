@@ -81,7 +81,7 @@ def tracer(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace
 
     found = Tracer()
     found.install(tf, around, lines=lambda: [line])
-    found.knows_layers(lambda: [("conv1", "Conv2D", ("/home/me/train.py", 7))])
+    found.knows_keras(list, lambda: [("conv1", "Conv2D", ("/home/me/train.py", 7))])
     return found
 
 

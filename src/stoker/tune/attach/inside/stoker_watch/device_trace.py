@@ -42,6 +42,7 @@ class Tracer:
 
     def __init__(self) -> None:
         self._lines: Callable[[], list[Any]] = list
+        self._fits: Callable[[], list[Any]] = list
         self._layers: Callable[[], list[tuple[str, str, Place]]] = list
         self._tries = 0
         self._done = False
@@ -60,7 +61,7 @@ class Tracer:
         Args:
             tf: TensorFlow.
             around: Puts a function around another.
-            lines: Every line that trains: with `steps`, `step_s()`, `is_measured()`,
+            lines: Every loop that trains: with `steps`, `step_s()`, `is_measured()`,
                 `whole_passes()` and `trace`.
         """
         self._lines = lines
@@ -74,9 +75,11 @@ class Tracer:
         self._tries, self._done, self._running, self._is_on = 0, False, False, False
         self._lock, self._taking = threading.Lock(), threading.Lock()
 
-    def knows_layers(self, layers: Callable[[], list[tuple[str, str, Place]]]) -> None:
-        """Keras is there: name, type and line of every layer that is alive."""
-        self._layers = layers
+    def knows_keras(
+        self, fits: Callable[[], list[Any]], layers: Callable[[], list[tuple[str, str, Place]]]
+    ) -> None:
+        """Keras is there: lines that call `fit`, and every layer that is alive."""
+        self._fits, self._layers = fits, layers
 
     def look(self) -> None:
         """Take the trace, where it is time for it; this thread waits meanwhile."""
@@ -93,7 +96,7 @@ class Tracer:
     def _look(self) -> None:
         if self._done or FACTS.ours:
             return
-        line = next((each for each in self._lines() if each.is_measured()), None)
+        line = next((each for each in (*self._fits(), *self._lines()) if each.is_measured()), None)
         if line is None:
             return
         if not _has_device():

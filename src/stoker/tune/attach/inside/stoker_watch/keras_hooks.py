@@ -43,7 +43,7 @@ def install(keras: ModuleType) -> None:
     around(keras.Model, "train_on_batch", _on_batch)
     around(keras.optimizers.Optimizer, "apply", _apply)
     around(keras.random.SeedGenerator, "next", _random)
-    TRACER.knows_layers(lambda: layer_names(_places))
+    TRACER.knows_keras(lambda: list(FITS), lambda: layer_names(_places))
     FACTS.forgets.extend((FITS.clear, _on_batches.clear))
     FACTS.parts["on_batches"] = lambda: [[*at, count] for at, count in list(_on_batches.items())]
     FACTS.parts["fits"] = lambda: [fit.told() for fit in list(FITS)]

@@ -49,20 +49,13 @@ def install(tf: ModuleType) -> None:
     loops.install(tf, around)
     functions.install(tf, around)
     _strategies(tf)
-    TRACER.install(tf, around, lines=_lines)
+    TRACER.install(tf, around, lines=lambda: list(loops.STATE.loops.values()))
     FACTS.parts["versions"] = lambda: {"tensorflow": str(tf.__version__)}
     FACTS.parts["stages_made"] = stages.made
     FACTS.parts["loops"] = loops.told
     FACTS.parts["functions"] = functions.told
     FACTS.forgets += [loops.forget, functions.forget, STRATEGIES.clear]
     FACTS.parts["machine"] = lambda: _machine(tf)
-
-
-def _lines() -> list[Any]:
-    """Every line that trains."""
-    from .fits import FITS  # it stands on what is installed here
-
-    return [*FITS, *loops.STATE.loops.values()]
 
 
 STRATEGIES: list[dict[str, Any]] = []
