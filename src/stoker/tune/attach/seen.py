@@ -69,6 +69,9 @@ class Stage:
     cardinality: int
     """Elements of a pass; negative where it is infinite or unknown."""
 
+    operations: tuple[str, ...] = ()
+    """Types of TensorFlow's operations in the function of a map."""
+
     row_bytes: int | None = None
     """Bytes of one row of an element of which only the number of rows is not known."""
 
@@ -333,6 +336,7 @@ def _stage(told: Mapping[str, Any]) -> Stage:
         dtypes=tuple(told["dtypes"]),
         cardinality=told["cardinality"],
         row_bytes=told["row_bytes"],
+        operations=tuple(told["operations"]),
     )
 
 
