@@ -27,12 +27,12 @@ _HOST_LEVEL_OF_OPERATIONS = 2
 
 def traces_cpu() -> bool:
     """Whether the operations of the CPU are taken for kernels."""
-    return os.environ.get(STAND_IN) == "1" and not tf.config.list_physical_devices("GPU")
+    return os.environ.get(STAND_IN) == "1" and not tf.config.get_visible_devices("GPU")
 
 
 def can_trace() -> bool:
     """Whether there is a device to trace."""
-    return bool(tf.config.list_physical_devices("GPU")) or traces_cpu()
+    return bool(tf.config.get_visible_devices("GPU")) or traces_cpu()
 
 
 class DeviceTrace:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import tensorflow as tf
 
@@ -32,10 +34,14 @@ CONVOLUTIONS = (
 """(images, height and width, channels in and out) of 3 x 3 convolutions, as residual networks have
 them; by operations, ascending."""
 
-QUICK_PRODUCT = {"GPU": 8192, "CPU": 1024}
-"""The one size of `quick_peak`: a large GPU needs 1.1 TFLOP in one call to be full."""
+QUICK_PRODUCTS = {"GPU": (8192, 4096, 2048), "CPU": (1024,)}
+"""Sizes of `quick_peak`, of which the first is taken that fits in the memory that training leaves: a
+large GPU needs 1.1 TFLOP in one call to be full."""
 
-QUICK_CONVOLUTION = {"GPU": (256, 28, 256), "CPU": (8, 56, 64)}
+QUICK_CONVOLUTIONS = {
+    "GPU": ((256, 28, 256), (256, 14, 256), (32, 14, 256)),
+    "CPU": ((8, 56, 64),),
+}
 """The same of convolutions, as in `CONVOLUTIONS`."""
 
 AT_ONCE = 4
@@ -120,14 +126,21 @@ def quick_peak(dtype: str, kind: Kind, *, seconds: float) -> float:
         dtype: One of `DTYPES`.
         kind: Products of matrices, or convolutions.
         seconds: Time for it, seconds; tracing and the first call come on top.
+
+    Raises:
+        tf.errors.ResourceExhaustedError: not even the smallest size fits in memory.
     """
     where = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     number = tf.as_dtype(dtype)
+    candidates: list[Callable[[], Iterator[_Candidate]]]
     if kind == "convolutions":
-        candidates = _convolutions(number, (QUICK_CONVOLUTION[where],))
+        candidates = [partial(_convolutions, number, (each,)) for each in QUICK_CONVOLUTIONS[where]]
     else:
-        candidates = _products(number, (QUICK_PRODUCT[where],))
-    return _best(candidates, seconds=seconds).best_per_s
+        candidates = [partial(_products, number, (each,)) for each in QUICK_PRODUCTS[where]]
+    for candidate in candidates[:-1]:
+        with suppress(tf.errors.ResourceExhaustedError):
+            return _best(candidate(), seconds=seconds).best_per_s
+    return _best(candidates[-1](), seconds=seconds).best_per_s
 
 
 def _best(candidates: Iterator[_Candidate], *, seconds: float) -> _Candidate:

@@ -11,7 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from stoker.measure import mfu
+from stoker.measure import mfu, peak_flops
 from stoker.measure.mfu import ModelRate, PeakFile, device_name, full_rates, model_rate
 
 Rates = Callable[[str, tuple[Any, ...]], dict[Any, float]]
@@ -156,3 +156,23 @@ def test_the_quick_peak_is_near_the_best_of_all_sizes() -> None:
     assert full.peak_per_s is not None
     # Other processes of this machine may take the cores of either.
     assert 0.2 < quick.peak_per_s / full.peak_per_s < 5
+
+
+def test_where_the_memory_is_taken_a_smaller_size_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[tuple[int, ...]] = []
+
+    def best(candidates: Any, *, seconds: float) -> Any:
+        (candidate,) = candidates
+        tried.append(candidate.size)
+        if len(tried) < 2:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+        return candidate
+
+    sizes = {"CPU": ((8, 14, 8), (4, 14, 8)), "GPU": ((8, 14, 8), (4, 14, 8))}
+    monkeypatch.setattr(peak_flops, "QUICK_CONVOLUTIONS", sizes)
+    monkeypatch.setattr(peak_flops, "_best", best)
+    peak_flops.quick_peak("float32", "convolutions", seconds=0.1)
+
+    assert tried == [(8, 14, 8), (4, 14, 8)]

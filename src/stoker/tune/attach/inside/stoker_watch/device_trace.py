@@ -163,12 +163,12 @@ def _least_steps(line: Any) -> int:
 
 def _is_stand_in() -> bool:
     tf: Any = sys.modules["tensorflow"]
-    return os.environ.get(STAND_IN) == "1" and not tf.config.list_physical_devices("GPU")
+    return os.environ.get(STAND_IN) == "1" and not tf.config.get_visible_devices("GPU")
 
 
 def _has_device() -> bool:
     tf: Any = sys.modules["tensorflow"]
-    return bool(tf.config.list_physical_devices("GPU")) or _is_stand_in()
+    return bool(tf.config.get_visible_devices("GPU")) or _is_stand_in()
 
 
 def _folder() -> str:
