@@ -12,9 +12,10 @@ from stoker.tune.attach.feed_rules import feed_findings
 from stoker.tune.attach.finding import DEVICE_TIME, ScriptFinding
 from stoker.tune.attach.input_rules import Machine, input_findings
 from stoker.tune.attach.minor import minor_findings
-from stoker.tune.attach.seen import Seen
+from stoker.tune.attach.seen import Loop, Seen
 from stoker.tune.attach.split import split_step
 from stoker.tune.attach.step_rules import function_findings, step_findings
+from stoker.tune.attach.wall_rules import is_small, wall_findings
 
 BESIDE_SPEED = ("shuffle_memory", "float64_data")
 """Findings about an input that do not say why it is waited for."""
@@ -65,14 +66,21 @@ def _once(findings: Iterable[ScriptFinding]) -> list[ScriptFinding]:
 
 
 def _of_process(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
+    yield from wall_findings(seen)
     for loop in seen.loops:
-        split = split_step(loop)
-        yield from step_findings(loop, split, seen)
-        about_input = [
-            *input_findings(loop, split, machine),
-            *feed_findings(loop, split, cores=machine.cores),
-        ]
-        yield from about_input
-        if all(each.kind in BESIDE_SPEED for each in about_input):
-            yield from bound_findings(loop, split)
+        found = _of_loop(loop, seen, machine)
+        # Of what takes next to no time only what is wrong is worth a line.
+        yield from (each for each in found if each.gain is None) if is_small(loop, seen) else found
     yield from function_findings(seen)
+
+
+def _of_loop(loop: Loop, seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
+    split = split_step(loop)
+    yield from step_findings(loop, split, seen)
+    about_input = [
+        *input_findings(loop, split, machine),
+        *feed_findings(loop, split, cores=machine.cores),
+    ]
+    yield from about_input
+    if all(each.kind in BESIDE_SPEED for each in about_input):
+        yield from bound_findings(loop, split)

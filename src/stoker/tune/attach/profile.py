@@ -81,6 +81,12 @@ class ScriptProfile:
     failures: tuple[str, ...]
     """What went wrong with the watcher itself, and cost the script nothing."""
 
+    time_parts: tuple[tuple[str, float], ...] = ()
+    """What the wall time of the process that trained most went to, the largest first: name and share."""
+
+    time_lines: tuple[Mapping[str, Any], ...] = ()
+    """The same by line: `kind`, `file`, `line`, `wall_s`, `cpu_s`, `calls`."""
+
     @property
     def failed(self) -> bool:
         """Whether the script ended by itself, and not well."""
@@ -135,6 +141,9 @@ class ScriptProfile:
     def machine(self) -> list[tuple[str, str]]:
         """What a person is told of MFU, memory and GPUs: name and figure."""
         told = []
+        if self.time_parts:
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in self.time_parts)
+            told.append(("wall time", shares))
         if self.peak_memory_bytes:
             told.append(("memory", f"{self.peak_memory_bytes / GIB:.2f} GiB, a process's peak"))
         for index, peak in enumerate(self.gpu_peak_bytes):
@@ -164,6 +173,10 @@ class ScriptProfile:
             },
             "gpu_states": [dict(state) for state in self.gpu_states],
             "note": self.note(),
+            "wall_time": {
+                "shares": dict(self.time_parts),
+                "lines": [dict(each) for each in self.time_lines],
+            },
             "loops": [_loop(loop) for loop in self.loops],
             "findings": [finding.to_json() for finding in self.findings],
             "minor_findings": [finding.to_json() for finding in self.minor],

@@ -236,6 +236,20 @@ class Loop:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WallPart:
+    """What one line took of a process's wall time, without what it called of other parts."""
+
+    kind: str
+    """`imports`, `fit`, `validation`, `evaluate`, `predict`, `callbacks` or `saving`."""
+
+    place: Place
+    wall_s: float
+    cpu_s: float
+    """Of all threads meanwhile."""
+    calls: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
     """All that was seen in one process."""
 
@@ -260,6 +274,10 @@ class Seen:
     """What went wrong with the watcher itself."""
     on_batches: tuple[tuple[Place, int], ...] = ()
     """Lines that call `train_on_batch`, and how often."""
+    wall_parts: tuple[WallPart, ...] = ()
+    """What its wall time went to; the rest is the script's own."""
+    since_start_s: float = 0.0
+    """From the process's start to the last that was seen of it, seconds; 0 where unknown."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """What its TensorFlow ran on: `cores`, `intra_op_threads`, `tensor_float_32`."""
 
@@ -316,8 +334,15 @@ def _seen(told: Mapping[str, Any]) -> Seen:
             for each in told.get("strategies", ())
         ),
         failures=tuple(told.get("failures", ())),
+        wall_parts=tuple(_wall_part(each) for each in told.get("wall", {}).get("parts", ())),
+        since_start_s=told.get("wall", {}).get("total_s", 0.0),
         on_batches=tuple((_place(each), each[2]) for each in told.get("on_batches", ())),
     )
+
+
+def _wall_part(told: Sequence[Any]) -> WallPart:
+    kind, at, wall_s, cpu_s, calls = told
+    return WallPart(kind=kind, place=_place(at), wall_s=wall_s, cpu_s=cpu_s, calls=int(calls))
 
 
 def _place(told: Sequence[Any]) -> Place:

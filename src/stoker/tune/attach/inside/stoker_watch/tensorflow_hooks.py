@@ -14,6 +14,7 @@ from . import functions, loops, stages
 from .device_trace import TRACER
 from .facts import FACTS
 from .places import who_called
+from .wall import WALL
 
 
 def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -50,6 +51,8 @@ def install(tf: ModuleType) -> None:
     functions.install(tf, around)
     _strategies(tf)
     TRACER.install(tf, around, lines=lambda: list(loops.STATE.loops.values()))
+    FACTS.parts["wall"] = WALL.told
+    FACTS.forgets.append(WALL.forget)
     FACTS.parts["versions"] = lambda: {"tensorflow": str(tf.__version__)}
     FACTS.parts["stages_made"] = stages.made
     FACTS.parts["loops"] = loops.told
