@@ -19,6 +19,7 @@ from stoker.data.features.scalers import (
     var,
 )
 from stoker.data.features.spec import TransformOutput
+from stoker.data.features.tft_arguments import missing_function
 from stoker.data.features.vocabularies import (
     apply_vocabulary,
     compute_and_apply_vocabulary,
@@ -44,3 +45,7 @@ __all__ = [
     "var",
     "vocabulary",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise missing_function(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,14 @@ from stoker.app.own_stages import stages_of
 from stoker.app.prepare import prepare_source
 from stoker.app.quiet import import_tensorflow
 from stoker.app.resume import NEWEST, Resume
-from stoker.app.run_folder import Run, StageRecord, damage, open_run, runs_newest_first
+from stoker.app.run_folder import (
+    Run,
+    StageRecord,
+    damage,
+    open_run,
+    read_changes,
+    runs_newest_first,
+)
 from stoker.app.stages import STAGES
 from stoker.core.errors import CheckFailed, Plain, UserError
 from stoker.core.files import (
@@ -32,6 +40,7 @@ from stoker.core.files import (
     sweep,
 )
 from stoker.core.fingerprint import fingerprint, library_versions
+from stoker.core.observed_reads import Observer, Reads, observing
 from stoker.core.signals import ends_when_asked
 from stoker.core.user_code import require_function
 from stoker.data.dataset import load_dataset
@@ -158,12 +167,18 @@ def run_chain(
     with (
         ends_when_asked(),
         open_run(
-            experiment.runs_root, identity=identity, settings=experiment.to_json(), resume=resume
+            experiment.runs_root,
+            identity=identity,
+            settings=experiment.to_json(),
+            resume=resume,
+            folder=experiment.folder,
         ) as (run, continued),
     ):
         listener.say(f"run {run.id}" + (" (continued)" if continued else ""))
-        if not continued and (line := left_behind(run, identity)):
+        if not continued and (line := left_behind(run, identity, experiment.folder)):
             listener.say(line)
+        # Now: a file that comes later is the run's own, whatever reads it.
+        run.folder_at_begin(experiment.folder, experiment.outputs)
         state = _State(resume=resume)
         for stage in stages:
             force = stage.always or (again and stage is stages[-1])
@@ -274,7 +289,8 @@ def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
     changed = list(run.changes())
     final = run.root / stage.folder
     with _folder_for(stage, final, key) as folder:
-        done = stage.work(context, folder)
+        with _observed(stage, run, context.experiment) as reads:
+            done = stage.work(context, folder)
         files = hash_folder(folder)
         if folder != final:
             publish_folder(folder, final)
@@ -290,10 +306,28 @@ def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
         took_s=time.monotonic() - began_s,
         made_by=run.id,
         content=done.content,
+        reads=reads(),
     )
     with full_disk_is_named(final):
         run.write_record(record)
     return record
+
+
+@contextmanager
+def _observed(stage: Stage, run: Run, experiment: Experiment) -> Iterator[Callable[[], Reads]]:
+    """Observe what the user's code reads in a stage, and keep it as it comes."""
+    if not stage.runs_user_code:
+        yield Reads
+        return
+    observer = Observer(
+        experiment.folder,
+        at_begin=run.folder_at_begin(experiment.folder, experiment.outputs),
+        outputs=experiment.outputs,
+        followed=experiment.followed_sources,
+        write=functools.partial(run.write_reads, stage.name),
+    )
+    with observing(observer):
+        yield lambda: observer.reads
 
 
 @contextmanager
@@ -322,6 +356,9 @@ def _find_earlier(
         if record is None or record.key != key:
             continue
         if record.data != _data_fingerprint(stage, state.outputs, record.columns):
+            continue
+        if changed := read_changes(record.reads, experiment.folder):
+            why = f"{changed[0]}: made again"
             continue
         if wrong := damage(earlier.output(record), record.files):
             why = f"{wrong}: made again"

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cluster.resources import Resources
-from stoker.core.code import function_fingerprint
+from stoker.core.code import function_fingerprint, source_fingerprint
 from stoker.core.config import build, read_yaml, with_overrides
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.fingerprint import fingerprint
 from stoker.core.outputs import by_output
 from stoker.core.user_code import split_reference
-from stoker.data.ingest import IngestConfig, source_fingerprint
+from stoker.data.ingest import IngestConfig
+from stoker.data.ingest import source_fingerprint as data_source_fingerprint
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig, require_metrics_of
 from stoker.export.repository import checked_name
@@ -178,10 +179,30 @@ class Experiment:
         return self.folder / self.models
 
     def code_fingerprint(self, reference: str) -> str:
-        """The fingerprint of a user's function and all of the folder that it uses."""
+        """The fingerprint of a user's function and of all in the folder that it may read."""
         module, function = reference.split(":")
-        outputs = self.runs_root, self.models_root / self.model_name
-        return function_fingerprint(self.folder, module, function, outputs=outputs)
+        return function_fingerprint(self.folder, module, function, outputs=self.outputs)
+
+    @property
+    def outputs(self) -> tuple[Path, ...]:
+        """Folders that Stoker writes."""
+        return self.runs_root, self.models_root / self.model_name
+
+    def source_fingerprint(self, reference: str) -> str:
+        """The fingerprint of a user's function by its source; what it reads is observed."""
+        module, function = reference.split(":")
+        return source_fingerprint(self.folder, module, function)[0]
+
+    @property
+    def followed_sources(self) -> frozenset[Path]:
+        """The Python files that the fingerprints of the user's functions cover."""
+        own = self.own_dataset
+        named = [self.model, self.preprocessing, self.train.callbacks, own and own.dataset]
+        files: frozenset[Path] = frozenset()
+        for reference in named:
+            if reference:
+                files |= source_fingerprint(self.folder, *reference.split(":"))[1]
+        return files
 
     def to_json(self) -> dict[str, Any]:
         """Every setting as JSON values, for the run's record."""
@@ -230,8 +251,9 @@ def data_fingerprint(experiment: Experiment) -> str:
     """The fingerprint of where the data comes from: of its files, or of the user's code for it."""
     own = experiment.own_dataset
     if own is None:
-        return source_fingerprint(experiment.files)
-    return fingerprint({"code": experiment.code_fingerprint(own.dataset), "options": own.options})
+        return data_source_fingerprint(experiment.files)
+    code = experiment.source_fingerprint(own.dataset)
+    return fingerprint({"code": code, "options": own.options})
 
 
 def _own_dataset(reference: str) -> OwnDatasetConfig:

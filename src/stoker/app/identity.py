@@ -115,7 +115,7 @@ def pipeline_settings(experiment: Experiment) -> dict[str, Any]:
 def code_fingerprints(experiment: Experiment) -> dict[str, str]:
     """`module:function` of the user's that training depends on -> its fingerprint."""
     named = (experiment.model, experiment.preprocessing, experiment.train.callbacks)
-    return {name: experiment.code_fingerprint(name) for name in named if name is not None}
+    return {name: experiment.source_fingerprint(name) for name in named if name is not None}
 
 
 def _data(context: Context) -> dict[str, str]:

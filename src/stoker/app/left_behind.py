@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stoker.app.run_folder import Run, runs_newest_first
+from pathlib import Path
+
+from stoker.app.run_folder import Run, runs_newest_first, with_reads
 from stoker.app.stages import STAGES
 from stoker.app.train_folder import CHECKPOINTS
 from stoker.core.errors import DataError
@@ -15,12 +17,13 @@ _NAMED = 3
 """Most differences that the line names."""
 
 
-def left_behind(run: Run, identity: Identity) -> str | None:
+def left_behind(run: Run, identity: Identity, folder: Path) -> str | None:
     """A line about the newest run before this one, where it was left in the middle of training.
 
     Args:
         run: The new run.
         identity: What it is.
+        folder: The experiment's.
 
     Returns:
         None where there is none, or its training is done.
@@ -31,7 +34,7 @@ def left_behind(run: Run, identity: Identity) -> str | None:
         trained = earlier.record(_TRAIN.name) is not None
         steps = _steps(earlier)
         if trained or steps is not None:
-            return None if trained or steps is None else _line(earlier, steps, identity)
+            return None if trained or steps is None else _line(earlier, steps, identity, folder)
     return None
 
 
@@ -44,9 +47,9 @@ def _steps(run: Run) -> int | None:
     return None
 
 
-def _line(run: Run, steps: int, identity: Identity) -> str:
+def _line(run: Run, steps: int, identity: Identity, folder: Path) -> str:
     try:
-        found = changes(run.about().get("inputs", {}), identity)
+        found = changes(*with_reads(run, identity, folder))
     except DataError:
         return f"run {run.id} stands at step {steps}, its run.json is damaged"
     named = "; ".join(map(str, found[:_NAMED]))

@@ -12,6 +12,7 @@ from stoker.app.experiment import Experiment, data_fingerprint
 from stoker.app.opening import call_own_dataset
 from stoker.app.stages import STAGES, anomaly_facts
 from stoker.core.files import sha256_file
+from stoker.data.features.label_summary import labels_as_facts
 from stoker.data.own.config import OwnDatasetConfig
 from stoker.data.own.description import DESCRIPTION, read_description, write_description
 from stoker.evaluate.config import require_metrics_of
@@ -60,7 +61,7 @@ def _analyze(context: Context, folder: Path) -> Done:
         context.progress(f"{done:,} {what}", min(1.0, done / total) if total else None)
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        counts, anomalies, forms = analyze_own_dataset(
+        found = analyze_own_dataset(
             dataset,
             folder,
             scratch=Path(scratch),
@@ -68,7 +69,12 @@ def _analyze(context: Context, folder: Path) -> Done:
             progress=tell,
         )
     return Done(
-        result=anomaly_facts(anomalies) | {"counts": counts_as_facts(counts), "bytes": forms},
+        result=anomaly_facts(found.anomalies)
+        | {
+            "counts": counts_as_facts(found.counts),
+            "bytes": found.byte_forms,
+            "labels": labels_as_facts(found.labels),
+        },
         # What the function reads from outside is seen here, and where else would it be?
         content=sha256_file(folder / "statistics.json"),
     )
@@ -88,9 +94,21 @@ def _transform(context: Context, folder: Path) -> Done:
 
 
 OWN_STAGES = (
-    Stage(name="ingest", folder="data", inputs=_ingest_inputs, work=_ingest, tensorflow=True),
     Stage(
-        name="analyze", folder="analysis", inputs=_analyze_inputs, work=_analyze, tensorflow=True
+        name="ingest",
+        folder="data",
+        inputs=_ingest_inputs,
+        work=_ingest,
+        tensorflow=True,
+        runs_user_code=True,
+    ),
+    Stage(
+        name="analyze",
+        folder="analysis",
+        inputs=_analyze_inputs,
+        work=_analyze,
+        tensorflow=True,
+        runs_user_code=True,
     ),
     Stage(name="transform", folder="transform", inputs=_transform_inputs, work=_transform),
     *STAGES[3:],

@@ -3,7 +3,9 @@
 run.json          what was asked for, the inputs name by name, what of them has changed since, how it
                   ended
 lock              held (flock) by the process that works on the run
+folder.json       the files of the experiment's folder when the run began
 stages/X.json     stage X is done: its inputs, where its output lies, the hash of every file
+reads/X.json      what the user's code has read in stage X until now
 data/ ...         the output of a stage that this run made itself
 """
 
@@ -14,9 +16,9 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,11 +38,14 @@ from stoker.core.files import (
     write_json,
 )
 from stoker.core.fingerprint import fingerprint
-from stoker.train.checkpoints.identity import Change, Identity, require_same
+from stoker.core.observed_reads import Reads, Snapshot, snapshot
+from stoker.train.checkpoints.identity import Change, Identity, changes, require_same
 
 _RUN = "run.json"
 _LOCK = "lock"
 _STAGES = "stages"
+_READS = "reads"
+_FOLDER = "folder.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +83,9 @@ class StageRecord:
     """Fingerprint of the part of its output that equal inputs do not settle (trained weights: a
     GPU, or a file that the user's code reads, can make others); "" where they settle it all."""
 
+    reads: Reads = field(default_factory=Reads)
+    """What the user's code read in it, with what that held when the run began."""
+
     @property
     def identity(self) -> str:
         """What a later stage depends on."""
@@ -112,13 +120,42 @@ class Run:
             return None
         try:
             raw = read_json(path)
-            return StageRecord(**(raw | {"columns": tuple(raw["columns"])}))
+            reads = Reads(**raw.get("reads", {}))
+            return StageRecord(**(raw | {"columns": tuple(raw["columns"]), "reads": reads}))
         except (DataError, TypeError, KeyError):
             return None
 
     def write_record(self, record: StageRecord) -> None:
         """Publish that a stage is done; its output must be on the disk already."""
         write_json(self.root / _STAGES / f"{record.stage}.json", asdict(record))
+
+    def reads(self) -> Reads:
+        """What the user's code has read in all stages until now."""
+        found = Reads()
+        for path in sorted((self.root / _READS).glob("*.json")):
+            found = found.and_also(Reads(**read_json(path)))
+        for path in sorted((self.root / _STAGES).glob("*.json")):
+            record = self.record(path.stem)
+            found = found if record is None else found.and_also(record.reads)
+        return found
+
+    def write_reads(self, stage: str, reads: Reads) -> None:
+        """Keep what the user's code has read in a stage, before it is done."""
+        write_json(self.root / _READS / f"{stage}.json", asdict(reads))
+
+    def forget_reads(self) -> None:
+        """Let what was read hold nothing any more: a change of it was accepted."""
+        shutil.rmtree(self.root / _READS, ignore_errors=True)
+        for path in sorted((self.root / _STAGES).glob("*.json")):
+            if (record := self.record(path.stem)) is not None:
+                self.write_record(replace(record, reads=Reads()))
+
+    def folder_at_begin(self, folder: Path, outputs: Collection[Path]) -> Snapshot:
+        """The state of the experiment's folder when the run began; taken now where it is new."""
+        path = self.root / _FOLDER
+        if not path.exists():
+            write_json(path, snapshot(folder, outputs=outputs))
+        return {name: tuple(state) for name, state in read_json(path).items()}
 
     def changes(self) -> tuple[dict[str, Any], ...]:
         """What of its inputs has changed since it began, and was accepted, the oldest first."""
@@ -178,7 +215,12 @@ def runs_newest_first(runs_root: Path) -> list[Run]:
 
 @contextmanager
 def open_run(
-    runs_root: Path, *, identity: Identity, settings: Mapping[str, Any], resume: Resume
+    runs_root: Path,
+    *,
+    identity: Identity,
+    settings: Mapping[str, Any],
+    resume: Resume,
+    folder: Path | None = None,
 ) -> Iterator[tuple[Run, bool]]:
     """Go on with a run, or make a new one; hold its lock.
 
@@ -187,6 +229,7 @@ def open_run(
         identity: Settings, code, source and versions.
         settings: Written to a new run's `run.json`.
         resume: Which run; by default the newest unfinished one of equal inputs, else a new one.
+        folder: The experiment's: what the user's code has read is compared with what is there now.
 
     Yields:
         The run, and whether it is continued.
@@ -200,12 +243,13 @@ def open_run(
         with _writable(runs_root), alone(runs_root / ".lock"):
             # Alone, so that two that start at once do not each make a run.
             sweep(runs_root, "*")
-            found = _named(runs_root, resume.run) or _unfinished(runs_root, fingerprint(identity))
+            found = _named(runs_root, resume.run) or _unfinished(runs_root, identity, folder)
             run = found or _new_run(runs_root, identity, settings)
             held.enter_context(_locked(run))
-        before = run.about().get("inputs", {})
-        if changed := require_same(before, identity, accept_change=resume.accept_change):
+        before, now = with_reads(run, identity, folder)
+        if changed := require_same(before, now, accept_change=resume.accept_change):
             run.accept(changed, now=identity, settings=settings)
+            run.forget_reads()
         run.sweep()
         yield run, found is not None
 
@@ -223,14 +267,34 @@ def _named(runs_root: Path, run_id: str | None) -> Run | None:
     return known[run_id]
 
 
-def _unfinished(runs_root: Path, run_fingerprint: str) -> Run | None:
+def with_reads(run: Run, identity: Identity, folder: Path | None) -> tuple[Identity, Identity]:
+    """What a run was and what it would be now, with the files and variables that its code read."""
+    before: Identity = run.about().get("inputs", {})
+    read = Reads() if folder is None else run.reads()
+    if folder is None or not read:
+        return before, identity
+    return (
+        {**before, **read.as_identity()},
+        {**identity, **read.now(folder).as_identity()},
+    )
+
+
+def read_changes(read: Reads, folder: Path) -> tuple[Change, ...]:
+    """The files and variables that hold something else now."""
+    return changes(read.as_identity(), read.now(folder).as_identity())
+
+
+def _unfinished(runs_root: Path, identity: Identity, folder: Path | None) -> Run | None:
+    run_fingerprint = fingerprint(identity)
     for run in runs_newest_first(runs_root):
         try:
             about = run.about()
         except DataError:
             continue
         if about.get("fingerprint") == run_fingerprint and about.get("finished") is None:
-            return run
+            before, now = with_reads(run, identity, folder)
+            if not changes(before, now):
+                return run
     return None
 
 

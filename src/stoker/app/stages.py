@@ -27,6 +27,7 @@ from stoker.core.outputs import alone
 from stoker.core.user_code import load_function
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
+from stoker.data.features.label_summary import labels_as_facts
 from stoker.data.ingest import (
     REACH_KEYS,
     fingerprint_of,
@@ -143,7 +144,7 @@ def _transform_inputs(context: Context) -> dict[str, Any]:
     return {
         "preprocessing": None
         if experiment.preprocessing is None
-        else experiment.code_fingerprint(experiment.preprocessing),
+        else experiment.source_fingerprint(experiment.preprocessing),
         "label": experiment.label,
         "label_only": experiment.label_only,
         "columns": _column_types(context),
@@ -176,10 +177,10 @@ def _transform(context: Context, folder: Path) -> Done:
         sample_weight=experiment.train.sample_weight,
         progress=_rows_of(context),
     )
-    for split in dataset.splits:
-        require_known_labels(transform, dataset, split)
+    labels = {split: require_known_labels(transform, dataset, split) for split in dataset.splits}
     return Done(
         result={
+            "labels": labels_as_facts(labels),
             "features": [feature.name for feature in transform.features],
             "serving_columns": [column.name for column in transform.serving_columns],
         },
@@ -357,6 +358,7 @@ STAGES = (
         inputs=_transform_inputs,
         work=_transform,
         tensorflow=True,
+        runs_user_code=True,
     ),
     Stage(
         name="train",
@@ -365,14 +367,23 @@ STAGES = (
         work=_train,
         tensorflow=True,
         in_place=True,
+        runs_user_code=True,
     ),
-    Stage(name="export", folder="model", inputs=_export_inputs, work=_export, tensorflow=True),
+    Stage(
+        name="export",
+        folder="model",
+        inputs=_export_inputs,
+        work=_export,
+        tensorflow=True,
+        runs_user_code=True,
+    ),
     Stage(
         name="evaluate",
         folder="evaluation",
         inputs=_evaluate_inputs,
         work=_evaluate,
         tensorflow=True,
+        runs_user_code=True,
     ),
     Stage(name="push", folder="push", inputs=_push_inputs, work=_push, always=True),
 )

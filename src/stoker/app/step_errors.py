@@ -1,4 +1,4 @@
-"""Whose a step is that fails: the user's, or a worker's that is gone."""
+"""Who has to act on a failed training step: the user, the launcher, or us."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from stoker.core.errors import ConfigError, Plain
-from stoker.core.user_code import first_line, place_told
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.user_code import (
+    failure_of_user_code,
+    first_line,
+    is_of_user_code,
+    user_place,
+)
 from stoker.train.oom import is_out_of_memory, what_did_not_fit
 
 _PEER_IS_GONE = (
@@ -23,13 +28,14 @@ _PEER_IS_GONE = (
 
 @contextmanager
 def steps_are_the_users(*, workers: int) -> Iterator[None]:
-    """A step that fails is the user's to mend, but for what another of several workers did.
+    """Turn a failure of the user's model, data or code into one line, and let all others through.
 
     Args:
         workers: Processes that train together.
 
     Raises:
-        ConfigError: the step failed by what the user's data or model holds.
+        ConfigError: the step failed because of the user's data, model or code, also while the step
+            was traced.
         tf.errors.OpError: another worker is gone; worth another attempt.
     """
     try:
@@ -46,10 +52,16 @@ def steps_are_the_users(*, workers: int) -> Iterator[None]:
                 "batch under train.strategy: parameter_server.",
             ) from error
         raise ConfigError(
-            f"a training step must not fail{place_told(error)}",
+            f"a training step failed{user_place(error)}",
             got=Plain(_said(error)),
             fix=f"{_advice(error)}Run it again with --debug for the whole traceback.",
         ) from error
+    except UserError:
+        raise
+    except Exception as error:
+        if not is_of_user_code(error):
+            raise
+        raise failure_of_user_code("a training step", error) from error
 
 
 _ASSERTED = re.compile(r"assertion failed: \[(.*?)\](?:\s|$)", re.DOTALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,9 @@ from stoker.app.train_folder import CHECKPOINTS, METRICS, TENSORBOARD
 from stoker.cluster.devices import find_devices
 from stoker.cluster.resolver import read_tf_config
 from stoker.core.errors import ConfigError, Plain
+from stoker.core.finding import Finding
 from stoker.core.user_code import load_function
+from stoker.data.features.label_summary import labels_from_facts
 from stoker.data.ingest import IngestConfig, ServiceConfig
 from stoker.measure.device_findings import StepFacts
 from stoker.telemetry.writers import Everywhere
@@ -33,6 +36,7 @@ from stoker.train.ending import listening
 from stoker.train.handshake import handshake
 from stoker.train.health.precision import apply_tf32
 from stoker.train.heartbeat import process_heartbeat
+from stoker.train.label_checks import require_labels_that_fit
 from stoker.train.loop import fit
 from stoker.train.memory import apply_memory
 from stoker.train.model import BuiltModel, build_model, prepare_process
@@ -53,6 +57,8 @@ if TYPE_CHECKING:
     from stoker.app.experiment import Experiment
     from stoker.data.own.features import AnyTransform
     from stoker.data.own.opening import AnyDataset
+
+_LOG = logging.getLogger(__name__)
 
 LOCAL_WORKERS = "STOKER_LOCAL_WORKERS"
 """Environment variable: how many processes compute steps on this machine, and share its memory."""
@@ -101,6 +107,7 @@ def train(context: Context, folder: Path) -> Trained:
         if isinstance(place, Distribution):
             handshake(place, {**identity, "settings": context.asked})
         dataset, built = open_and_build(context, transform, place)
+        checked = _check_labels(context, built)
         listed = callbacks_of(experiment)
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
         device = _device_watch(settings, folder, resolved, listed)
@@ -134,11 +141,27 @@ def train(context: Context, folder: Path) -> Trained:
             "samples_per_s": result.samples_per_s,
             "parameters": built.model.count_params(),
             "resolved": asdict(resolved),
+            "warnings": [finding.line() for finding in checked],
             **_own_facts(result),
             **device.facts(result.samples_per_s, _step_facts(result, resolved)),
         },
         content=best(folder / CHECKPOINTS).manifest.hashes[STATE],
     )
+
+
+def _check_labels(context: Context, built: BuiltModel) -> tuple[Finding, ...]:
+    """Hold the labels against the model; show the warnings.
+
+    Raises:
+        ConfigError: the loss cannot learn these labels.
+    """
+    stage = "transform" if context.experiment.own_dataset is None else "analyze"
+    # A record of an earlier version says nothing of labels.
+    labels = labels_from_facts(context.results[stage].get("labels", {}))
+    found = require_labels_that_fit(built, labels, monitor=context.experiment.train.monitor)
+    for finding in found:
+        _LOG.warning("%s", finding.line())
+    return found
 
 
 def begin_process(settings: TrainConfig, resolved: ResolvedTraining) -> Distribution:

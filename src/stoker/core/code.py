@@ -8,7 +8,6 @@ environment.
 from __future__ import annotations
 
 import ast
-import hashlib
 import symtable
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -16,51 +15,24 @@ from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.fingerprint import fingerprint
+from stoker.core.folder_files import file_mark, folder_files
 
 _DYNAMIC = frozenset(
     [
-        "exec",
-        "eval",
-        "globals",
-        "locals",
-        "vars",
-        "getattr",
-        "__import__",
-        "importlib",
-        "import_module",
-        "runpy",
-        "open",
-        "read_text",
-        "read_bytes",
-        "read_file",
-        "GFile",
-        "__file__",
-        "environ",
-        "getenv",
-        "load",
-        "loads",
-        "loadtxt",
-        "genfromtxt",
-        "fromfile",
-        "imread",
-        "load_model",
-        "load_weights",
-        "read_csv",
-        "read_parquet",
-        "read_json",
-        "read_pickle",
+        *("exec", "eval", "globals", "locals", "vars", "getattr"),
+        *("__import__", "importlib", "import_module", "runpy"),
     ]
 )
-"""Names, plain or after a dot, that can reach what the source does not hold."""
+"""Names, plain or after a dot, that can reach code that the source does not name."""
 
-MAX_FILE_BYTES = 64 << 20
-"""A larger file of an undecidable folder counts by its size and time, not by its content."""
-
-SKIPPED = {"runs", "models", "__pycache__", ".venv", ".git", "stoker.yaml", "stoker.lock.yaml"}
-"""What lies in an experiment's folder and is no code of its; settings count by themselves."""
-
-_HALF_WRITTEN = ".stoker."
-"""Begins the name of what a kill has left of such a file."""
+_READS = frozenset(
+    [
+        *("open", "read_text", "read_bytes", "read_file", "GFile", "__file__", "environ", "getenv"),
+        *("load", "loads", "loadtxt", "genfromtxt", "fromfile", "imread", "load_model"),
+        *("load_weights", "read_csv", "read_parquet", "read_json", "read_pickle"),
+    ]
+)
+"""Names that can read a file or the environment."""
 
 
 class _UndecidableError(Exception):
@@ -75,6 +47,19 @@ class _Module:
     definitions: dict[str, ast.stmt] = field(default_factory=dict)
     imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     always: list[ast.stmt] = field(default_factory=list)
+    stars: list[str] = field(default_factory=list)
+    """Modules that it imports all names of."""
+
+    def local_imports(self) -> list[str]:
+        """Modules that are imported inside of functions and classes."""
+        found: list[str] = []
+        for statement in [*self.definitions.values(), *self.always]:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Import):
+                    found += [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    found += [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+        return found
 
 
 def function_fingerprint(
@@ -98,8 +83,40 @@ def function_fingerprint(
     try:
         walk.visit(module, function)
     except _UndecidableError:
-        return fingerprint({"folder": _folder_files(folder, outputs)})
+        return fingerprint({"folder": folder_files(folder, outputs)})
     return fingerprint({"parts": sorted(walk.parts)})
+
+
+def source_fingerprint(folder: Path, module: str, function: str) -> tuple[str, frozenset[Path]]:
+    """The fingerprint of `module:function` by the source alone, for a run whose reads are observed.
+
+    Where the source cannot be followed (a star import, `getattr`), the modules that it names count
+    whole. Files and variables of the environment that it reads do not count: `observed_reads` sees
+    those.
+
+    Args:
+        folder: The user's folder, where modules are looked for.
+        module: Dotted module name, e.g. `model`.
+        function: A module-level name in it.
+
+    Returns:
+        64 hexadecimal digits, and the files that were followed.
+
+    Raises:
+        ConfigError: the module is not there or does not parse.
+    """
+    walk = _LenientWalk(folder)
+    walk.visit(module, function)
+    files = frozenset(parsed.path.resolve() for parsed in walk.modules.values())
+    return fingerprint({"parts": sorted(walk.parts)}), files
+
+
+def python_fingerprint(path: Path) -> str:
+    """The fingerprint of a Python file without comments and blank lines; of its bytes if it is none."""
+    try:
+        return fingerprint({"python": ast.unparse(ast.parse(path.read_text(encoding="utf-8")))})
+    except (SyntaxError, ValueError):
+        return file_mark(path)
 
 
 def module_file(folder: Path, module: str) -> Path | None:
@@ -154,7 +171,19 @@ class _Walk:
         elif name in parsed.definitions:
             self.take(module, parsed.definitions[name])
         else:
-            raise _UndecidableError(f"{module}.{name}")
+            self.cannot_follow(module)
+
+    def cannot_follow(self, module: str) -> None:
+        """What follows from here is not in the source.
+
+        Args:
+            module: Where that is.
+        """
+        raise _UndecidableError(module)
+
+    def reads(self, module: str) -> None:
+        """A file or a variable of the environment may be read."""
+        self.cannot_follow(module)
 
     def load(self, module: str) -> _Module:
         if module not in self.modules:
@@ -162,6 +191,8 @@ class _Walk:
             if path is None:
                 raise _UndecidableError(module)
             self.modules[module] = _parse_module(path, module)
+            if self.modules[module].stars:
+                self.cannot_follow(module)
             for statement in self.modules[module].always:
                 self.take(module, statement)
             self.run_imports(module)
@@ -177,9 +208,14 @@ class _Walk:
 
     def take(self, module: str, statement: ast.stmt) -> None:
         self.parts.append(f"{module}: {ast.unparse(statement)}")
+        if any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(statement)):
+            # Where a local import binds is decided at run time.
+            self.cannot_follow(module)
         for name, attribute in _references(statement):
             if name in _DYNAMIC or attribute in _DYNAMIC:
-                raise _UndecidableError(name)
+                self.cannot_follow(module)
+            if name in _READS or attribute in _READS:
+                self.reads(module)
             target = self.load(module).imports.get(name)
             if target is not None:
                 self.follow_import(*target, attributes=attribute)
@@ -198,13 +234,38 @@ class _Walk:
             name = attributes
             if name is not None and module_file(self.folder, f"{module}.{name}") is not None:
                 # `package.module.name`: what is taken of the module is not seen here.
-                raise _UndecidableError(f"{module}.{name}")
+                self.cannot_follow(f"{module}.{name}")
+                return
             if module_file(self.folder, module) is None:
                 self.parts.append(f"import {module}")
                 return
         if name is None:
-            raise _UndecidableError(module)
+            self.cannot_follow(module)
+            return
         self.visit(module, name)
+
+
+class _LenientWalk(_Walk):
+    """Takes the whole of a module where its source cannot be followed, and goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._whole: set[str] = set()
+
+    def reads(self, module: str) -> None:
+        """What is read is observed, see `observed_reads`."""
+
+    def cannot_follow(self, module: str) -> None:
+        if module in self._whole:
+            return
+        self._whole.add(module)
+        parsed = self.load(module)
+        for name in list(parsed.definitions):
+            self.visit(module, name)
+        named = [name for name, _ in parsed.imports.values()]
+        for name in [*named, *parsed.stars, *parsed.local_imports()]:
+            if module_file(self.folder, name) is not None:
+                self.cannot_follow(name)
 
 
 def _parse_module(path: Path, module: str) -> _Module:
@@ -247,6 +308,9 @@ def _sort_statement(parsed: _Module, statement: ast.stmt, package: str) -> None:
         parsed.imports.pop(statement.name, None)  # the last binding of a name wins
         parsed.definitions[statement.name] = statement
     elif isinstance(statement, ast.Import | ast.ImportFrom):
+        if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
+            parsed.stars.append(_base(statement, package))
+            return
         for name, target in _imports(statement, package).items():
             parsed.definitions.pop(name, None)
             parsed.imports[name] = target
@@ -276,14 +340,18 @@ def _imports(
             for alias in statement.names
         }
         return top | {alias.name: (alias.name, None) for alias in statement.names}
-    base = statement.module or ""
-    if statement.level:
-        parents = package.split(".") if package else []
-        kept = parents[: len(parents) - statement.level + 1]
-        base = ".".join([*kept, base] if base else kept)
-    if any(alias.name == "*" for alias in statement.names):
-        raise _UndecidableError(base)
+    base = _base(statement, package)
     return {alias.asname or alias.name: (base, alias.name) for alias in statement.names}
+
+
+def _base(statement: ast.ImportFrom, package: str) -> str:
+    """The module that `from X import ...` names, a relative one in full."""
+    base = statement.module or ""
+    if not statement.level:
+        return base
+    parents = package.split(".") if package else []
+    kept = parents[: len(parents) - statement.level + 1]
+    return ".".join([*kept, base] if base else kept)
 
 
 def _assigned(statement: ast.stmt) -> list[str]:
@@ -313,36 +381,10 @@ def _references(statement: ast.stmt) -> list[tuple[str, str | None]]:
             found.append((node.value.id, node.attr))
             bases.add(id(node.value))
         elif isinstance(node, ast.Attribute):
-            found.append((node.attr, None) if node.attr in _DYNAMIC else ("", None))
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            _refuse_local_import(node)
+            found.append((node.attr, None) if node.attr in _DYNAMIC | _READS else ("", None))
     found += [
         (node.id, None)
         for node in ast.walk(statement)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in bases
     ]
     return found
-
-
-def _refuse_local_import(node: ast.Import | ast.ImportFrom) -> None:
-    # Where it binds is decided at run time: the whole folder counts.
-    raise _UndecidableError(ast.unparse(node))
-
-
-def _folder_files(folder: Path, outputs: Collection[Path]) -> dict[str, str]:
-    files = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file()
-        and not SKIPPED.intersection(path.relative_to(folder).parts)
-        and not path.name.startswith(_HALF_WRITTEN)
-        and not any(path.is_relative_to(output) for output in outputs)
-    )
-    return {path.relative_to(folder).as_posix(): _file_mark(path) for path in files}
-
-
-def _file_mark(path: Path) -> str:
-    facts = path.stat()
-    if facts.st_size > MAX_FILE_BYTES:
-        return f"{facts.st_size} bytes, {facts.st_mtime_ns}"
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -10,7 +10,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 from stoker.core.code import module_file, names_bound
@@ -104,15 +104,29 @@ def call(
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise _told(what, error, _home(function)) from error
+        raise failure_of_user_code(what, error) from error
 
 
-def _told(what: str, error: BaseException, folder: Path | None) -> ConfigError:
+def failure_of_user_code(what: str, error: BaseException, *, advice: str = "") -> ConfigError:
+    """The one line for an error that the user's code caused.
+
+    Args:
+        what: What failed: `module:function`, or a noun such as "the loss".
+        error: What was raised.
+        advice: What to do, a whole sentence.
+
+    Returns:
+        With the innermost line of the user's code, and Keras's own sentence where there is one.
+    """
+    advice = advice or advice_for(error)
     return ConfigError(
-        f"{what} must not fail{_place(error.__traceback__, folder)}",
-        got=Plain(f"{type(error).__name__}: {first_line(error)}"),
-        fix="Run it again with --debug for the whole traceback.",
+        f"{what} failed{user_place(error)}",
+        got=Plain(f"{type(error).__name__}: {first_line(error)}{_kerass_sentence(error)}"),
+        fix=" ".join([*([advice] if advice else []), _FOR_MORE]),
     )
+
+
+_FOR_MORE = "Run it again with --debug for the whole traceback."
 
 
 def _import(folder: Path, name: str, path: Path, *, where: str) -> Any:
@@ -127,43 +141,111 @@ def _import(folder: Path, name: str, path: Path, *, where: str) -> Any:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise _told(f"{where}: importing {path.name}", error, folder) from error
+        raise failure_of_user_code(f"{where}: importing {path.name}", error) from error
     finally:
         sys.path.remove(str(folder))
 
 
-def _home(function: Callable[..., Any]) -> Path | None:
-    try:
-        return Path(inspect.getfile(inspect.unwrap(function))).resolve().parent
-    except TypeError:
-        return None
+_STOKER = Path(__file__).resolve().parents[1]
+_INSTALLED = tuple(
+    Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")
+)
+"""Folders of the standard library and of installed packages."""
+
+_IN_TRACEBACK = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\w+))?')
 
 
-def _place(trace: TracebackType | None, folder: Path | None) -> str:
-    frames = traceback.extract_tb(trace)
-    own = [f for f in frames if folder and folder.resolve() in Path(f.filename).resolve().parents]
-    if not own:
-        return ""
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
+def user_place(error: BaseException) -> str:
+    """The innermost line of the user's code that an error passed through.
 
+    TensorFlow puts the traceback of a generator, of a `py_function` and of a function that AutoGraph
+    converted into the text of its own error: those lines count too, and are further in.
 
-_IN_TRACEBACK = re.compile(r'File "([^"]+)", line (\d+)')
-
-
-def place_told(error: BaseException) -> str:
-    """` (model.py, line 12)`, of Python code that failed inside TensorFlow; "" of none.
-
-    TensorFlow puts the traceback of a generator or a `py_function` into its own error's text. What
-    is installed is not the user's.
+    Returns:
+        ` (model.py, line 12, in build)`; "" where no line of the user's code took part.
     """
-    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-    own = Path(__file__).parents[1]
-    places = [
-        (Path(file), line)
-        for file, line in _IN_TRACEBACK.findall(str(error))
-        if not file.startswith((*installed, "<")) and own not in Path(file).parents
+    found = [place for one in _chain(error) for place in (*_in_frames(one), *_in_text(one))]
+    if not found:
+        return ""
+    path, line, function = found[-1]
+    inside = f", in {function}" if function not in ("", "<module>", "None") else ""
+    return f" ({path.name}, line {line}{inside})"
+
+
+def is_of_user_code(error: BaseException) -> bool:
+    """Whether an error came from the user's code, or from Keras or TensorFlow working on it.
+
+    Where no line of the user's code took part, the packages decide: what was raised below a call of
+    Keras or TensorFlow is about the user's model; what Stoker raised itself, or below any other
+    library, is a bug of Stoker's.
+    """
+    if user_place(error):
+        return True
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [number for number, path in enumerate(files) if _STOKER in path.parents]
+    below = files[ours[-1] + 1 :] if ours else files
+    return bool(below) and bool({"keras", "tensorflow"}.intersection(below[0].parts))
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """An error and what it was raised from, the first cause last."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
+
+
+Place = tuple[Path, int, str]
+"""File, line and function."""
+
+
+def _in_frames(error: BaseException) -> list[Place]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return _of_the_user([(frame.filename, frame.lineno or 0, frame.name) for frame in frames])
+
+
+def _in_text(error: BaseException) -> list[Place]:
+    places = _IN_TRACEBACK.findall(str(error))
+    return _of_the_user([(file, int(line), function) for file, line, function in places])
+
+
+def _of_the_user(places: list[tuple[str, int, str]]) -> list[Place]:
+    libraries = (*_INSTALLED, _STOKER)
+    found = [(Path(file), line, function) for file, line, function in places]
+    return [
+        (path, line, function)
+        for path, line, function in found
+        if path.is_file()
+        and not path.name.startswith("__autograph_generated_file")
+        and not any(path.resolve().is_relative_to(home) for home in libraries)
     ]
-    return f" ({places[-1][0].name}, line {places[-1][1]})" if places else ""
+
+
+_CLUTTER = re.compile(r"\x1b\[[0-9;]*m|\{\{function_node [^}]*\}\}\s*")
+"""Colors of Keras's messages, and TensorFlow's names of nodes."""
+
+_KERAS_CALL = re.compile(r"Exception encountered when calling ([^\n]+?)\.?\n")
+
+
+def _kerass_sentence(error: BaseException) -> str:
+    found = _KERAS_CALL.search(str(error))
+    return f" (Exception encountered when calling {found[1]})" if found else ""
+
+
+def advice_for(error: BaseException) -> str:
+    """What to do about errors that ordinary Python causes while TensorFlow traces it; else ""."""
+    text = f"{type(error).__name__}: {error}"
+    if "numpy() is only available" in text or re.search(r"has no attribute 'numpy'", text):
+        return (
+            "While a step is compiled, tensors have no values: use TensorFlow or keras.ops, or wrap "
+            "the Python code in tf.py_function."
+        )
+    if "OperatorNotAllowedInGraphError" in text or "as a Python `bool`" in text:
+        return "Python's `if` and `for` cannot read a tensor there: use tf.where, keras.ops.cond or tf.cond."
+    if "SymbolicTensor" in text or "KerasTensor" in text:
+        return "While a step is compiled, tensors have no values: use TensorFlow or keras.ops."
+    return ""
 
 
 _HEADINGS = (
@@ -173,11 +255,18 @@ _HEADINGS = (
 """Beginnings of lines of TensorFlow's and Keras's errors that do not say what is wrong."""
 
 
+_CAUSE = "Error encountered:"
+"""Ends the line above the cause, where Keras could not infer a layer's shape."""
+
+
 def first_line(error: BaseException) -> str:
     """The line of an error that says why, without TensorFlow's heading and traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = _CLUTTER.sub("", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0] == "in user code:":
         # AutoGraph tells the way there first, then the error with its type.
         return lines[-1].partition(": ")[2].rstrip(".") or lines[-1]
+    causes = [number for number, line in enumerate(lines) if line.endswith(_CAUSE)]
+    lines = lines[causes[-1] + 1 :] if causes else lines
     said = [line for line in lines if not line.startswith(_HEADINGS)]
     return (said or lines or ["no message"])[0]

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import sysconfig
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.core.user_code import first_line
-
-_LIBRARIES = (
-    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
-    Path(__file__).resolve().parents[1],
-)
-"""Where code lies that is not the user's."""
+from stoker.core.errors import UserError
+from stoker.core.user_code import failure_of_user_code
 
 
 @contextmanager
@@ -34,16 +25,4 @@ def told_as_the_users(what: str) -> Iterator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"train.callbacks: {what} must not fail{_line_of_the_user(error)}",
-            got=Plain(f"{type(error).__name__}: {first_line(error)}"),
-            fix="Run it again with --debug for the whole traceback.",
-        ) from error
-
-
-def _line_of_the_user(error: BaseException) -> str:
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if path.is_file() and not any(path.resolve().is_relative_to(home) for home in _LIBRARIES):
-            return f" ({path.name}, line {frame.lineno}, in {frame.name})"
-    return ""
+        raise failure_of_user_code(f"train.callbacks: {what}", error) from error

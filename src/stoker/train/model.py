@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from stoker.data.own.features import AnyTransform
 from stoker.export.model_inputs import input_adapter
 from stoker.train.config import Precision
 from stoker.train.keras_model import output_names, overrides
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +42,18 @@ class BuiltModel:
 
     def from_logits(self, output: str = ONLY) -> bool:
         """Whether the compiled loss of an output says that it is logits."""
-        return any(getattr(loss, "from_logits", False) for loss in self._losses(output))
+        return any(getattr(loss, "from_logits", False) for loss in self.losses(output))
 
     def is_regression(self, output: str = ONLY) -> bool:
         """Whether the compiled loss is one for numbers, whatever values the labels have."""
         names = {
             getattr(loss, "name", None) or getattr(loss, "__name__", None) or str(loss)
-            for loss in self._losses(output)
+            for loss in self.losses(output)
         }
         return bool({name.lower().replace("_", "") for name in names} & _REGRESSION_LOSSES)
 
-    def _losses(self, output: str) -> list[Any]:
+    def losses(self, output: str = ONLY) -> list[Any]:
+        """What the model was compiled with for an output: Keras's names, functions or objects."""
         loss, names = self.model.loss, output_names(self.model)
         if isinstance(loss, Mapping) and output != ONLY:
             loss = loss.get(output, ())
@@ -95,6 +99,8 @@ def build_model(build: Callable[..., Any], transform: AnyTransform, *, what: str
     arguments = (features, transform.output) if _takes_transform(build) else (features,)
     model = call(build, *arguments, what=what)
     _check(model, what)
+    if model.run_eagerly:
+        _LOG.warning("compile(run_eagerly=True) has no effect: Stoker compiles every step")
     return BuiltModel(model=model, adapt=input_adapter(model, names))
 
 

@@ -143,6 +143,7 @@ def test_runs_and_models_lie_where_they_are_told(folder: Any, tmp_path: Path) ->
             "analysis",
             "data",
             "evaluation",
+            "folder.json",
             "lock",
             "model",
             "push",

@@ -433,10 +433,10 @@ PLAIN = "return made.batch(32)"
         (
             PLAIN,
             PLAIN + ".map(lambda x, y: (x, y + tf.constant('a')))",
-            "must not fail (model.py, line 19). Received: TypeError: Input 'y'",
+            "failed (model.py, line 19). Received: TypeError: Input 'y'",
         ),
         (PLAIN, "return list(made)", "a tf.data.Dataset for the split 'train'. Received: list"),
-        ("rows = ROWS[split]", "rows = ROWS[split + 's']", "must not fail (model.py, line 12)"),
+        ("rows = ROWS[split]", "rows = ROWS[split + 's']", "failed (model.py, line 12"),
         ("def dataset(split):", "def dataset(split='train'):\n    return\n", "Received: NoneType"),
         (
             "def dataset(split):",
@@ -473,7 +473,10 @@ GENERATED = """\
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("raise OSError('the disk is gone')", r"\(model.py, line \d+\).*OSError: the disk is gone"),
+        (
+            "raise OSError('the disk is gone')",
+            r"\(model.py, line \d+, in generate\).*OSError: the disk is gone",
+        ),
         (
             "return",
             "expected to contain 15 elements but contained only 7.*as many batches in every",

@@ -138,6 +138,7 @@ def test_a_recipe_reaches_its_metric_and_is_pushed(trained: Trained) -> None:
     assert facts["busy_fraction"] == pytest.approx(ceiling_per_row_s * facts["samples_per_s"])
     assert 0 < facts["busy_fraction"] < math.inf
     assert 0 <= facts["input_wait"] < 1
+    assert facts["warnings"] == []
 
 
 def test_the_exported_graph_and_the_training_feed_give_the_same_features(

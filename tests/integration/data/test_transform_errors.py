@@ -123,10 +123,10 @@ FUNCTIONS: dict[str, tuple[Callable[[Inputs], Any], str]] = {
         unknown_column,
         r"columns that the data has \(.*, line @unknown column@\)\. Received: 'fair'\. Did .* 'fare'",
     ),
-    "raises": (raises, r"must not fail \(test_transform_errors\.py, line @raises@\)"),
+    "raises": (raises, r"failed \(test_transform_errors\.py, line @raises@, in raises\)"),
     "branches on a tensor": (
         branches,
-        r"must not fail \(test_transform_errors\.py, line @branches@\)",
+        r"failed \(test_transform_errors\.py, line @branches@, in branches\)",
     ),
     "string to a scaler": (
         calls_deeper,

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.data.features import analyzers
+from stoker.data.features.spec import escaped, unescaped
 
 FLOATS = st.lists(
     st.floats(-1e6, 1e6, width=32) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0]),
@@ -108,11 +109,20 @@ def test_vocabulary_is_by_falling_frequency_then_falling_term(
     found = analyzers.vocabulary(
         table(values, pa.string()), top_k=top_k, frequency_threshold=threshold
     )
-    counts = Counter(v.encode() for v in values if v and "\n" not in v and "\r" not in v)
+    counts = Counter(v.encode() for v in values if v)
     often = [term for term in counts if counts[term] >= (threshold or 0)]
     expected = sorted(often, key=lambda term: (counts[term], term), reverse=True)[:top_k]
 
     assert found == (expected or [analyzers.EMPTY_VOCABULARY_TOKEN])
+
+
+@given(st.binary())
+def test_a_term_with_line_ends_is_one_line_of_the_file_and_reads_back(term: bytes) -> None:
+    line = escaped(term)
+
+    assert b"\n" not in line
+    assert b"\r" not in line
+    assert unescaped(line) == term
 
 
 def test_vocabulary_of_integers_breaks_ties_as_text() -> None:

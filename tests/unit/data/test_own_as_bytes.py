@@ -248,10 +248,10 @@ def test_what_cannot_be_sent_as_bytes_is_refused(forms: dict[str, ByteForm], sai
 def found_bytes(function: Any, folder: Path) -> dict[str, ByteForm]:
     made = open_own_dataset(function, OwnDatasetConfig(dataset="model:dataset"))
     (scratch := folder / "scratch").mkdir()
-    _, _, forms = analyze_own_dataset(
+    found = analyze_own_dataset(
         made, folder, scratch=scratch, fingerprint="f", progress=lambda *_: None
     )
-    return forms
+    return found.byte_forms
 
 
 def test_what_could_be_sent_as_bytes_is_found(tmp_path: Path) -> None:

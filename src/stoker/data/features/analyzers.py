@@ -175,8 +175,8 @@ def vocabulary(
 ) -> list[bytes]:
     """The distinct tokens, most frequent first; of equally frequent ones the greater first.
 
-    Left out, as in TensorFlow Transform: the empty string, and tokens that hold a line's end (the
-    file has a token a line). Where nothing is left it is `EMPTY_VOCABULARY_TOKEN` alone.
+    The empty string is left out, as in TensorFlow Transform; tokens that hold a line end are kept,
+    which it drops. Where nothing is left it is `EMPTY_VOCABULARY_TOKEN` alone.
 
     Source: `tft.vocabulary` (ties: the example in the documentation of `tft.tfidf`, where "like"
     comes before "I").
@@ -191,7 +191,7 @@ def vocabulary(
     for token in _stream(ordered.select("token"), "token"):
         if top_k is not None and len(found) == top_k:
             break
-        if token and b"\n" not in token and b"\r" not in token:
+        if token:
             found.append(token)
     return found or [EMPTY_VOCABULARY_TOKEN]
 

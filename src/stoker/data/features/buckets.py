@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, DataError, Plain
+from stoker.data.features.tft_arguments import IGNORED, also_takes
 from stoker.data.features.trace import (
     Domain,
     active,
@@ -16,6 +17,7 @@ from stoker.data.features.trace import (
 )
 
 
+@also_takes(epsilon=IGNORED, weights=None, elementwise=False, name=IGNORED)
 def bucketize(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
     """Part x into buckets that hold equally many of the training split's values.
 
@@ -33,6 +35,7 @@ def bucketize(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
     return apply_buckets(x, boundaries)
 
 
+@also_takes(name=IGNORED)
 def apply_buckets(
     x: tf.Tensor, bucket_boundaries: tf.Tensor | Sequence[Sequence[float]]
 ) -> tf.Tensor:
@@ -70,6 +73,7 @@ def apply_buckets(
     return _annotated(ids, count + 1)
 
 
+@also_takes(epsilon=IGNORED, weights=None, reduce_instance_dims=True, name=IGNORED)
 def quantiles(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
     """The boundaries that part the finite values of x into buckets of equal size, exactly.
 
@@ -87,6 +91,7 @@ def quantiles(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
     return tf.cast(boundaries, tf.float64 if x.dtype == tf.float64 else tf.float32)
 
 
+@also_takes(name=IGNORED)
 def hash_strings(
     strings: tf.Tensor, hash_buckets: int, key: Sequence[int] | None = None
 ) -> tf.Tensor:

@@ -171,7 +171,9 @@ def _describe(plan: Plan, resolved: Resolved, sources: Mapping[str, str]) -> Tra
         weight=next(iter(walked.weights), None),
         weight_columns=tuple(needed_columns(walked, weights, plan.dataset)),
         vocabularies={
-            answer.name: VocabularySpec(file=f"assets/{answer.name}", terms=answer.terms)
+            answer.name: VocabularySpec(
+                file=f"assets/{answer.name}", terms=answer.terms, escaped=answer.escaped
+            )
             for answer in resolved.answers
             if isinstance(answer, VocabularyFile)
         },

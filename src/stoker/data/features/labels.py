@@ -13,13 +13,16 @@ from stoker.core.errors import DataError, Plain
 from stoker.core.outputs import by_output
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset
+from stoker.data.features.label_summary import LabelCounter, LabelSummary
 from stoker.data.features.phases import batch_rows
 from stoker.data.features.spec import LabelSpec
 from stoker.data.features.transform import Transform
 from stoker.data.sources.records import shown as shown_short
 
 
-def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> None:
+def require_known_labels(
+    transform: Transform, dataset: Dataset, split: str
+) -> dict[str, LabelSummary]:
     """Refuse a split with a class that the training split has not, no label, or no fit weight.
 
     A label that is computed hides what it was computed from: `NaN > 10` is False. So a value that
@@ -31,11 +34,15 @@ def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> 
         dataset: What the transform was built from, or of the same columns.
         split: Name of the split.
 
+    Returns:
+        Output of the model -> what its labels are.
+
     Raises:
         DataError: names the split, the record and what its label or weight is.
     """
     if not transform.labels:
-        return
+        return {}
+    counters = {output: LabelCounter() for output in transform.labels}
     columns = transform.target_columns
     names = [column.name for column in columns]
     of_labels = [column.name for column in transform.label_columns]
@@ -48,12 +55,14 @@ def require_known_labels(transform: Transform, dataset: Dataset, split: str) -> 
             _require_present(name, arrays[name], who, split=split, before=before)
         for output, values in by_output(transform.apply_label(raw)).items():
             label = transform.labels[output]
+            counters[output].add(np.asarray(values))
             shown = {name: arrays[name] for name in of_labels}
             _require_known(label, np.asarray(values), shown, split=split, before=before)
         if transform.spec.weight is not None:
             weights = np.asarray(transform.apply_weight(raw))
             _require_weights(transform.spec.weight, weights, split=split, before=before)
         before += batch.num_rows
+    return {output: counter.summary() for output, counter in counters.items()}
 
 
 def _require_known(

@@ -26,7 +26,7 @@ from stoker.data.columns import Column, to_numpy
 from stoker.data.dataset import BATCH_ROWS, Dataset
 from stoker.data.features import analyzers, engine
 from stoker.data.features.engine import Progress
-from stoker.data.features.spec import json_number
+from stoker.data.features.spec import escaped, json_number
 from stoker.data.features.trace import Call, VocabularyFile, asks_otherwise, sources
 from stoker.data.features.walk import Plan, Walk, walk
 from stoker.data.ingest.stored_images import encoded_image
@@ -209,8 +209,10 @@ def _vocabulary(call: Call, index: int, table: ir.Table, scratch: Path) -> Vocab
     )
     name = call.params["vocab_filename"] or f"vocab_{index}"
     path = scratch / "vocabularies" / f"{index}" / name
-    write_atomic(path, b"".join(term + b"\n" for term in terms))
-    return VocabularyFile(name=name, path=str(path), terms=len(terms))
+    escapes = any(b"\n" in term or b"\r" in term for term in terms)
+    lines = [escaped(term) for term in terms] if escapes else terms
+    write_atomic(path, b"".join(line + b"\n" for line in lines))
+    return VocabularyFile(name=name, path=str(path), terms=len(terms), escaped=escapes)
 
 
 def _spill(

@@ -15,9 +15,11 @@ import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.features.analyzers import Moments
+from stoker.data.features.tft_arguments import IGNORED, also_takes
 from stoker.data.features.trace import required, required_numbers
 
 
+@also_takes(elementwise=False, name=IGNORED, output_dtype=None)
 def scale_to_z_score(x: tf.Tensor) -> tf.Tensor:
     """Subtract the mean, multiply by the reciprocal of the standard deviation.
 
@@ -38,6 +40,7 @@ def scale_to_z_score(x: tf.Tensor) -> tf.Tensor:
     return _scale(x, shift=moments.mean, factor=factor or 1.0, dtype=dtype)
 
 
+@also_takes(elementwise=False, name=IGNORED)
 def scale_to_0_1(x: tf.Tensor) -> tf.Tensor:
     """Scale to [0, 1] by the smallest and largest value; see `scale_by_min_max`.
 
@@ -52,6 +55,7 @@ def scale_to_0_1(x: tf.Tensor) -> tf.Tensor:
     return _scale_between("scale_to_0_1", x, 0.0, 1.0)
 
 
+@also_takes(elementwise=False, name=IGNORED)
 def scale_by_min_max(x: tf.Tensor, output_min: float = 0.0, output_max: float = 1.0) -> tf.Tensor:
     """Scale to [output_min, output_max] by the smallest and largest finite value.
 
@@ -72,6 +76,7 @@ def scale_by_min_max(x: tf.Tensor, output_min: float = 0.0, output_max: float = 
     return _scale_between("scale_by_min_max", x, output_min, output_max)
 
 
+@also_takes(reduce_instance_dims=True, name=IGNORED, output_dtype=None)
 def mean(x: tf.Tensor) -> tf.Tensor:
     """The mean of all finite values of x over the training split.
 
@@ -84,6 +89,7 @@ def mean(x: tf.Tensor) -> tf.Tensor:
     return _constant(None if moments is None else moments.mean, stand_in, _float_type(x))
 
 
+@also_takes(reduce_instance_dims=True, name=IGNORED, output_dtype=None)
 def var(x: tf.Tensor) -> tf.Tensor:
     """The biased variance of all finite values of x over the training split.
 
@@ -96,6 +102,7 @@ def var(x: tf.Tensor) -> tf.Tensor:
     return _constant(None if moments is None else moments.var, stand_in, _float_type(x))
 
 
+@also_takes(reduce_instance_dims=True, name=IGNORED)
 def min(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
     """The smallest value of x over the training split; NaN is left out, an infinity is not.
 
@@ -107,6 +114,7 @@ def min(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
     return _limit("min", x, 0)
 
 
+@also_takes(reduce_instance_dims=True, name=IGNORED)
 def max(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
     """The largest value of x over the training split; NaN is left out, an infinity is not.
 

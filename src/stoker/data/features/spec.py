@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stoker.core.config import nearest
@@ -67,6 +69,32 @@ class VocabularySpec:
 
     terms: int
     """Number of terms, out-of-vocabulary buckets not counted."""
+
+    escaped: bool = False
+    """Whether the file holds a line end of a term as `\\n` or `\\r`, and a backslash twice."""
+
+    def read(self, root: Path) -> list[bytes]:
+        """The terms in the order of their ids.
+
+        Args:
+            root: The transform's folder.
+        """
+        lines = (root / self.file).read_bytes().split(b"\n")[: self.terms]
+        return [unescaped(line) for line in lines] if self.escaped else lines
+
+
+def escaped(term: bytes) -> bytes:
+    """A term as one line of a file."""
+    return term.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+
+
+def unescaped(line: bytes) -> bytes:
+    """The term that `escaped` made the line of."""
+    return _ESCAPE.sub(lambda found: _ESCAPED[found[0]], line)
+
+
+_ESCAPED = {b"\\\\": b"\\", b"\\n": b"\n", b"\\r": b"\r"}
+_ESCAPE = re.compile(rb"\\[\\nr]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

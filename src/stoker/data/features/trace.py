@@ -28,6 +28,9 @@ class VocabularyFile:
     terms: int
     """Number of lines."""
 
+    escaped: bool = False
+    """Whether line ends and backslashes within terms are escaped, since a term holds a line end."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.data.features.tft_arguments import IGNORED, also_takes
 from stoker.data.features.trace import (
     Domain,
     Trace,
@@ -18,7 +19,18 @@ from stoker.data.features.trace import (
     required_whole,
 )
 
+_OF_VOCABULARIES = {
+    **dict.fromkeys(
+        ("weights", "labels", "min_diff_from_avg", "coverage_top_k", "coverage_frequency_threshold")
+    ),
+    **dict.fromkeys(("key_fn", "reserved_tokens")),
+    **dict.fromkeys(("use_adjusted_mutual_info", "fingerprint_shuffle", "store_frequency"), False),
+    **dict.fromkeys(("file_format", "name"), IGNORED),
+}
+"""Arguments of TensorFlow Transform's vocabularies; all of them by keyword, as there."""
 
+
+@also_takes(**_OF_VOCABULARIES)
 def compute_and_apply_vocabulary(
     x: tf.Tensor,
     *,
@@ -40,7 +52,8 @@ def compute_and_apply_vocabulary(
 
     Returns:
         Of x's shape, int64; ids by falling frequency, of equally frequent terms the greater first.
-        An empty string (missing) is out of vocabulary, as is a token that holds a line's end.
+        An empty string (missing) is out of vocabulary. A token that holds a line end is a term as
+        any other: the file, which has one term a line, then holds it escaped.
 
     Raises:
         ConfigError: an option is negative; the name is taken, or is no plain file name.
@@ -55,6 +68,7 @@ def compute_and_apply_vocabulary(
     )
 
 
+@also_takes(**_OF_VOCABULARIES)
 def vocabulary(
     x: tf.Tensor,
     *,
@@ -86,6 +100,7 @@ def vocabulary(
     return deferred
 
 
+@also_takes(lookup_fn=None, file_format=IGNORED, name=IGNORED)
 def apply_vocabulary(
     x: tf.Tensor,
     deferred_vocab_filename_tensor: tf.Tensor,
@@ -116,6 +131,8 @@ def apply_vocabulary(
         pending = tf.cast(trace.calls[call].stand_in, tf.int64)
         return tf.zeros_like(x, tf.int64) + pending
     keys = x if x.dtype in (tf.string, tf.int64) else tf.cast(x, tf.int64)
+    if file.escaped and keys.dtype == tf.string:
+        keys = _escaped(keys)
     table = trace.track(
         lambda: file_table(
             file,
@@ -167,6 +184,13 @@ def file_table(
             initializer, num_oov_buckets=num_oov_buckets, lookup_key_dtype=key_dtype
         )
     return tf.lookup.StaticHashTable(initializer, default_value=default_value)
+
+
+def _escaped(x: tf.Tensor) -> tf.Tensor:
+    """Strings as the lines of an escaped vocabulary; see `stoker.data.features.spec.escaped`."""
+    for pattern, rewrite in ((r"\\", r"\\\\"), ("\n", r"\\n"), ("\r", r"\\r")):
+        x = tf.strings.regex_replace(x, pattern, rewrite)
+    return x
 
 
 def _vocabulary_call(trace: Trace, deferred: tf.Tensor) -> int:

@@ -7,6 +7,7 @@ a table are. Of larger tensors nothing is kept but their moments and limits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.analyze import write_analysis
 from stoker.data.features.anomalies import Anomaly
+from stoker.data.features.label_summary import LabelCounter, LabelSummary
 from stoker.data.features.measure import compute_statistics
 from stoker.data.features.statistics import ColumnStatistics, Statistics
 from stoker.data.feed.config import ByteForm
@@ -30,13 +32,31 @@ from stoker.data.own.opening import OwnDataset, empty_split
 TABLE_VALUES = 64
 """Longest vector that is counted value by value: 64 columns' worth of a table."""
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnAnalysis:
+    """What one pass over a user's dataset found."""
+
+    counts: dict[str, Count]
+    """Split -> what it holds."""
+
+    anomalies: list[Anomaly]
+    """What is wrong with the splits, errors first."""
+
+    byte_forms: dict[str, ByteForm]
+    """Feature -> how all of its numbers, in every split, were made of bytes, where they were."""
+
+    labels: dict[str, dict[str, LabelSummary]]
+    """Split -> output of the model -> what its labels are."""
+
+
 Progress = Callable[[int, int, str], None]
 """Called with batches done, how many there are (0 where that is not known), and of what."""
 
 
 def analyze_own_dataset(
     dataset: OwnDataset, folder: Path, *, scratch: Path, fingerprint: str, progress: Progress
-) -> tuple[dict[str, Count], list[Anomaly], dict[str, ByteForm]]:
+) -> OwnAnalysis:
     """Look at every record of every split, once, and write down what the data is.
 
     Args:
@@ -47,14 +67,14 @@ def analyze_own_dataset(
         progress: Told after each batch.
 
     Returns:
-        What the splits hold; what is wrong with them, errors first; and feature -> how all of its
-        numbers, in every split, were made of bytes, where they were.
+        What was found.
 
     Raises:
         ConfigError: the user's pipeline raised.
         DataError: a split is empty; an element's parts have different numbers of records.
     """
     counts: dict[str, Count] = {}
+    summaries: dict[str, dict[str, LabelSummary]] = {}
     moments: dict[str, dict[str, Moments]] = {}
     shards: dict[str, tuple[Shard, ...]] = {}
     columns: dict[str, Column] | None = None
@@ -62,6 +82,7 @@ def analyze_own_dataset(
     for split in dataset.datasets:
         look = _Look(dataset, split, scratch / f"{split}.parquet", columns, forms)
         counts[split] = look.run(progress)
+        summaries[split] = look.labels()
         columns, moments[split] = look.columns, look.moments
         shards[split] = look.shards(counts[split].rows)
     table = Dataset(
@@ -81,7 +102,12 @@ def analyze_own_dataset(
     named = [label.name for label in labels if label.shape in ((), (1,))]
     _, anomalies = write_analysis(statistics, folder, labels=named)
     found = {name: seen.form for name, seen in forms.items()}
-    return counts, anomalies, {name: form for name, form in found.items() if form is not None}
+    return OwnAnalysis(
+        counts=counts,
+        anomalies=anomalies,
+        byte_forms={name: form for name, form in found.items() if form is not None},
+        labels=summaries,
+    )
 
 
 def _in_order(
@@ -111,6 +137,11 @@ class _Look:
         self._known = columns
         self.columns: dict[str, Column] = columns or {}
         self.moments: dict[str, Moments] = {}
+        self._labels = {output: LabelCounter() for output in dataset.description.labels}
+
+    def labels(self) -> dict[str, LabelSummary]:
+        """Output of the model -> what the labels read so far are."""
+        return {output: counter.summary() for output, counter in self._labels.items()}
 
     def run(self, progress: Progress) -> Count:
         batches = rows = largest = 0
@@ -158,6 +189,8 @@ class _Look:
             moments.add(parts[name])
         for name, forms in self._forms.items():
             forms.add(parts[name])
+        for output, label in self._dataset.description.labels.items():
+            self._labels[output].add(parts[label.name])
         cells = [_to_arrow(column, parts[name]) for name, column in self.columns.items()]
         if cells:
             writer.write_batch(pa.record_batch(cells, schema=writer.schema))

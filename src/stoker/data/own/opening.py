@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError, DataError, Plain
 from stoker.core.outputs import by_output
-from stoker.core.user_code import call, first_line, place_told
+from stoker.core.user_code import call, first_line, user_place
 from stoker.data.dataset import Dataset
 from stoker.data.feed.options import as_written
 from stoker.data.own.config import OwnDatasetConfig, PipelineConfig
@@ -99,7 +99,7 @@ class OwnDataset:
                 return
             except tf.errors.OpError as error:
                 raise ConfigError(
-                    f"{self.what} must give every batch of {split!r}{place_told(error)}",
+                    f"{self.what} must give every batch of {split!r}{user_place(error)}",
                     got=Plain(first_line(error)),
                     fix="Run it again with --debug for the whole traceback.",
                 ) from error

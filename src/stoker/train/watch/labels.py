@@ -16,12 +16,11 @@ def vocabulary_terms(transform: AnyTransform, name: str) -> list[str]:
     Raises:
         ConfigError: there is no such vocabulary; the nearest is named.
     """
-    # Also says what is wrong with the name.
-    size = transform.output.vocabulary_size(name)
+    # Raises with what is wrong with the name.
+    transform.output.vocabulary_size(name)
     if not isinstance(transform, Transform):
         raise RuntimeError("only a transform of ours has vocabularies")
     spec = transform.spec
     ids = spec.ids.get(name)
-    file = spec.vocabularies[ids.vocabulary if ids and ids.vocabulary else name].file
-    lines = (transform.root / file).read_bytes().split(b"\n")
-    return [line.decode(errors="replace") for line in lines[:size]]
+    vocabulary = spec.vocabularies[ids.vocabulary if ids and ids.vocabulary else name]
+    return [term.decode(errors="replace") for term in vocabulary.read(transform.root)]

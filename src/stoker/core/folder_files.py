@@ -1,0 +1,86 @@
+"""The files of an experiment's folder that can be code or data of it, and what they hold."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+MAX_FILE_BYTES = 64 << 20
+"""A larger file of an undecidable folder counts by its size and time, not by its content."""
+
+SKIPPED = frozenset(
+    [
+        *("runs", "models", "__pycache__", ".venv", ".git", ".ipynb_checkpoints", ".pytest_cache"),
+        *(".mypy_cache", ".ruff_cache", ".vscode", ".idea", "stoker.yaml", "stoker.lock.yaml"),
+        *("nohup.out", ".stokerignore", ".DS_Store"),
+    ]
+)
+"""What lies in an experiment's folder and is not code; settings count by themselves."""
+
+_PASSING = ("*.log", "*.swp", "*.swo", "*~", ".#*", "#*#", "*.tmp", "*.pyc", "*.ipynb", "core.*")
+"""Names of files that come and go beside the code: logs, editors' copies, notebooks."""
+
+IGNORE_FILE = ".stokerignore"
+"""Patterns of more such files, one a line, as in `.gitignore` without `!` and `**`."""
+
+_HALF_WRITTEN = ".stoker."
+"""Begins the name of what a kill has left of such a file."""
+
+
+def ignored(folder: Path) -> Callable[[Path], bool]:
+    """A test for files of a user's folder that are not code, by `.stokerignore` too.
+
+    Args:
+        folder: The user's folder; the test takes paths below it.
+    """
+    file = folder / IGNORE_FILE
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    own = [line.strip().strip("/") for line in lines if line.strip() and line.strip()[0] != "#"]
+
+    def is_ignored(path: Path) -> bool:
+        relative = path.relative_to(folder)
+        if SKIPPED.intersection(relative.parts) or path.name.startswith(_HALF_WRITTEN):
+            return True
+        places = [relative.as_posix(), *relative.parts, *map(Path.as_posix, relative.parents)]
+        by_user = any(fnmatch.fnmatch(place, pattern) for place in places for pattern in own)
+        return by_user or any(fnmatch.fnmatch(path.name, pattern) for pattern in _PASSING)
+
+    return is_ignored
+
+
+def folder_files(folder: Path, outputs: Collection[Path]) -> dict[str, str]:
+    """Every such file, relative to the folder -> what it holds.
+
+    Args:
+        folder: The user's folder.
+        outputs: Folders that Stoker itself writes, which do not count.
+    """
+    is_ignored = ignored(folder)
+    files = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and not is_ignored(path)
+        and not any(path.is_relative_to(output) for output in outputs)
+    )
+    return {path.relative_to(folder).as_posix(): file_mark(path) for path in files}
+
+
+def file_mark(path: Path) -> str:
+    """What a file holds, as text: its SHA-256, or size and time of a large one."""
+    if path.stat().st_size > MAX_FILE_BYTES:
+        return time_mark(path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def time_mark(path: Path) -> str:
+    """Size and time of the last change."""
+    facts = path.stat()
+    return f"{facts.st_size} bytes, {facts.st_mtime_ns}"
+
+
+def is_time_mark(mark: str) -> bool:
+    """Whether a mark is one of `time_mark`."""
+    return " bytes, " in mark

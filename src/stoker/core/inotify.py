@@ -1,0 +1,126 @@
+"""Linux's inotify for reads below a folder: which files were read, by whatever reader.
+
+Source: inotify(7).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+_ACCESS, _CLOSE_NOWRITE, _OVERFLOW, _IS_FOLDER = 0x1, 0x10, 0x4000, 0x40000000
+_EVENT = struct.Struct("iIII")
+_BUFFER_BYTES = 1 << 16
+
+PAUSE_S = 0.02
+"""Between two looks at the queue: a file that is read in pieces gives an event for each."""
+
+
+def is_available() -> bool:
+    """Whether this system has inotify."""
+    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "inotify_init1")
+
+
+class FolderWatch:
+    """Reports files below a folder that are read, until it is closed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        skip: Callable[[Path], bool],
+        on_read: Callable[[Path], None],
+        on_overflow: Callable[[], None],
+        on_pause: Callable[[], None],
+    ) -> None:
+        """Begin; folders that are made later are not watched.
+
+        Args:
+            folder: Where.
+            skip: Folders that are left out.
+            on_read: Called with each file that was read, often more than once; in a thread.
+            on_overflow: Called where reads were lost.
+            on_pause: Called after each look at the queue.
+
+        Raises:
+            OSError: the system's limit of watches is reached.
+        """
+        self._on_read, self._on_overflow, self._on_pause = on_read, on_overflow, on_pause
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._queue = self._checked(
+            self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify_init1"
+        )
+        self._end_read, self._end_write = os.pipe2(os.O_CLOEXEC)
+        self._folders: dict[int, Path] = {}
+        try:
+            self._watch(folder, skip)
+        except OSError:
+            self._release()
+            raise
+        self._thread = threading.Thread(target=self._run, name="observed-reads", daemon=True)
+        self._thread.start()
+
+    def _watch(self, folder: Path, skip: Callable[[Path], bool]) -> None:
+        for place, folders, _ in os.walk(folder):
+            here = Path(place)
+            folders[:] = [name for name in folders if not skip(here / name)]
+            mask = _ACCESS | _CLOSE_NOWRITE
+            number = self._libc.inotify_add_watch(self._queue, os.fsencode(here), mask)
+            self._folders[self._checked(number, f"inotify_add_watch {here}")] = here
+
+    def _checked(self, result: int, what: str) -> int:
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"{what}: {os.strerror(code)}")
+        return result
+
+    def _run(self) -> None:
+        ends = False
+        while not ends:
+            ready, _, _ = select.select([self._queue, self._end_read], [], [], 1.0)
+            ends = self._end_read in ready
+            self._drain()
+            self._on_pause()
+            if not ends:
+                ends = bool(select.select([self._end_read], [], [], PAUSE_S)[0])
+                if ends:
+                    self._drain()
+                    self._on_pause()
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                data = os.read(self._queue, _BUFFER_BYTES)
+            except OSError as error:
+                if error.errno == errno.EAGAIN:
+                    return
+                raise
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            number, mask, _, length = _EVENT.unpack_from(data, at)
+            name = data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
+            at += _EVENT.size + length
+            if mask & _OVERFLOW:
+                self._on_overflow()
+            elif name and not mask & _IS_FOLDER and number in self._folders:
+                self._on_read(self._folders[number] / os.fsdecode(name))
+
+    def close(self) -> None:
+        """Report what was read until now, and end."""
+        os.write(self._end_write, b"x")
+        self._thread.join()
+        self._release()
+
+    def _release(self) -> None:
+        for number in (self._queue, self._end_read, self._end_write):
+            os.close(number)

@@ -1,0 +1,145 @@
+"""What the labels of one split are, in the few numbers that a check against the model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_CLASSES = 1_000
+"""Most distinct values of a label that are counted one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelSummary:
+    """The labels of one output in one split. Values that are not finite are left out."""
+
+    rows: int
+    """Labels that were read."""
+
+    shape: tuple[int, ...]
+    """Of one label, without the batch."""
+
+    min: float | None
+    """The smallest value; None where there is none."""
+
+    max: float | None
+    """The largest value."""
+
+    integral: bool
+    """Whether every value is a whole number."""
+
+    zero_or_one: bool
+    """Whether every value is 0 or 1."""
+
+    least_sum: float | None
+    """The smallest sum over the last axis of a label; None of single values."""
+
+    most_sum: float | None
+    """The largest sum over the last axis of a label."""
+
+    counts: dict[str, int] | None
+    """Value -> rows with it; None where there are more than `MOST_CLASSES`, and of vectors."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON's own types."""
+        return asdict(self) | {"shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> LabelSummary:
+        """Read back what `to_json` wrote."""
+        return cls(**(dict(raw) | {"shape": tuple(raw["shape"])}))
+
+
+def labels_as_facts(
+    labels: Mapping[str, Mapping[str, LabelSummary]],
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Split -> output -> what its labels are, as JSON values."""
+    return {
+        split: {output: summary.to_json() for output, summary in by_output.items()}
+        for split, by_output in labels.items()
+    }
+
+
+def labels_from_facts(
+    facts: Mapping[str, Mapping[str, Mapping[str, Any]]],
+) -> dict[str, dict[str, LabelSummary]]:
+    """Read back what `labels_as_facts` made."""
+    return {
+        split: {output: LabelSummary.from_json(raw) for output, raw in by_output.items()}
+        for split, by_output in facts.items()
+    }
+
+
+class LabelCounter:
+    """Summarizes labels batch by batch."""
+
+    def __init__(self) -> None:
+        """Begin with no label."""
+        self._rows = 0
+        self._shape: tuple[int, ...] = ()
+        self._limits: tuple[float, float] | None = None
+        self._sums: tuple[float, float] | None = None
+        self._integral = self._zero_or_one = True
+        self._counts: dict[str, int] | None = {}
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Take a batch of labels.
+
+        Args:
+            values: [batch, ...] numbers; others are counted and not looked at.
+        """
+        self._rows += len(values)
+        self._shape = tuple(values.shape[1:])
+        if values.dtype.kind not in "biuf":
+            return
+        numbers = values.astype(np.float64)
+        finite = numbers[np.isfinite(numbers)]
+        if not finite.size:
+            return
+        self._limits = _wider(self._limits, finite)
+        self._integral = self._integral and bool((finite == np.floor(finite)).all())
+        self._zero_or_one = self._zero_or_one and bool(np.isin(finite, (0.0, 1.0)).all())
+        if numbers.ndim > 1 and numbers.shape[-1] > 1:
+            self._sums = _wider(self._sums, numbers.sum(axis=-1))
+        else:
+            self._count(finite)
+
+    def _count(self, finite: NDArray[np.float64]) -> None:
+        if self._counts is None:
+            return
+        found, counts = np.unique(finite, return_counts=True)
+        for value, count in zip(found, counts, strict=True):
+            name = f"{value:g}"
+            self._counts[name] = self._counts.get(name, 0) + int(count)
+        if len(self._counts) > MOST_CLASSES:
+            self._counts = None
+
+    def summary(self) -> LabelSummary:
+        """What the labels taken so far are."""
+        least, most = self._limits or (None, None)
+        least_sum, most_sum = self._sums or (None, None)
+        return LabelSummary(
+            rows=self._rows,
+            shape=self._shape,
+            min=least,
+            max=most,
+            integral=self._integral,
+            zero_or_one=self._zero_or_one,
+            least_sum=least_sum,
+            most_sum=most_sum,
+            counts=None if self._sums is not None else self._counts,
+        )
+
+
+def _wider(
+    limits: tuple[float, float] | None, values: NDArray[np.float64]
+) -> tuple[float, float] | None:
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return limits
+    least, most = float(values.min()), float(values.max())
+    return (least, most) if limits is None else (min(limits[0], least), max(limits[1], most))

@@ -1,0 +1,160 @@
+"""TensorFlow Transform's arguments that Stoker's functions of the same name do not need.
+
+An argument that changes nothing here is accepted and ignored (`name`, `epsilon`: quantiles are
+exact). One that would change the result is accepted with its default and refused, by name, with any
+other value.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from stoker.core.errors import ConfigError
+
+Result = TypeVar("Result")
+
+
+class _Ignored:
+    """Marks an argument that may have any value."""
+
+
+IGNORED: Any = _Ignored()
+
+
+def also_takes(**extra: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Let a function take more of TensorFlow Transform's arguments.
+
+    Args:
+        **extra: Argument -> the only value that it may have, or `IGNORED`; in the order in which
+            TensorFlow Transform takes them after the function's own positional arguments.
+    """
+
+    def extended(function: Callable[..., Result]) -> Callable[..., Result]:
+        signature = _with_extra(inspect.signature(function), extra)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Result:
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise ConfigError(
+                    f"stoker.transform.{function.__name__}{signature} takes TensorFlow Transform's "
+                    "arguments",
+                    got=str(error),
+                ) from None
+            for name, only in extra.items():
+                _require(function.__name__, name, given.pop(name, only), only)
+            positional = [given.pop(name) for name in _positional(function) if name in given]
+            return function(*positional, **given)
+
+        call.__signature__ = signature  # type: ignore[attr-defined]  # what help() shows
+        return call
+
+    return extended
+
+
+def _positional(function: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def _with_extra(signature: inspect.Signature, extra: dict[str, Any]) -> inspect.Signature:
+    own = list(signature.parameters.values())
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=None if only is IGNORED else only,
+        )
+        for name, only in extra.items()
+    ]
+    first = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
+    rest = [p for p in own if p.kind is not p.POSITIONAL_OR_KEYWORD]
+    return signature.replace(parameters=[*first, *added, *rest])
+
+
+def _require(function: str, name: str, value: Any, only: Any) -> None:
+    plain = isinstance(value, bool | int | float | str)
+    if only is IGNORED or value is only or (plain and value == only):
+        return
+    raise ConfigError(
+        f"stoker.transform.{function} knows {name}={only!r} only",
+        got=value,
+        fix=_INSTEAD.get(name, f"Leave {name} out; docs/reference/transform.md has what there is."),
+    )
+
+
+_INSTEAD = {
+    "elementwise": "Give each position of the vector a feature of its own, x[:, 0], or leave it out.",
+    "reduce_instance_dims": "Reduce over all values, or call it for each position, x[:, 0].",
+    "weights": "Leave it out: every row counts alike. train.sample_weight weighs training.",
+    "use_adjusted_mutual_info": "Choose the terms by top_k or frequency_threshold.",
+    "labels": "Choose the terms by top_k or frequency_threshold.",
+    "key_fn": "Learn a vocabulary for each key: filter the tokens first.",
+}
+"""Argument -> what to do instead."""
+
+_MISSING = {
+    **dict.fromkeys(
+        ("scale_to_z_score_per_key", "scale_to_0_1_per_key", "scale_by_min_max_per_key"),
+        "Scale over all rows (scale_to_z_score), and give the key as a feature of its own.",
+    ),
+    "bucketize_per_key": "Use bucketize over all rows, and give the key as a feature of its own.",
+    "count_per_key": "Counts for each value are in the analysis stage: statistics.json.",
+    **dict.fromkeys(
+        ("sum", "size"), "The mean is there (mean), and the counts are in statistics.json."
+    ),
+    **dict.fromkeys(
+        ("histogram", "estimated_probability_density", "covariance", "pca"),
+        "Histograms are in the analysis stage: statistics.json and report.html.",
+    ),
+    **dict.fromkeys(
+        ("ngrams", "bag_of_words", "word_count", "tfidf", "segment_indices"),
+        "Use keras.layers.TextVectorization in the model, or tf.strings.ngrams.",
+    ),
+    "deduplicate_tensor_per_row": "Use tf.unique for each row with tf.map_fn.",
+    "apply_buckets_with_interpolation": "Use apply_buckets, or scale_to_0_1.",
+    **dict.fromkeys(
+        ("scale_to_gaussian", "tukey_location", "tukey_scale", "tukey_h_params"),
+        "Use scale_to_z_score of tf.math.log1p(x) for long tails.",
+    ),
+    **dict.fromkeys(
+        ("sparse_tensor_to_dense_with_shape", "sparse_tensor_left_align"),
+        "Columns are dense here: a missing value is NaN or an empty string.",
+    ),
+    "apply_pyfunc": "Use TensorFlow operations: Python is not part of a SavedModel.",
+    "annotate_asset": "Files of a tf.lookup table become assets of the SavedModel by themselves.",
+    **dict.fromkeys(
+        ("TFTransformOutput", "TransformFeaturesLayer"),
+        "build(features, transform) is given a stoker.transform.TransformOutput.",
+    ),
+    "DatasetMetadata": "The schema is in the analysis stage: schema.json.",
+    **dict.fromkeys(
+        ("get_analyze_input_columns", "get_transform_input_columns"),
+        "The columns that the function reads are in the transform's spec.json.",
+    ),
+    "get_num_buckets_for_transformed_feature": "Use transform.num_buckets(NAME) in build.",
+}
+"""TensorFlow Transform's names that are not here -> what to use instead."""
+
+
+class NoSuchFunction(ConfigError, AttributeError):
+    """A name of TensorFlow Transform that is not here; also an AttributeError, for `hasattr`."""
+
+
+def missing_function(name: str) -> AttributeError:
+    """The error for a name that `stoker.transform` does not have."""
+    if name in _MISSING:
+        return NoSuchFunction(
+            f"stoker.transform does not have TensorFlow Transform's {name}",
+            fix=_MISSING[name],
+        )
+    return AttributeError(f"module 'stoker.transform' has no attribute {name!r}")
+
+
+def missing_names() -> tuple[str, ...]:
+    """TensorFlow Transform's public names that are not here."""
+    return tuple(sorted(_MISSING))

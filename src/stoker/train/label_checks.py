@@ -1,0 +1,413 @@
+"""Labels against loss and last layer, before the first step.
+
+A loss does not refuse labels outside its range: it trains, to nonsense. What the labels are is known
+from the whole split (`LabelSummary`), what the model expects from its compiled loss and last layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from stoker.core.errors import ConfigError
+from stoker.core.finding import Finding
+from stoker.core.outputs import ONLY
+from stoker.data.features.label_summary import LabelSummary
+from stoker.train.keras_model import output_names, overrides
+from stoker.train.model import BuiltModel
+
+Summaries = Mapping[str, Mapping[str, LabelSummary]]
+"""Split -> output of the model -> what its labels are."""
+
+MAJORITY = 0.95
+"""From this share of one class on, always answering it looks like a good accuracy."""
+
+_TOLERANCE = 1e-3
+"""How far the sum of a row of probabilities may be from 1: float16 rounds by less."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Case:
+    """The labels of one output in one split, and what the model expects of them."""
+
+    subject: str
+    label: LabelSummary
+    loss: str
+    """Keras's name in snake case."""
+
+    from_logits: bool
+    ignores: int | None
+    """A class that the loss leaves out."""
+
+    units: int | None
+    """Values of one answer along the last axis; None where it is not known."""
+
+    activation: str | None
+    """Of the last layer; None where it is not known."""
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest label."""
+        return (self.label.min or 0.0, self.label.max or 0.0)
+
+    @property
+    def one_value(self) -> bool:
+        """Whether a row has a single label."""
+        return self.label.shape in ((), (1,))
+
+    @property
+    def goes(self) -> str:
+        least, most = self.limits
+        return f"{self.subject} goes from {least:g} to {most:g}"
+
+    def error(self, kind: str, rule: str, fix: str) -> Finding:
+        return Finding(kind=kind, severity="error", message=rule, fix=fix)
+
+    def warning(self, kind: str, rule: str, fix: str) -> Finding:
+        return Finding(kind=kind, severity="warning", message=rule, fix=fix)
+
+
+def require_labels_that_fit(
+    built: BuiltModel, labels: Summaries, *, monitor: str
+) -> tuple[Finding, ...]:
+    """Refuse labels that the compiled loss cannot learn.
+
+    A model with a `train_step` or `compute_loss` of the user's, and a loss that is not Keras's, is
+    not judged.
+
+    Args:
+        built: The compiled model.
+        labels: What the labels of each split are.
+        monitor: The metric that chooses the best epoch.
+
+    Returns:
+        The warnings.
+
+    Raises:
+        ConfigError: the first error found.
+    """
+    found = list(findings(built, labels, monitor=monitor))
+    for finding in found:
+        if finding.severity == "error":
+            raise ConfigError(finding.message, fix=finding.fix)
+    return tuple(found)
+
+
+def findings(built: BuiltModel, labels: Summaries, *, monitor: str) -> Iterator[Finding]:
+    """Everything that is wrong with the labels, each once, errors and warnings; see above."""
+    if overrides(built.model) & {"train_step", "compute_loss"}:
+        return
+    seen: set[tuple[str, str]] = set()
+    for split, by_output in labels.items():
+        for output, summary in by_output.items():
+            for case in _cases(built, output, summary, split=split):
+                for finding in _judged(case, monitor=monitor, train=split == "train"):
+                    if (output, finding.kind) not in seen:
+                        seen.add((output, finding.kind))
+                        yield finding
+
+
+def _cases(built: BuiltModel, output: str, summary: LabelSummary, *, split: str) -> Iterator[_Case]:
+    if not summary.rows or summary.min is None:
+        return
+    tensor = _symbolic(built.model, output)
+    for loss in built.losses(output):
+        name = _kerass_name(loss)
+        if name is None:
+            continue
+        yield _Case(
+            subject=f"the label of {split}"
+            if output == ONLY
+            else f"the label of output {output!r} in {split}",
+            label=summary,
+            loss=name,
+            from_logits=bool(getattr(loss, "from_logits", False)),
+            ignores=getattr(loss, "ignore_class", None),
+            units=None if tensor is None else _units(tensor),
+            activation=None if tensor is None else _activation(tensor),
+        )
+
+
+def _judged(case: _Case, *, monitor: str, train: bool) -> Iterator[Finding]:
+    if case.activation == "softmax" and case.units == 1:
+        yield case.error(
+            "softmax_of_one",
+            "softmax over a single output is always 1",
+            "Use activation='sigmoid' for two classes, or one output for each class.",
+        )
+        return
+    rule = _RULES.get(case.loss)
+    if rule is not None:
+        yield from rule(case)
+    if train:
+        yield from _balance(case, monitor)
+
+
+def _balance(case: _Case, monitor: str) -> Iterator[Finding]:
+    counts = case.label.counts
+    if not counts:
+        return
+    if len(counts) == 1 and case.label.rows > 1:
+        yield case.warning(
+            "one_label",
+            f"{case.subject} is {next(iter(counts))} in every row: there is nothing to learn",
+            "Check how the label is computed, and how the data was split.",
+        )
+        return
+    value, most = max(counts.items(), key=lambda item: item[1])
+    share = most / sum(counts.values())
+    if monitor.endswith("accuracy") and share >= MAJORITY:
+        yield case.warning(
+            "imbalanced",
+            f"{share:.1%} of {case.subject} is {value}, and train.monitor is {monitor}: always "
+            f"answering {value} has that accuracy",
+            "Choose the best epoch by val_loss or by the AUC.",
+        )
+
+
+def _binary(case: _Case) -> Iterator[Finding]:
+    least, most = case.limits
+    if case.units is not None and case.units > 1 and case.one_value:
+        yield case.error(
+            "label_shape",
+            f"{case.loss} compares each of {case.units} outputs with a label of its own, and a row "
+            "has one label",
+            _for_class_ids(case),
+        )
+    elif least < 0 or most > 1:
+        yield case.error(
+            "label_range",
+            f"{case.loss} needs labels from 0 to 1: {case.goes}",
+            _to_zero_and_one(case),
+        )
+    elif (case.label.most_sum or 0) > 1 and case.label.zero_or_one:
+        yield case.warning(
+            "multi_label",
+            f"{case.subject} has several classes in a row: training works, and `evaluate` refuses it",
+            "Train one model for each class to have it evaluated, or stop after `stoker train`.",
+        )
+    yield from _activations(case, "sigmoid")
+
+
+def _to_zero_and_one(case: _Case) -> str:
+    values = sorted(map(float, case.label.counts or ()))
+    if len(values) == 2:
+        return (
+            f"Map {values[0]:g} to 0 and {values[1]:g} to 1 in preprocessing_fn: "
+            f"tf.cast(label == {values[1]:g}, tf.int64)."
+        )
+    if case.label.integral:
+        return _for_class_ids(case)
+    return 'Scale the label, or use a loss for numbers such as "mse" with a linear output.'
+
+
+def _for_class_ids(case: _Case) -> str:
+    most = int(case.limits[1])
+    return (
+        f'For class ids use loss="sparse_categorical_crossentropy" and {most + 1} outputs with '
+        "softmax."
+    )
+
+
+def _sparse(case: _Case) -> Iterator[Finding]:
+    least, most = case.limits
+    units = case.units
+    if units is not None and units > 1 and case.label.shape[-1:] == (units,):
+        yield case.error(
+            "label_shape",
+            f"{case.loss} takes one class id a row: {case.subject} has {units} values a row",
+            'Use loss="categorical_crossentropy", or give the class id.',
+        )
+    elif units == 1:
+        yield case.error(
+            "label_shape",
+            f"{case.loss} needs one output for each class, and the model has 1",
+            f"Give the last layer {int(most) + 1} units, or use binary_crossentropy with sigmoid.",
+        )
+    elif not case.label.integral:
+        yield case.error(
+            "label_range",
+            f"{case.loss} needs class ids, whole numbers from 0: {case.goes}",
+            'Turn it into ids in preprocessing_fn, or use a loss for numbers such as "mse".',
+        )
+    elif case.ignores is None and (least < 0 or (units is not None and most >= units)):
+        yield case.error(
+            "label_range",
+            f"{case.loss} needs class ids from 0 to {'the classes - 1' if units is None else units - 1}"
+            f": {case.goes}",
+            _to_ids(case),
+        )
+    yield from _activations(case, "softmax")
+
+
+def _to_ids(case: _Case) -> str:
+    least, most = case.limits
+    if least < 0:
+        return "Number the classes from 0 in preprocessing_fn; -1 is what an unknown text becomes."
+    if least >= 1 and case.units is not None and most - least < case.units:
+        return f"Subtract {least:g} in preprocessing_fn: the classes are numbered from {least:g}."
+    return f"Give the last layer {int(most) + 1} units, or number the classes from 0 without gaps."
+
+
+def _categorical(case: _Case) -> Iterator[Finding]:
+    least, most = case.limits
+    if case.one_value and (case.units is None or case.units > 1):
+        yield case.error(
+            "label_shape",
+            f"{case.loss} takes one value for each class: {case.subject} has one value a row",
+            'Use loss="sparse_categorical_crossentropy", or tf.one_hot in preprocessing_fn.',
+        )
+    elif least < 0 or most > 1:
+        yield case.error(
+            "label_range",
+            f"{case.loss} needs probabilities from 0 to 1: {case.goes}",
+            "Make them one-hot, or probabilities that add up to 1.",
+        )
+    elif not _adds_up(case.label):
+        yield case.warning(
+            "label_sum",
+            f"{case.loss} needs rows that add up to 1: those of {case.subject} add up to "
+            f"{case.label.least_sum:g} to {case.label.most_sum:g}",
+            "For several classes at once use sigmoid and binary_crossentropy.",
+        )
+    yield from _activations(case, "softmax")
+
+
+def _adds_up(label: LabelSummary) -> bool:
+    if label.least_sum is None or label.most_sum is None:
+        return True
+    return label.least_sum >= 1 - _TOLERANCE and label.most_sum <= 1 + _TOLERANCE
+
+
+def _activations(case: _Case, wanted: str) -> Iterator[Finding]:
+    """Whether the last layer gives what the loss reads: probabilities, or logits."""
+    if case.activation is None:
+        return
+    if case.from_logits and case.activation in ("sigmoid", "softmax"):
+        yield case.warning(
+            "logits",
+            f"{case.loss}(from_logits=True) applies {wanted} to outputs that have it already",
+            f"Leave out from_logits=True, or the last layer's activation={case.activation!r}.",
+        )
+    elif not case.from_logits and case.activation in ("linear", "relu", "tanh"):
+        yield case.warning(
+            "logits",
+            f"{case.loss} reads probabilities, and the last layer's activation is "
+            f"{case.activation}",
+            f"Set activation={wanted!r} there, or from_logits=True in the loss.",
+        )
+
+
+def _hinge(case: _Case) -> Iterator[Finding]:
+    least, most = case.limits
+    if least < -1 or most > 1 or not case.label.integral:
+        yield case.error(
+            "label_range",
+            f"{case.loss} needs labels -1 and 1 (or 0 and 1): {case.goes}",
+            "Map the two classes to -1 and 1 in preprocessing_fn.",
+        )
+
+
+def _not_negative(case: _Case) -> Iterator[Finding]:
+    if case.limits[0] < 0:
+        yield case.error(
+            "label_range",
+            f"{case.loss} needs labels of 0 or more: {case.goes}",
+            'Use "mse" or "huber" for numbers that can be negative.',
+        )
+    yield from _numbers(case)
+
+
+def _numbers(case: _Case) -> Iterator[Finding]:
+    """A loss for numbers: nothing is refused but what broadcasting would hide."""
+    least, most = case.limits
+    width = case.label.shape[-1] if case.label.shape else 1
+    if case.units is not None and len(case.label.shape) <= 1 and case.units != width:
+        yield case.error(
+            "label_shape",
+            f"{case.loss} compares outputs and labels one by one: the model gives {case.units} "
+            f"values a row, and {case.subject} has {width}",
+            f"Give the last layer {width} unit(s)"
+            + (", or use a loss for classes." if case.label.integral else "."),
+        )
+    low, high = _REACH.get(case.activation or "", (float("-inf"), float("inf")))
+    if least < low or most > high:
+        yield case.warning(
+            "label_range",
+            f"{case.activation} in the last layer gives values from {low:g} to {high:g}: {case.goes}",
+            "Use a linear last layer, or scale the label.",
+        )
+
+
+_REACH = {
+    "sigmoid": (0.0, 1.0),
+    "softmax": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
+    "relu": (0.0, float("inf")),
+    "softplus": (0.0, float("inf")),
+}
+"""Activation -> the values that it can give."""
+
+_RULES: dict[str, Callable[[_Case], Iterator[Finding]]] = {
+    **dict.fromkeys(("binary_crossentropy", "binary_focal_crossentropy"), _binary),
+    "sparse_categorical_crossentropy": _sparse,
+    **dict.fromkeys(
+        ("categorical_crossentropy", "categorical_focal_crossentropy", "kl_divergence"),
+        _categorical,
+    ),
+    **dict.fromkeys(("hinge", "squared_hinge"), _hinge),
+    **dict.fromkeys(("poisson", "mean_squared_logarithmic_error"), _not_negative),
+    **dict.fromkeys(
+        (
+            *("mean_squared_error", "mean_absolute_error", "mean_absolute_percentage_error"),
+            *("huber", "log_cosh"),
+        ),
+        _numbers,
+    ),
+}
+"""Keras's loss -> what it expects."""
+
+
+def _kerass_name(loss: Any) -> str | None:
+    """The loss's name in snake case; None of one that is not Keras's own."""
+    try:
+        found = keras.losses.get(loss)
+    except (ValueError, TypeError):
+        return None
+    kind = found if callable(found) and hasattr(found, "__name__") else type(found)
+    if not kind.__module__.startswith("keras.src.losses"):
+        return None
+    return _WORDS.sub("_", kind.__name__).lower()
+
+
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+"""Between the words of a class's name."""
+
+
+def _symbolic(model: keras.Model, output: str) -> Any:
+    """The symbolic output of a functional model; None where it is not known."""
+    names = output_names(model)
+    if not names:
+        return None
+    tensors = dict(zip(names, keras.tree.flatten(model.output), strict=True))
+    return tensors[names[0]] if output == ONLY else tensors.get(output)
+
+
+def _units(tensor: Any) -> int | None:
+    """Values of one answer; a rank above 2 (an image, a sequence) is judged by its last axis."""
+    rank = len(tensor.shape)
+    return 1 if rank == 1 else tensor.shape[-1]
+
+
+def _activation(tensor: Any) -> str | None:
+    """The activation of the layer that made an output, where it is one of Keras's."""
+    layer = tensor._keras_history.operation  # noqa: SLF001 - no public way to the last layer
+    if isinstance(layer, keras.layers.Softmax):
+        return "softmax"
+    activation = getattr(layer, "activation", None)
+    name = getattr(activation, "__name__", None)
+    return name if isinstance(name, str) else None

@@ -1,0 +1,156 @@
+"""Labels against the model, through the commands: ordinary tables pass, wrong labels exit with 2."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.app.chain import run_chain
+from stoker.app.cli.main import invoke
+from stoker.app.experiment import load_experiment
+from stoker.app.opening import open_transform
+from stoker.app.scaffold import write_experiment
+from stoker.core.user_code import load_function
+from stoker.data.features.label_summary import labels_from_facts
+from stoker.train.label_checks import findings
+from stoker.train.model import build_model
+
+ROWS = 200
+
+
+class Silent:
+    """A listener for nobody."""
+
+    def say(self, line: str) -> None: ...
+
+    def stage_began(self, stage: str) -> None: ...
+
+    def progress(self, line: str, share: float | None) -> None: ...
+
+    def stage_ended(self, outcome: object) -> None: ...
+
+
+def write_csv(path: Path, columns: dict[str, Sequence[Any]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+def ordinary_labels() -> dict[str, Sequence[Any]]:
+    rng = np.random.default_rng(1)
+    return {
+        "yes_no": rng.choice(["yes", "no"], ROWS).tolist(),
+        "true_false": rng.choice(["true", "false"], ROWS).tolist(),
+        "zero_one": rng.integers(0, 2, ROWS).tolist(),
+        "zero_one_floats": rng.choice(["0.0", "1.0"], ROWS).tolist(),
+        "one_two": rng.integers(1, 3, ROWS).tolist(),
+        "minus_plus": rng.choice([-1, 1], ROWS).tolist(),
+        "five_stars": rng.integers(1, 6, ROWS).tolist(),
+        "ten_from_zero": rng.integers(0, 10, ROWS).tolist(),
+        "gaps": rng.choice([3, 5, 9], ROWS).tolist(),
+        "three_texts": rng.choice(["cat", "dog", "cow"], ROWS).tolist(),
+        "rare": ["rare" if row % 20 == 0 else "often" for row in range(ROWS)],
+        "price": rng.lognormal(3, 1, ROWS).round(2).tolist(),
+        "temperature": rng.normal(-5, 10, ROWS).round(1).tolist(),
+        "count": rng.poisson(30, ROWS).tolist(),
+        "share": rng.uniform(0, 1, ROWS).round(4).tolist(),
+        "half_steps": (rng.integers(0, 60, ROWS) / 2).tolist(),
+        "year": rng.integers(1950, 2026, ROWS).tolist(),
+        "large": (rng.integers(0, 10**6, ROWS) * 1000).tolist(),
+        "some_missing": ["" if row % 9 == 0 else str(row % 2) for row in range(ROWS)],
+        "texts_with_spaces": rng.choice(["very good", "not so good"], ROWS).tolist(),
+    }
+
+
+@pytest.mark.parametrize("name", ordinary_labels())
+def test_the_generated_model_of_an_ordinary_table_gets_no_finding(
+    name: str, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    columns = {
+        "key": list(range(ROWS)),
+        "width": rng.normal(size=ROWS).round(3).tolist(),
+        "color": rng.choice(["red", "", "blue"], ROWS).tolist(),
+        name: ordinary_labels()[name],
+    }
+    write_experiment(tmp_path / "made", write_csv(tmp_path / "data.csv", columns), label=name)
+    experiment = load_experiment(tmp_path / "made")
+
+    chain = run_chain(experiment, Silent(), until="transform")
+
+    transform = open_transform(experiment, chain.output("transform"))
+    built = build_model(
+        load_function(experiment.folder, experiment.model, where="model"),
+        transform,
+        what=experiment.model,
+    )
+    labels = labels_from_facts(chain.result("transform")["labels"])
+    assert set(labels) == {"train", "eval"}
+    assert list(findings(built, labels, monitor=experiment.train.monitor)) == []
+
+
+MODEL = """
+import keras
+import tensorflow as tf
+
+def build(features):
+    x = keras.ops.expand_dims(features["a"], -1)
+    model = keras.Model(features, keras.layers.Dense({units}, activation={activation!r})(x))
+    model.compile(optimizer="adam", loss={loss!r}, metrics=["accuracy"])
+    return model
+
+def dataset(split):
+    a = tf.range({rows}, dtype=tf.float32) / {rows}.0
+    y = tf.range({rows}) % 2 + 1
+    return tf.data.Dataset.from_tensor_slices(({{"a": a}}, y)).batch(16)
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "label", "loss", "activation", "units", "said"),
+    [
+        ("{source: data.csv}", "label: y", "binary_crossentropy", "sigmoid", 1, "Map 1 to 0"),
+        (
+            "{source: data.csv}",
+            "label: y",
+            "sparse_categorical_crossentropy",
+            "softmax",
+            2,
+            "Subtract 1",
+        ),
+        ("model:dataset", "", "binary_crossentropy", "sigmoid", 1, "Map 1 to 0"),
+    ],
+)
+def test_labels_that_the_loss_cannot_learn_end_before_the_first_step(
+    data: str,
+    label: str,
+    loss: str,
+    activation: str,
+    units: int,
+    said: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    rows = "".join(f"{row},{row / 60},{row % 2 + 1}\n" for row in range(60))
+    (tmp_path / "data.csv").write_text("key,a,y\n" + rows)
+    (tmp_path / "model.py").write_text(
+        MODEL.format(units=units, activation=activation, loss=loss, rows=60)
+    )
+    (tmp_path / "stoker.yaml").write_text(
+        f"name: labels\ndata: {data}\nmodel: model:build\n{label}\ntrain: {{epochs: 1}}\n"
+    )
+
+    code = invoke(["train", str(tmp_path)], debug=False)
+
+    error = capfd.readouterr().err
+    assert code == 2, error
+    assert said in error
+    assert "goes from 1 to 2" in error
+    assert not list(tmp_path.glob("runs/*/*/train/checkpoints/*"))

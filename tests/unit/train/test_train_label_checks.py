@@ -1,0 +1,180 @@
+"""Labels that the loss cannot learn are refused before training, and those that it can are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+
+from stoker.core.errors import ConfigError
+from stoker.core.outputs import ONLY
+from stoker.data.features.label_summary import LabelCounter, LabelSummary
+from stoker.train.label_checks import findings, require_labels_that_fit
+from stoker.train.model import BuiltModel
+
+
+def summary(values: ArrayLike) -> LabelSummary:
+    counter = LabelCounter()
+    counter.add(np.asarray(values))
+    return counter.summary()
+
+
+def built(units: int, activation: str | None, loss: Any, kind: Any = keras.Model) -> BuiltModel:
+    inputs = keras.Input((3,))
+    model = kind(inputs, keras.layers.Dense(units, activation=activation)(inputs))
+    model.compile(optimizer="sgd", loss=loss)
+    return BuiltModel(model=model, adapt=lambda features: features)
+
+
+def judged(model: BuiltModel, labels: ArrayLike, monitor: str = "val_loss") -> list[str]:
+    splits = {"train": {ONLY: summary(labels)}}
+    return [f"{f.severity} {f.kind}" for f in findings(model, splits, monitor=monitor)]
+
+
+CLASSES = np.arange(5)
+ONE_HOT = np.eye(5, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("units", "activation", "loss", "labels", "fix"),
+    [
+        (1, "sigmoid", "binary_crossentropy", [1, 2, 2], "Map 1 to 0 and 2 to 1"),
+        (1, "sigmoid", "binary_crossentropy", [-1, 1], "Map -1 to 0 and 1 to 1"),
+        (1, "sigmoid", keras.losses.BinaryCrossentropy(name="mine"), [0, 255], "255 to 1"),
+        (1, "sigmoid", "bce", [1, 2, 3, 4], "sparse_categorical_crossentropy"),
+        (1, "sigmoid", "binary_focal_crossentropy", [0.5, 7.25, 3.5], "a loss for numbers"),
+        (5, "softmax", "binary_crossentropy", CLASSES, "5 outputs with softmax"),
+        (5, "softmax", "sparse_categorical_crossentropy", CLASSES + 1, "Subtract 1"),
+        (5, "softmax", "sparse_categorical_crossentropy", [0, 9], "Give the last layer 10 units"),
+        (5, "softmax", "sparse_categorical_crossentropy", CLASSES - 1, "from 0"),
+        (5, "softmax", "sparse_categorical_crossentropy", [0.5, 1.5], "whole numbers from 0"),
+        (5, "softmax", "sparse_categorical_crossentropy", ONE_HOT, '"categorical_crossentropy"'),
+        (1, "sigmoid", "sparse_categorical_crossentropy", [0, 1], "2 units"),
+        (5, "softmax", "categorical_crossentropy", CLASSES, "sparse_categorical_crossentropy"),
+        (5, "softmax", "categorical_crossentropy", ONE_HOT * 2, "add up to 1"),
+        (1, "softmax", "binary_crossentropy", [0, 1], "sigmoid"),
+        (1, None, "hinge", [0, 1, 2], "-1 and 1"),
+        (1, None, "poisson", [-1, 3], "can be negative"),
+        (1, None, "msle", [-0.5, 3], "can be negative"),
+        (5, None, "mse", [0.5, 1.5], "1 unit"),
+        (1, None, "mae", np.ones((4, 3)) * [[1], [2], [3], [4]], "3 unit"),
+    ],
+)
+def test_labels_outside_of_what_the_loss_reads_are_refused_with_the_remedy(
+    units: int, activation: str | None, loss: Any, labels: ArrayLike, fix: str
+) -> None:
+    splits = {"train": {ONLY: summary(labels)}}
+
+    with pytest.raises(ConfigError) as refused:
+        require_labels_that_fit(built(units, activation, loss), splits, monitor="val_loss")
+
+    assert fix in refused.value.line()
+
+
+@pytest.mark.parametrize(
+    ("units", "activation", "loss", "labels"),
+    [
+        (1, "sigmoid", "binary_crossentropy", [0, 1, 1]),
+        (1, "sigmoid", "binary_crossentropy", [0.0, 0.3, 1.0]),
+        (1, "sigmoid", "binary_crossentropy", [[0], [1]]),
+        (1, None, keras.losses.BinaryCrossentropy(from_logits=True), [0, 1]),
+        (5, "softmax", "sparse_categorical_crossentropy", CLASSES),
+        (5, "softmax", "sparse_categorical_crossentropy", CLASSES[:, None].astype("float32")),
+        (5, "softmax", keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), [-1, 2]),
+        (5, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True), CLASSES),
+        (5, "softmax", "categorical_crossentropy", ONE_HOT),
+        (5, "softmax", "kl_divergence", np.full((3, 5), 0.2)),
+        (1, None, "hinge", [-1, 1]),
+        (1, None, "squared_hinge", [0, 1]),
+        (1, None, "mse", [-100.0, 3e6]),
+        (1, "relu", "mse", [0.0, 12.5]),
+        (1, "exponential", "poisson", [0, 7]),
+        (3, None, "mae", np.ones((4, 3)) * [[1], [2], [3], [4]]),
+        (1, None, lambda y, p: keras.ops.mean(y - p), [7, 9]),
+        (1, "sigmoid", "mse", [0, 1]),
+    ],
+)
+def test_labels_that_the_loss_can_learn_pass_without_a_word(
+    units: int, activation: str | None, loss: Any, labels: ArrayLike
+) -> None:
+    assert judged(built(units, activation, loss), labels) == []
+
+
+@pytest.mark.parametrize(
+    ("units", "activation", "loss", "labels", "kind"),
+    [
+        (1, None, "binary_crossentropy", [0, 1], "logits"),
+        (1, "sigmoid", keras.losses.BinaryCrossentropy(from_logits=True), [0, 1], "logits"),
+        (
+            5,
+            "softmax",
+            "categorical_crossentropy",
+            ONE_HOT + ONE_HOT[::-1] * (CLASSES != 2),
+            "label_sum",
+        ),
+        (5, "sigmoid", "binary_crossentropy", [[1, 1, 0, 0, 0], [0, 0, 0, 1, 0]], "multi_label"),
+        (1, "sigmoid", "mse", [1, 5], "label_range"),
+        (1, "tanh", "huber", [-3.0, 3.0], "label_range"),
+        (1, "sigmoid", "binary_crossentropy", [1, 1, 1], "one_label"),
+    ],
+)
+def test_what_is_most_likely_a_mistake_is_a_warning(
+    units: int, activation: str | None, loss: Any, labels: ArrayLike, kind: str
+) -> None:
+    assert f"warning {kind}" in judged(built(units, activation, loss), labels)
+
+
+def test_a_rare_class_is_a_warning_only_where_accuracy_chooses_the_best_epoch() -> None:
+    model, labels = built(1, "sigmoid", "binary_crossentropy"), [1] * 3 + [0] * 97
+
+    assert judged(model, labels) == []
+    assert judged(model, labels, monitor="val_accuracy") == ["warning imbalanced"]
+
+
+def test_a_label_only_the_eval_split_has_is_refused_too() -> None:
+    splits = {"train": {ONLY: summary([0, 4])}, "eval": {ONLY: summary([0, 5])}}
+    model = built(5, "softmax", "sparse_categorical_crossentropy")
+
+    with pytest.raises(ConfigError, match="the label of eval goes from 0 to 5"):
+        require_labels_that_fit(model, splits, monitor="val_loss")
+
+
+def test_each_output_is_judged_by_its_own_loss() -> None:
+    inputs = keras.Input((3,))
+    outputs = {
+        "sold": keras.layers.Dense(1, activation="sigmoid", name="sold")(inputs),
+        "price": keras.layers.Dense(1, name="price")(inputs),
+    }
+    model = keras.Model(inputs, outputs)
+    model.compile(loss={"sold": "binary_crossentropy", "price": "mse"})
+    splits = {"train": {"sold": summary([1, 2]), "price": summary([1.5, 200.0])}}
+
+    with pytest.raises(ConfigError, match="the label of output 'sold' in train goes from 1 to 2"):
+        require_labels_that_fit(
+            BuiltModel(model=model, adapt=lambda features: features), splits, monitor="val_loss"
+        )
+
+
+class OwnLoss(keras.Model):  # type: ignore[misc]  # Keras has no types
+    def compute_loss(self, x: Any = None, y: Any = None, **rest: Any) -> Any:
+        return keras.ops.mean(y)
+
+
+def test_a_model_that_computes_its_own_loss_is_not_judged() -> None:
+    model = built(1, "sigmoid", "binary_crossentropy", OwnLoss)
+
+    assert judged(model, [-5, 17]) == []
+
+
+def test_a_summary_is_the_same_in_whatever_batches_labels_come_and_as_json() -> None:
+    labels = np.array([0, 3, 3, 1, 2, 3])
+    counter = LabelCounter()
+    for part in np.split(labels, [1, 4]):
+        counter.add(part)
+
+    assert counter.summary() == summary(labels)
+    assert counter.summary().counts == {"0": 1, "1": 1, "2": 1, "3": 3}
+    assert LabelSummary.from_json(counter.summary().to_json()) == counter.summary()
