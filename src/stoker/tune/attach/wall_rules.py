@@ -14,7 +14,7 @@ LEAST_WALL_S, LEAST_CPU_S, LONG_S = 2.0, 1.0, 10.0
 """And so many seconds of both clocks, or so long: a busy machine makes short parts long."""
 
 LEAST_LOOP = 0.05
-"""Share of a script's time: of a loop that takes less no advice about speed is given."""
+"""Share of a script's time without imports: of a loop that takes less no advice about speed is given."""
 
 MANY_CALLS = 20
 """Calls of `predict` from which on each costs more than its rows."""
@@ -61,7 +61,7 @@ def is_small(loop: Loop, seen: Seen) -> bool:
         return False
     fits = sum(part.wall_s for part in seen.wall_parts if part.place == loop.place)
     whole_s = fits if loop.kind == "fit" else loop.first_s + loop.period_s
-    return whole_s < LEAST_LOOP * seen.since_start_s
+    return whole_s < LEAST_LOOP * (sum(parts.values()) - parts.get("imports", 0.0))
 
 
 def wall_findings(seen: Seen) -> Iterator[ScriptFinding]:
