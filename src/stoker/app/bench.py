@@ -216,6 +216,11 @@ class TrialBench:
         found: dict[str, Any] = self._ask("machine", seconds=2.0)
         return found
 
+    def device(self) -> dict[str, Any]:
+        """The devices' time by class of kernel; see `Session.device`."""
+        found: dict[str, Any] = self._ask("device", seconds=self._window_s)
+        return found
+
     def stages(self) -> list[dict[str, Any]]:
         """What each stage of the input costs."""
         found: list[dict[str, Any]] = self._ask("stages")

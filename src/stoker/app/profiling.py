@@ -12,7 +12,10 @@ from stoker.app.experiment import Experiment
 from stoker.app.tuning import TRIALS, alone, cannot
 from stoker.core.files import write_atomic, write_json
 from stoker.core.finding import Finding
+from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding
+from stoker.measure.device_time import DeviceTime
 from stoker.tune.compare import Gain
+from stoker.tune.device_page import device_section, finding_section
 from stoker.tune.diagnosis import Diagnosis, diagnose
 from stoker.tune.drawing import Span, seconds, timeline
 from stoker.tune.page import heading, page, paragraph, parts_of_a_step, table
@@ -42,6 +45,15 @@ class Profiled:
     findings: list[Finding] = field(default_factory=list)
     """What the model itself costs, and need not."""
 
+    device: DeviceTime | None = None
+    """The devices' time by class of kernel; None without a GPU."""
+
+    device_finding: DeviceFinding | None = None
+    """The class of kernels that costs most, where it costs much."""
+
+    no_device: str = ""
+    """Why there is no `device` where there is a GPU."""
+
     page: Path
     json: Path
 
@@ -59,6 +71,11 @@ class Profiled:
             "stages": self.stages,
             "calls": self.calls,
             "findings": [asdict(finding) for finding in self.findings],
+            "device_time": None if self.device is None else self.device.to_json(),
+            "device_time_not_measured": self.no_device,
+            "device_finding": None
+            if self.device_finding is None
+            else self.device_finding.to_json(),
             "page": str(self.page),
         }
 
@@ -96,10 +113,14 @@ def profile(
                 calls, stages = bench.timeline(), bench.stages()
                 machine = bench.machine()
                 findings = bench.findings()
+                traced = bench.device()
+                resolved = bench.prepared["resolved"]
                 tell("the same step in another precision")
                 precision = _in_time(bench.other_precision)
         except TrialFailed as failed:
             raise cannot(failed, "--budget") from None
+        machine |= mfu(machine, measured)
+        device = DeviceTime.from_json(traced["time"]) if "time" in traced else None
         found = Profiled(
             profile=measured,
             diagnosis=diagnose(
@@ -108,16 +129,35 @@ def profile(
                 other_precision=precision,
             ),
             precision=precision,
-            machine=machine | mfu(machine, measured),
+            machine=machine,
             stages=stages,
             calls=calls,
             findings=findings,
+            device=device,
+            device_finding=_device_finding(device, measured, resolved, machine["mfu"]),
+            no_device=traced["why"],
             page=folder / "profile.html",
             json=folder / "profile.json",
         )
         write_atomic(found.page, page_of(found, experiment.name))
         write_json(found.json, found.to_json())
     return found
+
+
+def _device_finding(
+    device: DeviceTime | None, measured: Profile, resolved: dict[str, Any], mfu: float | None
+) -> DeviceFinding | None:
+    if device is None:
+        return None
+    facts = StepFacts(
+        of_script=False,
+        mfu=mfu,
+        precision=resolved["precision"],
+        xla=resolved["xla"],
+        steps_per_call=measured.steps_per_call,
+        input_wait=measured.input_wait,
+    )
+    return device_finding(device, facts)
 
 
 def _in_time(asked: Callable[[], tuple[str, Gain]]) -> tuple[str, Gain] | None:
@@ -174,9 +214,11 @@ def page_of(found: Profiled, name: str) -> str:
     return page(
         f"Profile of {name}",
         [
+            finding_section(found.device_finding),
             paragraph(found.diagnosis.text),
             *(paragraph(finding.line()) for finding in found.findings),
             table(["", ""], rows_of(found)),
+            device_section(found.device, why=found.no_device),
             heading("Where a step's time goes"),
             parts_of_a_step(measured.split, title="parts of a step, a waterfall"),
             heading("Calls, one after the other"),

@@ -14,6 +14,7 @@ from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.surroundings import Progress
+from stoker.train.watch.device_watch import DeviceWatch
 from stoker.train.watch.labels import vocabulary_terms
 from stoker.train.watch.progress_line import ProgressLine
 from stoker.train.watch.watch import Unwatched, Watched
@@ -53,7 +54,12 @@ def teller(context: Context) -> Callable[[Progress], None]:
 
 
 def watched(
-    board: TensorBoard | None, context: Context, folder: Path, *, alone: bool
+    board: TensorBoard | None,
+    context: Context,
+    folder: Path,
+    *,
+    alone: bool,
+    device: DeviceWatch,
 ) -> Watched | Unwatched:
     """TensorBoard with the run's settings in it, where this process writes it."""
     if board is None:
@@ -65,4 +71,4 @@ def watched(
         layer: vocabulary_terms(transform, vocabulary) if vocabulary is not None else None
         for layer, vocabulary in config.embeddings.items()
     }
-    return Watched(board, config=config, terms=terms, folder=folder, alone=alone)
+    return Watched(board, config=config, terms=terms, folder=folder, alone=alone, device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from stoker.core.user_code import load_function
 from stoker.data.dataset import Dataset
 from stoker.data.features.label_summary import labels_from_facts
 from stoker.data.ingest import IngestConfig, ServiceConfig
+from stoker.measure.device_findings import StepFacts
 from stoker.train.ahead import Ahead
 from stoker.train.callbacks import load_callbacks
 from stoker.train.checkpoints.store import STATE, best
@@ -49,6 +50,7 @@ from stoker.train.remat import rematerialise
 from stoker.train.strategy import Distribution, make_distribution
 from stoker.train.surroundings import Surroundings, TrainResult
 from stoker.train.threads import apply_threads
+from stoker.train.watch.device_watch import DeviceWatch, forbids_trace
 
 if TYPE_CHECKING:
     from stoker.app.experiment import Experiment
@@ -122,10 +124,11 @@ def train(context: Context, folder: Path) -> Trained:
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
         timed = held.enter_context(run_time(context, folder, is_chief=is_chief))
         writer, board = held.enter_context(writing(folder, is_chief=is_chief))
+        device = _device_watch(settings, folder, resolved, listed)
         around = Surroundings(
             checkpoints=folder / CHECKPOINTS,
             writer=writer,
-            watch=watched(board, context, folder, alone=resolved.workers == 1),
+            watch=watched(board, context, folder, alone=resolved.workers == 1, device=device),
             on_progress=teller(context),
             on_wait=lambda line: context.progress(line, None),
             ending=ending,
@@ -154,6 +157,7 @@ def train(context: Context, folder: Path) -> Trained:
             **_own_facts(result),
             "goodput": timed.goodput if isinstance(result, TrainResult) else None,
             "wall_time": timed.report(),
+            **device.facts(result.samples_per_s, _step_facts(result, resolved)),
         },
         content=best(folder / CHECKPOINTS).manifest.hashes[STATE],
     )
@@ -318,6 +322,30 @@ def callbacks_of(experiment: Experiment) -> list[keras.callbacks.Callback]:
     """
     named = experiment.train.callbacks
     return load_callbacks(experiment.folder, named)() if named else []
+
+
+def _device_watch(
+    settings: TrainConfig,
+    folder: Path,
+    resolved: ResolvedTraining,
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> DeviceWatch:
+    forbidden = forbids_trace(callbacks, profile=settings.tensorboard.profile)
+    return DeviceWatch(folder, replicas=resolved.replicas, forbidden=forbidden)
+
+
+def _step_facts(
+    result: TrainResult | ParameterServerResult, resolved: ResolvedTraining
+) -> StepFacts:
+    """What is known of the steps of a run, in addition to the trace of its devices."""
+    wait = result.busy.input_wait if isinstance(result, TrainResult) else result.input_wait
+    return StepFacts(
+        of_script=False,
+        precision=resolved.precision,
+        xla=resolved.xla,
+        steps_per_call=resolved.steps_per_call,
+        input_wait=wait,
+    )
 
 
 def service_of(experiment: Experiment, resolved: ResolvedTraining) -> ServiceConfig | None:

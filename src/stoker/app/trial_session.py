@@ -16,7 +16,6 @@ from stoker.app.experiment import Experiment
 from stoker.app.quiet import import_tensorflow
 from stoker.cluster.machine.gpu_watch import watched_gpus
 from stoker.core.config import build
-from stoker.core.errors import UserError
 from stoker.core.files import remove
 from stoker.tune.levers import Situation, other_precision
 
@@ -197,13 +196,32 @@ class Session:
         """What the model computes, what this device reaches, memory, and the GPUs while it trains."""
         import resource
 
+        from stoker.measure.mfu import full_rates, model_rate
+
         probe = self._measured()
         with watched_gpus() as gpus:
             probe.window("real", seconds)
-        model = probe.run.built.model
         peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        reached = _reached(model, seconds=seconds)
+        rate = model_rate(probe.run.built.model, rates=full_rates(seconds))
+        reached = rate.to_json(devices=probe.run.distribution.replicas)
         return reached | {"peak_memory_bytes": peak_bytes, "gpus": gpus()}
+
+    def device(self, seconds: float) -> dict[str, Any]:
+        """The devices' time by class of kernel, while it trains; `why` alone where there is none."""
+        from stoker.measure.device_events import TraceError
+        from stoker.measure.device_trace import can_trace, time_in, traced
+        from stoker.train.layer_paths import layer_types
+
+        if not can_trace():
+            return {"why": ""}
+        probe = self._measured()
+        layers = layer_types(probe.run.built.model)
+        try:
+            with traced(self._scratch) as trace:
+                probe.window("real", seconds)
+            return {"time": time_in(trace[0], layers=layers).to_json(), "why": ""}
+        except TraceError as error:
+            return {"why": str(error)}
 
     def _again(self, *, seed: int | None = None, precision: Any = None) -> Any:
         """The settings of a second training in this process, which is prepared for it."""
@@ -318,33 +336,6 @@ def _in_one_process(experiment: Experiment) -> Experiment:
     if experiment.train.strategy not in OF_A_CLUSTER:
         return experiment
     return replace(experiment, train=replace(experiment.train, strategy="auto"))
-
-
-def _reached(model: Any, *, seconds: float) -> dict[str, Any]:
-    """The operations of a step, and how many a second this device does of their kind."""
-    from stoker.train.flops import count_flops
-    from stoker.train.peak_flops import measure_peak_flops
-
-    try:
-        flops = count_flops(model)
-    except UserError as error:
-        return {"step_flops_per_sample": None, "peak_flops_per_s": None, "why": error.line()}
-    peak = measure_peak_flops(model.compute_dtype, seconds=seconds)
-    rates = {
-        "convolutions": (flops.in_convolutions, peak.convolutions_per_s),
-        "products of matrices": (flops.in_products, peak.products_per_s),
-    }
-    counted = {name: (work, rate) for name, (work, rate) in rates.items() if work}
-    least_s = sum(work / rate for work, rate in counted.values())
-    return {
-        "step_flops_per_sample": flops.step_per_sample,
-        "not_counted": list(flops.not_counted),
-        # Each kind at its own peak.
-        "peak_flops_per_s": sum(work for work, _ in counted.values()) / least_s
-        if least_s
-        else None,
-        "peak_of": " and ".join(counted) + f" in {peak.dtype}",
-    }
 
 
 def _by_stretch(losses: list[float], per_call: int, every: int) -> list[float]:

@@ -40,7 +40,12 @@ GOODPUT = Metric(
     unit="1",
     help="Share of the run's wall time, over all its processes, that was training steps.",
 )
+MFU = Metric(
+    name="mfu",
+    unit="1",
+    help="Model FLOPs a second, divided by the peak that was measured on these devices; on a GPU.",
+)
 EPOCH = Metric(name="epoch", unit="", help="Epochs finished.")
 
-TRAINING = (STEP_TIME_S, SAMPLES_PER_S, INPUT_WAIT, BUSY_FRACTION, GOODPUT, EPOCH)
+TRAINING = (STEP_TIME_S, SAMPLES_PER_S, INPUT_WAIT, BUSY_FRACTION, MFU, GOODPUT, EPOCH)
 """What a training run writes beside the model's own loss and metrics (`loss`, `val_loss`, ...)."""

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 import keras
 
 
+def layer_types(model: keras.Model) -> dict[str, str]:
+    """Path of every layer below a model -> the name of its class."""
+    return {path: type(layer).__name__ for path, layer in walk_layers(model)}
+
+
 def walk_layers(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
     """Every layer below a model with its path, each once, outer ones before inner ones.
 

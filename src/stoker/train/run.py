@@ -461,6 +461,7 @@ class Run:
             catalogue.STEP_TIME_S.name: wall_s / done,
             catalogue.SAMPLES_PER_S.name: rows / wall_s,
             catalogue.INPUT_WAIT.name: min(1.0, wait_s / wall_s),
+            **self._watch.scalars(rows / wall_s),
         }
         if (ceiling_s := self._ceiling.step_s) is not None:
             busy_fraction = (ceiling_s / self.compiled.rows_a_step) / (wall_s / rows)

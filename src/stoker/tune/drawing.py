@@ -22,6 +22,11 @@ ROW_PX = 26
 COLOURS = ("#3b7dbf", "#c0612b", "#1f8a4c", "#8a6d1f", "#7a4fa3", "#5b6b7b")
 """By the row's or the lane's number, round about; distinct also where red and green are not."""
 
+SHADES = (
+    "#1f8a4c", "#8a6d1f", "#3b7dbf", "#c0612b", "#5b6b7b", "#7a4fa3", "#c94f86", "#d5dce3",
+)  # fmt: skip
+"""Of a stacked bar, by the part's number; the last one, light, is what is not used."""
+
 GAIN, LOSS, TOTAL = "#1f8a4c", "#c0392b", "#3b7dbf"
 """Of a waterfall."""
 
@@ -76,6 +81,30 @@ def waterfall_of_parts(bars: Sequence[Bar], *, title: str) -> str:
         )
         begin += width
     return _svg("".join(rows), rows=len(bars), title=title)
+
+
+def stacked_bar(bars: Sequence[Bar], *, title: str) -> str:
+    """Parts of a whole in one bar, and below it what each colour is.
+
+    Args:
+        bars: In the order of their colours; one without length is left out.
+        title: What a screen reader says of it.
+    """
+    values = [max(0.0, _finite(bar.value)) for bar in bars]
+    most = max(values, default=0.0)
+    whole = sum(value / most for value in values) if most > 0 else 0.0
+    drawn, left, row = [], 0.0, 1
+    for number, (bar, value) in enumerate(zip(bars, values, strict=True)):
+        if value <= 0 or whole <= 0:
+            continue
+        colour = SHADES[number % len(SHADES)]
+        width = WIDTH_PX * value / most / whole
+        tip = f"{bar.label}: {_shown(bar)}"
+        drawn.append(_box(left, 0, width, colour, tip=tip))
+        drawn.append(_box(0, row, ROW_PX - 8, colour, tip=tip))
+        drawn.append(_text(ROW_PX, row, f"{bar.label}: {_shown(bar)}"))
+        left, row = left + width, row + 1
+    return _svg("".join(drawn), rows=row, title=title)
 
 
 def waterfall(bars: Sequence[Bar], *, title: str) -> str:

@@ -19,6 +19,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th { text-align: left; font-weight: 600; color: #5b6b7b; }
 th, td { padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #e4e9ee; vertical-align: top;
   overflow-wrap: anywhere; }
+th { overflow-wrap: normal; }
 td.n, th.n { text-align: right; white-space: nowrap; }
 """
 

@@ -17,6 +17,7 @@ from stoker.app import checking
 from stoker.app.cli.main import invoke
 from stoker.app.locked import load_tuned
 from stoker.cluster.devices import find_devices, hardware
+from stoker.measure.device_trace import STAND_IN
 from stoker.tune import search
 from stoker.tune.ledger import replay
 from stoker.tune.levers import levers
@@ -68,7 +69,9 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     lines = [cost if line.startswith("data:") else line for line in file.read_text().splitlines()]
     file.write_text("\n".join(lines) + "\n")
 
-    profiled = told(capsys, "profile", str(planted), "--set", "model=model:build_biased")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STAND_IN, "1")
+        profiled = told(capsys, "profile", str(planted), "--set", "model=model:build_biased")
 
     assert profiled["diagnosis"]["bottleneck"] == "input"
     assert profiled["busy_fraction"] < 0.6
@@ -86,6 +89,11 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     assert "parts of a step, a waterfall" in page
     assert 0.0 < profiled["machine"]["mfu"] < 1.0
     assert profiled["machine"]["peak_memory_bytes"] > 50 << 20
+    # The device waits for its input: here the CPU's operations stand for a GPU's kernels.
+    shares = profiled["device_time"]["shares"]
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert profiled["device_finding"]["kind"] == "idle"
+    assert "the device&#x27;s time by class of kernel" in page
 
     try_only(monkeypatch, CACHE)
     found = told(capsys, "tune", str(planted))

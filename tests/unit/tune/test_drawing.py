@@ -13,6 +13,7 @@ from stoker.tune.drawing import (
     Bar,
     Span,
     seconds,
+    stacked_bar,
     timeline,
     waterfall,
     waterfall_of_parts,
@@ -38,6 +39,19 @@ def test_every_bar_is_drawn_within_the_picture(given_bars: list[Bar]) -> None:
 
         assert len(drawn) == len(given_bars)
         assert all(box["width"] >= 0 and box["x"] + box["width"] <= WIDTH_PX for box in drawn)
+
+
+@given(bars)
+def test_a_stacked_bar_is_the_whole_in_parts(given_bars: list[Bar]) -> None:
+    drawn = boxes(stacked_bar(given_bars, title="t"))
+
+    # A part has a box in the bar, and one beside its name.
+    parts = [box for box in drawn if box["y"] < 26]
+    seen = [bar for bar in given_bars if bar.value > 1e-200]
+    assert len(drawn) == 2 * len(parts) == 2 * len(seen)
+    if parts:
+        assert sum(box["width"] for box in parts) == pytest.approx(WIDTH_PX, abs=1)
+        assert all(box["x"] + box["width"] <= WIDTH_PX + 0.1 for box in parts)
 
 
 def test_a_bar_is_as_long_as_its_value() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.measure.traces import resnet_step
 from tests.unit.tune.test_tune_profile import profiled
 from tests.unit.tune.test_tune_search import World, tuned
 
@@ -15,6 +19,9 @@ from stoker.app.cli.tune import _print as print_tuning
 from stoker.app.cli.tune import _print_check, _time
 from stoker.app.profiling import Profiled, mfu, page_of
 from stoker.app.tuning import Tuning
+from stoker.measure.device_events import read_events
+from stoker.measure.device_findings import StepFacts, device_finding
+from stoker.measure.device_time import device_time
 from stoker.tune.compare import Gain
 from stoker.tune.diagnosis import diagnose
 
@@ -76,6 +83,56 @@ def test_its_page_shows_a_waterfall_of_the_step_and_a_timeline(found: Profiled) 
         assert f'aria-label="{title}"' in text or f"<title>{title}</title>" in text
     assert "waiting for input: 5 ms, 50.0%" in text
     assert "Map [it]" in text
+
+
+@pytest.fixture
+def traced(found: Profiled) -> Profiled:
+    """With the trace of a GPU: transposes around a normalization."""
+    device = device_time(read_events(resnet_step().bytes()), layers={"conv1": "", "norm1": ""})
+    facts = StepFacts(of_script=False, mfu=0.042)
+    return replace(found, device=device, device_finding=device_finding(device, facts))
+
+
+def test_the_devices_time_is_printed_before_the_diagnosis(
+    traced: Profiled, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_profile(traced)
+
+    text = capsys.readouterr().out
+    for label, share in (("layout transposes", "38.0%"), ("idle", "3.0%")):
+        assert re.search(rf"{label}\W+{share}", text)
+    finding = "38% of the step is layout transposes, most in norm1 (38%); MFU 4.2% (at most 1.6x"
+    assert text.index(finding) < text.index("The input is the bottleneck: ")
+
+
+def test_the_devices_time_is_a_bar_and_tables_on_the_page(traced: Profiled) -> None:
+    text = page_of(traced, "mine")
+
+    assert text.count("<svg") == 3
+    assert 'aria-label="the device&#x27;s time by class of kernel"' in text
+    assert "<title>layout transposes: 38.0%</title>" in text
+    assert "<td>norm1</td><td>layout transposes 38.0%</td>" in text.replace(' class="n"', "")
+    assert "SwapDimension1And2InTensor3UsingTiles (FusedBatchNormV3)" in text
+    assert "<Eigen::half" not in text
+
+
+def test_the_devices_time_is_in_the_json(traced: Profiled) -> None:
+    told = json.loads(json.dumps(traced.to_json(), allow_nan=False))
+
+    assert sum(told["device_time"]["shares"].values()) == pytest.approx(1.0)
+    assert told["device_finding"]["kind"] == "transposes"
+    assert told["device_finding"]["text"].startswith("38% of the step")
+
+
+def test_why_there_is_no_trace_is_said_in_both(
+    found: Profiled, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without = replace(found, no_device="another profiler is running")
+    print_profile(without)
+
+    assert "not measured: another profiler is running." in capsys.readouterr().out
+    assert "Not measured: another profiler is running." in page_of(without, "mine")
+    assert "device" not in page_of(found, "mine").partition("Where the device")[2]
 
 
 def test_a_tuning_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

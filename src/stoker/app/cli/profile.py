@@ -16,6 +16,8 @@ from stoker.app.cli.tune import Budget, seconds_of
 from stoker.core.errors import Plain, UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from stoker.app.profiling import Profiled
 
 
@@ -144,7 +146,28 @@ def _print(found: Profiled) -> None:
             took = seconds(stage["cpu_s_per_sample"])
             stages.add_row(escape(stage["name"]), took, f"{stage['share']:.1%}")
         console.print(stages)
+    _print_device(console, found)
     console.print(found.diagnosis.text, markup=False)
     for finding in found.findings:
         console.print(finding.line(), markup=False)
     console.print(f"page   {found.page}", markup=False)
+
+
+def _print_device(console: Console, found: Profiled) -> None:
+    """The device's time by class, and the finding about it, which comes first."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from stoker.tune.device_page import class_rows, summary
+
+    if found.no_device:
+        console.print(f"The device's time was not measured: {found.no_device}.", markup=False)
+    if found.device is None:
+        return
+    classes = Table("the device's time", "share")
+    for label, share in class_rows(found.device):
+        classes.add_row(escape(label), share)
+    console.print(classes)
+    console.print(summary(found.device), markup=False)
+    if found.device_finding is not None:
+        console.print(found.device_finding.text, markup=False)

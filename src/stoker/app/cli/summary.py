@@ -18,6 +18,8 @@ from stoker.app.chain import ChainResult, StageOutcome
 from stoker.app.cli.goodput import goodput_line
 from stoker.app.experiment import Experiment
 from stoker.app.proof import Proof
+from stoker.measure.device_findings import shown_mfu
+from stoker.measure.kernel_class import LABELS
 
 
 def print_summary(
@@ -89,6 +91,8 @@ def _facts(
     facts.add_row("utilisation", _utilisation(train))
     if (line := goodput_line(train)) is not None:
         facts.add_row("goodput", escape(line))
+    if train.get("device_time"):
+        facts.add_row("device time", escape(_device_time(train)))
     facts.add_row("metrics", _metrics(evaluation))
     for verdict in evaluation["verdicts"]:
         facts.add_row("gate", _verdict(verdict))
@@ -139,10 +143,28 @@ def _utilisation(train: Mapping[str, Any]) -> str:
     ceiling_s = train["ceiling_step_time_s"]
     free = "" if ceiling_s is None else f", {1e3 * ceiling_s:.2f} ms were the input free"
     return (
-        f"U {_busy(train['busy_fraction'])}, W {train['input_wait']:.1%} waiting for input; "
+        f"U {_busy(train['busy_fraction'])}{_mfu(train)}, W {train['input_wait']:.1%} waiting for input; "
         f"{train['samples_per_s']:,.0f} samples/s, {1e3 * train['step_time_s']:.2f} ms a step{free}"
     )
 
+
+def _mfu(train: Mapping[str, Any]) -> str:
+    mfu = train.get("mfu")
+    return "" if mfu is None else f", MFU {shown_mfu(mfu)} of the measured peak"
+
+
+def _device_time(train: Mapping[str, Any]) -> str:
+    """The classes of kernels, the largest first, and what follows from them."""
+    found = train["device_time"]
+    shares = sorted(found["shares"].items(), key=lambda each: -each[1])
+    parts = [f"{LABELS[name]} {share:.0%}" for name, share in shares if share >= LEAST_SHOWN]
+    of_cpu = " (operations of the CPU)" if found["of_cpu"] else ""
+    finding = train.get("device_finding")
+    return ", ".join(parts) + of_cpu + ("" if finding is None else f". {finding['text']}")
+
+
+LEAST_SHOWN = 0.005
+"""Share of a device's time: a class below it is left out."""
 
 MEASURABLE = 1.05
 """A busy fraction above this says that the machine's noise was larger than what was measured."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import tensorflow as tf
@@ -41,7 +42,13 @@ class StepProfiler:
     """
 
     def __init__(
-        self, folder: Path, *, tensorboard: Path, steps: str | None, cuts: bool = True
+        self,
+        folder: Path,
+        *,
+        tensorboard: Path,
+        steps: str | None,
+        cuts: bool = True,
+        before_start: Callable[[], None] | None = None,
     ) -> None:
         """Take the request of the settings.
 
@@ -51,8 +58,9 @@ class StepProfiler:
             steps: `START:STOP` of the settings.
             cuts: Calls end where a profile begins and ends, so that it holds just its steps. Of
                 several workers none may: they make the same calls. Theirs holds whole calls.
+            before_start: Called before the profiler is started: ends a trace of Stoker's own.
         """
-        self._cuts = cuts
+        self._cuts, self._before_start = cuts, before_start
         self._request = folder / REQUEST
         self._tensorboard = tensorboard
         self._wanted = profiled_steps(steps) if steps is not None else None
@@ -108,6 +116,8 @@ class StepProfiler:
         self._wanted = (step + 1, step + max(1, min(count, MOST_STEPS)))
 
     def _start(self, first: int, last: int) -> None:
+        if self._before_start is not None:
+            self._before_start()
         try:
             tf.profiler.experimental.start(str(self._tensorboard))
         except (tf.errors.OpError, OSError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from stoker.measure.device_findings import shown_mfu
 from stoker.telemetry import catalogue
 
 _SPEED: Final = {metric.name for metric in catalogue.TRAINING}
@@ -36,11 +37,11 @@ class ProgressLine:
             step: Steps done.
             epoch: Epochs finished.
             scalars: What the writers were given, by the catalogue's names; U (`busy_fraction`)
-                where it is known already.
+                and MFU (`mfu`) where they are known already.
 
         Returns:
-            E.g. `epoch 3/10, step 1,250/4,000, 12.3 ms/step, 10,412 samples/s, U 93%, W 1.2%,
-            loss 0.3123, val_loss 0.3344`. ASCII only: a log may hold nothing else.
+            E.g. `epoch 3/10, step 1,250/4,000, 12.3 ms/step, 10,412 samples/s, U 93%, MFU 4.2%,
+            W 1.2%, loss 0.3123, val_loss 0.3344`. ASCII only: a log may hold nothing else.
         """
         self._newest |= scalars
         at = min(epoch + 1, self._epochs)
@@ -57,6 +58,8 @@ class ProgressLine:
         if (busy := newest.get(catalogue.BUSY_FRACTION.name)) is not None:
             # Above 1 it is the noise of the measurement.
             shown.append(f"U {min(1.0, busy):.0%}")
+        if (mfu := newest.get(catalogue.MFU.name)) is not None:
+            shown.append(f"MFU {shown_mfu(mfu)}")
         if (wait := newest.get(catalogue.INPUT_WAIT.name)) is not None:
             shown.append(f"W {wait:.1%}")
         return shown

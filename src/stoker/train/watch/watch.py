@@ -13,6 +13,7 @@ import tensorflow as tf
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.keras_model import overrides
 from stoker.train.watch.config import TensorBoardConfig
+from stoker.train.watch.device_watch import DeviceWatch
 from stoker.train.watch.model_watch import ModelWatch
 from stoker.train.watch.profile import StepProfiler
 
@@ -41,6 +42,9 @@ class Watch(Protocol):
     def after(self, step: int, *, steps: int) -> None:
         """A call of so many steps has ended at this step."""
 
+    def scalars(self, samples_per_s: float) -> Mapping[str, float]:
+        """Metrics that are known of a call at this speed, beside the loop's own."""
+
     def close(self, step: int) -> None:
         """Training ends after so many steps."""
 
@@ -63,6 +67,10 @@ class Unwatched:
     def after(self, step: int, *, steps: int) -> None:
         """Show nothing."""
 
+    def scalars(self, samples_per_s: float) -> Mapping[str, float]:  # noqa: ARG002 - as Watch has it
+        """None."""
+        return {}
+
     def close(self, step: int) -> None:
         """Close nothing."""
 
@@ -78,6 +86,7 @@ class Watched:
         terms: Mapping[str, Sequence[str] | None],
         folder: Path,
         alone: bool,
+        device: DeviceWatch | None = None,
     ) -> None:
         """Know what is wanted.
 
@@ -88,10 +97,16 @@ class Watched:
             folder: Where the file `profile` is looked for.
             alone: There is no other worker. With others there are no gradients, for which all would
                 have to meet, and a profile holds whole calls.
+            device: Measures what the devices do with their time.
         """
         self._board, self._config, self._terms, self._alone = board, config, terms, alone
+        self._device = device
         self._profiler = StepProfiler(
-            folder, tensorboard=board.folder, steps=config.profile, cuts=alone
+            folder,
+            tensorboard=board.folder,
+            steps=config.profile,
+            cuts=alone,
+            before_start=device.finish if device is not None else None,
         )
         self._model: ModelWatch | None = None
 
@@ -115,9 +130,13 @@ class Watched:
             terms=self._terms,
         )
         self._model.begin(step)
+        if self._device is not None:
+            self._device.begin(model, per_epoch=per_epoch)
 
     def next_steps(self, step: int, steps: int) -> int:
         """Cut a call where a profile begins or ends."""
+        if self._device is not None:
+            self._device.before()
         return self._profiler.next_steps(step, steps)
 
     def graph(self, graph: tf.Graph) -> None:
@@ -128,9 +147,17 @@ class Watched:
     def after(self, step: int, *, steps: int) -> None:
         """End a profile, show what has become due."""
         self._profiler.after(step)
+        if self._device is not None:
+            self._device.after(step, steps=steps)
         if self._model is not None:
             self._model.after(step, steps=steps)
+
+    def scalars(self, samples_per_s: float) -> Mapping[str, float]:
+        """MFU, where it is known."""
+        return {} if self._device is None else self._device.scalars(samples_per_s)
 
     def close(self, step: int) -> None:
         """Keep what there is of a profile."""
         self._profiler.close(step)
+        if self._device is not None:
+            self._device.finish()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker.tune.attach.finding import ScriptFinding, gain_of
-from stoker.tune.attach.seen import NOWHERE, Loop
-from stoker.tune.attach.split import StageCost, StepSplit, stage_costs
+from stoker.tune.attach.input_rules import LEAST_UNMEASURED
+from stoker.tune.attach.seen import NOWHERE, Loop, Stage
+from stoker.tune.attach.split import StageCost, StepSplit, input_wait, stage_costs
 
 LEAST_BOUND = 0.1
 """Share of the step that waits, from which on it is said also where nothing else is."""
@@ -34,13 +35,27 @@ _INSIDE = (
 )
 
 
+_SCALED = (
+    "tf.io.decode_jpeg(data, ratio=4)  # 2, 4 or 8: decodes at a part of the size that is resized away;\n"
+    "# or store the images once at the size that the model takes"
+)
+
+
+def _decodes_large(stage: Stage) -> bool:
+    """A map that decodes whole images and makes them smaller."""
+    decodes = any(each.startswith("Decode") for each in stage.operations)
+    return decodes and any("Resize" in each for each in stage.operations)
+
+
 def bound_findings(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
     """That a loop waits, for one of which nothing else was found."""
-    if split is None or split.input_wait is None or split.input_wait < LEAST_BOUND:
+    known = input_wait(loop, split)
+    least = LEAST_BOUND if known is None or known.measured else LEAST_UNMEASURED
+    if split is None or known is None or known.share < least:
         return
     if loop.kind == "fit" and not loop.asked_for():
         return  # of arrays: nothing of it is the user's
-    wait = split.input_wait
+    wait = known.share
     dearest = _dearest(loop)
     by_hand = bool(loop.model.get("distributed")) and loop.kind == "dataset"
     if by_hand:
@@ -55,7 +70,9 @@ def bound_findings(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFindin
     yield ScriptFinding(
         kind="input_bound",
         place=place,
-        seen=f"the step waits {wait:.0%} of its time ({split.step_s * wait * 1e3:.3g} ms); {seen}",
+        seen=f"{known.text} ({split.step_s * wait * 1e3:.3g} ms); {seen}"
+        if known.measured
+        else f"{known.text}; {seen}",
         why="The input makes fewer batches a second than the step could take.",
         change=_INSIDE if by_hand else _change(dearest),
         gain=gain_of(wait),
@@ -70,6 +87,8 @@ def _dearest(loop: Loop) -> StageCost | None:
 
 def _change(dearest: StageCost | None) -> str:
     stage = None if dearest is None else dearest.stage
+    if stage is not None and _decodes_large(stage):
+        return f"{_SCALED}\n# and {_ANYHOW}"
     first = None if stage is None else _FIRST.get(stage.kind)
     if first is None:
         return _ANYHOW

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from stoker.core.files import write_json
 
 if TYPE_CHECKING:
-    from stoker.train.peak_flops import PeakFlops
-    from stoker.tune.attach.operation_tally import Tally
+    from stoker.measure.operation_tally import Tally
+    from stoker.measure.peak_flops import PeakFlops
 
 NOTHING: Mapping[str, Any] = {
     "operations": None,
@@ -45,7 +45,7 @@ def main(request: Path, answer: Path) -> None:
     steps = [_counted(step, request.parent) for step in asked["steps"]]
     peaks: dict[str, PeakFlops | str] = {}
     told = []
-    for tally, why in steps:
+    for step, (tally, why) in zip(asked["steps"], steps, strict=True):
         one = {**NOTHING, "no_operations": why}
         if tally is not None and asked["device"]["gpus"]:
             one["on_cpu"] = on_the_cpu(tally.placed)
@@ -55,7 +55,7 @@ def main(request: Path, answer: Path) -> None:
                 peaks[kind] = no_peak or _peak(kind, seconds=asked["peak_s"])
             one |= {"operations": tally.total, "notes": list(tally.notes)}
             one |= _reached(tally, peaks[kind])
-        told.append(one)
+        told.append(one | {"device": _device(step.get("trace", {}), request.parent)})
     write_json(answer, {"steps": told})
 
 
@@ -75,11 +75,32 @@ def _as_the_script(device: Mapping[str, Any]) -> str:
     return ""
 
 
+def _device(trace: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The devices' time by class of kernel; why there is none."""
+    if "folder" not in trace:
+        return {"why": trace.get("why", "")}
+    from stoker.measure.device_events import TraceError
+    from stoker.measure.device_trace import time_in
+
+    files = sorted((folder / trace["folder"]).glob("plugins/profile/*/*.xplane.pb"))
+    if not files:
+        return {"why": "TensorFlow's profiler wrote no trace"}
+    try:
+        found = time_in(
+            files[-1].read_bytes(), layers={name: kind for name, kind, *_ in trace["layers"]}
+        )
+    except (TraceError, OSError) as error:
+        return {"why": str(error)}
+    return {"time": found.to_json(), "why": ""}
+
+
 def _counted(step: Mapping[str, Any], folder: Path) -> tuple[Tally | None, str]:
     """A step's count; why there is no figure."""
+    if "graph" not in step:
+        return None, "its graph was not kept"
     import tensorflow as tf
 
-    from stoker.tune.attach.operations import count_step
+    from stoker.measure.step_flops import count_step
 
     try:
         tally = count_step(step, folder)
@@ -103,7 +124,7 @@ def _main_type(tally: Tally) -> str:
 
 def _peak(kind: str, *, seconds: float) -> PeakFlops | str:
     """The peak of a type; why there is none."""
-    from stoker.train.peak_flops import DTYPES, measure_peak_flops
+    from stoker.measure.peak_flops import DTYPES, measure_peak_flops
 
     if kind not in DTYPES:
         return f"no peak is measured of {kind}"

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from stoker.cluster.devices import usable_memory
 from stoker.tune.attach.bound import bound_findings
 from stoker.tune.attach.feed_rules import feed_findings
-from stoker.tune.attach.finding import ScriptFinding
+from stoker.tune.attach.finding import DEVICE_TIME, ScriptFinding
 from stoker.tune.attach.input_rules import Machine, input_findings
 from stoker.tune.attach.minor import minor_findings
-from stoker.tune.attach.seen import Seen
+from stoker.tune.attach.seen import Loop, Seen
 from stoker.tune.attach.split import split_step
 from stoker.tune.attach.step_rules import function_findings, step_findings
+from stoker.tune.attach.wall_rules import is_small, wall_findings
 
 BESIDE_SPEED = ("shuffle_memory", "float64_data")
 """Findings about an input that do not say why it is waited for."""
@@ -30,7 +31,7 @@ class Diagnosed:
     """What is said of all that was seen."""
 
     findings: tuple[ScriptFinding, ...]
-    """The largest gain first."""
+    """That about the device's time first, then the largest gain."""
 
     minor: tuple[ScriptFinding, ...]
     """What was seen too, and is worth little here."""
@@ -47,9 +48,14 @@ def diagnose(processes: Iterable[Seen], machine: Machine) -> Diagnosed:
         for finding in minor_findings(loop, split_step(loop), found)
     )
     return Diagnosed(
-        findings=tuple(sorted(found, key=lambda each: -(each.gain[1] if each.gain else 1.0))),
+        findings=tuple(sorted(found, key=_weight)),
         minor=tuple(minor),
     )
+
+
+def _weight(finding: ScriptFinding) -> tuple[bool, float]:
+    """What the device does with its time comes first, then the largest gain."""
+    return finding.kind != DEVICE_TIME, -(finding.gain[1] if finding.gain else 1.0)
 
 
 def _once(findings: Iterable[ScriptFinding]) -> list[ScriptFinding]:
@@ -60,14 +66,21 @@ def _once(findings: Iterable[ScriptFinding]) -> list[ScriptFinding]:
 
 
 def _of_process(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
+    yield from wall_findings(seen)
     for loop in seen.loops:
-        split = split_step(loop)
-        yield from step_findings(loop, split, seen)
-        about_input = [
-            *input_findings(loop, split, machine),
-            *feed_findings(loop, split, cores=machine.cores),
-        ]
-        yield from about_input
-        if all(each.kind in BESIDE_SPEED for each in about_input):
-            yield from bound_findings(loop, split)
+        found = _of_loop(loop, seen, machine)
+        # Of what takes next to no time only what is wrong is worth a line.
+        yield from (each for each in found if each.gain is None) if is_small(loop, seen) else found
     yield from function_findings(seen)
+
+
+def _of_loop(loop: Loop, seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
+    split = split_step(loop)
+    yield from step_findings(loop, split, seen)
+    about_input = [
+        *input_findings(loop, split, machine),
+        *feed_findings(loop, split, cores=machine.cores),
+    ]
+    yield from about_input
+    if all(each.kind in BESIDE_SPEED for each in about_input):
+        yield from bound_findings(loop, split)

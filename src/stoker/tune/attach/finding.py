@@ -43,6 +43,8 @@ class ScriptFinding:
         low, high = self.gain
         if high < LEAST_GAIN:
             return "hardly any here"
+        if self.kind == DEVICE_TIME:
+            return f"at most {high:.2g}x"
         return f"{low:.2g}x to {high:.2g}x"
 
     def to_json(self) -> dict[str, Any]:
@@ -58,6 +60,9 @@ class ScriptFinding:
             "sure": self.sure,
         }
 
+
+DEVICE_TIME = "device_time"
+"""Kind of the finding about the class of kernels that costs most: its gain is an upper bound."""
 
 LEAST_GAIN = 1.05
 """What is less is no promise."""

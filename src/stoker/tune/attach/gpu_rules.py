@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.tune.attach.finding import ScriptFinding
+from stoker.measure.device_findings import StepFacts, device_finding
+from stoker.tune.attach.finding import DEVICE_TIME, ScriptFinding
 from stoker.tune.attach.seen import Loop, Place, Seen, place_told
+from stoker.tune.attach.split import StepSplit
 
 MULTIPLE = 8
 """Sides of 16-bit products that tensor cores take without padding.
@@ -17,13 +19,46 @@ NAMED = 3
 """Layers that are named; the others are counted."""
 
 
-def gpu_findings(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
+def gpu_findings(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFinding]:
     """Findings about the devices that a loop trains on. None was seen on a GPU yet."""
+    yield from _device_time(loop, split)
     yield from _cpu_op(loop, seen)
     if loop.kind == "fit":
         yield from _one_of_several(loop, seen)
         yield from _xla_not_used(loop, seen)
         yield from _tensor_cores(loop, seen)
+
+
+def _device_time(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+    if loop.device is None:
+        return
+    step_s = None if split is None else split.step_s
+    facts = StepFacts(
+        of_script=True,
+        mfu=loop.reached.mfu(step_s) if loop.reached is not None and step_s else None,
+        precision=str(loop.model.get("policy", "")),
+        xla=bool(loop.model.get("jit_compile") or loop.step.get("compiled")),
+        steps_per_call=loop.model.get("steps_per_execution"),
+        input_wait=None if split is None else split.input_wait,
+    )
+    found = device_finding(loop.device, facts)
+    if found is not None:
+        yield ScriptFinding(
+            kind=DEVICE_TIME,
+            place=_line_of(loop, found.layer),
+            seen=found.seen,
+            why=found.why,
+            change=found.change,
+            # An upper bound: as if the whole share went.
+            gain=(1.0, found.most_gain),
+            sure="measured",
+        )
+
+
+def _line_of(loop: Loop, layer: str) -> Place:
+    """The line that made a layer; the loop's own, where that is not known."""
+    lines = {name: place_told(at) for name, _, *at in loop.trace.get("layers", ())}
+    return lines.get(layer) or loop.place
 
 
 def _one_of_several(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:

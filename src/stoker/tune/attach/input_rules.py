@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stoker.tune.attach.finding import ScriptFinding, Sureness, gain_of
 from stoker.tune.attach.seen import Loop, Node, Place, Stage
-from stoker.tune.attach.split import EpochStarts, StepSplit, epoch_starts, stage_costs, stages_of
+from stoker.tune.attach.split import (
+    EpochStarts,
+    StepSplit,
+    epoch_starts,
+    input_wait,
+    stage_costs,
+    stages_of,
+)
 
 LEAST_WAIT = 0.05
 """Share of the step: below it the input is no matter, and its noise is as large."""
+
+LEAST_UNMEASURED = 0.2
+"""The same where W is not known, and Keras and Python are in the share."""
 
 LEAST_SHARE = 0.2
 """Of the input's CPU time: a stage below it is not worth a line."""
@@ -50,12 +61,13 @@ def input_findings(
         yield _slow_start(loop, starts)
     else:
         starts = None
-    waiting = _waiting(split, starts)
+    waiting = _waiting(loop, split, starts)
     if waiting is None:
         return
     generator = list(_generator(loop, waiting))
     yield from generator
     yield from _maps(loop, waiting, machine)
+    yield from _row_by_row(loop, waiting)
     if not generator:
         yield from _uncached(loop, waiting, machine)
     if split is not None and split.input_wait is not None and split.input_wait >= LEAST_WAIT:
@@ -72,13 +84,15 @@ class _Waiting:
     text: str
 
 
-def _waiting(split: StepSplit | None, starts: EpochStarts | None) -> _Waiting | None:
+def _waiting(loop: Loop, split: StepSplit | None, starts: EpochStarts | None) -> _Waiting | None:
     """By what its steps wait, and its epochs; None where that is no matter."""
-    wait = 0.0 if split is None or split.input_wait is None else split.input_wait
+    known = input_wait(loop, split)
+    wait = 0.0 if known is None else known.share
     if starts is None:
-        if wait < LEAST_WAIT:
+        least = LEAST_WAIT if known is None or known.measured else LEAST_UNMEASURED
+        if known is None or wait < least:
             return None
-        return _Waiting(share=wait, text=f"the step waits {wait:.0%} of its time")
+        return _Waiting(share=wait, text=known.text)
     # Of the time that is no wait before an epoch, the steps wait their own part.
     share = starts.share + (1.0 - starts.share) * wait
     return _Waiting(share=share, text=f"training waits {share:.0%} of its time")
@@ -195,6 +209,63 @@ def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFin
                 # Where others were seen its own stage was gone: a shuffle above had read it all.
                 sure=_sure(share, loop),
             )
+
+
+ROW_WISE = {
+    "ParseSingleExample": "tf.io.parse_example(serialized, features)",
+    "ParseExample": "tf.io.parse_example(serialized, features)",
+    "ParseExampleV2": "tf.io.parse_example(serialized, features)",
+    "ParseSingleSequenceExample": "tf.io.parse_sequence_example(serialized, ...)",
+    "DecodeCSV": "tf.io.decode_csv(lines, ...)",
+    "DecodeRaw": "tf.io.decode_raw(bytes, ...)",
+    "StringToNumber": "tf.strings.to_number(texts)",
+    "StringSplitV2": "tf.strings.split(texts)",
+    "RegexReplace": "tf.strings.regex_replace(texts, ...)",
+    "StaticRegexReplace": "tf.strings.regex_replace(texts, ...)",
+    "StringLower": "tf.strings.lower(texts)",
+    "StringToHashBucketFast": "tf.strings.to_hash_bucket_fast(texts, ...)",
+    "LookupTableFindV2": "table.lookup(ids)",
+    "OneHot": "tf.one_hot(ids, ...)",
+    "Cast": "tf.cast(rows, ...)",
+}
+"""Operation that a map does for each row -> the same for a whole batch."""
+
+_ROW_ONLY = re.compile(
+    r"Decode(Jpeg|Png|Image|Bmp|Gif|AndCrop|Wav)|Resize|ReadFile|PyFunc|^While$|Crop|Audio|^If$"
+)
+"""Operations of which no batch can be made, or whose own work is what costs."""
+
+LEAST_BATCH = 2
+"""Rows of a batch."""
+
+
+def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
+    """A map below a batch that does for each row what could be done for all of them at once."""
+    for number, stage in enumerate(loop.stages):
+        share = map_share(loop, stage)
+        if stage.kind != "map" or not stage.by_user or (share is not None and share < LEAST_SHARE):
+            continue
+        batched = any(each.kind in BATCHES for each in loop.stages[:number])
+        named = [each for each in ROW_WISE if each in stage.operations]
+        alone = any(_ROW_ONLY.search(each) for each in stage.operations)
+        # What is drawn for each row alone would be drawn for a batch.
+        alone |= stage.random or is_cached(loop, stage)
+        if not batched or not named or alone or loop.rows < LEAST_BATCH:
+            continue
+        part = "" if share is None else f", {share:.0%} of the input's CPU time"
+        yield ScriptFinding(
+            kind="row_by_row",
+            place=stage.place,
+            seen=f"this map runs {', '.join(named[:NAMED])} for one row at a time{part}; {waiting.text}",
+            why="Each call costs far more than the row's own work, which a batch shares.",
+            change=f".batch(...).map(...)  # the batch first; then {ROW_WISE[named[0]]}",
+            gain=gain_of(waiting.share * (1.0 if share is None else share)),
+            sure="likely",
+        )
+
+
+NAMED = 3
+"""Operations that are named."""
 
 
 def nodes_of(loop: Loop, kind: str) -> dict[Place, Node]:

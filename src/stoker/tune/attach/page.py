@@ -9,6 +9,7 @@ from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.profile import ScriptProfile
 from stoker.tune.attach.seen import Loop
 from stoker.tune.attach.split import StepSplit, split_step, stage_costs
+from stoker.tune.device_page import device_section
 from stoker.tune.drawing import Bar, Span, seconds, timeline, waterfall_of_parts
 from stoker.tune.page import page, table
 
@@ -84,6 +85,7 @@ def _loop(loop: Loop, where: str) -> str:
         parts.append("<p>Too few steps were measured.</p>")
     else:
         parts += _split(loop, split)
+    parts.append(device_section(loop.device, why=loop.no_device))
     parts += [_stages(loop), _steps(loop)]
     return "\n".join(part for part in parts if part)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,6 +81,12 @@ class ScriptProfile:
     failures: tuple[str, ...]
     """What went wrong with the watcher itself, and cost the script nothing."""
 
+    time_parts: tuple[tuple[str, float], ...] = ()
+    """What the wall time of the process that trained most went to, the largest first: name and share."""
+
+    time_lines: tuple[Mapping[str, Any], ...] = ()
+    """The same by line: `kind`, `file`, `line`, `wall_s`, `cpu_s`, `calls`."""
+
     @property
     def failed(self) -> bool:
         """Whether the script ended by itself, and not well."""
@@ -135,6 +141,9 @@ class ScriptProfile:
     def machine(self) -> list[tuple[str, str]]:
         """What a person is told of MFU, memory and GPUs: name and figure."""
         told = []
+        if self.time_parts:
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in self.time_parts)
+            told.append(("wall time", shares))
         if self.peak_memory_bytes:
             told.append(("memory", f"{self.peak_memory_bytes / GIB:.2f} GiB, a process's peak"))
         for index, peak in enumerate(self.gpu_peak_bytes):
@@ -145,7 +154,7 @@ class ScriptProfile:
                 f"{gpu['power_w']:.0f} W, {gpu['clock_mhz']:.0f} MHz, over the whole run",
             )
             told.append((f"GPU {gpu['index']} ({gpu['name']})", ", ".join(figures)))
-        return [*reached_rows(self.loops), *told]
+        return [*reached_rows(self.loops), *_device_rows(self.loops), *told]
 
     def to_json(self) -> dict[str, Any]:
         """For `--json` and profile.json; figures are in seconds, shares in [0, 1]."""
@@ -164,6 +173,10 @@ class ScriptProfile:
             },
             "gpu_states": [dict(state) for state in self.gpu_states],
             "note": self.note(),
+            "wall_time": {
+                "shares": dict(self.time_parts),
+                "lines": [dict(each) for each in self.time_lines],
+            },
             "loops": [_loop(loop) for loop in self.loops],
             "findings": [finding.to_json() for finding in self.findings],
             "minor_findings": [finding.to_json() for finding in self.minor],
@@ -173,6 +186,18 @@ class ScriptProfile:
     def shown_command(self) -> str:
         """The command as a shell would take it."""
         return shlex.join(self.command)
+
+
+def _device_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
+    """What a person is told of the devices' time: the largest class first."""
+    for loop in loops:
+        if loop.device is not None:
+            shares = sorted(loop.device.rows(), key=lambda row: -row[1])
+            of_cpu = " (operations of the CPU)" if loop.device.of_cpu else ""
+            said = ", ".join(f"{label} {share:.0%}" for label, share in shares)
+            yield f"device time in {loop.place}", said + of_cpu
+        elif loop.no_device:
+            yield f"device time in {loop.place}", f"not measured: {loop.no_device}"
 
 
 def _loop(loop: Loop) -> dict[str, Any]:
@@ -193,6 +218,8 @@ def _loop(loop: Loop) -> dict[str, Any]:
         "watched_extra_s": loop.ours_s,
         "step": _split(split),
         **reached_json(loop),
+        "device_time": None if loop.device is None else loop.device.to_json(),
+        "device_time_not_measured": loop.no_device,
         "stages": [_stage(cost) for cost in stage_costs(loop)],
         "rounds": [dict(each) for each in loop.rounds],
         "timeline": [list(row) for row in loop.timeline],

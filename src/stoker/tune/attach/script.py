@@ -20,6 +20,7 @@ from stoker.tune.attach.diagnose import diagnose, this_machine
 from stoker.tune.attach.profile import Ending, ScriptProfile
 from stoker.tune.attach.seen import Seen, read_all
 from stoker.tune.attach.utilisation import with_reached
+from stoker.tune.attach.wall_rules import parts_json, told_parts
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 """What Python runs at its start; see `inside/sitecustomize.py`."""
@@ -106,6 +107,8 @@ def _profiled(
         findings=diagnosed.findings,
         minor=diagnosed.minor,
         failures=tuple(_failures(processes, facts)),
+        time_parts=tuple(told_parts(processes[0])) if processes else (),
+        time_lines=tuple(parts_json(processes[0])) if processes else (),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from stoker.measure.device_time import DeviceTime
 from stoker.tune.attach.reached import Reached
 
 VERSION = 1
@@ -67,6 +68,9 @@ class Stage:
 
     cardinality: int
     """Elements of a pass; negative where it is infinite or unknown."""
+
+    operations: tuple[str, ...] = ()
+    """Types of TensorFlow's operations in the function of a map."""
 
     row_bytes: int | None = None
     """Bytes of one row of an element of which only the number of rows is not known."""
@@ -209,6 +213,12 @@ class Loop:
     """Where the graph of its step was written, or why it was not."""
     reached: Reached | None = None
     """What its step computes, and what the device reaches; None: nobody has asked."""
+    trace: Mapping[str, Any] = field(default_factory=dict)
+    """Where a trace of its devices was written, or why it was not."""
+    device: DeviceTime | None = None
+    """Its devices' time by class of kernel, of that trace."""
+    no_device: str = ""
+    """Why there is none, where there is a device to trace."""
     ours_s: float = 0.0
     """Time that the measurement took beside the steps, seconds."""
 
@@ -223,6 +233,20 @@ class Loop:
             return f"{self.steps:,} calls{f' of {self.batches:,} steps' if self.batches else ''}"
         together = int(self.model.get("steps_per_execution", 1))
         return f"{self.steps:,} {'steps' if together == 1 else f'calls of {together} steps'}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WallPart:
+    """What one line took of a process's wall time, without what it called of other parts."""
+
+    kind: str
+    """`imports`, `fit`, `validation`, `evaluate`, `predict`, `callbacks` or `saving`."""
+
+    place: Place
+    wall_s: float
+    cpu_s: float
+    """Of all threads meanwhile."""
+    calls: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,6 +274,10 @@ class Seen:
     """What went wrong with the watcher itself."""
     on_batches: tuple[tuple[Place, int], ...] = ()
     """Lines that call `train_on_batch`, and how often."""
+    wall_parts: tuple[WallPart, ...] = ()
+    """What its wall time went to; the rest is the script's own."""
+    since_start_s: float = 0.0
+    """From the process's start to the last that was seen of it, seconds; 0 where unknown."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """What its TensorFlow ran on: `cores`, `intra_op_threads`, `tensor_float_32`."""
 
@@ -306,8 +334,15 @@ def _seen(told: Mapping[str, Any]) -> Seen:
             for each in told.get("strategies", ())
         ),
         failures=tuple(told.get("failures", ())),
+        wall_parts=tuple(_wall_part(each) for each in told.get("wall", {}).get("parts", ())),
+        since_start_s=told.get("wall", {}).get("total_s", 0.0),
         on_batches=tuple((_place(each), each[2]) for each in told.get("on_batches", ())),
     )
+
+
+def _wall_part(told: Sequence[Any]) -> WallPart:
+    kind, at, wall_s, cpu_s, calls = told
+    return WallPart(kind=kind, place=_place(at), wall_s=wall_s, cpu_s=cpu_s, calls=int(calls))
 
 
 def _place(told: Sequence[Any]) -> Place:
@@ -326,6 +361,7 @@ def _stage(told: Mapping[str, Any]) -> Stage:
         dtypes=tuple(told["dtypes"]),
         cardinality=told["cardinality"],
         row_bytes=told["row_bytes"],
+        operations=tuple(told["operations"]),
     )
 
 
@@ -377,6 +413,7 @@ def _loop(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         batches=told["batches"],
         no_ceiling=told["no_ceiling"],
         step=told["step"],
+        trace=told["trace"],
         ours_s=told["ours_s"],
     )
 
@@ -405,6 +442,7 @@ def _fit(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         hooks=tuple(_hook(each, told["hooked_steps"]) for each in told["hooks"]),
         starts=tuple(told["starts"]),
         step=told["step"],
+        trace=told["trace"],
         ours_s=told["ours_s"],
     )
 

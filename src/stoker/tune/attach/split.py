@@ -24,6 +24,10 @@ BESIDE = "Python, Keras, and the input's work beside the step"
 """The part of a step of `fit` that is neither waited for nor the compiled step, where the input takes
 much of the cores."""
 
+LEAST_COST = 0.5
+"""CPU time of a batch, by the time of a step that is no computation: from here on the input is what
+takes it."""
+
 MUCH_BESIDE = 0.2
 """Of the time of all cores that the script may use."""
 
@@ -97,6 +101,40 @@ def input_share(split: StepSplit | None) -> float | None:
     found = () if split is None else [split.parts.get(each) for each in (ITS_INPUT, UNPARTED)]
     part_s = next((each for each in found if each is not None), None)
     return None if split is None or part_s is None else part_s / split.step_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputWait:
+    """How much of a step goes to its input, and how that is known."""
+
+    share: float
+    """In [0, 1]."""
+
+    text: str
+    """A clause: `the step waits 40% of its time`."""
+
+    measured: bool
+    """It is W; else it follows from U and from what the input's stages cost."""
+
+
+def input_wait(loop: Loop, split: StepSplit | None) -> InputWait | None:
+    """What a step waits for its input: W, or where that is missing what U and the stages say.
+
+    None where neither is known, or where the stages cost too little to be what the step waits for.
+    """
+    if split is None:
+        return None
+    if split.input_wait is not None:
+        text = f"the step waits {split.input_wait:.0%} of its time"
+        return InputWait(share=split.input_wait, text=text, measured=True)
+    share, cost_s = input_share(split), _input_cpu_s(loop)
+    if loop.kind != "fit" or share is None or cost_s < LEAST_COST * share * split.step_s:
+        return None
+    text = (
+        f"{share:.0%} of the step is no computation, and a batch costs {1e3 * cost_s:.3g} ms of CPU "
+        f"where a step takes {1e3 * split.step_s:.3g} ms (W was not measured)"
+    )
+    return InputWait(share=share, text=text, measured=False)
 
 
 def split_step(loop: Loop) -> StepSplit | None:

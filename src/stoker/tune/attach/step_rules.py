@@ -40,7 +40,7 @@ def step_findings(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[S
         yield from _float64_model(loop)
         yield from _outside_scope(loop, seen)
         yield from _keras_distribution(loop)
-    yield from gpu_findings(loop, seen)
+    yield from gpu_findings(loop, split, seen)
 
 
 def _eager(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFinding]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from stoker.core.files import write_json
 from stoker.core.signals import heard
+from stoker.measure.device_time import DeviceTime
 from stoker.tune.attach.reached import Reached
 from stoker.tune.attach.seen import Loop, Seen
 from stoker.tune.attach.split import split_step
@@ -42,17 +43,20 @@ def with_reached(processes: Sequence[Seen], facts: Path, *, peak_s: float = PEAK
     """
     found: list[Seen] = []
     for number, seen in enumerate(processes):
-        loops = [loop for loop in seen.loops if "graph" in loop.step]
-        told: Mapping[int, Reached] = {}
+        loops = [loop for loop in seen.loops if "graph" in loop.step or "folder" in loop.trace]
+        told: Mapping[int, Loop] = {}
         if loops and number == 0:
             answers = _asked(seen, loops, facts, peak_s=peak_s)
             told = dict(zip(map(id, loops), answers, strict=True))
-        reached = [told.get(id(loop)) or Reached(no_operations=_why(loop)) for loop in seen.loops]
-        pairs = zip(seen.loops, reached, strict=True)
-        found.append(
-            replace(seen, loops=tuple(replace(loop, reached=each) for loop, each in pairs))
-        )
+        known = [told.get(id(loop)) or _unknown(loop) for loop in seen.loops]
+        found.append(replace(seen, loops=tuple(known)))
     return found
+
+
+def _unknown(loop: Loop) -> Loop:
+    """A loop of which nothing was asked."""
+    why = str(loop.trace.get("why", ""))
+    return replace(loop, reached=Reached(no_operations=_why(loop)), no_device=why)
 
 
 def _why(loop: Loop) -> str:
@@ -61,23 +65,45 @@ def _why(loop: Loop) -> str:
     return str(loop.step.get("why", NO_GRAPH))
 
 
-def _asked(seen: Seen, loops: Sequence[Loop], facts: Path, *, peak_s: float) -> list[Reached]:
-    """What the counting process says of each loop; why not, where it cannot."""
+def _asked(seen: Seen, loops: Sequence[Loop], facts: Path, *, peak_s: float) -> list[Loop]:
+    """The loops, with what the counting process says of each; why not, where it cannot."""
     if find_spec("tensorflow") is None:
-        return [Reached(no_operations="there is no TensorFlow beside Stoker")] * len(loops)
+        return [_failed(loop, "there is no TensorFlow beside Stoker") for loop in loops]
     request = facts / "counting.json"
     answer = facts / "counted.json"
     steps = [
-        {**loop.step, "kind": loop.kind, "calls": int(loop.model.get("steps_per_execution", 1))}
+        {
+            **loop.step,
+            "kind": loop.kind,
+            "calls": int(loop.model.get("steps_per_execution", 1)),
+            "trace": dict(loop.trace),
+        }
         for loop in loops
     ]
     device = {**seen.device, "gpus": seen.gpus}
     write_json(request, {"device": device, "steps": steps, "peak_s": peak_s})
     failed = _run(request, answer)
     if failed:
-        return [Reached(no_operations=failed)] * len(loops)
+        return [_failed(loop, failed) for loop in loops]
     answers = json.loads(answer.read_text())["steps"]
-    return [Reached(**(told | {"notes": tuple(told["notes"])})) for told in answers]
+    return [_answered(loop, told) for loop, told in zip(loops, answers, strict=True)]
+
+
+def _failed(loop: Loop, why: str) -> Loop:
+    traced = "folder" in loop.trace
+    return replace(loop, reached=Reached(no_operations=why), no_device=why if traced else "")
+
+
+def _answered(loop: Loop, told: dict[str, Any]) -> Loop:
+    traced = told.pop("device")
+    if "graph" not in loop.step:
+        told["no_operations"] = _why(loop)
+    return replace(
+        loop,
+        reached=Reached(**(told | {"notes": tuple(told["notes"])})),
+        device=DeviceTime.from_json(traced["time"]) if "time" in traced else None,
+        no_device=traced["why"],
+    )
 
 
 def _run(request: Path, answer: Path) -> str:

@@ -288,3 +288,88 @@ def test_a_loop_of_train_on_batch_is_told_what_each_call_costs() -> None:
     assert findings(calls, on_batches=((at(41), 3),)) == {}
     busy = replace(calls, call_s=0.95)
     assert findings(busy, on_batches=((at(41), 102),)) == {}
+
+
+DECODES = stage(
+    "map",
+    7,
+    operations=("ReadFile", "DecodeJpeg", "ResizeBilinear"),
+    arguments={"num_parallel_calls": -1},
+)
+
+
+def fed_by(mapped: Any, *, cpu_s: float) -> Loop:
+    """A fit without W, of steps of 1 ms, whose map took so much CPU time for each batch of 32."""
+    nodes = (node("Root"), node("Prefetch"), node("MapAndBatch", 100 * cpu_s), node("TensorSlice"))
+    stages = (stage("prefetch", 9), stage("batch", 8), mapped, stage("from_tensor_slices", 6))
+    return without_gaps(stages=stages, nodes=nodes)
+
+
+def test_where_w_is_missing_u_and_the_stages_say_what_the_step_waits_for() -> None:
+    told = findings(fed_by(DECODES, cpu_s=0.002))["input_bound"]
+
+    assert told.place == at(7)
+    assert "70% of the step is no computation" in told.seen
+    assert "W was not measured" in told.seen
+    assert "a batch costs 2" in told.seen
+    assert told.change.startswith("tf.io.decode_jpeg(data, ratio=4)")
+    # Python may take it, where the input costs next to nothing, or nobody knows what it costs.
+    assert findings(fed_by(DECODES, cpu_s=1e-5)) == {}
+    assert findings(without_gaps(stages=fed_by(DECODES, cpu_s=1.0).stages, nodes=())) == {}
+
+
+def test_without_w_a_rule_that_knows_why_speaks_too() -> None:
+    alone = stage("map", 7)
+    each = fed_by(alone, cpu_s=0.002)
+    nodes = (each.nodes[0], each.nodes[1], node("BatchV2"), node("Map", 0.2), each.nodes[3])
+
+    told = findings(replace(each, nodes=nodes))
+
+    assert set(told) == {"sequential_map"}
+    assert "W was not measured" in told["sequential_map"].seen
+
+
+def parsed(*operations: str, **changes: Any) -> Loop:
+    """A loop that waits 30 % of its time for a map below its batch."""
+    mapped = stage("map", 7, operations=operations, arguments={"num_parallel_calls": 2}, **changes)
+    nodes = (node("Root"), node("Prefetch"), node("MapAndBatch", 1.0), node("TFRecord"))
+    stages = (stage("prefetch", 9), stage("batch", 8), mapped, stage("TFRecordDataset", 6))
+    return loop(stages=stages, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("operations", "change"),
+    [
+        (("ParseExampleV2", "Placeholder"), "tf.io.parse_example(serialized, features)"),
+        (("DecodeCSV",), "tf.io.decode_csv(lines, ...)"),
+        (("StringSplitV2", "StringToNumber"), "tf.strings.to_number(texts)"),
+        (("LookupTableFindV2",), "table.lookup(ids)"),
+        (("Cast", "Mul"), "tf.cast(rows, ...)"),
+    ],
+)
+def test_work_that_has_a_form_for_batches_is_named_where_it_is_done_row_by_row(
+    operations: tuple[str, ...], change: str
+) -> None:
+    told = findings(parsed(*operations))["row_by_row"]
+
+    assert told.place == at(7)
+    assert change in told.change
+    assert "for one row at a time" in told.seen
+    assert told.gain is not None
+    assert told.gain[1] < 1 / 0.69
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        parsed("Mul"),
+        parsed("DecodeJpeg", "Cast"),
+        parsed("EagerPyFunc", "Cast"),
+        parsed("Cast", random=True),
+        replace(parsed("ParseExampleV2"), rows=1),
+        replace(parsed("ParseExampleV2"), wait_s=0.01, call_s=0.9),
+        replace(parsed("ParseExampleV2"), stages=parsed("ParseExampleV2").stages[2:]),
+    ],
+)
+def test_what_has_no_such_form_or_is_no_matter_is_not_named(changed: Loop) -> None:
+    assert "row_by_row" not in findings(changed)

@@ -38,6 +38,10 @@ class Facts:
         self.parts: dict[str, Callable[[], Any]] = {}
         self.forgets: list[Callable[[], None]] = []
         """What a forked child forgets of its parent's training."""
+        self.looks: list[Callable[[], None]] = []
+        """What our own thread does each time that it looks."""
+        self.ends: list[Callable[[], None]] = []
+        """What is ended before the process does."""
         self.on = False
         """Something is watched in this process."""
         self.ours = False
@@ -56,7 +60,7 @@ class Facts:
         from multiprocessing import util
 
         self.on = True
-        atexit.register(self.write)
+        atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._begin_here)
         # A child of multiprocessing's ends without what is registered at exit.
         util.register_after_fork(self, lambda _: util.Finalize(None, self.write, exitpriority=0))
@@ -117,11 +121,20 @@ class Facts:
                 json.dump(_plain(told), stream, allow_nan=False)
             os.replace(path + ".part", path)
 
+    def _at_exit(self) -> None:
+        for end in self.ends:
+            with self.guarded():
+                end()
+        self.write()
+
     def _keep_writing(self) -> None:
         wanted = os.path.join(self.folder, "wanted")  # noqa: PTH118
         written_s, written, every_s = time.monotonic(), -1, WRITE_EVERY_S
         while True:
             time.sleep(LOOK_EVERY_S)
+            for look in self.looks:
+                with self.guarded():
+                    look()
             asked = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110
             due = self.seen != written and time.monotonic() - written_s > every_s
             if asked or due:

@@ -59,6 +59,8 @@ class Fit:
         """Why the step on a resident batch was not measured."""
         self.step: dict[str, Any] = {}
         """Where the step's graph was written."""
+        self.trace: dict[str, Any] = {}
+        """Where a trace of the device was written, or why it was not."""
         self.ours_s = 0.0
         """What the measurement itself took, seconds."""
         self.iterator: Any = None
@@ -102,6 +104,19 @@ class Fit:
             return logs
 
         return train_function
+
+    def is_measured(self) -> bool:
+        """Whether it trains now, and U has been measured, or cannot be."""
+        done = len(self.rounds) >= ROUNDS or bool(self.no_ceiling)
+        return self._original is not None and self.measured_steps > 0 and done
+
+    def whole_passes(self) -> int:
+        """Passes over the data that have ended: between two of them nothing trains."""
+        return self.epochs
+
+    def step_s(self) -> float:
+        """What a call of the train function takes, seconds."""
+        return self.period_s / max(1, self.measured_steps)
 
     def begin_epoch(self) -> None:
         """The time since the last step is none of a step."""
@@ -292,7 +307,7 @@ class Fit:
         plain = (
             "place", "calls", "facts", "stages", "nodes", "epochs", "steps", "measured_steps",
             "first_s", "period_s", "call_s", "starts", "rows", "element_bytes", "timeline",
-            "rounds", "gaps", "no_ceiling", "step", "ours_s",
+            "rounds", "gaps", "no_ceiling", "step", "ours_s", "trace",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in plain}
         return told | {"hooks": self.hooks.told(), "hooked_steps": self.steps - WARM_CALLS}

@@ -42,7 +42,11 @@ def _look_after(loader: Any, name: str) -> None:
     run: Callable[[ModuleType], None] = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        run(module)
+        # Here: a program that imports no TensorFlow does not pay for it.
+        from .wall import WALL
+
+        with WALL.part("imports"):
+            run(module)
         with FACTS.guarded():
             _begin(name, module)
 

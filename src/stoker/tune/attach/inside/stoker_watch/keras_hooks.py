@@ -6,16 +6,19 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import GeneratorType, ModuleType
 from typing import Any
 
 from . import functions, stages
+from .device_trace import TRACER, layer_names
 from .facts import FACTS
 from .fits import FITS, Fit, watched_fit
 from .loops import STATE
 from .model_facts import late_facts
 from .places import NOWHERE, Place, of_code, place
 from .tensorflow_hooks import around
+from .wall import EPOCH_HOOKS, WALL
 
 MOST_FITS = 100
 """A search over models calls `fit` without end: it is watched up to here."""
@@ -40,8 +43,10 @@ def install(keras: ModuleType) -> None:
     around(keras.Model, "compile", _compile)
     around(keras.Model, "fit", lambda original: _fit(keras, original))
     around(keras.Model, "train_on_batch", _on_batch)
+    _wall(keras)
     around(keras.optimizers.Optimizer, "apply", _apply)
     around(keras.random.SeedGenerator, "next", _random)
+    TRACER.knows_keras(lambda: list(FITS), lambda: layer_names(_places))
     FACTS.forgets.extend((FITS.clear, _on_batches.clear))
     FACTS.parts["on_batches"] = lambda: [[*at, count] for at, count in list(_on_batches.items())]
     FACTS.parts["fits"] = lambda: [fit.told() for fit in list(FITS)]
@@ -50,6 +55,32 @@ def install(keras: ModuleType) -> None:
         "floatx": str(keras.config.floatx()),
         "backend": str(keras.config.backend()),
     }
+
+
+def _wall(keras: Any) -> None:
+    """Time what a script does with a model beside its steps."""
+    methods = {"predict": "predict", "save": "saving", "save_weights": "saving", "export": "saving"}
+    for name, kind in methods.items():
+        around(keras.Model, name, WALL.around_method(partial(str, kind), place))
+    validates = WALL.around_method(lambda: "validation" if STATE.fits else "evaluate", place)
+    around(keras.Model, "evaluate", validates)
+
+
+def _itself(at: Place) -> Place:
+    return at
+
+
+def _time_callbacks(keras: Any, given: Any) -> None:
+    """Time what callbacks do at the begin and the end of epochs and of the training."""
+    plain = keras.callbacks.Callback
+    listed = given if isinstance(given, (list, tuple)) else [given]
+    for callback in listed:
+        for hook in EPOCH_HOOKS:
+            found = getattr(type(callback), hook, None)
+            if isinstance(callback, plain) and found is not getattr(plain, hook):
+                at = of_code(getattr(found, "__code__", None))
+                where = place if at == NOWHERE else partial(_itself, at)
+                around(type(callback), hook, WALL.around_method(lambda: "callbacks", where))
 
 
 def made_at(thing: Any) -> Place:
@@ -123,11 +154,13 @@ def _fit(keras: Any, original: Callable[..., Any]) -> Callable[..., Any]:
                 _data(keras, fit, bound.arguments)
                 given = bound.arguments.get("callbacks")
                 fit.hooks.watch(keras, given)
+                _time_callbacks(keras, given)
                 bound.arguments["callbacks"] = _with_ours(keras, given, fit, self)
                 args, kwargs = bound.args[1:], bound.kwargs
         STATE.fits += 1
         try:
-            return original(self, *args, **kwargs)
+            with WALL.part("fit", NOWHERE if fit is None else fit.place):
+                return original(self, *args, **kwargs)
         finally:
             STATE.fits -= 1
             if fit is not None:

@@ -30,6 +30,12 @@ LOOK_AT_STEPS = (4, 12, 30, 100, 300, 1_000, 3_000, 10_000)
 
 clock = time.perf_counter
 
+LEAST_MEASURED = 5
+"""Steps after which a loop's device may be traced."""
+
+MOST_ROUNDS = 3
+"""As in `inner_ceiling`: pairs of windows of a loop inside of a tf.function."""
+
 
 class Loop:
     """Steps that begin in one line of the user's.
@@ -42,7 +48,7 @@ class Loop:
         "begun_s", "call_s", "distributed", "eager_gradients", "element_bytes", "elements", "first_s", "functions",
         "kind", "left_out", "look_at", "mark", "measured_steps", "measures_again", "no_ceiling", "nodes", "ours_s",
         "passes", "period_s", "place", "plain_steps", "replicas", "rounds", "rows", "sample", "stages", "step",
-        "steps", "sync_s", "syncs", "thread", "timeline", "wait_s",
+        "steps", "sync_s", "syncs", "thread", "timeline", "trace", "wait_s",
     )  # fmt: skip
 
     def __init__(self, place: Place, kind: str) -> None:
@@ -73,6 +79,8 @@ class Loop:
         """Why there are none."""
         self.step: dict[str, Any] = {}
         """Where the step's graph was written."""
+        self.trace: dict[str, Any] = {}
+        """Where a trace of the device was written, or why it was not."""
         self.ours_s = 0.0
         self.mark = (0, 0.0)
         """Measured steps and their time when the latest window began."""
@@ -87,6 +95,21 @@ class Loop:
         """Whether the step is still to be run again on what it was given."""
         self.look_at = 0
         """Steps after which the input is looked at next."""
+
+    def is_measured(self) -> bool:
+        """Whether it trains now, and U has been measured, or cannot be."""
+        if self.kind == "inside":
+            return self.steps > 0 and (len(self.rounds) >= MOST_ROUNDS or bool(self.no_ceiling))
+        is_current = STATE.current is self and self.measured_steps >= LEAST_MEASURED
+        return is_current and (not self.measures_again or bool(self.no_ceiling))
+
+    def whole_passes(self) -> int:
+        """Passes over the data that have ended: between two of them nothing trains."""
+        return self.passes
+
+    def step_s(self) -> float:
+        """What a step takes, seconds; of a loop inside of a tf.function a call."""
+        return self.period_s / max(1, self.measured_steps)
 
     def begin_step(self, now_s: float) -> None:
         """The step before, if any, is over."""
@@ -190,6 +213,7 @@ class Loop:
             "rounds": self.rounds,
             "no_ceiling": self.no_ceiling,
             "step": self.step,
+            "trace": self.trace,
             "ours_s": self.ours_s,
         }
 

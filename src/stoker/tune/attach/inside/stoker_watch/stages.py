@@ -79,6 +79,8 @@ class Stage:
         self.rows = 0
         """Rows of an element, where a shape says so."""
         self.dtypes: list[str] = []
+        self.operations: list[str] = []
+        """Types of TensorFlow's operations in the function of a map."""
         self.cardinality = -2
 
     def told(self) -> dict[str, Any]:
@@ -95,6 +97,7 @@ class Stage:
             "element_bytes": self.element_bytes,
             "row_bytes": self.row_bytes,
             "dtypes": self.dtypes,
+            "operations": self.operations,
             "cardinality": self.cardinality,
         }
 
@@ -248,8 +251,16 @@ def _finish(tf: Any, stage: Stage | None, result: Any) -> None:
         setattr(result, KEY, stage)
         stage.dtypes, stage.element_bytes, stage.rows = _describe(tf, result.element_spec)
         stage.row_bytes = _row_bytes(tf, result.element_spec)
+        stage.operations = _operations(result)
         if stage.kind != "from_generator":
             stage.cardinality = int(result.cardinality().numpy())
+
+
+def _operations(dataset: Any) -> list[str]:
+    """Types of the operations of a map's function; none where TensorFlow keeps them elsewhere."""
+    function = getattr(getattr(dataset, "_map_func", None), "function", None)
+    graph = getattr(function, "graph", None)
+    return [] if graph is None else sorted({each.type for each in graph.get_operations()})
 
 
 def _describe(tf: Any, element_spec: Any) -> tuple[list[str], int | None, int]:

@@ -11,8 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from . import functions, loops, stages
+from .device_trace import TRACER
 from .facts import FACTS
 from .places import who_called
+from .wall import WALL
 
 
 def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -48,6 +50,9 @@ def install(tf: ModuleType) -> None:
     loops.install(tf, around)
     functions.install(tf, around)
     _strategies(tf)
+    TRACER.install(tf, around, lines=lambda: list(loops.STATE.loops.values()))
+    FACTS.parts["wall"] = WALL.told
+    FACTS.forgets.append(WALL.forget)
     FACTS.parts["versions"] = lambda: {"tensorflow": str(tf.__version__)}
     FACTS.parts["stages_made"] = stages.made
     FACTS.parts["loops"] = loops.told

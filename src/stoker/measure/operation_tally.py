@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from stoker.train.flops_formulas import CONVOLUTIONS, PRODUCTS, UNCOUNTED, Formula
-from stoker.train.flops_graph import Body, Shape
+from stoker.measure.flops_formulas import CONVOLUTIONS, PRODUCTS, UNCOUNTED, Formula
+from stoker.measure.flops_graph import Body, Shape
 
 Kind = Literal["convolutions", "products of matrices"]
 

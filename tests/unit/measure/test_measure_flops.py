@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras import layers
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.train.flops import ModelFlops, count_flops
-from stoker.train.peak_flops import DTYPES, measure_peak_flops
+from stoker.measure.flops import ModelFlops, count_flops
+from stoker.measure.peak_flops import DTYPES, measure_peak_flops
 
 
 def counted(shape: tuple[int | None, ...], *stack: Any, **given: Any) -> ModelFlops:
@@ -217,6 +217,12 @@ def test_a_model_with_named_inputs_and_one_whose_class_is_the_users() -> None:
     assert count_flops(Own(), inputs=given).forward_per_sample == 2 * 3 * 5
     with pytest.raises(UserError, match="counted for given inputs"):
         count_flops(Own())
+
+
+def test_a_sequential_model_that_was_never_called() -> None:
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(5)])
+
+    assert count_flops(model).forward_per_sample == 2 * 3 * 5
 
 
 def test_a_function_that_is_traced_for_any_batch_is_refused() -> None:

@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from stoker.measure.operation_tally import Tally
+from stoker.measure.step_flops import count_step
 from stoker.tune.attach.counting import on_the_cpu
 from stoker.tune.attach.inside.stoker_watch import step_graph
 from stoker.tune.attach.inside.stoker_watch.facts import FACTS
-from stoker.tune.attach.operation_tally import Tally
-from stoker.tune.attach.operations import count_step
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.train.flops_graph import Body
+from stoker.measure.flops_graph import Body
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What this device reaches at most: products of matrices and convolutions, measured here and now.
+"""Measures what this device reaches at most: products of matrices and convolutions.
 
 A data sheet's figure holds for a clock, a power limit and a precision that this machine may not
 have, and on a CPU there is none; so it is measured, as the step itself is.
@@ -7,12 +7,15 @@ have, and on a CPU there is none; so it is measured, as the step itself is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError
+from stoker.measure.operation_tally import Kind
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 """What can be measured."""
@@ -30,6 +33,16 @@ CONVOLUTIONS = (
 )
 """(images, height and width, channels in and out) of 3 x 3 convolutions, as residual networks have
 them; by operations, ascending."""
+
+QUICK_PRODUCTS = {"GPU": (8192, 4096, 2048), "CPU": (1024,)}
+"""Sizes of `quick_peak`, of which the first is taken that fits in the memory that training leaves: a
+large GPU needs 1.1 TFLOP in one call to be full."""
+
+QUICK_CONVOLUTIONS = {
+    "GPU": ((256, 28, 256), (256, 14, 256), (32, 14, 256)),
+    "CPU": ((8, 56, 64),),
+}
+"""The same of convolutions, as in `CONVOLUTIONS`."""
 
 AT_ONCE = 4
 """Operations of a turn of the loop, so that the loop itself is nothing beside them."""
@@ -104,6 +117,32 @@ def measure_peak_flops(dtype: str, *, seconds: float) -> PeakFlops:
     )
 
 
+def quick_peak(dtype: str, kind: Kind, *, seconds: float) -> float:
+    """The rate of one size that fills most devices, operations a second.
+
+    It is for a training that is under way: one kernel has to be found, and not those of all sizes.
+
+    Args:
+        dtype: One of `DTYPES`.
+        kind: Products of matrices, or convolutions.
+        seconds: Time for it, seconds; tracing and the first call come on top.
+
+    Raises:
+        tf.errors.ResourceExhaustedError: not even the smallest size fits in memory.
+    """
+    where = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    number = tf.as_dtype(dtype)
+    candidates: list[Callable[[], Iterator[_Candidate]]]
+    if kind == "convolutions":
+        candidates = [partial(_convolutions, number, (each,)) for each in QUICK_CONVOLUTIONS[where]]
+    else:
+        candidates = [partial(_products, number, (each,)) for each in QUICK_PRODUCTS[where]]
+    for candidate in candidates[:-1]:
+        with suppress(tf.errors.ResourceExhaustedError):
+            return _best(candidate(), seconds=seconds).best_per_s
+    return _best(candidates[-1](), seconds=seconds).best_per_s
+
+
 def _best(candidates: Iterator[_Candidate], *, seconds: float) -> _Candidate:
     fitting = _that_fit(candidates, share_s=seconds / (2 * ROUNDS))
     window_s = seconds / 2 / (ROUNDS * len(fitting))
@@ -135,8 +174,8 @@ def _that_fit(candidates: Iterator[_Candidate], *, share_s: float) -> list[_Cand
     return fitting
 
 
-def _products(kind: tf.DType) -> Iterator[_Candidate]:
-    for size in PRODUCT_SIZES:
+def _products(kind: tf.DType, sizes: Sequence[int] = PRODUCT_SIZES) -> Iterator[_Candidate]:
+    for size in sizes:
         # So that the numbers keep their size, however often they are multiplied.
         factor = _normal([size, size], kind, scale=size**-0.5)
         start = _normal([size, size], kind, scale=1.0)
@@ -147,8 +186,10 @@ def _products(kind: tf.DType) -> Iterator[_Candidate]:
         yield _Candidate(size=size, flops=AT_ONCE * 2.0 * size**3, run=_runner(once, start, factor))
 
 
-def _convolutions(kind: tf.DType) -> Iterator[_Candidate]:
-    for images, side, channels in CONVOLUTIONS:
+def _convolutions(
+    kind: tf.DType, sizes: Sequence[tuple[int, int, int]] = CONVOLUTIONS
+) -> Iterator[_Candidate]:
+    for images, side, channels in sizes:
         kernel = _normal([3, 3, channels, channels], kind, scale=(9 * channels) ** -0.5)
         start = _normal([images, side, side, channels], kind, scale=1.0)
 

@@ -1,4 +1,4 @@
-"""What a step of a script computes, counted from the graph that the watcher wrote.
+"""Counts what a graph computes: a model's forward pass, or the step that a script's watcher wrote.
 
 A step's own graph holds forward and backward pass, so nothing is assumed of either. But Keras leaves
 the batch's size open in it: every body is built once more with the shapes that were really fed.
@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.train.flops_graph import Body, bodies_of
-from stoker.train.flops_loops import loop_turns
-from stoker.tune.attach.operation_tally import Tally, tally_of
-from stoker.tune.attach.sized_graph import (
+from stoker.measure.flops_graph import Body, bodies_of
+from stoker.measure.flops_loops import loop_turns
+from stoker.measure.operation_tally import Tally, tally_of
+from stoker.measure.sized_graph import (
     ANY,
     Known,
     SizedGraph,
@@ -35,6 +35,20 @@ _PASSES = ("ReduceDataset", "ScanDataset")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
+
+
+def count_graph(graph: Any, results: Sequence[str]) -> Tally:
+    """Count the operations of a graph whose inputs have known sizes.
+
+    Args:
+        graph: A definition with shapes.
+        results: References to what is wanted of it, and `^node` for what has to run as well.
+
+    Raises:
+        RuntimeError: the graph has an operation that this TensorFlow does not know.
+    """
+    _, tally = _Walk(graph, batch=[], given={}, calls=1).count(graph.node, {}, results)
+    return tally
 
 
 def count_step(step: Mapping[str, Any], folder: Path) -> Tally:

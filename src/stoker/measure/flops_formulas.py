@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from stoker.train.flops_graph import Body, Shape
+from stoker.measure.flops_graph import Body, Shape
 
 
 def _says(node: Any, *names: str) -> bool:

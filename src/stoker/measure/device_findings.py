@@ -1,0 +1,269 @@
+"""Says what a device's time by class means: which class costs, around which layer, and what helps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stoker.measure.device_time import IDLE, DeviceTime
+from stoker.measure.kernel_class import CLASSES, LABELS
+
+LOW_MFU = 0.20
+"""Below this share of the measured peak the largest class is named."""
+
+MUCH = 0.25
+"""Share of the device's time from which on a class other than the products is named."""
+
+MUCH_CASTS = 0.05
+"""Share of the device's time in casts from which on they are named."""
+
+MUCH_WAIT = 0.10
+"""Share of the step that waits for input from which on an idle device waits for that."""
+
+MOST_GAIN = 20.0
+"""No bound is told that is larger: the share is not known that well."""
+
+PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFacts:
+    """What is known of a step, beside its trace; each may be unknown."""
+
+    of_script: bool
+    """The step is a script's; else that of an experiment, which `stoker.yaml` sets."""
+
+    mfu: float | None = None
+    """Achieved by peak, in [0, 1]."""
+
+    precision: str = ""
+    """Keras's policy: `mixed_bfloat16`."""
+
+    xla: bool | None = None
+    """Whether XLA compiles the step."""
+
+    steps_per_call: int | None = None
+    """Steps of one call from Python."""
+
+    input_wait: float | None = None
+    """W, in [0, 1]."""
+
+    def with_mfu(self, mfu: float | None) -> StepFacts:
+        """The same step, its MFU known."""
+        return replace(self, mfu=mfu)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceFinding:
+    """The class of kernels that costs most, and what to do about it."""
+
+    kind: str
+    """The class, or `idle`."""
+
+    share: float
+    """Of the device's time, in [0, 1]."""
+
+    layer: str
+    """The layer with the most of it; empty where none is known."""
+
+    seen: str
+    """A clause with figures: `38 % of the step is layout transposes, most of it in norm_a`."""
+
+    why: str
+    """Why that costs, a sentence."""
+
+    change: str
+    """What to do, a sentence or code to paste."""
+
+    most_gain: float
+    """How many times as many steps a second at most: an upper bound, as if the whole share went."""
+
+    @property
+    def text(self) -> str:
+        """One paragraph for a person."""
+        return f"{self.seen} (at most {self.most_gain:.2g}x without it). {self.why} {self.change}"
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"text": self.text}
+
+
+def shown_mfu(mfu: float) -> str:
+    """`41%`, or `4.2%` below ten: a share that is small has a digit more."""
+    return f"{mfu:.0%}" if mfu >= 0.0995 else f"{mfu:.1%}"
+
+
+def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
+    """The first finding about a device's time; None where most of it is products, near the peak."""
+    others = {name: found.shares[name] for name in (*CLASSES, IDLE) if name != "products"}
+    kind = max(others, key=lambda name: others[name])
+    low = facts.mfu is not None and facts.mfu < LOW_MFU
+    if others[kind] <= MUCH:
+        if not low:
+            return None
+        if found.shares["products"] > others[kind]:
+            kind = "products"
+    share = found.shares[kind]
+    # The products themselves cannot go: at the device's peak they take as much as the MFU says.
+    removable = share - (facts.mfu or 0.0) if kind == "products" else share
+    layers = found.layers_of(kind)
+    layer = layers[0].layer if layers else ""
+    why, change = _ADVICE[kind](found, facts, layer)
+    return DeviceFinding(
+        kind=kind,
+        share=share,
+        layer=layer,
+        seen=_seen(found, kind, facts),
+        why=why,
+        change=change,
+        most_gain=min(MOST_GAIN, 1.0 / max(1.0 - removable, 1.0 / MOST_GAIN)),
+    )
+
+
+def _seen(found: DeviceTime, kind: str, facts: StepFacts) -> str:
+    share = found.shares[kind]
+    if kind == IDLE:
+        said = f"the device is idle {share:.0%} of the step"
+    else:
+        said = f"{share:.0%} of the step is {LABELS[kind]}"
+    layers, types = found.layers_of(kind), found.layer_types.get(kind, {})
+    if types:
+        name = max(types, key=lambda each: types[each])
+        said += f", {types[name]:.0%} around layers of type {name}"
+    if layers:
+        largest = layers[0]
+        said += f", most in {largest.layer} ({largest.kinds[kind]:.0%})"
+    if facts.mfu is not None:
+        said += f"; MFU {shown_mfu(facts.mfu)}"
+    return said + (" (operations of the CPU, not kernels of a GPU)" if found.of_cpu else "")
+
+
+Advice = tuple[str, str]
+"""Why it costs, and what to do."""
+
+
+def _transposes(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
+    why = "Each of them reads and writes a whole tensor only to put its channels elsewhere."
+    types = found.layer_types.get("transposes", {})
+    around = max(types, key=lambda each: types[each]) if types else layer
+    if not re.search(r"norm|(^|_)bn", around, re.IGNORECASE):
+        return why, f"Keep images in channels_last, NHWC{_or_xla(facts)}."
+    if facts.of_script:
+        return why, (
+            f'Set os.environ["{PERSISTENT}"] = "1" before TensorFlow is imported, with '
+            f"keras.mixed_precision.set_global_policy('mixed_float16'){_or_xla(facts)}."
+        )
+    return why, (
+        f"Set {PERSISTENT}=1 and train.precision: mixed_float16 or mixed_bfloat16: only then cuDNN "
+        f"normalizes channels_last{_or_xla(facts)}."
+    )
+
+
+def _normalization(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
+    del layer
+    why = "Keras computes a normalization by many small kernels, each of which reads and writes it all."
+    if facts.xla:
+        return (
+            why,
+            "XLA has fused it already: use fewer such layers, or a larger share of products.",
+        )
+    casts = f" {found.casts:.0%} of the step is casts." if found.casts >= MUCH_CASTS else ""
+    fused = "model.compile(..., jit_compile=True)" if facts.of_script else "train.xla: true"
+    return why + casts, f"Fuse it: {fused}; tf.nn.fused_batch_norm does it in one kernel."
+
+
+def _elementwise(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
+    del layer
+    why = "Such kernels are bound by memory: each reads and writes whole tensors for one operation."
+    if found.casts >= MUCH_CASTS:
+        why += f" {found.casts:.0%} of the step only changes types."
+    if not facts.xla:
+        fused = "model.compile(..., jit_compile=True)" if facts.of_script else "train.xla: true"
+        return why, f"Fuse them with XLA: {fused}."
+    if facts.precision in ("", "float32"):
+        return why, f"Halve what they move: {_half(facts)}."
+    return why, "Leave out casts between types, and operations that change nothing."
+
+
+def _copies(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
+    del found, layer
+    why = "Nothing computes while they run: copies that run beside a kernel are not counted."
+    if facts.of_script:
+        return why, (
+            "Send uint8 and cast on the device, prefetch to it "
+            "(tf.data.experimental.prefetch_to_device), and read losses every 100 steps only."
+        )
+    return (
+        why,
+        "Let preprocessing give uint8 images, and take tf.py_function and CPU-only layers out.",
+    )
+
+
+def _collectives(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
+    del found, layer
+    why = "The devices wait for each other's gradients while nothing else runs."
+    if facts.of_script:
+        return why, "Use a larger batch for each replica, or accumulate gradients."
+    return (
+        why,
+        "Set train.accumulate, train.reduction_dtype: bfloat16 or train.reduction_bytes_per_pack.",
+    )
+
+
+def _idle(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
+    del found, layer
+    if facts.input_wait is not None and facts.input_wait >= MUCH_WAIT:
+        return (
+            f"The step waits {facts.input_wait:.0%} of its time for input.",
+            "See what is said of the input." if facts.of_script else "Run `stoker tune`.",
+        )
+    why = "The host starts kernels more slowly than the device runs them: they are small."
+    more = "steps_per_execution of model.compile" if facts.of_script else "train.steps_per_call"
+    few = facts.steps_per_call is None or facts.steps_per_call < 10
+    ways = [f"more steps in one call ({more})"] * few + ["a larger batch"]
+    ways += ["fewer, larger kernels by XLA"] * (not facts.xla)
+    return why, f"Try {', '.join(ways)}."
+
+
+def _products(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
+    del found, layer
+    why = "The products run, but far below the rate that this device reaches with large ones."
+    if facts.precision in ("", "float32", "float64"):
+        return why, f"Use the units for 16 bits: {_half(facts)}."
+    return why, "Use channels and units that are multiples of 8 (better 64), and a larger batch."
+
+
+def _other(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
+    del layer
+    largest = next((each for each in found.kernels if each.kind == "other"), None)
+    named = f" The longest is {largest.name}." if largest is not None else ""
+    return (
+        f"These kernels neither multiply nor normalize.{named}",
+        f"Look for a cheaper one{_or_xla(facts)}.",
+    )
+
+
+def _half(facts: StepFacts) -> str:
+    if facts.of_script:
+        return 'keras.mixed_precision.set_global_policy("mixed_bfloat16")'
+    return "train.precision: mixed_bfloat16"
+
+
+def _or_xla(facts: StepFacts) -> str:
+    if facts.xla:
+        return ""
+    return ", or jit_compile=True" if facts.of_script else ", or train.xla: true"
+
+
+_ADVICE: Mapping[str, Callable[[DeviceTime, StepFacts, str], Advice]] = {
+    "transposes": _transposes,
+    "normalization": _normalization,
+    "elementwise": _elementwise,
+    "copies": _copies,
+    "collectives": _collectives,
+    "other": _other,
+    "products": _products,
+    IDLE: _idle,
+}

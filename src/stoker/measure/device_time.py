@@ -1,0 +1,243 @@
+"""Splits a device's time by class of kernel, by kernel and by layer, from what a trace holds.
+
+Streams run beside each other, so a moment belongs to one kernel only: of those that run, the one
+whose class stands first in `CLASSES`. So the parts and the idle time add up to the whole.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.measure.device_events import DeviceEvents, Event
+from stoker.measure.kernel_class import CLASSES, LABELS, Kernel, KernelClass, class_of
+from stoker.measure.layers import LayerNames
+
+IDLE = "idle"
+"""The part of the time in which nothing runs."""
+
+TOP = 12
+"""Kernels and layers that are named."""
+
+TOP_OF_CLASS = 2
+"""Layers with the most time of each class, which are kept also where others take more in all."""
+
+NO_LAYERS: Mapping[str, str] = {}
+
+MOST_NAME = 120
+"""Characters of a kernel's name that are kept: with all its template arguments it may have thousands."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelTime:
+    """What one kernel took."""
+
+    name: str
+    kind: KernelClass
+    layer: str
+    """Empty where it belongs to none, or that is not known."""
+    share: float
+    """Of the device's time, in [0, 1]."""
+    times: int
+    """How often it ran."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTime:
+    """What one layer took, forward and backward."""
+
+    layer: str
+    share: float
+    """Of the device's time, in [0, 1]."""
+    kinds: Mapping[str, float]
+    """Class -> share of the device's time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceTime:
+    """Where the time of the devices went while a trace was taken."""
+
+    devices: tuple[str, ...]
+    """Those that computed: `GPU:0`."""
+
+    window_s: float
+    """From the first kernel to the end of the last, the mean of the devices, seconds."""
+
+    shares: Mapping[str, float]
+    """Class, and `idle` -> its share of the time; together 1."""
+
+    casts: float
+    """Share of the time in kernels that only change a type; a part of the above."""
+
+    kernels: tuple[KernelTime, ...]
+    """The longest ones."""
+
+    layers: tuple[LayerTime, ...]
+    """The longest ones."""
+
+    layer_types: Mapping[str, Mapping[str, float]]
+    """Class of kernels -> type of layer, `BatchNormalization` -> share of the time; of all layers."""
+
+    of_cpu: bool = False
+    """The operations of the CPU were taken for kernels: a stand-in where there is no GPU."""
+
+    @property
+    def busy(self) -> float:
+        """Share of the time in which something runs."""
+        return 1.0 - self.shares[IDLE]
+
+    def layers_of(self, kind: str) -> list[LayerTime]:
+        """The layers with the most time of a class, those without any left out."""
+        found = [each for each in self.layers if each.kinds.get(kind, 0.0) > 0]
+        return sorted(found, key=lambda each: -each.kinds[kind])
+
+    def rows(self) -> list[tuple[str, float]]:
+        """What a person reads, in the order of `CLASSES`: label and share; empty classes left out."""
+        names = (*CLASSES, IDLE)
+        return [(LABELS[name], self.shares[name]) for name in names if self.shares[name] > 0]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "devices": list(self.devices),
+            "window_s": self.window_s,
+            "shares": dict(self.shares),
+            "casts": self.casts,
+            "kernels": [
+                {name: getattr(each, name) for name in each.__slots__} for each in self.kernels
+            ],
+            "layers": [
+                {"layer": each.layer, "share": each.share, "kinds": dict(each.kinds)}
+                for each in self.layers
+            ],
+            "layer_types": {kind: dict(types) for kind, types in self.layer_types.items()},
+            "of_cpu": self.of_cpu,
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> DeviceTime:
+        """What `to_json` gave."""
+        return cls(
+            devices=tuple(raw["devices"]),
+            window_s=raw["window_s"],
+            shares=dict(raw["shares"]),
+            casts=raw["casts"],
+            kernels=tuple(KernelTime(**each) for each in raw["kernels"]),
+            layers=tuple(LayerTime(**each) for each in raw["layers"]),
+            layer_types=raw["layer_types"],
+            of_cpu=raw["of_cpu"],
+        )
+
+
+def device_time(
+    devices: Sequence[DeviceEvents], *, layers: Mapping[str, str] = NO_LAYERS, of_cpu: bool = False
+) -> DeviceTime:
+    """Split the time of devices.
+
+    Args:
+        devices: What each ran; at least one, each with at least one event.
+        layers: Path of each of the model's layers -> its type, where they are known.
+        of_cpu: These are operations of the CPU.
+
+    Returns:
+        The shares over all devices together: each counts with the length of its window.
+    """
+    taken_ps: dict[Kernel, int] = defaultdict(int)
+    times: dict[Kernel, int] = defaultdict(int)
+    window_ps = 0
+    for device in devices:
+        begin_ps = min(event.begin_ps for event in device.events)
+        window_ps += max(event.end_ps for event in device.events) - begin_ps
+        for kernel, part_ps in _exclusive(device.events):
+            taken_ps[kernel] += part_ps
+        for event in device.events:
+            times[event.kernel] += 1
+    names = LayerNames(layers, [kernel.scope for kernel in taken_ps])
+    rows = [
+        (kernel, class_of(kernel), names.layer_of(kernel.scope), part_ps / window_ps)
+        for kernel, part_ps in taken_ps.items()
+    ]
+    shares: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
+    for _, kind, _, share in rows:
+        shares[kind] += share
+    return DeviceTime(
+        devices=tuple(device.device for device in devices),
+        window_s=window_ps / len(devices) / 1e12,
+        shares={**shares, IDLE: max(0.0, 1.0 - sum(shares.values()))},
+        casts=sum(share for kernel, _, _, share in rows if kernel.casts),
+        kernels=_kernels(rows, times),
+        layers=_layers(rows),
+        layer_types=_layer_types(rows, layers),
+        of_cpu=of_cpu,
+    )
+
+
+def _exclusive(events: Sequence[Event]) -> Iterator[tuple[Kernel, int]]:
+    """Who has each moment in which anything runs: kernel and picoseconds."""
+    weights = {kernel: CLASSES.index(class_of(kernel)) for kernel in {e.kernel for e in events}}
+    starts = sorted(events, key=lambda event: event.begin_ps)
+    running: list[tuple[int, int, int]] = []
+    now_ps, at = 0, 0
+    while at < len(starts) or running:
+        if not running:
+            now_ps = starts[at].begin_ps
+        while at < len(starts) and starts[at].begin_ps <= now_ps:
+            heapq.heappush(running, (weights[starts[at].kernel], starts[at].begin_ps, at))
+            at += 1
+        _, _, first = running[0]
+        until_ps = starts[first].end_ps
+        if at < len(starts):
+            until_ps = min(until_ps, starts[at].begin_ps)
+        if until_ps > now_ps:
+            yield starts[first].kernel, until_ps - now_ps
+            now_ps = until_ps
+        while running and starts[running[0][2]].end_ps <= now_ps:
+            heapq.heappop(running)
+
+
+_Row = tuple[Kernel, KernelClass, str, float]
+
+
+def _kernels(rows: Sequence[_Row], times: Mapping[Kernel, int]) -> tuple[KernelTime, ...]:
+    merged: dict[tuple[str, KernelClass, str], list[float]] = {}
+    for kernel, kind, layer, share in rows:
+        one = merged.setdefault((kernel.shown[:MOST_NAME], kind, layer), [0.0, 0])
+        one[0] += share
+        one[1] += times[kernel]
+    found = (
+        KernelTime(name=name, kind=kind, layer=layer, share=share, times=int(count))
+        for (name, kind, layer), (share, count) in merged.items()
+    )
+    return tuple(sorted(found, key=lambda each: -each.share)[:TOP])
+
+
+def _layer_types(rows: Sequence[_Row], types: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for _, kind, layer, share in rows:
+        if name := types.get(layer):
+            of_class = found.setdefault(kind, {})
+            of_class[name] = of_class.get(name, 0.0) + share
+    return found
+
+
+def _layers(rows: Sequence[_Row]) -> tuple[LayerTime, ...]:
+    kinds: dict[str, dict[str, float]] = {}
+    for _, kind, layer, share in rows:
+        if layer:
+            of_layer = kinds.setdefault(layer, {})
+            of_layer[kind] = of_layer.get(kind, 0.0) + share
+    found = sorted(
+        (
+            LayerTime(layer=layer, share=sum(parts.values()), kinds=parts)
+            for layer, parts in kinds.items()
+        ),
+        key=lambda each: -each.share,
+    )
+    kept = found[:TOP]
+    for kind in CLASSES:
+        largest = sorted(found, key=lambda each: -each.kinds.get(kind, 0.0))[:TOP_OF_CLASS]
+        kept += [each for each in largest if each.kinds.get(kind) and each not in kept]
+    return tuple(sorted(kept, key=lambda each: -each.share))

@@ -1,0 +1,136 @@
+"""What XLA's own program says of the instructions that a trace names: their class and their layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.measure.kernel_class import KernelClass
+
+CONTAINERS = frozenset(["while", "conditional", "call", "async-start", "async-done", "tuple"])
+"""Opcodes of instructions that run others: on a CPU their events span those of what they run."""
+
+_STRUCTURE = frozenset(
+    [
+        "parameter",
+        "constant",
+        "broadcast",
+        "bitcast",
+        "tuple",
+        "get-tuple-element",
+        "reshape",
+        "convert",
+        "iota",
+    ]
+)
+"""Opcodes in a fusion that say nothing of its class."""
+
+_TRANSPOSES = frozenset(["transpose", "copy"])
+_PRODUCTS = frozenset(["convolution", "dot", "ragged-dot"])
+_COLLECTIVES = re.compile(r"^(all-|reduce-scatter|collective-)")
+_OTHER = frozenset(
+    [
+        "sort",
+        "scatter",
+        "gather",
+        "fft",
+        "rng",
+        "rng-bit-generator",
+        "reduce-window",
+        "select-and-scatter",
+        "custom-call",
+        "infeed",
+        "outfeed",
+        "send",
+        "recv",
+        "send-done",
+        "recv-done",
+        "cholesky",
+        "triangular-solve",
+    ]
+)
+_TARGETS: tuple[tuple[KernelClass, re.Pattern[str]], ...] = (
+    ("normalization", re.compile(r"norm", re.IGNORECASE)),
+    ("products", re.compile(r"conv|gemm|matmul|cublas|dot|fmha|attention|onednn", re.IGNORECASE)),
+    ("collectives", re.compile(r"nccl|collective", re.IGNORECASE)),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HloOp:
+    """One instruction of a compiled program."""
+
+    kind: KernelClass
+    """Its class."""
+
+    scope: str
+    """The TensorFlow operation that it comes from; of a fusion that of its result."""
+
+    casts: bool
+    """It only changes a type."""
+
+    runs_others: bool
+    """It is a loop, a branch or a call."""
+
+
+def hlo_ops(module: Any) -> dict[str, HloOp]:
+    """Instruction name -> what it is.
+
+    Args:
+        module: An `HloModuleProto`.
+    """
+    computations = {each.id: each for each in module.computations}
+    found = {}
+    for computation in module.computations:
+        operands = {each.id: each for each in computation.instructions}
+        for instruction in computation.instructions:
+            fused = _opcodes(instruction, computations)
+            found[instruction.name] = HloOp(
+                kind=_kind(instruction, fused, operands),
+                scope=instruction.metadata.op_name,
+                casts=bool(fused) and "convert" in fused and not fused - _STRUCTURE,
+                runs_others=instruction.opcode in CONTAINERS,
+            )
+    return found
+
+
+def _opcodes(instruction: Any, computations: Mapping[int, Any]) -> set[str]:
+    """The opcodes of an instruction: those inside of it, where it is a fusion."""
+    if instruction.opcode != "fusion":
+        return {instruction.opcode}
+    inner: Iterable[Any] = (
+        each
+        for called in instruction.called_computation_ids
+        if called in computations
+        for each in computations[called].instructions
+    )
+    return {each.opcode for each in inner}
+
+
+def _kind(instruction: Any, opcodes: set[str], operands: Mapping[int, Any]) -> KernelClass:
+    if instruction.opcode == "custom-call":
+        target = instruction.custom_call_target
+        return next((kind for kind, pattern in _TARGETS if pattern.search(target)), "other")
+    if opcodes & _PRODUCTS:
+        return "products"
+    if any(_COLLECTIVES.match(opcode) for opcode in opcodes):
+        return "collectives"
+    if instruction.opcode in ("copy-start", "copy-done") or _is_plain_copy(instruction, operands):
+        return "copies"
+    work = opcodes - _STRUCTURE
+    if work and work <= _TRANSPOSES:
+        return "transposes"
+    return "other" if work and work <= _OTHER else "elementwise"
+
+
+def _is_plain_copy(instruction: Any, operands: Mapping[int, Any]) -> bool:
+    """A copy that leaves the layout as it is."""
+    if instruction.opcode != "copy" or len(instruction.operand_ids) != 1:
+        return False
+    source = operands.get(instruction.operand_ids[0])
+    if source is None:
+        return False
+    before, after = (each.shape.layout.minor_to_major for each in (source, instruction))
+    return list(before) == list(after)

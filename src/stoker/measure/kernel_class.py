@@ -1,0 +1,170 @@
+"""Sorts what a device runs into classes: by HLO instruction, by kernel name, by TensorFlow operation.
+
+Kernel names are those of cuDNN, cuBLAS, CUTLASS, Eigen, NCCL, XLA and TensorFlow's own kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+KernelClass = Literal[
+    "products", "normalization", "elementwise", "transposes", "copies", "collectives", "other"
+]
+
+CLASSES: tuple[KernelClass, ...] = (
+    "products",
+    "normalization",
+    "elementwise",
+    "transposes",
+    "other",
+    "collectives",
+    "copies",
+)
+"""By weight: where two run at once, the time is the first one's. A copy that runs beside a
+convolution costs nothing."""
+
+LABELS = {
+    "products": "convolution and matrix product",
+    "normalization": "normalization",
+    "elementwise": "element-wise and reductions",
+    "transposes": "layout transposes",
+    "copies": "memory copies",
+    "collectives": "collectives",
+    "other": "other kernels",
+    "idle": "idle",
+}
+"""Class, or `idle` -> what a person reads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """One kind of event on a device."""
+
+    name: str
+    """The kernel's, demangled; empty where an operation of the CPU is taken for a kernel."""
+
+    scope: str = ""
+    """Name of the TensorFlow operation that launched it: `model/conv1/Conv2D`."""
+
+    op: str = ""
+    """Type of that operation: `Conv2D`."""
+
+    hlo: KernelClass | None = None
+    """What XLA's own program says of it."""
+
+    casts: bool = False
+    """It only changes a type."""
+
+    @property
+    def shown(self) -> str:
+        """What a person reads: the kernel's name without `void` and template arguments."""
+        plain = re.sub(r"<.*", "", self.name.removeprefix("void ").partition("(")[0])
+        if not plain:
+            return self.op or self.scope
+        return f"{plain} ({self.op})" if self.op else plain
+
+
+def class_of(kernel: Kernel) -> KernelClass:
+    """The class of a kernel.
+
+    Element-wise work inside of a normalization layer is normalization: that is what a layer of Keras
+    without a fused kernel consists of.
+    """
+    found = kernel.hlo or _by_name(kernel.name) or _by_operation(kernel.op) or "other"
+    if found == "elementwise" and _is_normalization(kernel.scope):
+        return "normalization"
+    return found
+
+
+def only_casts(name: str, op: str) -> bool:
+    """Whether a kernel only changes a type."""
+    converts = "TensorConversionOp" in name and "CwiseBinaryOp" not in name
+    return op == "Cast" or converts or name.startswith("Cast_GPU_")
+
+
+_NAMES: tuple[tuple[KernelClass, re.Pattern[str]], ...] = (
+    ("copies", re.compile(r"^(Memcpy|Memset|memset|MemoryAlloc|MemoryFree)|cudaMemcpy")),
+    ("collectives", re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)),
+    # Searches for a kernel, and not a step.
+    ("other", re.compile(r"redzone", re.IGNORECASE)),
+    (
+        "products",
+        re.compile(
+            r"xmma|cutlass|gemm|nvjet|scudnn|hcudnn|winograd|convolve|conv2d|conv3d|convolution"
+            r"|conv_?transpose|depthwise|[wd]grad|fprop|im2col|computeOffsetsKernel|cublas|gemv"
+            r"|dot_kernel|splitKreduce|fmha|flash_(attn|fwd|bwd|fprop)|sdpa|ContractionKernel"
+            r"|fft[12]d_|RNN_block|persistRNN",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "transposes",
+        re.compile(
+            r"SwapDimension|ShuffleInTensor3|nhwc_?(to|2)_?nchw|nchw_?(to|2)_?nhwc|AddPadding"
+            r"|convertTensor|TensorShuffling|transpose|permute",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "normalization",
+        re.compile(
+            r"\bbn_|[_:]bn_|batch_?norm|layer_?norm|rms_?norm|group_?norm|instance_?norm|ln_(fwd|bwd)",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "other",
+        re.compile(r"pooling|Pool(Forward|Backward)|MaxPool|AvgPool|Gather|Scatter|Sort|TopK"),
+    ),
+    (
+        "elementwise",
+        re.compile(
+            r"EigenMetaKernel|_GPU_DT_|Apply\w*Kernel|Bias(NHWC|NCHW|Grad)|relu|gelu|activation"
+            r"|op_?tensor|op_generic|scalePackedTensor|elem_?(ent)?_?wise|softmax|reduce|fusion"
+            r"|^loop_|^wrapped_|^input_|cast|convert|dropout|Philox|SetZero|SetToValue|CrossEntropy",
+            re.IGNORECASE,
+        ),
+    ),
+)
+
+
+def _by_name(name: str) -> KernelClass | None:
+    return next((kind for kind, pattern in _NAMES if pattern.search(name)), None)
+
+
+_OPERATIONS: tuple[tuple[KernelClass, re.Pattern[str]], ...] = (
+    ("products", re.compile(r"Conv[123]?D|Conv$|MatMul|Einsum|Depthwise|CudnnRNN|Attention|FFT")),
+    ("normalization", re.compile(r"BatchNorm|LayerNorm|^LRN")),
+    ("transposes", re.compile(r"Transpose$|^Bitcast$")),
+    ("copies", re.compile(r"^_?(Host)?(Send|Recv)$|^Copy|^DeepCopy")),
+    ("collectives", re.compile(r"^(Collective|Nccl)")),
+    (
+        "other",
+        re.compile(
+            r"Gather|Scatter|Pool|Sort|TopK|Unique|Where|Resize|Decode|Lookup|Hash|Parse|ReadFile"
+            r"|String|PyFunc|Queue|TensorList|Stack|Print|Assert|Summary|Variable(s)?$|VarHandle"
+        ),
+    ),
+)
+
+
+def _by_operation(op: str) -> KernelClass | None:
+    """The class by the type of operation; what no rule names is element-wise."""
+    if not op:
+        return None
+    return next((kind for kind, pattern in _OPERATIONS if pattern.search(op)), "elementwise")
+
+
+_NORMALIZATION = re.compile(
+    r"(?!.*(global|clip_by|grad\w*)_norm)(\w*_)?(bn|\w*norm|\w*normali[sz]ation)"
+    r"(_[a-z0-9]{1,2}|\d+)?(_\d+)*",
+    re.IGNORECASE,
+)
+"""`norm_a_1`, `conv1_bn`, `batch_normalization_13`; not the norm of gradients that are clipped."""
+
+
+def _is_normalization(scope: str) -> bool:
+    """Whether the operation belongs to a layer that normalizes, by its name."""
+    return any(_NORMALIZATION.fullmatch(part) for part in scope.split("/"))

@@ -1,0 +1,190 @@
+"""What a run's devices do with their time: MFU from its first calls on, and one short trace.
+
+Both cost the run little and once: MFU a second at most, between two calls; the trace is taken and
+read by a thread of its own while calls go on. Neither changes a step, and a failure is one line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from stoker.measure.device_events import TraceError
+from stoker.measure.device_findings import StepFacts, device_finding
+from stoker.measure.device_time import DeviceTime
+from stoker.measure.device_trace import DeviceTrace, can_trace, time_in
+from stoker.measure.mfu import ModelRate, PeakFile, model_rate
+from stoker.telemetry import catalogue
+from stoker.train.layer_paths import layer_types
+
+_LOG = logging.getLogger(__name__)
+
+PEAKS = "peaks.json"
+"""Name of the file with the peaks that were measured, in the folder of the stage `train`."""
+
+WARM_CALLS = 2
+"""Calls that are left out: the first ones trace, compile and fill buffers."""
+
+TRACED_STEPS = 5
+"""Steps of a trace, where they fit in its length."""
+
+LEAST_TRACE_S, MOST_TRACE_S = 0.3, 2.0
+"""Length of a trace, seconds: some steps of a small model, a few of a large one."""
+
+LONGEST_END_S = 20.0
+"""Longest that the end of a run waits until the trace has been read, seconds."""
+
+
+class DeviceWatch:
+    """Measures the devices of a run."""
+
+    def __init__(self, folder: Path, *, replicas: int, forbidden: str = "") -> None:
+        """Know what may be done.
+
+        Args:
+            folder: Of the stage `train`; keeps the peaks.
+            replicas: Devices that compute together.
+            forbidden: Why no trace may be taken; empty: it may.
+        """
+        self._peaks = PeakFile(folder / PEAKS)
+        self._replicas, self._why = replicas, forbidden
+        self._rate: ModelRate | None = None
+        self._model: keras.Model | None = None
+        self._per_epoch = 1
+        self._calls = 0
+        self._call_begun_s = self._step_s = 0.0
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._found: DeviceTime | None = None
+        self._rate_s = self._trace_s = 0.0
+
+    def begin(self, model: keras.Model, *, per_epoch: int) -> None:
+        """Training begins, or goes on.
+
+        Args:
+            model: Built and compiled.
+            per_epoch: Steps of an epoch: validation after them is not traced.
+        """
+        if can_trace():
+            self._model, self._per_epoch = model, per_epoch
+
+    def before(self) -> None:
+        """A call is about to begin."""
+        self._call_begun_s = time.monotonic()
+        due = self._calls >= WARM_CALLS and self._rate is not None and self._thread is None
+        if due and not self._why:
+            self._thread = threading.Thread(target=self._trace, name="device-trace", daemon=True)
+            self._thread.start()
+
+    def after(self, step: int, *, steps: int) -> None:
+        """A call of so many steps has ended at this step."""
+        if self._model is None:
+            return
+        self._calls += 1
+        self._step_s = (time.monotonic() - self._call_begun_s) / max(1, steps)
+        if step % self._per_epoch == 0:
+            self._ended.set()
+        if self._calls == WARM_CALLS:
+            self._rate = self._measured_rate(self._model)
+        if self._thread is None:
+            # An epoch that ended before the trace began does not end it.
+            self._ended.clear()
+
+    def scalars(self, samples_per_s: float) -> Mapping[str, float]:
+        """MFU at a speed, where it is known."""
+        mfu = self._mfu(samples_per_s)
+        return {} if mfu is None else {catalogue.MFU.name: mfu}
+
+    def finish(self) -> None:
+        """End a trace that is being taken: somebody else wants the profiler, or the run ends."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(LONGEST_END_S)
+
+    def facts(self, samples_per_s: float, step: StepFacts) -> dict[str, Any]:
+        """What was found, as JSON values.
+
+        Args:
+            samples_per_s: Of the whole run.
+            step: What is known of its steps; the MFU is filled in.
+        """
+        self.finish()
+        if self._model is None:
+            return {"mfu": None, "device_time": None}
+        # A run of very few calls has none yet.
+        rate = self._rate = self._rate or self._measured_rate(self._model)
+        mfu = self._mfu(samples_per_s)
+        facts = {
+            "mfu": mfu,
+            "model_rate": rate.to_json(devices=self._replicas),
+            "device_time": None if self._found is None else self._found.to_json(),
+            "device_time_not_measured": self._why or ("" if self._found else "too few calls"),
+            "device_watch_s": {"mfu": self._rate_s, "trace": self._trace_s},
+        }
+        if self._found is None:
+            return facts
+        finding = device_finding(self._found, step.with_mfu(mfu))
+        return facts | {"device_finding": None if finding is None else finding.to_json()}
+
+    def _measured_rate(self, model: keras.Model) -> ModelRate:
+        begun_s = time.monotonic()
+        rate = model_rate(model, rates=self._peaks.rates)
+        self._rate_s = time.monotonic() - begun_s
+        return rate
+
+    def _mfu(self, samples_per_s: float) -> float | None:
+        return None if self._rate is None else self._rate.mfu(samples_per_s, devices=self._replicas)
+
+    def _trace(self) -> None:
+        begun_s = time.monotonic()
+        try:
+            trace = DeviceTrace()
+            length_s = min(MOST_TRACE_S, max(LEAST_TRACE_S, TRACED_STEPS * self._step_s))
+            self._ended.wait(length_s)
+            data = trace.stop()
+            if self._model is not None:
+                self._found = time_in(data, layers=layer_types(self._model))
+        except TraceError as error:
+            self._why = str(error)
+            _LOG.warning("the device's time by kernel is not known: %s", error)
+        self._trace_s = time.monotonic() - begun_s
+
+
+def forbids_trace(callbacks: Iterable[keras.callbacks.Callback], *, profile: str | None) -> str:
+    """Why no trace may be taken; empty: it may.
+
+    Only one profiler runs in a process, and the user's comes first.
+
+    Args:
+        callbacks: The user's.
+        profile: `train.tensorboard.profile` of the settings.
+    """
+    if profile is not None:
+        return "train.tensorboard.profile asks for a profile of its own"
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.TensorBoard):
+            # Without steps to profile it leaves the profiler alone.
+            if getattr(callback, "_should_trace", True):
+                return f"the callback {name} profiles steps itself"
+        elif _speaks_of_profiler(type(callback)):
+            return f"the callback {name} uses TensorFlow's profiler"
+    return ""
+
+
+def _speaks_of_profiler(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    if module is None or kind.__module__.startswith("keras."):
+        return False
+    try:
+        return "profiler" in inspect.getsource(module)
+    except (OSError, TypeError):
+        return True

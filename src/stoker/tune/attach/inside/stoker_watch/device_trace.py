@@ -1,0 +1,204 @@
+"""A short trace of the device while the script trains, taken once by the watcher's own thread.
+
+It is taken when U has been measured, or cannot be. The script's steps are not changed, and the
+script comes first: where it starts TensorFlow's profiler itself, ours is ended and thrown away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .facts import FACTS
+from .places import NOWHERE, Place
+
+STAND_IN = "STOKER_TRACE_CPU"
+"""Environment variable of Stoker's tests: trace the CPU where there is no GPU."""
+
+TRACED_STEPS = 5
+LEAST_S, MOST_S = 0.3, 2.0
+"""A trace is so many steps long, between these seconds."""
+
+LEAST_STEPS = 5
+"""Steps that have to end while it is taken; else it is taken once more. Of a loop inside of a
+tf.function a whole call is a step, and none has to end."""
+
+POLL_S = 0.02
+"""Between two looks at whether the trace shall end."""
+
+END_S = 5.0
+"""Longest that the process's end waits for a trace that is being written, seconds."""
+
+MOST_TRIES = 5
+MOST_LAYERS = 5000
+
+
+class Tracer:
+    """Takes the trace of one line that trains."""
+
+    def __init__(self) -> None:
+        self._lines: Callable[[], list[Any]] = list
+        self._fits: Callable[[], list[Any]] = list
+        self._layers: Callable[[], list[tuple[str, str, Place]]] = list
+        self._tries = 0
+        self._done = False
+        self._lock, self._taking = threading.Lock(), threading.Lock()
+        self._running = self._is_on = self._spoiled = False
+
+    def install(
+        self,
+        tf: Any,
+        around: Callable[..., None],
+        *,
+        lines: Callable[[], list[Any]],
+    ) -> None:
+        """Know what trains in this process, and give way to the script's own profiler.
+
+        Args:
+            tf: TensorFlow.
+            around: Puts a function around another.
+            lines: Every loop that trains: with `steps`, `step_s()`, `is_measured()`,
+                `whole_passes()` and `trace`.
+        """
+        self._lines = lines
+        around(tf.profiler.experimental, "start", self._gives_way)
+        FACTS.looks.append(self.look)
+        FACTS.forgets.append(self.forget)
+        FACTS.ends.append(self.at_exit)
+
+    def forget(self) -> None:
+        """Nothing was traced: this is a forked child."""
+        self._tries, self._done, self._running, self._is_on = 0, False, False, False
+        self._lock, self._taking = threading.Lock(), threading.Lock()
+
+    def knows_keras(
+        self, fits: Callable[[], list[Any]], layers: Callable[[], list[tuple[str, str, Place]]]
+    ) -> None:
+        """Keras is there: lines that call `fit`, and every layer that is alive."""
+        self._fits, self._layers = fits, layers
+
+    def look(self) -> None:
+        """Take the trace, where it is time for it; this thread waits meanwhile."""
+        with self._taking:
+            self._look()
+
+    def at_exit(self) -> None:
+        """The process ends: keep what there is of a trace."""
+        self._running = False
+        if self._taking.acquire(timeout=END_S):
+            self._done = True
+            self._taking.release()
+
+    def _look(self) -> None:
+        if self._done or FACTS.ours:
+            return
+        line = next((each for each in (*self._fits(), *self._lines()) if each.is_measured()), None)
+        if line is None:
+            return
+        if not _has_device():
+            self._done = True
+            return
+        self._tries += 1
+        self._done = self._tries >= MOST_TRIES
+        steps = line.steps
+        try:
+            self._take(line, min(MOST_S, max(LEAST_S, TRACED_STEPS * line.step_s())))
+        except Exception as error:  # noqa: BLE001 - the script goes on
+            self._done = True
+            line.trace = {"why": _first(error)}
+            return
+        if self._spoiled:
+            self._done = True
+            line.trace = {"why": "the script uses TensorFlow's profiler itself"}
+        elif line.steps - steps >= _least_steps(line) or self._done:
+            self._done = True
+            layers = [[name, kind, *at] for name, kind, at in self._layers()[:MOST_LAYERS]]
+            line.trace = {"folder": _folder(), "layers": layers}
+        FACTS.seen += 1
+
+    def _take(self, line: Any, seconds: float) -> None:
+        """Trace until the time is up, the pass over the data or the process ends, or facts are wanted."""
+        tf: Any = sys.modules["tensorflow"]
+        level = 2 if _is_stand_in() else 1
+        options = tf.profiler.experimental.ProfilerOptions(
+            host_tracer_level=level, python_tracer_level=0, device_tracer_level=1
+        )
+        with self._lock:
+            tf.profiler.experimental.start.stoker_original(_path(), options=options)
+            self._running = self._is_on = True
+            self._spoiled = False
+        wanted = os.path.join(FACTS.folder, "wanted")  # noqa: PTH118 - as in facts
+        until_s, passes = time.monotonic() + seconds, line.whole_passes()
+        while self._running and time.monotonic() < until_s:
+            if line.whole_passes() != passes or os.path.exists(wanted):  # noqa: PTH110
+                break
+            time.sleep(POLL_S)  # the script steps meanwhile
+        self._end()
+
+    def _end(self) -> None:
+        """End a trace that is being taken."""
+        with self._lock:
+            if self._is_on:
+                self._running = self._is_on = False
+                sys.modules["tensorflow"].profiler.experimental.stop()
+
+    def _gives_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def start(*args: Any, **kwargs: Any) -> Any:
+            with FACTS.guarded():
+                self._spoiled = self._is_on or self._spoiled
+                self._done = True
+                self._end()
+            return original(*args, **kwargs)
+
+        return start
+
+
+def _least_steps(line: Any) -> int:
+    return 0 if getattr(line, "kind", "") == "inside" else LEAST_STEPS
+
+
+def _is_stand_in() -> bool:
+    tf: Any = sys.modules["tensorflow"]
+    return os.environ.get(STAND_IN) == "1" and not tf.config.get_visible_devices("GPU")
+
+
+def _has_device() -> bool:
+    tf: Any = sys.modules["tensorflow"]
+    return bool(tf.config.get_visible_devices("GPU")) or _is_stand_in()
+
+
+def _folder() -> str:
+    return f"trace-{os.getpid()}"
+
+
+def _path() -> str:
+    return os.path.join(FACTS.folder, _folder())  # noqa: PTH118 - as in facts
+
+
+def _first(error: Exception) -> str:
+    if type(error).__name__ == "AlreadyExistsError":
+        return "another profiler is running"
+    lines = str(error).strip().splitlines()
+    return f"TensorFlow's profiler failed ({lines[0][:200] if lines else type(error).__name__})"
+
+
+TRACER = Tracer()
+"""Of this process."""
+
+
+def layer_names(places: dict[int, tuple[Any, Place]]) -> list[tuple[str, str, Place]]:
+    """Name, type and line of every layer that is alive.
+
+    Args:
+        places: Id of a layer -> a weak reference to it, and the line that made it.
+    """
+    found = []
+    for reference, at in list(places.values()):
+        layer = reference()
+        if layer is not None and at != NOWHERE:
+            found.append((str(layer.name), type(layer).__name__, at))
+    return found
