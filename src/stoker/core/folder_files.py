@@ -23,7 +23,43 @@ _PASSING = ("*.log", "*.swp", "*.swo", "*~", ".#*", "#*#", "*.tmp", "*.pyc", "*.
 """Names of files that come and go beside the code: logs, editors' copies, notebooks."""
 
 IGNORE_FILE = ".stokerignore"
-"""Patterns of more such files, one a line, as in `.gitignore` without `!` and `**`."""
+"""Patterns of more such files, one a line, as in `.gitignore` without `!` and `**`; a line that begins
+with `$` names variables of the environment."""
+
+_PASSING_VARIABLES = (
+    *(
+        "PATH",
+        "HOME",
+        "PWD",
+        "OLDPWD",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "TERM",
+        "HOST",
+        "HOSTNAME",
+        "TZ",
+    ),
+    *(
+        "TMP",
+        "TEMP",
+        "TMPDIR",
+        "DISPLAY",
+        "LANG",
+        "LC_*",
+        "XDG_*",
+        "SSH_*",
+        "_",
+        "SHLVL",
+        "COLUMNS",
+    ),
+    *("SLURM_*", "PBS_*", "KUBERNETES_*", "OMPI_*", "PMI_*", "TF_*", "STOKER_*", "NVIDIA_*"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_*"),
+    *("OMP_NUM_THREADS", "WANDB_*", "MLFLOW_*", "COMET_*", "NEPTUNE_*", "*_TOKEN", "*_KEY"),
+    *("*_SECRET", "*_PASSWORD", "AWS_*", "GOOGLE_APPLICATION_CREDENTIALS"),
+)
+"""Variables of the machine, the launcher, the tracker and of credentials: a restarted job has others,
+and is the same job."""
 
 _HALF_WRITTEN = ".stoker."
 """Begins the name of what a kill has left of such a file."""
@@ -35,9 +71,7 @@ def ignored(folder: Path) -> Callable[[Path], bool]:
     Args:
         folder: The user's folder; the test takes paths below it.
     """
-    file = folder / IGNORE_FILE
-    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
-    own = [line.strip().strip("/") for line in lines if line.strip() and line.strip()[0] != "#"]
+    own = [line.strip("/") for line in _own_lines(folder) if not line.startswith("$")]
 
     def is_ignored(path: Path) -> bool:
         relative = path.relative_to(folder)
@@ -48,6 +82,22 @@ def ignored(folder: Path) -> Callable[[Path], bool]:
         return by_user or any(fnmatch.fnmatch(path.name, pattern) for pattern in _PASSING)
 
     return is_ignored
+
+
+def ignored_variables(folder: Path) -> Callable[[str], bool]:
+    """A test for variables of the environment that change nothing of a run, by `.stokerignore` too."""
+    own = [line[1:] for line in _own_lines(folder) if line.startswith("$")]
+
+    def is_ignored(name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_PASSING_VARIABLES, *own))
+
+    return is_ignored
+
+
+def _own_lines(folder: Path) -> list[str]:
+    file = folder / IGNORE_FILE
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    return [line.strip() for line in lines if line.strip() and line.strip()[0] != "#"]
 
 
 def folder_files(folder: Path, outputs: Collection[Path]) -> dict[str, str]:

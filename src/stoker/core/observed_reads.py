@@ -27,7 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from stoker.core.code import python_fingerprint
-from stoker.core.folder_files import file_mark, ignored, is_time_mark, time_mark
+from stoker.core.folder_files import (
+    file_mark,
+    ignored,
+    ignored_variables,
+    is_time_mark,
+    time_mark,
+)
 from stoker.core.inotify import FolderWatch, is_available
 
 _LOG = logging.getLogger(__name__)
@@ -176,6 +182,7 @@ class Observer:
         self._followed = frozenset(followed)
         self._write = write
         self._ignored = ignored(self.folder)
+        self._ignored_variable = ignored_variables(self.folder)
         self._environment = dict(os.environ)
         self._lock = threading.RLock()
         self._files: dict[str, str] = {}
@@ -248,6 +255,8 @@ class Observer:
 
     def variable(self, name: str, line: tuple[str, int]) -> None:
         """A variable of the environment was read by a line of the user's code."""
+        if self._ignored_variable(name):
+            return
         with self._lock:
             self._by_line.setdefault(line, set()).add(name)
             if name in self._variables or self._environment.get(name) != os.environ.get(name):

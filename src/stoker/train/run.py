@@ -156,6 +156,7 @@ class Run:
         self._in_epoch = position.in_epoch > 0 or not position.validated
         self._was_over = position.over
         self._calls_timed, self._first_counts = 0, False
+        self._saves_after_epoch = False
         self.agreement: dict[str, Any] | None = None
         self.takes_windows = True
         """Whether the ceiling is measured between calls; not where others measure the run."""
@@ -308,6 +309,9 @@ class Run:
             self._end_early()
         if signals[1] and position.validated:
             self._save()
+        elif signals[1]:
+            # The call ends an epoch: saved once that is validated.
+            self._saves_after_epoch = True
         return self._window() or (steps < planned and self._feed.whole_calls)
 
     def _settle_xla(self) -> None:
@@ -502,6 +506,9 @@ class Run:
         self._tell(metrics)
         if self._ends_alone() and not position.over:
             self._end_early()
+        if self._saves_after_epoch:
+            self._saves_after_epoch = False
+            self._save()
 
     def _keep_best(self, metrics: Mapping[str, float]) -> None:
         with self._within("checkpoints"):

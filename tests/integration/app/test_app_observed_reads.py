@@ -134,7 +134,8 @@ def read_variables():
     os.environ["SET_BY_THE_CODE"] = everything["PATH"]
     os.environ["SET_BY_THE_CODE"]
     os.getenv("NOT_SET")
-    return os.environ.get("UNITS_TOKEN")
+    os.getenv("OURS_RESTARTS"), os.getenv("SLURM_JOB_ID"), os.environ.get("HUB_TOKEN")
+    return os.environ.get("UNITS_SETTING")
 """
 READ_TEXT = """
 def read_text(name):
@@ -194,23 +195,25 @@ def test_a_file_outside_of_the_folder_that_python_opens_counts(tmp_path: Path) -
 def test_a_variable_that_the_code_reads_counts_and_its_value_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UNITS_TOKEN", "a-secret-value")
+    monkeypatch.setenv("UNITS_SETTING", "a-secret-value")
     monkeypatch.setenv("OTHER", "1")
     folder = write(
         tmp_path / "mine",
         imports=READ_VARIABLES,
         read="read_variables()",
     )
+    (folder / ".stokerignore").write_text("$OURS_*\n")
     train(folder)
-    monkeypatch.setenv("OTHER", "2")
+    for name in ("OTHER", "OURS_RESTARTS", "SLURM_JOB_ID", "HUB_TOKEN"):
+        monkeypatch.setenv(name, "2")
     assert "train" not in ran(train(folder))
     kept = "".join(path.read_text() for path in folder.rglob("*.json"))
     assert "a-secret-value" not in kept
-    monkeypatch.setenv("UNITS_TOKEN", "another")
+    monkeypatch.setenv("UNITS_SETTING", "another")
 
     again = train(folder)
 
-    assert why(again) == "environment UNITS_TOKEN has changed: made again"
+    assert why(again) == "environment UNITS_SETTING has changed: made again"
     monkeypatch.setenv("NOT_SET", "now")
     assert why(train(folder)) == "environment NOT_SET is new: made again"
 

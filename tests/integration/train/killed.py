@@ -20,6 +20,9 @@ CHILD = Path(__file__).parent / "kill_child.py"
 TIMEOUT_S = 600.0
 """Longest wait: it ends what hangs, and no slow machine's run."""
 
+TESTS_OWN = "$STEP_S\n$SLOWER\n$MARK\n$OUT\n"
+"""Variables by which a test slows a run down, or is shown where it is: no inputs of the run."""
+
 TABLE_YAML = """\
 name: small
 data: {source: data.csv}
@@ -134,6 +137,7 @@ def write_table(folder: Path) -> None:
     lines = [f"{a:.4f},{b:.4f},{int(a + b > 0)}\n" for a, b in rows]
     (folder / "data.csv").write_text("a,b,y\n" + "".join(lines))
     (folder / "stoker.yaml").write_text(TABLE_YAML)
+    (folder / ".stokerignore").write_text(TESTS_OWN)
     (folder / "model.py").write_text(TABLE_PY)
 
 
@@ -146,6 +150,7 @@ def write_images(folder: Path) -> None:
             pixels = np.clip(rng.normal(level, 40, (20, 20, 3)), 0, 255).astype(np.uint8)
             cv2.imwrite(str(folder / "data" / name / f"{number}.png"), pixels)
     (folder / "stoker.yaml").write_text(IMAGES_YAML)
+    (folder / ".stokerignore").write_text(TESTS_OWN)
     (folder / "model.py").write_text(IMAGES_PY)
 
 

@@ -25,7 +25,8 @@ from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.busy import measure_ceiling
-from stoker.train.checkpoints.store import best
+from stoker.train.checkpoints.config import CheckpointConfig
+from stoker.train.checkpoints.store import best, places, read_manifest
 from stoker.train.config import TrainConfig
 from stoker.train.fed import make_run_fed, make_run_resident
 from stoker.train.loop import fit
@@ -251,6 +252,22 @@ def test_the_best_epoch_is_kept_and_its_metrics_are_those_of_its_weights(
     accuracy = ((np.asarray(answers)[:, 0] > 0.5) == table["y"].to_numpy()).mean()
     assert accuracy == pytest.approx(result.metrics["val_accuracy"], abs=1e-6)
     assert list((tmp_path / "tb").glob("events.out.tfevents.*"))
+
+
+def test_a_checkpoint_due_in_a_call_that_ends_an_epoch_is_written_after_the_validation(
+    dataset: Dataset, transform: Transform, tmp_path: Path
+) -> None:
+    often = CheckpointConfig(every_steps=1, keep_last=9)
+    # The first epoch is the best by this, so that no other is kept for being the best.
+    worst = {"monitor": "val_loss", "monitor_mode": "max"}
+    result, _ = run(
+        dataset, transform, tmp_path, steps_per_call=50, epochs=5, checkpoint=often, **worst
+    )
+
+    found = {read_manifest(path).step for path in places(tmp_path / "checkpoints")}
+    assert result.best_epoch == 1
+    epoch = result.steps // 5
+    assert found & {2 * epoch, 3 * epoch, 4 * epoch}
 
 
 def test_a_loss_that_is_no_number_stops_at_its_steps_and_leaves_no_checkpoint(

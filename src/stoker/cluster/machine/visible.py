@@ -1,4 +1,4 @@
-"""Which GPUs a process may use: what `CUDA_GPUS_DEVICES` allows, and what `--gpus` sets there.
+"""Which GPUs a process may use: what `CUDA_VISIBLE_DEVICES` allows, and what `--gpus` sets there.
 
 Source: CUDA C++ programming guide, CUDA environment variables; NVIDIA MIG user guide, device names.
 """
@@ -17,7 +17,7 @@ ORDER = "CUDA_DEVICE_ORDER"
 """Environment variable that says how CUDA numbers GPUs; by default the fastest is 0."""
 
 NO_GPU = "-1"
-"""As a value of `CUDA_GPUS_DEVICES`: none."""
+"""As a value of `CUDA_VISIBLE_DEVICES`: none."""
 
 _INDEX = re.compile(r"[0-9]{1,4}")
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
