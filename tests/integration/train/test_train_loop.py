@@ -259,7 +259,7 @@ def test_a_checkpoint_due_in_a_call_that_ends_an_epoch_is_written_after_the_vali
 ) -> None:
     often = CheckpointConfig(every_steps=1, keep_last=9)
     # The first epoch is the best by this, so that no other is kept for being the best.
-    worst = {"monitor": "val_loss", "monitor_mode": "max"}
+    worst: dict[str, Any] = {"monitor": "val_loss", "monitor_mode": "max"}
     result, _ = run(
         dataset, transform, tmp_path, steps_per_call=50, epochs=5, checkpoint=often, **worst
     )
