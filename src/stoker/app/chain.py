@@ -187,7 +187,7 @@ def run_chain(
         if not continued and (line := left_behind(run, identity, experiment.folder)):
             listener.say(line)
         # Now: a file that comes later is the run's own, whatever reads it.
-        run.folder_at_begin(experiment.folder, experiment.outputs)
+        run.folder_at_begin(experiment.folder, experiment.unobserved)
         state = _State(resume=resume, wall=wall)
         for stage in stages:
             force = stage.always or (again and stage is stages[-1])
@@ -296,7 +296,7 @@ def _clear(stage: Stage, run: Run, *, keep: bool) -> None:
     unfinished = run.record(stage.name) is None
     run.forget(stage.name)
     if not (stage.in_place and (unfinished or keep)):
-        run.remove_output(stage.folder)
+        run.remove_output(stage.name, stage.folder)
 
 
 def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
@@ -336,8 +336,9 @@ def _observed(stage: Stage, run: Run, experiment: Experiment) -> Iterator[Callab
         return
     observer = Observer(
         experiment.folder,
-        at_begin=run.folder_at_begin(experiment.folder, experiment.outputs),
-        outputs=experiment.outputs,
+        at_begin=run.folder_at_begin(experiment.folder, experiment.unobserved),
+        before=run.reads_of(stage.name),
+        outputs=experiment.unobserved,
         followed=experiment.followed_sources,
         write=functools.partial(run.write_reads, stage.name),
     )

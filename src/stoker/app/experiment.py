@@ -188,6 +188,13 @@ class Experiment:
         """Folders that Stoker writes."""
         return self.runs_root, self.models_root / self.model_name
 
+    @property
+    def unobserved(self) -> tuple[Path, ...]:
+        """Places in which reads of the user's code do not count: outputs, and the ingested source."""
+        source = None if self.own_dataset else Path(self.files.source)
+        inside = source is not None and self.folder in source.parents
+        return (*self.outputs, source) if source is not None and inside else self.outputs
+
     def source_fingerprint(self, reference: str) -> str:
         """The fingerprint of a user's function by its source; what it reads is observed."""
         module, function = reference.split(":")

@@ -46,6 +46,7 @@ _LOCK = "lock"
 _STAGES = "stages"
 _READS = "reads"
 _FOLDER = "folder.json"
+_TRAINED = "train"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +140,11 @@ class Run:
             found = found if record is None else found.and_also(record.reads)
         return found
 
+    def reads_of(self, stage: str) -> Reads:
+        """What earlier processes have read in a stage that is not done."""
+        path = self.root / _READS / f"{stage}.json"
+        return Reads(**read_json(path)) if path.exists() else Reads()
+
     def write_reads(self, stage: str, reads: Reads) -> None:
         """Keep what the user's code has read in a stage, before it is done."""
         write_json(self.root / _READS / f"{stage}.json", asdict(reads))
@@ -146,6 +152,7 @@ class Run:
     def forget_reads(self) -> None:
         """Let what was read hold nothing any more: a change of it was accepted."""
         shutil.rmtree(self.root / _READS, ignore_errors=True)
+        (self.root / _FOLDER).unlink(missing_ok=True)
         for path in sorted((self.root / _STAGES).glob("*.json")):
             if (record := self.record(path.stem)) is not None:
                 self.write_record(replace(record, reads=Reads()))
@@ -153,7 +160,8 @@ class Run:
     def folder_at_begin(self, folder: Path, outputs: Collection[Path]) -> Snapshot:
         """The state of the experiment's folder when the run began; taken now where it is new."""
         path = self.root / _FOLDER
-        if not path.exists():
+        if not path.exists() or not (self.root / _TRAINED).exists():
+            # Before training nothing in the folder is the run's own.
             write_json(path, snapshot(folder, outputs=outputs))
         return {name: tuple(state) for name, state in read_json(path).items()}
 
@@ -180,9 +188,10 @@ class Run:
         """Remove a stage's record."""
         (self.root / _STAGES / f"{stage}.json").unlink(missing_ok=True)
 
-    def remove_output(self, folder: str) -> None:
-        """Remove the output that this run itself made for a stage."""
+    def remove_output(self, stage: str, folder: str) -> None:
+        """Remove the output that this run itself made for a stage, and what it read for it."""
         shutil.rmtree(self.root / folder, ignore_errors=True)
+        (self.root / _READS / f"{stage}.json").unlink(missing_ok=True)
 
     def output(self, record: StageRecord) -> Path:
         """Where a stage's output lies."""
@@ -289,12 +298,11 @@ def _unfinished(runs_root: Path, identity: Identity, folder: Path | None) -> Run
     for run in runs_newest_first(runs_root):
         try:
             about = run.about()
-        except DataError:
-            continue
-        if about.get("fingerprint") == run_fingerprint and about.get("finished") is None:
-            before, now = with_reads(run, identity, folder)
-            if not changes(before, now):
+            same = about.get("fingerprint") == run_fingerprint and about.get("finished") is None
+            if same and not changes(*with_reads(run, identity, folder)):
                 return run
+        except (DataError, TypeError):
+            continue
     return None
 
 

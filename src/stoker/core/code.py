@@ -82,7 +82,7 @@ def function_fingerprint(
     walk = _Walk(folder)
     try:
         walk.visit(module, function)
-    except _UndecidableError:
+    except (_UndecidableError, RecursionError):
         return fingerprint({"folder": folder_files(folder, outputs)})
     return fingerprint({"parts": sorted(walk.parts)})
 
@@ -106,7 +106,11 @@ def source_fingerprint(folder: Path, module: str, function: str) -> tuple[str, f
         ConfigError: the module is not there or does not parse.
     """
     walk = _LenientWalk(folder)
-    walk.visit(module, function)
+    try:
+        walk.visit(module, function)
+    except (RecursionError, _UndecidableError):
+        # A thousand functions that call each other, or no such module: every file counts.
+        return function_fingerprint(folder, module, function), frozenset()
     files = frozenset(parsed.path.resolve() for parsed in walk.modules.values())
     return fingerprint({"parts": sorted(walk.parts)}), files
 
@@ -264,8 +268,14 @@ class _LenientWalk(_Walk):
             self.visit(module, name)
         named = [name for name, _ in parsed.imports.values()]
         for name in [*named, *parsed.stars, *parsed.local_imports()]:
-            if module_file(self.folder, name) is not None:
+            path = module_file(self.folder, name)
+            if path is None:
+                continue
+            try:
                 self.cannot_follow(name)
+            except ConfigError:
+                # Not this Python's: an import of it can be guarded by the user's code.
+                self.parts.append(f"{name}: {file_mark(path)}")
 
 
 def _parse_module(path: Path, module: str) -> _Module:

@@ -84,6 +84,12 @@ def ignored(folder: Path) -> Callable[[Path], bool]:
     return is_ignored
 
 
+def ignored_outside(folder: Path) -> Callable[[str], bool]:
+    """A test for files outside of a user's folder, by the absolute patterns of `.stokerignore`."""
+    own = [line for line in _own_lines(folder) if line.startswith("/")]
+    return lambda path: any(fnmatch.fnmatchcase(path, pattern) for pattern in own)
+
+
 def ignored_variables(folder: Path) -> Callable[[str], bool]:
     """A test for variables of the environment that change nothing of a run, by `.stokerignore` too."""
     own = [line[1:] for line in _own_lines(folder) if line.startswith("$")]

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import select
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
 
 _ACCESS, _CLOSE_NOWRITE, _OVERFLOW, _IS_FOLDER = 0x1, 0x10, 0x4000, 0x40000000
 _EVENT = struct.Struct("iIII")
@@ -58,7 +62,8 @@ class FolderWatch:
             self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify_init1"
         )
         self._end_read, self._end_write = os.pipe2(os.O_CLOEXEC)
-        self._folders: dict[int, Path] = {}
+        self._places: dict[int, Path] = {}
+        self._seen: set[tuple[int, bytes]] = set()
         try:
             self._watch(folder, skip)
         except OSError:
@@ -68,12 +73,20 @@ class FolderWatch:
         self._thread.start()
 
     def _watch(self, folder: Path, skip: Callable[[Path], bool]) -> None:
-        for place, folders, _ in os.walk(folder):
+        for place, folders, names in os.walk(folder):
             here = Path(place)
             folders[:] = [name for name in folders if not skip(here / name)]
-            mask = _ACCESS | _CLOSE_NOWRITE
-            number = self._libc.inotify_add_watch(self._queue, os.fsencode(here), mask)
-            self._folders[self._checked(number, f"inotify_add_watch {here}")] = here
+            self._add(here)
+            for name in names:
+                # A read through a link is an event of the file that it names.
+                if (here / name).is_symlink() and (here / name).is_file() and not skip(here / name):
+                    self._add(here / name)
+
+    def _add(self, place: Path) -> None:
+        number = self._libc.inotify_add_watch(
+            self._queue, os.fsencode(place), _ACCESS | _CLOSE_NOWRITE
+        )
+        self._places[self._checked(number, f"inotify_add_watch {place}")] = place
 
     def _checked(self, result: int, what: str) -> int:
         if result < 0:
@@ -82,17 +95,20 @@ class FolderWatch:
         return result
 
     def _run(self) -> None:
+        queue = select.poll()
+        for number in (self._queue, self._end_read):
+            queue.register(number, select.POLLIN)
         ends = False
         while not ends:
-            ready, _, _ = select.select([self._queue, self._end_read], [], [], 1.0)
-            ends = self._end_read in ready
-            self._drain()
-            self._on_pause()
+            ends = any(number == self._end_read for number, _ in queue.poll(1000))
+            try:
+                self._drain()
+                self._on_pause()
+            except Exception:
+                _LOG.exception("reads were not observed for a moment: every file counts as read")
+                self._on_overflow()
             if not ends:
-                ends = bool(select.select([self._end_read], [], [], PAUSE_S)[0])
-                if ends:
-                    self._drain()
-                    self._on_pause()
+                time.sleep(PAUSE_S)
 
     def _drain(self) -> None:
         while True:
@@ -112,8 +128,13 @@ class FolderWatch:
             at += _EVENT.size + length
             if mask & _OVERFLOW:
                 self._on_overflow()
-            elif name and not mask & _IS_FOLDER and number in self._folders:
-                self._on_read(self._folders[number] / os.fsdecode(name))
+            elif mask & _IS_FOLDER or (number, name) in self._seen or number not in self._places:
+                continue
+            else:
+                # One event of a file is enough.
+                self._seen.add((number, name))
+                place = self._places[number]
+                self._on_read(place / os.fsdecode(name) if name else place)
 
     def close(self) -> None:
         """Report what was read until now, and end."""

@@ -20,6 +20,7 @@ import os
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from stoker.core.code import python_fingerprint
 from stoker.core.folder_files import (
     file_mark,
     ignored,
+    ignored_outside,
     ignored_variables,
     is_time_mark,
     time_mark,
@@ -44,6 +46,9 @@ ABSENT = "absent"
 _SWEEP = 20
 """More variables than these, read by one line of code, are a copy of the environment."""
 
+WRITE_S = 0.5
+"""Least time between two writes of what was read: of many files each would take long."""
+
 _HASHED_FILES = 2_000
 """From so many files on, size and time count instead of the content: a folder of images."""
 
@@ -52,14 +57,27 @@ _NOT_THE_USERS = tuple(
     str(Path(place).resolve())
     for place in (
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-        *(str(_STOKER), "/proc", "/sys", "/dev", sys.base_prefix),
+        *(str(_STOKER), "/proc", "/sys", "/etc", "/run", "/var/run"),
     )
     if place
 )
 """Folders whose files are the system's or a library's: versions of those count by themselves."""
 
-State = tuple[int, int, int, int]
-"""Size, times of the last change of content and of the entry, and number of a file."""
+
+def _is_within(path: str, folders: tuple[str, ...]) -> bool:
+    return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
+
+
+def _is_of_the_system(path: str) -> bool:
+    """Whether a file outside of the user's folder never counts: devices, settings of accounts too."""
+    if path.startswith("/dev/"):
+        return not path.startswith("/dev/shm/")  # noqa: S108 - data of users lies there
+    return _is_within(path, _NOT_THE_USERS) or path.startswith(f"{Path.home()}{os.sep}.")
+
+
+State = tuple[int, int]
+"""Size of a file, and time of the last change of its content, nanoseconds. Of its entry nothing: a
+backup by links changes that."""
 
 Snapshot = Mapping[str, State]
 """File, relative to the folder -> its state when the run began."""
@@ -115,6 +133,8 @@ def mark_of(path: Path, *, by_time: bool = False) -> str:
         if path.suffix == ".py":
             return python_fingerprint(path)
         return time_mark(path) if by_time else file_mark(path)
+    except RecursionError:
+        return file_mark(path)
     except OSError:
         return ABSENT
 
@@ -153,7 +173,7 @@ def _state(path: Path) -> State | None:
         facts = path.stat()
     except OSError:
         return None
-    return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
+    return facts.st_size, facts.st_mtime_ns
 
 
 class Observer:
@@ -164,6 +184,7 @@ class Observer:
         folder: Path,
         *,
         at_begin: Snapshot,
+        before: Reads,
         outputs: Collection[Path],
         followed: Collection[Path],
         write: Callable[[Reads], None],
@@ -173,6 +194,7 @@ class Observer:
         Args:
             folder: The user's folder.
             at_begin: `snapshot` of it when the run began.
+            before: What an earlier process read for the same work.
             outputs: Folders that Stoker itself writes.
             followed: Python files that count by their source already.
             write: Keeps all that was read; called in any thread whenever there is more of it.
@@ -183,13 +205,15 @@ class Observer:
         self._write = write
         self._ignored = ignored(self.folder)
         self._ignored_variable = ignored_variables(self.folder)
+        self._ignored_outside = ignored_outside(self.folder)
         self._environment = dict(os.environ)
         self._lock = threading.RLock()
-        self._files: dict[str, str] = {}
-        self._judged: set[str] = set()
+        self._files: dict[str, str] = dict(before.files)
+        self._before = dict(before.environment)
+        self._judged: set[str] = set(before.files)
         self._variables: dict[str, str] = {}
         self._by_line: dict[tuple[str, int], set[str]] = {}
-        self._has_more = False
+        self._has_more, self._written_s = False, 0.0
 
     @property
     def reads(self) -> Reads:
@@ -202,11 +226,16 @@ class Observer:
         return path in self._outputs or self._ignored(path)
 
     def write(self) -> None:
-        """Keep what was read since the last time."""
+        """Keep what was read since the last time, at most once in `WRITE_S`."""
+        if self._has_more and time.monotonic() - self._written_s >= WRITE_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Keep what was read since the last time, now."""
         with self._lock:
             if self._has_more:
-                self._has_more = False
                 self._write(self.reads)
+                self._has_more, self._written_s = False, time.monotonic()
 
     def everything(self) -> None:
         """Take every file of the folder as read: who reads what is not known."""
@@ -214,22 +243,25 @@ class Observer:
             self.file(self.folder / name)
 
     def written(self, path: Path) -> None:
-        """A file is the run's own from here on, unless it was read before."""
+        """A file is the run's own: it does not count, whether it was read before or not."""
         with self._lock:
             name = self._name_of(path)
             if name is not None:
                 self._judged.add(name)
+                self._has_more |= self._files.pop(name, None) is not None
 
     def file(self, path: Path) -> None:
         """A file was read."""
-        with self._lock, _not_observed():
-            path = _python_of(path)
-            name = self._name_of(path)
+        path = _python_of(path)
+        name = self._name_of(path)
+        with self._lock:
             if name is None or name in self._judged:
                 return
             self._judged.add(name)
+        with _not_observed():
             mark = self._mark_at_begin(path, name)
-            if mark is not None:
+        if mark is not None:
+            with self._lock:
                 self._files[name] = mark
                 self._has_more = True
 
@@ -240,13 +272,15 @@ class Observer:
             return None
         if resolved.is_relative_to(self.folder):
             return None if self._ignored(resolved) else resolved.relative_to(self.folder).as_posix()
-        return None if str(resolved).startswith(_NOT_THE_USERS) else str(resolved)
+        if _is_of_the_system(str(resolved)) or self._ignored_outside(str(resolved)):
+            return None
+        return str(resolved)
 
     def _mark_at_begin(self, path: Path, name: str) -> str | None:
         """What it held when the run began; None where it is the run's own, or no plain file."""
         if not Path(name).is_absolute():
-            before = self._at_begin.get(name)
-            if before is None or tuple(before) != _state(path):
+            before, now = self._at_begin.get(name), _state(path)
+            if before is None or now is None or tuple(before) != now:
                 return None
         if not path.is_file():
             return None
@@ -255,23 +289,31 @@ class Observer:
 
     def variable(self, name: str, line: tuple[str, int]) -> None:
         """A variable of the environment was read by a line of the user's code."""
-        if self._ignored_variable(name):
-            return
         with self._lock:
             self._by_line.setdefault(line, set()).add(name)
-            if name in self._variables or self._environment.get(name) != os.environ.get(name):
+            if (
+                self._ignored_variable(name)
+                or name in self._variables
+                or self._environment.get(name) != os.environ.get(name)
+            ):
                 return
             self._variables[name] = variable_mark(name)
             self._has_more = True
 
     def _counted_variables(self) -> dict[str, str]:
-        lines = [names for names in self._by_line.values() if len(names) <= _SWEEP]
+        everything = set(self._environment)
+        lines = [
+            names
+            for names in self._by_line.values()
+            if len(names) <= _SWEEP and not names >= everything
+        ]
         counted = {name for names in lines for name in names}
-        return {name: mark for name, mark in self._variables.items() if name in counted}
+        found = {name: mark for name, mark in self._variables.items() if name in counted}
+        return found | self._before
 
     def is_of_the_user(self, file: str) -> bool:
         """Whether code is the user's: in the folder, and not installed there."""
-        return file.startswith(f"{self.folder}{os.sep}") and not file.startswith(_NOT_THE_USERS)
+        return _is_within(file, (str(self.folder),)) and not _is_within(file, _NOT_THE_USERS)
 
 
 def _python_of(path: Path) -> Path:
@@ -316,7 +358,7 @@ def observing(observer: Observer) -> Iterator[None]:
             watch.close()
         os._Environ.__getitem__ = getitem  # type: ignore[method-assign]  # noqa: SLF001 - as below
         _ACTIVE = before
-        observer.write()
+        observer.flush()
 
 
 def _watch(observer: Observer) -> FolderWatch | None:
@@ -346,28 +388,41 @@ def _install_audit_hook() -> None:
     if not _HOOKED:
         _HOOKED = True
         sys.addaudithook(_audit)
+        os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    """A forked child does not observe: the thread and perhaps the lock are its parent's."""
+    global _ACTIVE
+    _ACTIVE = None
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "open" or _ACTIVE is None or getattr(_OURS, "reads", False):
+    observer = _ACTIVE
+    if event != "open" or observer is None or getattr(_OURS, "reads", False):
         return
     path, _, flags = arguments
-    if not isinstance(path, str | bytes | os.PathLike):
-        return
-    full = os.path.realpath(os.fsdecode(path))
-    if full.startswith(_NOT_THE_USERS) or not _called_by_the_user(_ACTIVE):
-        return
-    if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_TRUNC | os.O_APPEND):
-        _ACTIVE.written(Path(full))
-    else:
-        _ACTIVE.file(Path(full))
+    if isinstance(path, str | bytes | os.PathLike):
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_APPEND)
+        _opened(observer, os.path.realpath(os.fsdecode(path)), writes=bool(writes))
+
+
+def _opened(observer: Observer, full: str, *, writes: bool) -> None:
+    if writes and _is_within(full, (str(observer.folder),)):
+        # A callback's log, whoever opens it: what the run writes is its own.
+        observer.written(Path(full))
+    elif not _is_of_the_system(full) and _called_by_the_user(observer):
+        (observer.written if writes else observer.file)(Path(full))
 
 
 def _called_by_the_user(observer: Observer) -> bool:
-    frame = sys._getframe(2)  # noqa: SLF001 - documented, and the only quick way
+    frame = sys._getframe(3)  # noqa: SLF001 - documented, and the only quick way
     while frame is not None:
         if observer.is_of_the_user(frame.f_code.co_filename):
             return True
+        if _is_within(frame.f_code.co_filename, (str(_STOKER),)):
+            # Ours, however the user's script came to call us.
+            return False
         frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
     return False
 

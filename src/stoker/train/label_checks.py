@@ -46,6 +46,12 @@ class _Case:
     units: int | None
     """Values of one answer along the last axis; None where it is not known."""
 
+    rank: int | None
+    """Axes of one answer, 1 of a vector; None where it is not known."""
+
+    output: str
+    """The model's output."""
+
     activation: str | None
     """Of the last layer; None where it is not known."""
 
@@ -114,6 +120,11 @@ def findings(built: BuiltModel, labels: Summaries, *, monitor: str) -> Iterator[
 def _cases(built: BuiltModel, output: str, summary: LabelSummary, *, split: str) -> Iterator[_Case]:
     if not summary.rows or summary.min is None:
         return
+    if output == ONLY and len(output_names(built.model)) > 1:
+        # One label for several outputs: each of them has a loss of its own.
+        for name in output_names(built.model):
+            yield from _cases(built, name, summary, split=split)
+        return
     tensor = _symbolic(built.model, output)
     for loss in built.losses(output):
         name = _kerass_name(loss)
@@ -128,6 +139,8 @@ def _cases(built: BuiltModel, output: str, summary: LabelSummary, *, split: str)
             from_logits=bool(getattr(loss, "from_logits", False)),
             ignores=getattr(loss, "ignore_class", None),
             units=None if tensor is None else _units(tensor),
+            rank=None if tensor is None else len(tensor.shape) - 1,
+            output=output,
             activation=None if tensor is None else _activation(tensor),
         )
 
@@ -160,7 +173,8 @@ def _balance(case: _Case, monitor: str) -> Iterator[Finding]:
         return
     value, most = max(counts.items(), key=lambda item: item[1])
     share = most / sum(counts.values())
-    if monitor.endswith("accuracy") and share >= MAJORITY:
+    watched = case.output == ONLY or f"val_{case.output}_" in monitor
+    if monitor.endswith("accuracy") and watched and share >= MAJORITY:
         yield case.warning(
             "imbalanced",
             f"{share:.1%} of {case.subject} is {value}, and train.monitor is {monitor}: always "
@@ -171,7 +185,7 @@ def _balance(case: _Case, monitor: str) -> Iterator[Finding]:
 
 def _binary(case: _Case) -> Iterator[Finding]:
     least, most = case.limits
-    if case.units is not None and case.units > 1 and case.one_value:
+    if case.units is not None and case.units > 1 and case.one_value and case.rank == 1:
         yield case.error(
             "label_shape",
             f"{case.loss} compares each of {case.units} outputs with a label of its own, and a row "
@@ -184,7 +198,12 @@ def _binary(case: _Case) -> Iterator[Finding]:
             f"{case.loss} needs labels from 0 to 1: {case.goes}",
             _to_zero_and_one(case),
         )
-    elif (case.label.most_sum or 0) > 1 and case.label.zero_or_one:
+    elif (
+        (case.label.most_sum or 0) > 1
+        and case.label.zero_or_one
+        and case.rank == 1
+        and case.label.shape == (case.units,)
+    ):
         yield case.warning(
             "multi_label",
             f"{case.subject} has several classes in a row: training works, and `evaluate` refuses it",
@@ -216,7 +235,8 @@ def _for_class_ids(case: _Case) -> str:
 def _sparse(case: _Case) -> Iterator[Finding]:
     least, most = case.limits
     units = case.units
-    if units is not None and units > 1 and case.label.shape[-1:] == (units,):
+    one_hot = len(case.label.shape) == case.rank and case.label.shape[-1:] == (units,)
+    if units is not None and units > 1 and one_hot:
         yield case.error(
             "label_shape",
             f"{case.loss} takes one class id a row: {case.subject} has {units} values a row",
@@ -255,7 +275,7 @@ def _to_ids(case: _Case) -> str:
 
 def _categorical(case: _Case) -> Iterator[Finding]:
     least, most = case.limits
-    if case.one_value and (case.units is None or case.units > 1):
+    if case.one_value and case.rank == 1 and case.units != 1:
         yield case.error(
             "label_shape",
             f"{case.loss} takes one value for each class: {case.subject} has one value a row",
@@ -326,7 +346,7 @@ def _numbers(case: _Case) -> Iterator[Finding]:
     """A loss for numbers: nothing is refused but what broadcasting would hide."""
     least, most = case.limits
     width = case.label.shape[-1] if case.label.shape else 1
-    if case.units is not None and len(case.label.shape) <= 1 and case.units != width:
+    if case.rank == 1 and len(case.label.shape) <= 1 and case.units != width:
         yield case.error(
             "label_shape",
             f"{case.loss} compares outputs and labels one by one: the model gives {case.units} "
@@ -407,7 +427,7 @@ def _activation(tensor: Any) -> str | None:
     """The activation of the layer that made an output, where it is one of Keras's."""
     layer = tensor._keras_history.operation  # noqa: SLF001 - no public way to the last layer
     if isinstance(layer, keras.layers.Softmax):
-        return "softmax"
+        return "softmax" if layer.axis in (-1, len(tensor.shape) - 1) else None
     activation = getattr(layer, "activation", None)
     name = getattr(activation, "__name__", None)
     return name if isinstance(name, str) else None

@@ -165,7 +165,7 @@ def kill_in_second_epoch(path: Path) -> None:
     )
     assert process.stderr is not None
     give_up_s = time.monotonic() + 600
-    while not list(path.glob("runs/mine/*/train/checkpoints/step-*15/manifest.json")):
+    while not list(path.glob("runs/mine/*/train/checkpoints/step-*1[1-9]/manifest.json")):
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < give_up_s
         time.sleep(0.01)

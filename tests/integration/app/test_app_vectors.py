@@ -256,8 +256,8 @@ def test_metadata_tells_the_length(served: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("image floats", lambda old: old[:-1], r"shape \[-1,16\].*shape \[1,15\]"),
-        ("image floats", lambda old: old[0], r"shape \[-1,16\].*shape \[1\]"),
+        ("image floats", lambda old: old[:-1], r"Matrix size-incompatible"),
+        ("image floats", lambda old: old[0], r"Ranks of all input tensors should match"),
         ("counts", lambda old: [*old[:-1], 1.5], "key: counts .*not of expected type: int64"),
         ("tags", lambda old: [*old[:-1], None], "key: tags .*not of expected type: string"),
     ],

@@ -113,7 +113,7 @@ class LabelCounter:
             return
         found, counts = np.unique(finite, return_counts=True)
         for value, count in zip(found, counts, strict=True):
-            name = f"{value:g}"
+            name = repr(float(value)).removesuffix(".0")
             self._counts[name] = self._counts.get(name, 0) + int(count)
         if len(self._counts) > MOST_CLASSES:
             self._counts = None
