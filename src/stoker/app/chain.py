@@ -155,7 +155,7 @@ def run_chain(
         again: Do the last stage again even where nothing has changed.
         resume: Which run is gone on with.
         works: Stage -> what does its work instead, e.g. on several processes.
-        wall: Accounts for this process's wall time; None: it begins now.
+        wall: Accounts for this process's wall time; None: a new account that begins now.
 
     Raises:
         UserError: the user's data, settings or code; the run can be continued.
@@ -186,7 +186,7 @@ def run_chain(
         listener.say(f"run {run.id}" + (" (continued)" if continued else ""))
         if not continued and (line := left_behind(run, identity, experiment.folder)):
             listener.say(line)
-        # Now: a file that comes later is the run's own, whatever reads it.
+        # Now: a file that is created later belongs to the run itself, whatever reads it.
         run.folder_at_begin(experiment.folder, experiment.outputs)
         state = _State(resume=resume, wall=wall)
         for stage in stages:
@@ -330,7 +330,7 @@ def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
 
 @contextmanager
 def _observed(stage: Stage, run: Run, experiment: Experiment) -> Iterator[Callable[[], Reads]]:
-    """Observe what the user's code reads in a stage, and keep it as it comes."""
+    """Observe what the user's code reads in a stage, and record each read as it happens."""
     if not stage.runs_user_code:
         yield Reads
         return
