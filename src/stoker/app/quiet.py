@@ -25,7 +25,7 @@ def import_tensorflow(*, compiles: bool = False) -> None:
     # A process that takes all of a GPU's memory starves its neighbours. It must be said before
     # TensorFlow looks at the devices, which the transform's stage makes it do.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    # Without it, TensorFlow transposes the input and output of 16-bit BatchNormalization to NCHW and
+    # Without it, TensorFlow transposes input and output of a 16-bit BatchNormalization to NCHW and
     # back. Source: tensorflow/core/kernels/fused_batch_norm_op.cc, BatchnormSpatialPersistentEnabled.
     os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -1,4 +1,4 @@
-"""Says what a device's time by class means: which class costs, around which layer, and what helps."""
+"""Explains a device's time by class: which class is expensive, in which layer, and what to do."""
 
 from __future__ import annotations
 
@@ -11,78 +11,78 @@ from stoker.measure.device_time import IDLE, DeviceTime
 from stoker.measure.kernel_class import CLASSES, LABELS
 
 LOW_MFU = 0.20
-"""Below this share of the measured peak the largest class is named."""
+"""Below this share of the measured peak, the largest class is reported."""
 
 MUCH = 0.25
-"""Share of the device's time from which on a class other than the products is named."""
+"""From this share of the device time on, a class other than the products is reported."""
 
 MUCH_CASTS = 0.05
-"""Share of the device's time in casts from which on they are named."""
+"""From this share of the device time on, casts are reported."""
 
 MUCH_WAIT = 0.10
-"""Share of the step that waits for input from which on an idle device waits for that."""
+"""From this share of the step spent waiting for input, an idle device is explained by that."""
 
 MOST_GAIN = 20.0
-"""No bound is told that is larger: the share is not known that well."""
+"""Largest bound that is reported: the share is not known precisely enough for more."""
 
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFacts:
-    """What is known of a step, beside its trace; each may be unknown."""
+    """What is known about a step in addition to its trace; each value may be unknown."""
 
     of_script: bool
-    """The step is a script's; else that of an experiment, which `stoker.yaml` sets."""
+    """Whether the step is a script's; else it is an experiment's, configured by `stoker.yaml`."""
 
     mfu: float | None = None
-    """Achieved by peak, in [0, 1]."""
+    """MFU: achieved divided by peak, in [0, 1]."""
 
     precision: str = ""
-    """Keras's policy: `mixed_bfloat16`."""
+    """Keras's dtype policy, e.g. `mixed_bfloat16`."""
 
     xla: bool | None = None
     """Whether XLA compiles the step."""
 
     steps_per_call: int | None = None
-    """Steps of one call from Python."""
+    """Steps per call from Python."""
 
     input_wait: float | None = None
     """W, in [0, 1]."""
 
     def with_mfu(self, mfu: float | None) -> StepFacts:
-        """The same step, its MFU known."""
+        """The same facts, with the MFU."""
         return replace(self, mfu=mfu)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFinding:
-    """The class of kernels that costs most, and what to do about it."""
+    """The most expensive kernel class, and what to do about it."""
 
     kind: str
     """The class, or `idle`."""
 
     share: float
-    """Of the device's time, in [0, 1]."""
+    """Share of the device time, in [0, 1]."""
 
     layer: str
-    """The layer with the most of it; empty where none is known."""
+    """The layer with most of it; empty if unknown."""
 
     seen: str
     """A clause with figures: `38 % of the step is layout transposes, most of it in norm_a`."""
 
     why: str
-    """Why that costs, a sentence."""
+    """Why it is expensive, a sentence."""
 
     change: str
     """What to do, a sentence or code to paste."""
 
     most_gain: float
-    """How many times as many steps a second at most: an upper bound, as if the whole share went."""
+    """Upper bound of the speedup in steps per second, as if the whole share disappeared."""
 
     @property
     def text(self) -> str:
-        """One paragraph for a person."""
+        """One paragraph for the user."""
         return f"{self.seen} (at most {self.most_gain:.2g}x without it). {self.why} {self.change}"
 
     def to_json(self) -> dict[str, Any]:
@@ -91,12 +91,12 @@ class DeviceFinding:
 
 
 def shown_mfu(mfu: float) -> str:
-    """`41%`, or `4.2%` below ten: a share that is small has a digit more."""
+    """`41%`, or `4.2%` for shares below ten percent."""
     return f"{mfu:.0%}" if mfu >= 0.0995 else f"{mfu:.1%}"
 
 
 def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
-    """The first finding about a device's time; None where most of it is products, near the peak."""
+    """The main finding about a device's time; None if most of it is products near the peak."""
     others = {name: found.shares[name] for name in (*CLASSES, IDLE) if name != "products"}
     kind = max(others, key=lambda name: others[name])
     low = facts.mfu is not None and facts.mfu < LOW_MFU
@@ -106,7 +106,7 @@ def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
         if found.shares["products"] > others[kind]:
             kind = "products"
     share = found.shares[kind]
-    # The products themselves cannot go: at the device's peak they take as much as the MFU says.
+    # The products cannot disappear: at the device's peak they take as much time as the MFU says.
     removable = share - (facts.mfu or 0.0) if kind == "products" else share
     layers = found.layers_of(kind)
     layer = layers[0].layer if layers else ""
@@ -141,7 +141,7 @@ def _seen(found: DeviceTime, kind: str, facts: StepFacts) -> str:
 
 
 Advice = tuple[str, str]
-"""Why it costs, and what to do."""
+"""Why the class is expensive, and what to do."""
 
 
 def _transposes(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:

@@ -1,8 +1,8 @@
-"""TensorFlow Transform's arguments that Stoker's functions of the same name do not need.
+"""Arguments of TensorFlow Transform that Stoker's functions of the same name do not need.
 
-An argument that changes nothing here is accepted and ignored (`name`, `epsilon`: quantiles are
-exact). One that would change the result is accepted with its default and refused, by name, with any
-other value.
+An argument that changes nothing here is accepted and ignored (`name`; `epsilon`, because quantiles
+are exact). One that would change the result is accepted with its default value; any other value
+raises an error that names it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Result = TypeVar("Result")
 
 
 class _Ignored:
-    """Marks an argument that may have any value."""
+    """Marks an argument that accepts any value."""
 
 
 IGNORED: Any = _Ignored()
 
 
 def also_takes(**extra: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Let a function take more of TensorFlow Transform's arguments.
+    """Let a function accept more of TensorFlow Transform's arguments.
 
     Args:
-        **extra: Argument -> the only value that it may have, or `IGNORED`; in the order in which
+        **extra: Argument -> the only accepted value, or `IGNORED`; in the order in which
             TensorFlow Transform takes them after the function's own positional arguments.
     """
 
@@ -138,11 +138,11 @@ _MISSING = {
     ),
     "get_num_buckets_for_transformed_feature": "Use transform.num_buckets(NAME) in build.",
 }
-"""TensorFlow Transform's names that are not here -> what to use instead."""
+"""Names of TensorFlow Transform that Stoker lacks -> what to use instead."""
 
 
 class NoSuchFunction(ConfigError, AttributeError):
-    """A name of TensorFlow Transform that is not here; also an AttributeError, for `hasattr`."""
+    """Raised for a missing name of TensorFlow Transform; an AttributeError too, for `hasattr`."""
 
 
 def missing_function(name: str) -> AttributeError:
@@ -156,5 +156,5 @@ def missing_function(name: str) -> AttributeError:
 
 
 def missing_names() -> tuple[str, ...]:
-    """TensorFlow Transform's public names that are not here."""
+    """Public names of TensorFlow Transform that Stoker lacks."""
     return tuple(sorted(_MISSING))
