@@ -115,7 +115,7 @@ def _array(tensor: tf.Tensor) -> np.ndarray[Any, Any]:
 
 
 def checked_functions(meta_graph: meta_graph_pb2.MetaGraphDef) -> Sequence[str]:
-    """The functions that loading the object graph may run: all except those that save and restore."""
+    """Functions that loading the object graph may run: all except those that save and restore."""
     nodes = nodes_by_name(meta_graph.graph_def)
     saver = meta_graph.saver_def
     own = {
