@@ -152,7 +152,7 @@ SessionThreads = Annotated[
     option(
         "--tensorflow-session-parallelism",
         "--tensorflow_session_parallelism",
-        help_text="Default for the two options above that are 0.",
+        help_text="Value of both the intra-op and the inter-op option if they are 0.",
     ),
 ]
 
