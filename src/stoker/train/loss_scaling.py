@@ -24,7 +24,7 @@ from stoker.train.keras_model import has_kerass_optimizer
 
 
 class DeviceLossScale:
-    """The update of a `LossScaleOptimizer`, with its variables and rules, but without its condition.
+    """The update of a `LossScaleOptimizer`, with its variables and rules, without its condition.
 
     Source: keras.optimizers.LossScaleOptimizer. There are two differences, both in cases where
     Keras ends in non-finite numbers: the scale does not grow to infinity, and no update is made
@@ -80,7 +80,7 @@ class DeviceLossScale:
 
 
 def _is_the_new_value(variable: Any) -> bool:
-    """Whether a variable's gradient is its new value (float8's scales), which Keras never scales."""
+    """Whether a variable's gradient is its new value (float8's scales); Keras never scales it."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
@@ -139,7 +139,7 @@ def prepare_loss_scale(model: keras.Model, config: TrainConfig) -> None:
 
 
 def _scale_by(optimizer: Any, factor: float) -> None:
-    """Like Keras's `loss_scale_factor`, which fails for the gradient of an Embedding (Keras 3.15)."""
+    """Like Keras's `loss_scale_factor`, which fails for an Embedding's gradient (Keras 3.15)."""
     optimizer.loss_scale_factor = None
     optimizer.scale_loss = partial(_times, factor)
     optimizer.apply = partial(_apply_unscaled, optimizer, factor)
