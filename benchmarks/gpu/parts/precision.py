@@ -15,18 +15,18 @@ CHILD = ROOT / "tests" / "gpu" / "train" / "batch_norm_child.py"
 """Trains a small network and prints the names of the device's kernels."""
 
 END_S = 15.0
-"""Time that ending takes, seconds."""
+"""Time for shutting down, seconds."""
 
 CHOICES = {
     "bfloat16": ("train.precision=mixed_bfloat16",),
     "float16, loss scale 128": ("train.precision=mixed_float16", "train.loss_scale=128"),
     "float16, dynamic loss scale": ("train.precision=mixed_float16", "train.loss_scale=dynamic"),
 }
-"""What `train.precision: auto` chooses between."""
+"""The candidates for `train.precision: auto`."""
 
 
 def measure(at: Situation) -> None:
-    """One training each, without XLA; the first one is what the others are compared with."""
+    """One training each, without XLA; the others are compared with the first one."""
     show_kernels(at)
     folder = experiments.images(at.work / "images", at.photographs(), at.sizes)
     base: float | None = None
