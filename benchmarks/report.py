@@ -146,7 +146,9 @@ def gpu() -> str:
     path = RESULTS / "gpu.json"
     found: dict[str, Figure] = json.loads(path.read_text())["parts"] if path.is_file() else {}
     if not found:
-        parts.append("\n**This version is not measured on a card yet: every figure above is open.**\n")
+        parts.append(
+            "\n**Not yet measured on a card in this version: every figure above is open.**\n"
+        )
     for name, record in found.items():
         card = record["card"]
         parts.append(

@@ -29,7 +29,7 @@ EVERY_S = 0.2
 """Pause between two samples during a part, seconds."""
 
 SLOWED_SHARE = 0.05
-"""If more than this share of the samples show a throttle reason, the part's figures are rejected."""
+"""Above this share of samples with a throttle reason, the part's figures are rejected."""
 
 IDLE_UTILIZATION = 0.05
 """Highest utilization before a part starts: above it, another process uses the card."""

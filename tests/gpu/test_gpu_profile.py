@@ -1,4 +1,4 @@
-"""`stoker profile` of an experiment and of a script, with what the card did meanwhile."""
+"""`stoker profile` of an experiment and of a script, with the state of the card during it."""
 
 from __future__ import annotations
 

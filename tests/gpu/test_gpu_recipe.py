@@ -1,4 +1,4 @@
-"""The digits recipe from data to a server that answers, and its model behind `stoker serve`."""
+"""The digits recipe from data to a server that answers, and its model in `stoker serve`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ CHILD = Path(__file__).with_name("batch_norm_child.py")
 
 
 def traced(tmp_path: Path, policy: str, **environment: str) -> dict[str, Any]:
-    """What a process says that trains a small network in a precision, and traces it."""
+    """The output of a process that trains a small network in a precision, and traces it."""
     if not find_devices().gpus or os.environ.get("STOKER_GPU_TESTS_ON_CPU") == "1":
         pytest.skip("needs an NVIDIA GPU: a CPU has no such kernel")
     ran = subprocess.run(

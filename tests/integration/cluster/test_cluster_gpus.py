@@ -1,4 +1,4 @@
-"""What the driver says is read through NVML's own binding; a compiled library replaces the driver."""
+"""The driver is read through NVML's own binding; a compiled library replaces the driver."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_gpus_are_chosen_for_a_command_and_the_processes_that_it_starts(
     script.write_text(SHOW)
     out = ["--out", str(tmp_path / "out")]
 
-    # What was set before gives way to the flag.
+    # The flag overrides what was set before.
     done = run(
         driver, "-m", "stoker", "profile", "--gpus", chosen, *out, "--", sys.executable, str(script),
         CUDA_VISIBLE_DEVICES="0",

@@ -1,4 +1,4 @@
-"""Ingest by worker processes: the bytes of one, whatever their number; nothing lost, nobody left."""
+"""Ingest by worker processes: the same bytes for any number; nothing lost, no process left."""
 
 from __future__ import annotations
 

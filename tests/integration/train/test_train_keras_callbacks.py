@@ -306,7 +306,7 @@ class Database(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class Emptied(keras.callbacks.Callback):  # type: ignore[misc]
-    """Drops at the end what it has counted."""
+    """Forgets at the end what it has counted."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.epochs = 0

@@ -37,7 +37,7 @@ MEANWHILE = 3
 
 def build(features: dict[str, keras.KerasTensor]) -> keras.Model:
     x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
-    # Both have kernels of their own where XLA does not compile: BatchNormalization and Adam.
+    # Both use other kernels if XLA does not compile: BatchNormalization and Adam.
     x = layers.BatchNormalization()(layers.Dense(4, activation="relu")(x))
     model = keras.Model(features, layers.Dense(1, activation="sigmoid")(layers.Dropout(0.1)(x)))
     model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
@@ -94,7 +94,7 @@ def weights(built: BuiltModel) -> list[NDArray[Any]]:
 
 
 class Spelled(layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """A layer of an operation that XLA does not have; it returns what it is given."""
+    """A layer with an operation that XLA does not support; it returns its input."""
 
     def call(self, inputs: Any) -> Any:
         numbers = tf.strings.to_number(tf.strings.as_string(tf.stop_gradient(inputs)))
@@ -228,7 +228,7 @@ def test_where_memory_runs_out_the_trial_ends_and_the_batch_stays(
     def without_memory(program: Program, *args: Any, **options: Any) -> Any:
         sums = call(program, *args, **options)
         if program.xla:
-            # Behind a step: the variables are at another one than the last checkpoint.
+            # After a step: the variables are at another step than the last checkpoint.
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         return sums
 

@@ -154,7 +154,7 @@ def test_the_quick_peak_is_near_the_best_of_all_sizes() -> None:
 
     assert quick.peak_per_s is not None
     assert full.peak_per_s is not None
-    # Other processes of this machine may take the cores of either.
+    # Other processes on this machine may use the cores of either.
     assert 0.2 < quick.peak_per_s / full.peak_per_s < 5
 
 

@@ -1,4 +1,4 @@
-"""A script's device: the trace that the watcher takes, and what is said of it."""
+"""A script's device: the trace that the watcher takes, and the report about it."""
 
 from __future__ import annotations
 
