@@ -226,8 +226,8 @@ def verify_shard(root: Path, shard: Shard) -> None:
     path = root / shard.file
     if sha256_file(path) != shard.sha256:
         raise DataError(
-            f"shard {path} must have the hash that its manifest says",
-            got=Plain("other content: it was changed or damaged after ingest"),
+            f"shard {path} must have the hash in its manifest",
+            got=Plain("different content: it was changed or damaged after ingest"),
             fix=_MAKE_AGAIN,
         )
 
@@ -296,7 +296,7 @@ def verify_index(root: Path, shard: Shard) -> None:
     path = root / shard.index
     if not path.is_file() or sha256_file(path) != shard.index_sha256:
         raise DataError(
-            f"{path} must have the hash that its manifest says",
+            f"{path} must have the hash in its manifest",
             got=Plain("other content" if path.is_file() else "no such file"),
             fix="Run `stoker ingest` again: the shard is made anew from the source.",
         )

@@ -76,5 +76,5 @@ def open_devices(config: tf.compat.v1.ConfigProto) -> None:
         return
     tf.compat.v1.Session(graph=tf.Graph(), config=config).close()
     fraction = config.gpu_options.per_process_gpu_memory_fraction
-    limit = f"at most {fraction:.1%} of its memory" if fraction else "memory as it is needed"
+    limit = f"at most {fraction:.1%} of its memory" if fraction else "memory growing on demand"
     _log.info("models run on the first GPU that is visible here, with %s", limit)

@@ -82,7 +82,7 @@ def read_events(data: bytes, *, of_cpu: bool = False) -> list[DeviceEvents]:
     try:
         space = xplane_pb2.XSpace.FromString(data)
     except DecodeError:
-        raise TraceError("the trace is damaged: it ends too soon, or is no XSpace") from None
+        raise TraceError("the trace is damaged: it is truncated, or not an XSpace") from None
     programs = _programs(space)
     found = []
     for plane in space.planes:

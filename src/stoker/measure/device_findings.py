@@ -145,7 +145,7 @@ Advice = tuple[str, str]
 
 
 def _transposes(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
-    why = "Each of them reads and writes a whole tensor only to put its channels elsewhere."
+    why = "Each of them reads and writes a whole tensor only to move its channels."
     types = found.layer_types.get("transposes", {})
     around = max(types, key=lambda each: types[each]) if types else layer
     if not re.search(r"norm|(^|_)bn", around, re.IGNORECASE):
@@ -163,7 +163,9 @@ def _transposes(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
 
 def _normalization(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     del layer
-    why = "Keras computes a normalization by many small kernels, each of which reads and writes it all."
+    why = (
+        "Keras computes a normalization with many small kernels that each read and write all of it."
+    )
     if facts.xla:
         return (
             why,
@@ -176,20 +178,20 @@ def _normalization(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
 
 def _elementwise(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     del layer
-    why = "Such kernels are bound by memory: each reads and writes whole tensors for one operation."
+    why = "Such kernels are memory-bound: each reads and writes whole tensors for one operation."
     if found.casts >= MUCH_CASTS:
         why += f" {found.casts:.0%} of the step only changes types."
     if not facts.xla:
         fused = "model.compile(..., jit_compile=True)" if facts.of_script else "train.xla: true"
         return why, f"Fuse them with XLA: {fused}."
     if facts.precision in ("", "float32"):
-        return why, f"Halve what they move: {_half(facts)}."
+        return why, f"Halve the bytes that they move: {_half(facts)}."
     return why, "Leave out casts between types, and operations that change nothing."
 
 
 def _copies(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     del found, layer
-    why = "Nothing computes while they run: copies that run beside a kernel are not counted."
+    why = "Nothing computes while they run: copies in parallel with a kernel do not count."
     if facts.of_script:
         return why, (
             "Send uint8 and cast on the device, prefetch to it "
@@ -197,7 +199,7 @@ def _copies(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
         )
     return (
         why,
-        "Let preprocessing give uint8 images, and take tf.py_function and CPU-only layers out.",
+        "Output uint8 images from preprocessing, and remove tf.py_function and CPU-only layers.",
     )
 
 
@@ -217,7 +219,7 @@ def _idle(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     if facts.input_wait is not None and facts.input_wait >= MUCH_WAIT:
         return (
             f"The step waits {facts.input_wait:.0%} of its time for input.",
-            "See what is said of the input." if facts.of_script else "Run `stoker tune`.",
+            "See the findings about the input." if facts.of_script else "Run `stoker tune`.",
         )
     why = "The host starts kernels more slowly than the device runs them: they are small."
     more = "steps_per_execution of model.compile" if facts.of_script else "train.steps_per_call"
@@ -229,9 +231,9 @@ def _idle(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
 
 def _products(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     del found, layer
-    why = "The products run, but far below the rate that this device reaches with large ones."
+    why = "The products run far below the rate that this device reaches with large ones."
     if facts.precision in ("", "float32", "float64"):
-        return why, f"Use the units for 16 bits: {_half(facts)}."
+        return why, f"Use the 16-bit units: {_half(facts)}."
     return why, "Use channels and units that are multiples of 8 (better 64), and a larger batch."
 
 
@@ -241,7 +243,7 @@ def _other(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     named = f" The longest is {largest.name}." if largest is not None else ""
     return (
         f"These kernels neither multiply nor normalize.{named}",
-        f"Look for a cheaper one{_or_xla(facts)}.",
+        f"Look for a cheaper operation{_or_xla(facts)}.",
     )
 
 

@@ -110,7 +110,7 @@ def _traced(target: Any, inputs: Any, batch_size: int) -> Any:
         inputs = _inputs_of(target)
     if inputs is None:
         raise UserError(
-            "a function, or a model without inputs of its own, is counted for given inputs",
+            "a function, or a model without declared inputs, can only be counted for given inputs",
             got=Plain(type(target).__name__),
             fix="Say what it is called with: count_flops(model, inputs=tf.TensorSpec([None, 10])).",
         )

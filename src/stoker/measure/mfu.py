@@ -90,7 +90,7 @@ def model_rate(
     if not work:
         return ModelRate(why="the model has no products of matrices and no convolutions")
     if dtype not in DTYPES:
-        return _without_peak(known, f"no peak is measured of {dtype}")
+        return _without_peak(known, f"the peak for {dtype} cannot be measured")
     try:
         measured = rates(dtype, tuple(work))
     except tf.errors.OpError as error:

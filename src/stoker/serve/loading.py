@@ -88,7 +88,7 @@ def load_checked(
         except _FAILURES as error:
             variable = min(unrestored)
             raise not_loadable(
-                folder, f"nothing fills its variable {variable!r}: {first_line(error)}"
+                folder, f"its variable {variable!r} is not restored: {first_line(error)}"
             ) from error
     how = _How(freeze=freeze, breathe=breathe, session=session or session_config())
     try:
@@ -112,7 +112,7 @@ def too_large(folder: Path, error: tf.errors.ResourceExhaustedError) -> UserErro
         f"{folder} must fit in the memory of its device",
         got=Plain(first_line(error)),
         fix="Serve fewer models or use fewer --workers, raise --per_process_gpu_memory_fraction or "
-        "--max-memory-mb where one is set, or unload the version before by --unload-first.",
+        "--max-memory-mb where one is set, or add --unload-first to unload the version before.",
     )
 
 

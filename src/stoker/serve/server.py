@@ -173,7 +173,7 @@ class Server:
         if failed:
             raise UserError(
                 f"Failed to start server. Error: {failed}",
-                fix="Mend or remove the version, or add --no-listen-when-loaded to serve the others.",
+                fix="Fix or remove the version, or serve the others with --no-listen-when-loaded.",
             )
         return (self.config.listen_when_tried or self.models.root is not None) and (
             self.models.all_tried()

@@ -224,12 +224,12 @@ def _say_gpus(gpus: Sequence[str], shares: Sequence[GpuShare]) -> None:
     if not gpus:
         return
     for number, share in enumerate(shares):
-        limit = f"{share.fraction:.1%} of its memory" if share.fraction else "no limit of memory"
+        limit = f"{share.fraction:.1%} of its memory" if share.fraction else "no memory limit"
         _log.info("worker %d has GPU %s, with %s", number, share.gpu, limit)
     unused = [gpu for gpu in gpus if gpu not in {share.gpu for share in shares}]
     if unused:
         _log.warning(
-            "GPU %s: not used, as a worker uses one GPU; --workers %d uses all",
+            "GPU %s is unused, because a worker uses one GPU; --workers %d uses all",
             ", ".join(unused),
             len(gpus),
         )

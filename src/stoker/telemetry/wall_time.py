@@ -49,7 +49,7 @@ PARTS: Final = (
     Part(
         name="build",
         label="building and tracing the model",
-        advice="build repeated blocks in a layer of their own, and avoid Python loops over layers",
+        advice="put repeated blocks into one layer, and avoid Python loops over layers",
     ),
     Part(
         name="compile",
@@ -75,7 +75,7 @@ PARTS: Final = (
     Part(
         name="measuring",
         label="measuring the ceiling of the step",
-        advice="it takes about a second of a process: it weighs less in a longer training",
+        advice="it takes about a second per process: its share is smaller in a longer training",
     ),
     Part(
         name="tensorboard",

@@ -251,7 +251,9 @@ class Callbacks:
             except ConfigError as error:
                 if fails:
                     raise
-                _LOG.warning("training has ended without the state of a callback: %s", error.line())
+                _LOG.warning(
+                    "training has ended, but the state of a callback is missing: %s", error.line()
+                )
                 continue
             if lost and name not in self._said:
                 self._said.add(name)

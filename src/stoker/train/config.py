@@ -357,7 +357,7 @@ def _why_xla_is_not_tried(config: TrainConfig, around: Grounds, strategy: Strate
         "train.deterministic": config.deterministic,
         "train.memory takes all memory, and the compiler needs some": not config.memory.growth
         and config.memory.limit_mb is None,
-        "stoker.lock.yaml has what was measured": around.tuned,
+        "stoker.lock.yaml has the measured settings": around.tuned,
         f"train.strategy is {strategy}, and XLA is tried on one device only": strategy
         != "one_device",
     }

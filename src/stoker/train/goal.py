@@ -70,12 +70,12 @@ def check_choice(model: keras.Model, config: TrainConfig) -> Finding | None:
         kind="unweighted_choice",
         severity="warning",
         message=(
-            f"train.class_weight weighs training, and {type(model).__name__}.test_step computes "
+            f"train.class_weight weights training, but {type(model).__name__}.test_step computes "
             "train.monitor: val_loss without it: the best epoch may be one that the rare classes "
             "have not reached"
         ),
-        fix="Set train.monitor to a metric of the rare classes (val_auc, val_recall), or weigh the "
-        "loss inside test_step and leave train.class_weight out.",
+        fix="Set train.monitor to a metric of the rare classes (val_auc, val_recall), or weight "
+        "the loss inside test_step and remove train.class_weight.",
     )
 
 

@@ -232,7 +232,7 @@ def _sparse(case: _Case) -> Iterator[Finding]:
         yield case.error(
             "label_range",
             f"{case.loss} needs class ids, whole numbers from 0: {case.goes}",
-            'Turn it into ids in preprocessing_fn, or use a loss for numbers such as "mse".',
+            'Convert it to ids in preprocessing_fn, or use a loss for numbers such as "mse".',
         )
     elif case.ignores is None and (least < 0 or (units is not None and most >= units)):
         yield case.error(

@@ -223,7 +223,7 @@ class XlaTrial:
         left = self._position.steps - self._position.step
         pairs = min(MOST_PAIRS, max(PAIRS, round(FORM_S / (steps * self._step_s)) | 1))
         if left < 4 * pairs * steps:
-            self._decide(xla=False, why="not used, too few steps are left to pay for a comparison")
+            self._decide(xla=False, why="not used, too few steps remain for a comparison")
             return
         for pair in range(pairs):
             # The second one of a pair finds a machine warmed up by the first.
@@ -237,7 +237,7 @@ class XlaTrial:
         if gain < MARGIN:
             self._decide(xla=False, why=f"{told}, not used")
         elif (before_s - after_s) * left < SWITCH_S:
-            self._decide(xla=False, why=f"{told}, not used: too few steps are left to pay for it")
+            self._decide(xla=False, why=f"{told}, not used: too few steps remain to gain from it")
         else:
             used = f"{told}, used from the checkpoint at step {self._position.step:,} on"
             self._decide(xla=True, why=used)

@@ -28,7 +28,7 @@ def useless_bias(
     return Finding(
         kind="useless_bias",
         severity="warning",
-        message=f"{count} {has} that the BatchNormalization right behind takes out again: {named} "
+        message=f"{count} {has} that the next layer, a BatchNormalization, cancels: {named} "
         f"({parameters:,} of {of_parameters:,} parameters, {parameters / max(1, of_parameters):.2%}; "
         "the time was not measured)",
         fix="Pass use_bias=False to these layers: a step then needs neither the addition over their "

@@ -107,7 +107,7 @@ def test_adams_one_kernel_leaves_out_what_kerass_operations_leave_out() -> None:
 def scaled_by(
     inner: Any, *, scale: float = 8.0, growth: int = 2000, average: bool = False
 ) -> tuple[Callable[..., None], list[Any], Any]:
-    """A traced update by Adam's kernel or the optimizer itself, its variables, and the optimizer."""
+    """A traced update by Adam's kernel or the optimizer, its variables, and the optimizer."""
     weights = weights_of()
     optimizer = keras.optimizers.LossScaleOptimizer(
         inner, initial_scale=scale, dynamic_growth_steps=growth

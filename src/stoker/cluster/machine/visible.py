@@ -97,14 +97,14 @@ def _one(name: str, states: Sequence[GpuState]) -> Visible:
         raise ConfigError(
             "--gpus must name GPUs of this machine",
             got=Plain(f"{name!r}, which {len(matches)} GPUs match" if matches else repr(name)),
-            fix=f"There are: {_list(states)}.",
+            fix=f"Available: {_list(states)}.",
         )
     state, mig = matches[0]
     if state.mig and mig is None:
         raise ConfigError(
             f"GPU {state.index} is divided into MIG slices, which are chosen by UUID",
             got=name,
-            fix=f"There are: {', '.join(each.uuid for each in state.slices) or 'no slices yet'}.",
+            fix=f"Available: {', '.join(each.uuid for each in state.slices) or 'no slices yet'}.",
         )
     return matches[0]
 

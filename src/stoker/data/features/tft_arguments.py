@@ -81,16 +81,18 @@ def _require(function: str, name: str, value: Any, only: Any) -> None:
     if only is IGNORED or value is only or (plain and value == only):
         return
     raise ConfigError(
-        f"stoker.transform.{function} knows {name}={only!r} only",
+        f"stoker.transform.{function} supports only {name}={only!r}",
         got=value,
-        fix=_INSTEAD.get(name, f"Leave {name} out; docs/reference/transform.md has what there is."),
+        fix=_INSTEAD.get(
+            name, f"Leave {name} out; docs/reference/transform.md lists the arguments."
+        ),
     )
 
 
 _INSTEAD = {
     "elementwise": "Give each position of the vector a feature of its own, x[:, 0], or leave it out.",
     "reduce_instance_dims": "Reduce over all values, or call it for each position, x[:, 0].",
-    "weights": "Leave it out: every row counts alike. train.sample_weight weighs training.",
+    "weights": "Leave it out: all rows have equal weight. train.sample_weight weights training.",
     "use_adjusted_mutual_info": "Choose the terms by top_k or frequency_threshold.",
     "labels": "Choose the terms by top_k or frequency_threshold.",
     "key_fn": "Learn a vocabulary for each key: filter the tokens first.",
@@ -104,9 +106,7 @@ _MISSING = {
     ),
     "bucketize_per_key": "Use bucketize over all rows, and give the key as a feature of its own.",
     "count_per_key": "Counts for each value are in the analysis stage: statistics.json.",
-    **dict.fromkeys(
-        ("sum", "size"), "The mean is there (mean), and the counts are in statistics.json."
-    ),
+    **dict.fromkeys(("sum", "size"), "Use mean for the mean; the counts are in statistics.json."),
     **dict.fromkeys(
         ("histogram", "estimated_probability_density", "covariance", "pca"),
         "Histograms are in the analysis stage: statistics.json and report.html.",

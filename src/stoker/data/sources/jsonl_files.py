@@ -174,7 +174,7 @@ def _gathered(lines: _Lines) -> Gathered:
         is_start = False
         _take(block, text, number)
     if lines.is_cut:
-        block.refuse(number + 1, "the gzip data is cut: what came after this is lost")
+        block.refuse(number + 1, "the gzip data is cut: everything after this is lost")
     return block.finished(_finish)
 
 

@@ -192,7 +192,7 @@ class _Worker:
         return UserError(
             "A worker process ended before its work was done",
             got=Plain(how),
-            fix="Run it again: it goes on from the last whole shard. If memory was short, set "
+            fix="Run it again: it continues from the last complete shard. If memory was short, set "
             "data.workers to fewer processes.",
         )
 

@@ -163,7 +163,9 @@ class Batcher:
             sample = (samples or {}).get(name)
             if self._apart and sample is None:
                 _log.info(
-                    "%s %s is not warmed on zeros: it loops, and may not end", self._name, name
+                    "%s %s is not warmed up on zeros: it has a loop that may not end",
+                    self._name,
+                    name,
                 )
                 continue
             done += self._warm_signature(name, sample, until_s)
@@ -195,7 +197,7 @@ class Batcher:
                 if isinstance(error.__cause__ or error, tf.errors.FailedPreconditionError):
                     raise  # the model is incomplete: no input would work
                 what = "its own request" if sample else "zeros"
-                _log.info("%s is not warmed on %s: %s", name, what, error)
+                _log.info("%s cannot be warmed up on %s: %s", name, what, error)
                 break
             done += 1
         return done

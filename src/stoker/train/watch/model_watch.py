@@ -108,7 +108,7 @@ class ModelWatch:
                 _LOG.warning(
                     "TensorBoard: histograms take %.2f s each time, so they are shown less often "
                     "than each epoch: at most %.0f %% of the training's time. Set "
-                    "train.tensorboard.histograms_every_steps for another rhythm",
+                    "train.tensorboard.histograms_every_steps to set the interval",
                     self._usual_s,
                     100 * MOST_SHARE,
                 )

@@ -68,7 +68,7 @@ def _why(loop: Loop) -> str:
 def _asked(seen: Seen, loops: Sequence[Loop], facts: Path, *, peak_s: float) -> list[Loop]:
     """The loops with the results of the counting process, or why there are none."""
     if find_spec("tensorflow") is None:
-        return [_failed(loop, "there is no TensorFlow beside Stoker") for loop in loops]
+        return [_failed(loop, "TensorFlow is not installed next to Stoker") for loop in loops]
     request = facts / "counting.json"
     answer = facts / "counted.json"
     steps = [

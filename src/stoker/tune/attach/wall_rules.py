@@ -102,12 +102,12 @@ _SAID = {
     ),
     "evaluate": (
         "evaluate",
-        "It runs its input as it is given, without what `fit` may cache.",
+        "It runs its input pipeline again, without the caches that `fit` may have.",
         "Use a larger batch_size, and cache what its dataset computes.",
     ),
     "predict": (
         "predict",
-        "It runs its input as it is given, and gathers all outputs on the host.",
+        "It runs its input pipeline again, and gathers all outputs on the host.",
         "Use a larger batch_size, or predict less often.",
     ),
     "callbacks": (
