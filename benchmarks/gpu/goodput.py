@@ -77,19 +77,19 @@ def line_batch(line: Timeline, found: Mapping[str, Any]) -> float:
 
 def account(found: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     """The result's figures on its wall time and device time, if this version reports them."""
-    told: dict[str, tuple[float, str]] = {}
+    facts: dict[str, tuple[float, str]] = {}
     if isinstance(found.get("goodput"), int | float):
-        told["goodput"] = 100 * found["goodput"], "%"
+        facts["goodput"] = 100 * found["goodput"], "%"
     for name, seconds in _numbers(found.get("wall_time")).items():
-        told[f"{name}, wall time"] = seconds, "s"
+        facts[f"{name}, wall time"] = seconds, "s"
     if isinstance(found.get("mfu"), int | float):
-        told["MFU"] = 100 * found["mfu"], "%"
+        facts["MFU"] = 100 * found["mfu"], "%"
     device = found.get("device_time")
     for name, share in _numbers(
         device.get("shares") if isinstance(device, Mapping) else None
     ).items():
-        told[f"device time, {name}"] = 100 * share, "%"
-    return told
+        facts[f"device time, {name}"] = 100 * share, "%"
+    return facts
 
 
 def _numbers(found: Any) -> dict[str, float]:

@@ -143,8 +143,8 @@ class Following:
             samples = float(line["step"]) * batch
             if not marks or samples > marks[-1].samples:
                 marks.append(Mark(at=at, samples=samples))
-        told = [line["samples_per_s"] for _, line in self._lines if "samples_per_s" in line]
-        return Timeline(began_at=self._began_at, marks=tuple(marks), stepping=tuple(told[1:]))
+        rates = [line["samples_per_s"] for _, line in self._lines if "samples_per_s" in line]
+        return Timeline(began_at=self._began_at, marks=tuple(marks), stepping=tuple(rates[1:]))
 
     def _follow(self) -> None:
         seen = 0

@@ -116,7 +116,7 @@ def _trip(rng: np.random.Generator) -> Row:
     # A third of the trips stay in their area.
     dropoff = pickup if rng.random() < 0.33 else _area(rng)
     (south, west), (north, east) = _place(pickup), _place(dropoff)
-    # Degrees to miles at Chicago's latitude; streets are no straight lines.
+    # Degrees to miles at Chicago's latitude; streets are not straight lines.
     straight = float(np.hypot(69.0 * (north - south), 51.5 * (east - west)))
     miles = 1.2 * straight + float(rng.gamma(2.0, 0.35))
     minutes = 3.0 + 2.3 * miles * float(rng.lognormal(0.0, 0.3))
@@ -220,7 +220,7 @@ def _company(rng: np.random.Generator) -> str:
 
 
 def _pick(rng: np.random.Generator, shares: dict[str, float]) -> Any:
-    """One of the names by their shares; None for what is left of 1."""
+    """A random name by its share; None for the rest to 1."""
     point = rng.random()
     for name, share in shares.items():
         point -= share

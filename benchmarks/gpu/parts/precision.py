@@ -54,7 +54,7 @@ def show_kernels(at: Situation) -> None:
     name = "BatchNormalization by cuDNN's kernel for NHWC"
     precision = at.sizes.precision
     child = at.children.python(CHILD, precision, at.work / "trace")
-    told = goodput.read(child.done(at.left_s()))
-    found = batch_norm_kernels(told["kernels"])
+    result = goodput.read(child.done(at.left_s()))
+    found = batch_norm_kernels(result["kernels"])
     least = 1.0 if at.device == "gpu" else None
     at.add(name, float(found.is_persistent), "of 1", at_least=least, how=found.text())

@@ -129,13 +129,13 @@ def prepare_loss_scale(model: keras.Model, config: TrainConfig) -> None:
         config: With a number, the scale is fixed and no update is skipped: `train.on_nan` handles a
             step that overflows, as in any other precision.
     """
-    asked, optimizer = config.loss_scale, model.optimizer
+    wanted, optimizer = config.loss_scale, model.optimizer
     is_dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if asked == "dynamic" and not is_dynamic:
+    if wanted == "dynamic" and not is_dynamic:
         model.optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    elif not isinstance(asked, str):
+    elif not isinstance(wanted, str):
         model.optimizer = optimizer.inner_optimizer if is_dynamic else optimizer
-        _scale_by(model.optimizer, float(asked))
+        _scale_by(model.optimizer, float(wanted))
 
 
 def _scale_by(optimizer: Any, factor: float) -> None:

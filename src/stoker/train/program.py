@@ -33,8 +33,8 @@ class Program:
             source: The calls' input.
         """
         if self.traced is None:
-            asked = source.iterator, *_asked(1, look=True), source.left_spec
-            self.traced = self.run_fed.get_concrete_function(*asked)
+            arguments = source.iterator, *_asked(1, look=True), source.left_spec
+            self.traced = self.run_fed.get_concrete_function(*arguments)
         return self.traced
 
     def call(self, source: Source, iterator: Any, steps: int, *, look: bool) -> Sums:
@@ -47,8 +47,8 @@ class Program:
             look: As in `make_run_fed`.
         """
         traced = self.trace(source)
-        asked = iterator, *_asked(steps, look=look)
-        tensors = [*tf.nest.flatten(asked, expand_composites=True), *source.left]
+        arguments = iterator, *_asked(steps, look=look)
+        tensors = [*tf.nest.flatten(arguments, expand_composites=True), *source.left]
         # Selecting the function by structure, the public way, takes TensorFlow a quarter of a
         # millisecond.
         sums: Sums = traced._call_flat(tensors, traced.captured_inputs)  # noqa: SLF001 - as above

@@ -232,14 +232,14 @@ class XlaTrial:
     def _compare(self) -> None:
         before_s, after_s = median(self._found_s[False]), median(self._found_s[True])
         gain = before_s / after_s
-        told = f"{gain:.2f}x ({1e3 * before_s:.3g} -> {1e3 * after_s:.3g} ms a step)"
+        comparison = f"{gain:.2f}x ({1e3 * before_s:.3g} -> {1e3 * after_s:.3g} ms a step)"
         left = self._position.steps - self._position.step
         if gain < MARGIN:
-            self._decide(xla=False, why=f"{told}, not used")
+            self._decide(xla=False, why=f"{comparison}, not used")
         elif (before_s - after_s) * left < SWITCH_S:
-            self._decide(xla=False, why=f"{told}, not used: too few steps remain to gain from it")
+            self._decide(xla=False, why=f"{comparison}, not used: too few steps remain to gain")
         else:
-            used = f"{told}, used from the checkpoint at step {self._position.step:,} on"
+            used = f"{comparison}, used from the checkpoint at step {self._position.step:,} on"
             self._decide(xla=True, why=used)
 
     def _decide(self, *, xla: bool, why: str) -> None:
@@ -285,6 +285,6 @@ class _Compiling:
         copies = copies_of_captures(traced)
         left = flat(element) if self._ahead else ()
         iterator = iter(tf.data.Dataset.from_tensors(element).repeat())
-        asked = iterator, tf.constant(1, tf.int64), tf.constant(True)
-        sums = call_on_copies(traced, (*asked, *left), copies)
+        arguments = iterator, tf.constant(1, tf.int64), tf.constant(True)
+        sums = call_on_copies(traced, (*arguments, *left), copies)
         np.asarray(sums.loss_sum)

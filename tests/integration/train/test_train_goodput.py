@@ -105,10 +105,10 @@ def test_the_parts_of_a_training_add_up_to_the_time_that_its_parent_sees(
     assert "goodput" in trainer.said()
     assert "was steps; most of the rest: " in trainer.said()
     lines = (newest_folder(tmp_path / "runs") / "metrics.jsonl").read_text().splitlines()
-    told = [json.loads(line)["goodput"] for line in lines if "goodput" in line]
+    result = [json.loads(line)["goodput"] for line in lines if "goodput" in line]
     # After each of three epochs, and at the end.
-    assert len(told) == 4
-    assert all(0 < share < 1 for share in told)
+    assert len(result) == 4
+    assert all(0 < share < 1 for share in result)
 
 
 def newest_folder(runs: Path) -> Path:

@@ -45,10 +45,10 @@ def test_each_kind_has_its_own_peak() -> None:
 
 
 def test_a_kind_that_is_next_to_nothing_is_not_measured() -> None:
-    asked: list[tuple[str, ...]] = []
+    calls: list[tuple[str, ...]] = []
 
     def rates(_dtype: str, kinds: tuple[str, ...]) -> dict[Any, float]:
-        asked.append(kinds)
+        calls.append(kinds)
         return dict.fromkeys(kinds, 1e9)
 
     layers = [keras.layers.Conv2D(32, 3), keras.layers.Conv2D(32, 3)]
@@ -56,7 +56,7 @@ def test_a_kind_that_is_next_to_nothing_is_not_measured() -> None:
         model(*layers, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2)), rates=rates
     )
 
-    assert asked == [("convolutions",)]
+    assert calls == [("convolutions",)]
 
 
 def test_why_there_is_no_mfu_is_said() -> None:

@@ -37,14 +37,14 @@ def step(tmp_path: Path, *, sleep_s: float, timeout_s: float) -> Step:
 
 @pytest.mark.parametrize(("sleep_s", "status"), [(600.0, "timed out"), (0.0, "passed")])
 def test_all_processes_of_a_step_end_with_it(tmp_path: Path, sleep_s: float, status: str) -> None:
-    asked = step(tmp_path, sleep_s=sleep_s, timeout_s=5.0)
+    command = step(tmp_path, sleep_s=sleep_s, timeout_s=5.0)
     began_s = time.monotonic()
 
-    result = run_step(asked, tmp_path / "log")
+    result = run_step(command, tmp_path / "log")
 
     assert result.status == status
     assert time.monotonic() - began_s < 5.0 + GRACE_S + 5.0
-    assert marked(asked.mark) == []
+    assert marked(command.mark) == []
     assert (tmp_path / "log").read_text() == "started\n"
     # The one that left its session and its parent, and that ignores SIGTERM.
     pid = int((tmp_path / "pid").read_text())

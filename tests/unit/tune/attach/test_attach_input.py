@@ -309,7 +309,7 @@ def test_where_w_is_missing_u_and_the_stages_say_what_the_step_waits_for() -> No
     told = findings(fed_by(DECODES, cpu_s=0.002))["input_bound"]
 
     assert told.place == at(7)
-    assert "70% of the step is no computation" in told.seen
+    assert "70% of the step is not computation" in told.seen
     assert "W was not measured" in told.seen
     assert "a batch costs 2" in told.seen
     assert told.change.startswith("tf.io.decode_jpeg(data, ratio=4)")
