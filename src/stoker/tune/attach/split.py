@@ -131,8 +131,8 @@ def input_wait(loop: Loop, split: StepSplit | None) -> InputWait | None:
     if loop.kind != "fit" or share is None or cost_s < LEAST_COST * share * split.step_s:
         return None
     text = (
-        f"{share:.0%} of the step is not computation, and a batch costs {1e3 * cost_s:.3g} ms of CPU "
-        f"where a step takes {1e3 * split.step_s:.3g} ms (W was not measured)"
+        f"{share:.0%} of the step is not computation, and a batch costs {1e3 * cost_s:.3g} ms of "
+        f"CPU where a step takes {1e3 * split.step_s:.3g} ms (W was not measured)"
     )
     return InputWait(share=share, text=text, measured=False)
 
