@@ -106,7 +106,7 @@ def write_trips(path: Path) -> None:
         for number in range(TRIPS):
             trip = _with_dirt(_trip(rng), rng)
             if number == TRIPS // 2:
-                trip["pickup_census_tract"] = 17031081401  # as in the real file: only one trip has it
+                trip["pickup_census_tract"] = 17031081401  # as in the real file: one trip only
             writer.writerow(trip)
 
 
@@ -145,7 +145,7 @@ def _trip(rng: np.random.Generator) -> Row:
 def _tip(rng: np.random.Generator, *, fare: float, payment: str) -> float:
     """The recorded tip: mostly of card payments; whole dollars or a share of the fare.
 
-    Two dollars of a short trip are more than 20 %, of a middling one less; on long trips, which pay
+    Two dollars are more than 20 % for a short trip and less for a medium one; on long trips, which pay
     by the terminal's buttons, most tips are a little above 20 % of the fare.
     """
     if payment == "Unknown":
