@@ -145,7 +145,7 @@ def _trip(rng: np.random.Generator) -> Row:
 def _tip(rng: np.random.Generator, *, fare: float, payment: str) -> float:
     """The recorded tip: mostly of card payments; whole dollars or a share of the fare.
 
-    Two dollars are more than 20 % for a short trip and less for a medium one; on long trips, which pay
+    Two dollars are more than 20 % for a short trip and less for a medium one. On long trips, paid
     by the terminal's buttons, most tips are a little above 20 % of the fare.
     """
     if payment == "Unknown":
