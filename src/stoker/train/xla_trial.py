@@ -237,7 +237,7 @@ class XlaTrial:
         if gain < MARGIN:
             self._decide(xla=False, why=f"{comparison}, not used")
         elif (before_s - after_s) * left < SWITCH_S:
-            self._decide(xla=False, why=f"{comparison}, not used: too few steps remain to gain")
+            self._decide(xla=False, why=f"{comparison}, not used: too few steps remain to pay off")
         else:
             used = f"{comparison}, used from the checkpoint at step {self._position.step:,} on"
             self._decide(xla=True, why=used)
