@@ -1,4 +1,4 @@
-"""Exit with 0 where an NVIDIA driver shows a GPU: `make setup` then installs CUDA. Else exit with 1.
+"""Exit with 0 if an NVIDIA driver shows a GPU: `make setup` then installs CUDA. Else exit with 1.
 
 Only the driver's own libraries count. The CUDA toolkit has neither of them, and `/proc/driver/nvidia` is
 the host's in a container that was started without a GPU. Runs before anything is installed.
@@ -14,7 +14,7 @@ LIBRARIES = (
     ("libnvidia-ml.so.1", "nvmlInitWithFlags", "nvmlDeviceGetCount_v2"),
     ("libcuda.so.1", "cuInit", "cuDeviceGetCount"),  # a container may have only this one
 )
-"""Library, the function that starts it, and the function that counts its GPUs."""
+"""Library, the function that initializes it, and the function that counts its GPUs."""
 
 
 def count_gpus(library: str, start: str, count: str) -> int:

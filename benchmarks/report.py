@@ -140,13 +140,15 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def gpu() -> str:
-    """The section of the GPU suite: each part's card and figures, and what no card has measured."""
+    """The section of the GPU suite: each part's card and figures, and what is not yet measured."""
     parts = ["\n## On a GPU\n\n`make bench-gpu` writes `benchmarks/results/gpu.json`.\n\n"]
     parts.append((RESULTS / "gpu.md").read_text().strip() + "\n")
     path = RESULTS / "gpu.json"
     found: dict[str, Figure] = json.loads(path.read_text())["parts"] if path.is_file() else {}
     if not found:
-        parts.append("\n**No card has measured this version yet: every figure above is open.**\n")
+        parts.append(
+            "\n**Not yet measured on a card in this version: every figure above is open.**\n"
+        )
     for name, record in found.items():
         card = record["card"]
         parts.append(
@@ -168,7 +170,7 @@ def gpu() -> str:
 
 
 def _refused(figure: Figure, record: Figure) -> Figure:
-    """A figure of a refused record holds nothing."""
+    """A figure of a rejected record meets no target."""
     return figure | {"holds": None} if record["refused"] else figure
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: no deadlines on a noisy machine, no GPU, and the data beside the repository."""
+"""Shared settings of all tests: no deadlines on a noisy machine, no GPU, and the external data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Tests compile what they test; those of the cache have one of their own.
+# Tests compile the programs that they test; tests of the cache have their own cache folder.
 os.environ["STOKER_CACHE"] = "off"
 
 # What nohup, or a shell's `&`, has ignored would be ignored by the processes that tests start.
@@ -68,7 +68,7 @@ def _runs_gpu_tests_alone(config: pytest.Config) -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs a GPU where there is none or where it is hidden."""
+    """Skip a test that needs a GPU if there is none or if it is hidden."""
     if item.get_closest_marker("gpu") is None or os.environ.get(CPU_FOR_GPU) == "1":
         return
     if not _runs_gpu_tests_alone(item.config):
@@ -139,7 +139,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def sample_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of real data, or where there is none a folder with simulated files like them."""
+    """The folder of real data; if it is missing, a folder of simulated files like them."""
     if SHARED.is_dir():
         return SHARED
     from tests.simulated import WRITERS

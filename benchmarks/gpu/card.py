@@ -1,7 +1,8 @@
-"""The card that figures come from, by NVML: its facts, and whether a measurement on it counts.
+"""The card that figures come from, read through NVML: its facts, and whether a measurement counts.
 
-A figure that was measured while the card was slowed down or shared says nothing about Stoker, so it is
-refused. No GPU has seen this file yet: it is tested with the stand-in driver of tests/integration/cluster.
+A figure measured while the card was throttled or shared says nothing about Stoker, so it is
+rejected. Not yet run on a GPU: this file is tested with the fake driver of
+tests/integration/cluster.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from stoker.cluster.machine.gpus import Gpus, GpuState, read_gpus
 from stoker.cluster.machine.visible import visible_gpus
 
 EVERY_S = 0.2
-"""Pause between two looks while a part runs, seconds."""
+"""Pause between two samples during a part, seconds."""
 
 SLOWED_SHARE = 0.05
-"""Share of the looks above which a reason for lower clocks refuses the part's figures."""
+"""Above this share of samples with a throttle reason, the part's figures are rejected."""
 
 IDLE_UTILIZATION = 0.05
-"""Most utilization before a part starts: above it somebody else computes on the card."""
+"""Highest utilization before a part starts: above it, another process uses the card."""
 
 IDLE_LOOKS = 3
-"""Looks before a part starts, of which the least busy one counts: the last part's kernels may
+"""Samples before a part starts; the least busy one counts, because the last part's kernels may
 still be within NVML's averaging window."""
 
 POWER = "power limit"
@@ -43,7 +44,7 @@ POWER = "power limit"
 
 @dataclass(kw_only=True)
 class Watch:
-    """What was seen of the card around and during one part."""
+    """Observations of the card around and during one part."""
 
     before: GpuState | None
     card: dict[str, Any]
@@ -52,7 +53,7 @@ class Watch:
     foreign: set[str] = field(default_factory=set)
 
     def during(self) -> dict[str, Any]:
-        """The looks in numbers; empty without a card."""
+        """The samples in numbers; empty without a card."""
         if not self.looks:
             return {}
         reasons = Counter(name for look in self.looks for name in look.slowed_by)
@@ -70,10 +71,10 @@ class Watch:
 
 @contextmanager
 def watched(mark: str) -> Iterator[Watch]:
-    """Look at the card before, during and after a part.
+    """Observe the card before, during and after a part.
 
     Args:
-        mark: What the part's own processes carry in their environment; others share the card.
+        mark: Marks the environment of the part's own processes; all others share the card.
 
     Yields:
         The watch; its `refusals` are complete once the context is closed.
@@ -103,7 +104,7 @@ def refusals_of(watch: Watch) -> list[str]:
         found.append(f"shared with other processes: {', '.join(sorted(watch.foreign))}")
     limit_w, default_w = (watch.card.get(f"power_limit{name}_w") for name in ("", "_default"))
     for name, share in watch.during().get("slowed", {}).items():
-        # At its own full limit a card that works hard is as fast as its buyers get it.
+        # At its full default limit, a busy card is as fast as any customer's.
         if name == POWER and limit_w and default_w and limit_w >= default_w:
             continue
         if share > SLOWED_SHARE:
@@ -132,7 +133,7 @@ def _sample(watch: Watch, mark: str, over: threading.Event) -> None:
             continue
         watch.looks.append(state)
         for process in state.processes:
-            # A process number of another container or of the host names nothing here.
+            # A process number of another container or of the host identifies nothing here.
             if Path(f"/proc/{process.pid}").exists() and not _is_ours(process.pid, mark):
                 watch.foreign.add(f"{process.name or 'pid'} {process.pid}")
 
@@ -140,12 +141,12 @@ def _sample(watch: Watch, mark: str, over: threading.Event) -> None:
 def _is_ours(pid: int, mark: str) -> bool:
     with contextlib.suppress(OSError):
         return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    # It has ended between NVML's answer and this look.
+    # It has ended between NVML's answer and this check.
     return True
 
 
 def _ours(gpus: Gpus) -> GpuState | None:
-    """The GPU that TensorFlow takes: the first one that CUDA_VISIBLE_DEVICES shows; of a MIG slice its GPU."""
+    """The GPU that TensorFlow uses: the first visible one; for a MIG slice, the slice's GPU."""
     visible = visible_gpus(gpus.states, os.environ)
     return visible[0][0] if visible else None
 

@@ -1,7 +1,7 @@
-"""Commands as child processes: fresh ones, or forks of one process that has imported TensorFlow already.
+"""Commands as child processes: new ones, or forks of a process that has imported TensorFlow.
 
-On a GPU every command is a fresh process, as a user's is. On the CPU, where the suite only shows that it
-still runs, TensorFlow's import (5 s) would be most of the time: there a child is a fork.
+On a GPU every command is a new process, like a user's. On the CPU, where the suite only shows that
+it still runs, TensorFlow's import (5 s) would take most of the time, so a child is a fork.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TimedOutError(Exception):
 
 
 class FailedError(Exception):
-    """A command ended with another exit code than was expected."""
+    """A command ended with an unexpected exit code."""
 
 
 class _Process(Protocol):
@@ -82,7 +82,7 @@ class Child:
     """The same by `time.time`, which other processes share."""
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for its end; its exit code.
+        """Wait for its end; return its exit code.
 
         Raises:
             TimedOutError: it is still running after this many seconds, and was killed.
@@ -96,10 +96,10 @@ class Child:
         return code
 
     def done(self, timeout_s: float, *, expect: Sequence[int] = (0,)) -> str:
-        """Wait for its end; what it printed on standard output.
+        """Wait for its end; return its standard output.
 
         Raises:
-            FailedError: it ended with another exit code; the end of what it printed is in the message.
+            FailedError: it ended with another exit code; the message has the end of its output.
         """
         code = self.wait(timeout_s)
         if code not in expect:
@@ -111,7 +111,7 @@ class Child:
         return self.process.exit_code() is None
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to it and all that it started; after SIGKILL wait for its end."""
+        """Send a signal to it and all its descendants; after SIGKILL wait for its end."""
         while self.running():
             # It may have ended before the signal is sent, or not have its process group yet.
             with contextlib.suppress(ProcessLookupError):
@@ -121,7 +121,7 @@ class Child:
             time.sleep(0.01)
 
     def __str__(self) -> str:
-        """The command, and the end of what it printed."""
+        """The command, and the end of its output."""
         return f"{' '.join(self.argv)}\n{_end(self.out)}{_end(self.err)}"
 
 
@@ -134,10 +134,10 @@ class Children:
     """Starts commands; each gets a file for its output."""
 
     folder: Path
-    """Takes the output files."""
+    """Folder of the output files."""
 
     forked: bool
-    """Fork a process that has imported TensorFlow, instead of starting a fresh one."""
+    """Fork a process that has imported TensorFlow, instead of starting a new one."""
 
     started: list[Child] = field(default_factory=list)
 
@@ -161,14 +161,14 @@ class Children:
         return child
 
     def json(self, *arguments: str | Path, timeout_s: float, **options: Any) -> dict[str, Any]:
-        """Run `stoker ... --json` to its end; what it printed, read."""
+        """Run `stoker ... --json` to its end; return the parsed output."""
         expect = options.pop("expect", (0,))
         child = self.stoker(*arguments, "--json", **options)
         found: dict[str, Any] = json.loads(child.done(timeout_s, expect=expect))
         return found
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill all commands that still run."""
         for child in self.started:
             child.kill()
 

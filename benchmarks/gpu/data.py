@@ -1,4 +1,4 @@
-"""Photographs and their TFRecord files, made on all cores: on 16 of them the GPU's 9,600 take seconds."""
+"""Photographs and their TFRecord files, made on all cores: 16 cores make 9,600 in seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DONE = "done"
 
 
 def photographs(folder: Path, *, count: int, height: int, width: int) -> Path:
-    """A folder of JPEG files by class, made where it is not there yet."""
+    """A folder of JPEG files by class, created if it is missing."""
     done = folder / DONE
     if not done.is_file():
         kind = replace(KINDS[0], name=folder.name, images=count, height=height, width=width)
@@ -29,7 +29,7 @@ def photographs(folder: Path, *, count: int, height: int, width: int) -> Path:
 
 
 def records(photos: Path, *, files: int) -> list[Path]:
-    """The same photographs as TFRecord files, as TensorFlow's guide on input pipelines has them."""
+    """The same photographs as TFRecord files, as in TensorFlow's guide on input pipelines."""
     folder = photos.parent / "tfrecord"
     paths = [folder / f"{number:02d}.tfrecord" for number in range(files)]
     done = folder / DONE
@@ -64,7 +64,7 @@ def _write_scene(folder: Path, kind: Kind, first: int) -> None:
 
 
 def _write_records(path: Path, photos: list[Path]) -> None:
-    """Without TensorFlow, which every process would have to import first.
+    """Without TensorFlow, because every process would have to import it first.
 
     Source: tensorflow.org/tutorials/load_data/tfrecord (the format), tf.train.Example's protocol.
     """

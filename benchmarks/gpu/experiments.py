@@ -8,11 +8,11 @@ from pathlib import Path
 from sizes import Sizes
 
 UNTIL = "BENCH_UNTIL"
-"""Environment variable: training ends with the first epoch, but not before the third, that ends after this
-time (time.time)."""
+"""Environment variable with a time (time.time): training ends with the first epoch that ends after
+it, but not before the third."""
 
 LEAST_EPOCHS = 3
-"""So many at least, however slow: the first call is left out of a rate."""
+"""Least number of epochs, however slow: the first call is left out of a rate."""
 
 IMAGES_YAML = """\
 name: photographs

@@ -1,4 +1,4 @@
-"""The peer: `keras.Model.fit` on the taught input, written as Keras's and TensorFlow's guides have it.
+"""The peer: `keras.Model.fit` with the input pipeline of Keras's and TensorFlow's guides.
 
 python fit.py images|texts EXPERIMENT --lines FILE --seconds N [--jit] [--precision P] [--records ...]
 
@@ -22,17 +22,17 @@ import keras
 import tensorflow as tf
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-"""Of a random resized crop: share of the image's area, width over height."""
+"""Of a random resized crop: share of the image's area, and width over height."""
 
 LEAST_STEPS = 12
-"""Of a training, however slow: fewer are no rate."""
+"""Least number of steps in a training, however slow: fewer give no rate."""
 
 ENDLESS = 1_000_000
-"""Steps of an epoch: the peer pays for no end of an epoch."""
+"""Steps per epoch: so many that the peer never pays for the end of an epoch."""
 
 
 def parsed(crop: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """What makes a random crop, flipped at random, and its label, of one record."""
+    """A function that makes a random crop, flipped at random, and its label from one record."""
     spec = {
         "image": tf.io.FixedLenFeature([], tf.string),
         "label": tf.io.FixedLenFeature([], tf.int64),
@@ -70,7 +70,7 @@ def taught(records: list[str], *, crop: int, batch: int) -> tf.data.Dataset[Any]
 
 
 class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Notes when each step ended; ends the training in time."""
+    """Records when each step ended, and ends the training in time."""
 
     def __init__(self, lines: Path, *, until_s: float, after_s: float, batch: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
         line = {"at": now, "samples": (batch + 1) * self._batch}
         self._stream.write(json.dumps(line) + "\n")
         if now > self._until_s and batch >= LEAST_STEPS:
-            # To read a metric waits for the device: what was counted is computed.
+            # Reading a metric waits for the device, so the counted steps are computed.
             float(logs["loss"])
             self._stream.write(json.dumps(line | {"at": time.time(), "end": True}) + "\n")
             self.model.stop_training = True

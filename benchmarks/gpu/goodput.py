@@ -1,4 +1,4 @@
-"""Where a training's wall time went: its own account where it gives one, else what is seen from outside."""
+"""Where a training's wall time went: its own account if it has one, else measured from outside."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FIVE_MINUTES_S, LONG_S = 300.0, 90.0
 
 
 def read(text: str) -> dict[str, Any]:
-    """The JSON that a command printed; what it printed before it is left out."""
+    """The JSON in a command's output; text before it is ignored."""
     found: dict[str, Any] = json.loads(text[text.index("{") :])
     return found
 
 
 def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
-    """Figures of the time that was not steps."""
+    """Figures of the time outside steps."""
     steady, first_s = line.steady(), line.until_first_step_s(batch=at.sizes.batch)
     if steady is None or first_s is None or "ended_at" not in found:
         at.add("time that is not steps", None, "s", how="the training made too few steps")
@@ -62,7 +62,7 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
 
 
 def epoch_share(line: Timeline, found: Mapping[str, Any]) -> float:
-    """Share of the time between the first and the last call's end that is not steps."""
+    """Share of the time outside steps, between the ends of the first and the last call."""
     first, last = line.marks[0], line.marks[-1]
     if last.at <= first.at:
         return 0.0
@@ -71,29 +71,29 @@ def epoch_share(line: Timeline, found: Mapping[str, Any]) -> float:
 
 
 def line_batch(line: Timeline, found: Mapping[str, Any]) -> float:
-    """Samples that the timeline counts a step as."""
+    """Samples per step in the timeline."""
     return line.marks[-1].samples / found["steps"] if line.marks else 1.0
 
 
 def account(found: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """What the result tells of its own wall time and of the device's, where this version does."""
-    told: dict[str, tuple[float, str]] = {}
+    """The result's figures on its wall time and device time, if this version reports them."""
+    facts: dict[str, tuple[float, str]] = {}
     if isinstance(found.get("goodput"), int | float):
-        told["goodput"] = 100 * found["goodput"], "%"
+        facts["goodput"] = 100 * found["goodput"], "%"
     for name, seconds in _numbers(found.get("wall_time")).items():
-        told[f"{name}, wall time"] = seconds, "s"
+        facts[f"{name}, wall time"] = seconds, "s"
     if isinstance(found.get("mfu"), int | float):
-        told["MFU"] = 100 * found["mfu"], "%"
+        facts["MFU"] = 100 * found["mfu"], "%"
     device = found.get("device_time")
     for name, share in _numbers(
         device.get("shares") if isinstance(device, Mapping) else None
     ).items():
-        told[f"device time, {name}"] = 100 * share, "%"
-    return told
+        facts[f"device time, {name}"] = 100 * share, "%"
+    return facts
 
 
 def _numbers(found: Any) -> dict[str, float]:
-    """The numbers of a mapping, also one level down."""
+    """The numbers in a mapping and in nested ones one level down."""
     if not isinstance(found, Mapping):
         return {}
     flat: dict[str, float] = {}

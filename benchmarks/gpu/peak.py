@@ -16,11 +16,11 @@ import keras
 import tensorflow as tf
 
 MODULES = ("stoker.measure.peak_flops", "stoker.train.peak_flops")
-"""Where the measurement is, in this version and in earlier ones: figures of both are compared."""
+"""Modules of the measurement, in this version and in earlier ones: figures of both are compared."""
 
 
 def measure_peak(dtype: str, seconds: float) -> Any:
-    """The peak by Stoker's own measurement."""
+    """The peak, by Stoker's own measurement."""
     (name,) = [name for name in MODULES if find_spec(name.rpartition(".")[0]) and find_spec(name)]
     return importlib.import_module(name).measure_peak_flops(dtype, seconds=seconds)
 

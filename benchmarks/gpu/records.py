@@ -1,7 +1,7 @@
-"""What a part measured, as benchmarks/results/gpu.json holds it, and how records are merged.
+"""The records of parts in benchmarks/results/gpu.json, and how they are merged.
 
 The file is `{"parts": {name: record}}`. A record has the part's figures, its card, and how it ended. It is
-written again with every figure, so a part that is cut off leaves what it had.
+written again with every figure, so a part that is interrupted keeps the figures it has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 Record = dict[str, Any]
 
 GPU, CPU = "gpu", "cpu, stand-in"
-"""Where a record comes from. What a CPU measured shows that the suite runs, and nothing else."""
+"""Device of a record. A CPU record only shows that the suite runs."""
 
 ORDER = (
     "train",
@@ -35,7 +35,7 @@ ORDER = (
 
 
 def read(path: Path) -> dict[str, Record]:
-    """Part -> record; empty where there is no file yet."""
+    """Part -> record; empty if the file does not exist."""
     if not path.is_file():
         return {}
     parts: dict[str, Record] = json.loads(path.read_text())["parts"]
@@ -51,12 +51,12 @@ def put(path: Path, record: Record) -> None:
 
 
 def merge(into: Path, *found: Path) -> dict[str, Record]:
-    """Take the records of other files into one file; the newest measurement of a part counts.
+    """Merge the records of other files into one file; the newest measurement of a part counts.
 
-    A record without figures replaces none that has some, and what a CPU measured is left out.
+    A record without figures does not replace one with figures, and CPU records are left out.
 
     Returns:
-        What the file holds now.
+        The content of the file after the merge.
     """
     with _locked(into):
         parts = read(into)
@@ -77,7 +77,7 @@ def _replaces(new: Record, old: Record | None) -> bool:
 
 
 def figures_of(record: Record) -> list[dict[str, Any]]:
-    """A record's figures; those of a refused record hold nothing, and say why."""
+    """A record's figures; those of a rejected record meet no target, and say why."""
     refused = "; ".join(record.get("refused", []))
     if not refused:
         return list(record["figures"])
@@ -85,7 +85,7 @@ def figures_of(record: Record) -> list[dict[str, Any]]:
 
 
 def derived(parts: Mapping[str, Record]) -> list[dict[str, Any]]:
-    """Figures that need two parts of the same card: ours against the faster of both `model.fit`."""
+    """Figures that need two parts on the same card: ours against the faster `model.fit`."""
     rates = {}
     cards = set()
     for name in ("train", "xla_fit", "xla"):
@@ -114,7 +114,7 @@ def derived(parts: Mapping[str, Record]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time: a part and the runner write the same file."""
+    """Lock for writing: a part and the runner write the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

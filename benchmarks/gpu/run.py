@@ -1,6 +1,6 @@
 """The GPU suite: `run.py test|bench|merge`; see README.md in this folder.
 
-It needs no virtual environment and no network: it runs with the Python that starts it.
+It needs no virtual environment and no network: it uses the Python that starts it.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ from stoker.cluster.machine.gpus import read_gpus  # noqa: E402 - as above
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 
 BENCH_BUDGET_S = 480.0
-"""Of all parts together, seconds."""
+"""Time for all parts together, seconds."""
 
 TEST_LIMIT_S = 90.0
-"""Of one file of tests, seconds."""
+"""Time for one test file, seconds."""
 
 CPU_LIMIT_S = 1800.0
-"""Of all tests in one process on the CPU, which other tests may share, seconds."""
+"""Time for all tests in one process on the CPU, which may be shared with other tests, seconds."""
 
 CPU_SLOWER = 4
-"""Times as long as on a GPU that everything may take on the CPU, which may be two busy cores."""
+"""Factor for time limits on the CPU, which may be two busy cores."""
 
 AT_ONCE = 4
-"""Files of tests that run at a time on a GPU: each is mostly a start of TensorFlow on one core."""
+"""Test files that run in parallel on a GPU: each mostly starts TensorFlow on one core."""
 
 PREPARE_S = 100.0
-"""Longest that making the data may take, seconds."""
+"""Longest time for making the data, seconds."""
 
 LEAST_SHARE = 0.6
-"""A part is not begun with less than this share of the time that it may take."""
+"""A part does not start with less than this share of its time limit left."""
 
 TAIL_LINES = 60
-"""Lines of a failed step's log that go into the summary."""
+"""Lines of a failed step's log in the summary."""
 
 
 def limit_of(part: str) -> float:
-    """Longest that a part may take: at most 100 s."""
+    """Longest time of a part: at most 100 s."""
     return float(importlib.import_module(f"parts.{part}").LIMIT_S)
 
 
 def test(given: argparse.Namespace) -> int:
-    """Every file of tests/gpu, each with its time-out; the exit code."""
+    """Run every file in tests/gpu with its timeout; return the exit code."""
     wanted = given.only
     files = sorted((ROOT / "tests" / "gpu").rglob("test_gpu_*.py"))
     names = [file.stem.removeprefix("test_gpu_") for file in files]
@@ -72,7 +72,7 @@ def test(given: argparse.Namespace) -> int:
     chosen = [f for f, name in zip(files, names, strict=True) if not wanted or name in wanted]
     options = ["-m", "gpu and not slow" if given.quick else "gpu"]
     options += ["-q", "--color=no", "-p", "no:cacheprovider", "--durations=5"]
-    # Plugins that happen to be installed on a machine that is not ours may warn, which is an error here.
+    # Plugins installed on another machine may emit warnings, which are errors here.
     plugins = ["-p", "pytest_timeout"]
     on_cpu = str(int(given.device == "cpu"))
     env = {"STOKER_GPU_TESTS_ON_CPU": on_cpu, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -96,7 +96,7 @@ def test(given: argparse.Namespace) -> int:
 
 
 def bench(given: argparse.Namespace) -> int:
-    """Every part that the time is enough for, the most important first; the exit code."""
+    """Run every part for which time is left, the most important first; return the exit code."""
     _require_known(given.only, list(records.ORDER))
     began_s = time.monotonic()
     slower = CPU_SLOWER if given.device == "cpu" else 1
@@ -140,7 +140,7 @@ def bench(given: argparse.Namespace) -> int:
 
 
 def _measured(step: Step, results_file: Path, logs: Path, *, device: str) -> StepResult:
-    """One part with the card watched; its record is completed whatever happened."""
+    """Run one part and watch the card; its record is completed whatever happens."""
     with watched(step.mark) as watch:
         result = run_step(step, logs / f"{step.name}.log")
     record = records.read(results_file).get(step.name)
@@ -155,7 +155,7 @@ def _measured(step: Step, results_file: Path, logs: Path, *, device: str) -> Ste
 
 
 def part(given: argparse.Namespace) -> int:
-    """One part, in this process; the exit code."""
+    """Run one part in this process; return the exit code."""
     if given.name == "prepare":
         at = Situation(
             part="prepare",
@@ -184,7 +184,7 @@ def part(given: argparse.Namespace) -> int:
 
 
 def prepare(at: Situation) -> int:
-    """The data, and every stage before training, once for all parts; the exit code."""
+    """Make the data and run the stages before training, once for all parts; the exit code."""
     at.records()
     for folder in (
         experiments.images(at.work / "images", at.photographs(), at.sizes),
@@ -195,7 +195,7 @@ def prepare(at: Situation) -> int:
 
 
 def smoke(given: argparse.Namespace) -> int:
-    """Every part on the CPU in this one process, for `make test`; the exit code."""
+    """Run every part on the CPU in this process, for `make test`; return the exit code."""
     given.device, given.limit = "cpu", 300.0
     os.environ.update(_environment("cpu"))
     failed = []
@@ -216,14 +216,14 @@ def smoke(given: argparse.Namespace) -> int:
 
 
 def merge(given: argparse.Namespace) -> int:
-    """Take other files of records into the committed one; the exit code."""
+    """Merge other files of records into the committed one; return the exit code."""
     parts = records.merge(RESULTS, *given.files)
     sys.stdout.write(f"{RESULTS}: {', '.join(parts) or 'no part'}\n")
     return 0
 
 
 class Summary:
-    """Lines for a person, in a file and on standard output, each there as soon as it is known."""
+    """Lines for the user, in a file and on standard output, each written immediately."""
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -236,14 +236,14 @@ class Summary:
             stream.flush()
 
     def add(self, result: StepResult) -> None:
-        """A step that has ended; of one that failed the end of its log."""
+        """Report a finished step; for a failed one, also the end of its log."""
         self.write(result.line())
         if result.status != "passed":
             lines = Path(result.log).read_text(errors="replace").splitlines()[-TAIL_LINES:]
             self.write("\n".join(f"    {line}" for line in lines))
 
     def logs(self, folder: Path) -> None:
-        """All logs as one file: the machine gives few files back."""
+        """Pack all logs into one file: the machine returns only a few files."""
         made = self._folder / "logs.tar.gz.new"
         with tarfile.open(made, "w:gz") as archive:
             archive.add(folder, arcname="logs")
@@ -263,7 +263,7 @@ def _shown(path: Path) -> list[str]:
 
 
 def _environment(device: str) -> dict[str, str]:
-    """Where package and tests are found without an installation; the CPU hides a GPU that is there."""
+    """Make package and tests importable without an installation; on the CPU, hide a GPU."""
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if device == "cpu" else {}
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | hidden

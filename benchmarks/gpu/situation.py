@@ -1,4 +1,4 @@
-"""What a part is given, and where its figures go as soon as each exists."""
+"""The arguments of a part, and the record to which each figure is added immediately."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Situation:
     """The file of records."""
 
     work: Path
-    """Data, experiments and caches; kept between parts and calls."""
+    """Folder of data, experiments and caches; kept between parts and calls."""
 
     limit_s: float
-    """The part is ended after this many seconds."""
+    """Time limit of the part, seconds."""
 
     began_s: float = field(default_factory=time.monotonic)
     figures: list[Figure] = field(default_factory=list)
@@ -56,14 +56,14 @@ class Situation:
         return self.limit_s - (time.monotonic() - self.began_s)
 
     def add(self, name: str, value: float | None, unit: str, **more: Any) -> None:
-        """One more figure; it is in the file when this returns.
+        """Add a figure; it is in the file when this returns.
 
         Args:
             name: What was measured.
-            value: None where there is no value; then `how` says why.
-            unit: Of the value.
-            more: `at_least`, `at_most`, `peer`, `how` as `figures.figure` has them; `rate_of` for
-                a rate that figures over several parts are made of.
+            value: None if there is no value; `how` then says why.
+            unit: Unit of the value.
+            more: `at_least`, `at_most`, `peer`, `how` as in `figures.figure`; `rate_of` for a
+                rate from which figures over several parts are computed.
         """
         rate_of = more.pop("rate_of", None)
         made = figure(name, float("nan") if value is None else value, unit, **more)
@@ -78,14 +78,14 @@ class Situation:
         sys.stdout.flush()
 
     def take(self, found: Sequence[Figure]) -> None:
-        """Add figures that another benchmark has made."""
+        """Add figures from another benchmark."""
         self.figures += found
         self.put()
         for each in found:
             sys.stdout.write(f"{each['name']}: {each['value']:g} {each['unit']}; {each['how']}\n")
 
     def put(self) -> None:
-        """Write the record as it is now."""
+        """Write the record in its current state."""
         record = {
             "part": self.part,
             "device": records.GPU if self.device == "gpu" else records.CPU,
@@ -103,7 +103,7 @@ class Situation:
         records.put(self.results, record)
 
     def photographs(self) -> Path:
-        """The folder of JPEG files, made where it is not there yet."""
+        """The folder of JPEG files, created if it is missing."""
         sizes = self.sizes
         return data.photographs(
             self.work / f"photographs-{sizes.photographs}-{sizes.width}",
@@ -125,7 +125,7 @@ class Situation:
         seconds: float,
         env: Mapping[str, str] = {},
     ) -> Child:
-        """Start `model.fit` on an experiment's model, ended after so many seconds."""
+        """Start `model.fit` on an experiment's model; it ends after this many seconds."""
         sizes = self.sizes
         batch = sizes.batch if kind == "images" else sizes.texts
         return self.children.python(
@@ -140,13 +140,13 @@ class Situation:
         return states[0].name if states and self.device == "gpu" else ""
 
     def environment(self, cache: Path) -> dict[str, str]:
-        """Where this process and its children keep compiled programs and autotuning results."""
+        """Folder of this process and its children for compiled programs and autotuning results."""
         cache.mkdir(parents=True, exist_ok=True)
         return {"STOKER_CACHE": str(cache)}
 
 
 def commit() -> str:
-    """The commit that is measured; the hired machine has no repository and is given its name."""
+    """The measured commit; a rented machine has no repository and gets the commit's name."""
     if "STOKER_COMMIT" in os.environ:
         return os.environ["STOKER_COMMIT"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""How large everything is: on a GPU as the figures ask, on the CPU as small as it still means the same."""
+"""The size of everything: on a GPU as the figures require, on the CPU as small as is meaningful."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Sizes:
 
     height: int
     width: int
-    """Of a file, pixels."""
+    """Size of a file, pixels."""
 
     crop: int
-    """Height and width that the network sees, pixels."""
+    """Height and width of the network's input, pixels."""
 
     batch: int
-    """Images a step."""
+    """Images per step."""
 
     network: str
     """`resnet50`, or `small` for a network of two blocks."""
 
     precision: str
-    """Of `model.fit`; ours goes by its own `auto`."""
+    """Precision of `model.fit`; ours uses its own `auto`."""
 
     fit_s: float
     """`model.fit` is ended this long after its process started, seconds."""
@@ -35,10 +35,10 @@ class Sizes:
     """`model.fit` with XLA is ended this long after its first step, seconds."""
 
     train_s: float
-    """Ours ends with the first epoch that ends after so long, seconds."""
+    """Ours ends with the first epoch that ends after this time, seconds."""
 
     start_s: float
-    """The cold start goes on this long, seconds, so that what it compiles is kept for the warm one."""
+    """Length of the cold start, seconds, so that compiled programs are kept for the warm one."""
 
     layers: int
     units: int
@@ -46,25 +46,25 @@ class Sizes:
     words: int
     length: int
     texts: int
-    """The Transformer: encoder layers, width, heads, vocabulary, tokens a text, texts a step."""
+    """Transformer: encoder layers, width, heads, vocabulary, tokens per text, texts per step."""
 
     text_steps: int
-    """Steps of an epoch of the Transformer."""
+    """Steps per epoch of the Transformer."""
 
     peak_s: float
     """Time to measure the device's peak, seconds."""
 
     rounds: int
-    """Turns of each contestant of the small models."""
+    """Turns of each side for the small models."""
 
     served_batch: int
-    """Images of a request."""
+    """Images per request."""
 
     served_s: float
-    """Time that the server is asked, seconds."""
+    """Time of requests to the server, seconds."""
 
     budget: str
-    """Of `stoker tune`."""
+    """Budget of `stoker tune`."""
 
 
 GPU = Sizes(

@@ -19,7 +19,7 @@ from stoker.train.strategy import one_device
 
 
 def candidates(*, quick: bool) -> list[Levers]:
-    """Settings that the best of each side is chosen from."""
+    """Settings from which the best of each side is selected."""
     choices = itertools.product((False, True), ("float32", "mixed_bfloat16"))
     made = [Levers(steps_per_call=50, xla=xla, precision=precision) for xla, precision in choices]
     return made[:1] if quick else made

@@ -1,4 +1,4 @@
-"""Run commands as steps: each with a time-out that ends its whole process tree, and a log file of its own."""
+"""Runs commands as steps, each with a log file and a timeout that kills its process tree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Step:
     name: str
     argv: tuple[str, ...]
     timeout_s: float
-    """After this many seconds the step and all of its processes are ended."""
+    """After this many seconds, the step and all of its processes are killed."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's environment."""
@@ -52,19 +52,19 @@ class StepResult:
     wall_s: float
     timeout_s: float
     log: str
-    """Path of the file with everything that it printed."""
+    """Path of the file with all its output."""
 
     def line(self) -> str:
-        """One line for a person."""
+        """One line for the user."""
         return f"{self.status:10} {self.name:24} {self.wall_s:6.1f} of {self.timeout_s:.0f} s"
 
 
 def run_step(step: Step, log: Path) -> StepResult:
-    """Run one step to its end or its time-out.
+    """Run one step to its end or its timeout.
 
     Args:
         step: The command.
-        log: Takes its output; nothing goes through a pipe, so what was printed stays.
+        log: File for its output; no pipe is used, so the output is kept.
     """
     began_s = time.monotonic()
     with log.open("wb") as output:
@@ -83,7 +83,8 @@ def run_step(step: Step, log: Path) -> StepResult:
     except subprocess.TimeoutExpired:
         status = "timed out"
     finally:
-        # Also after a normal end: what it left running would share the GPU with the next step.
+        # Also after a normal end: processes that it left running would share the GPU with the next
+        # step.
         end_marked(step.mark)
         code = process.wait()
     return StepResult(
@@ -122,14 +123,14 @@ def end_marked(mark: str) -> None:
     while pids and time.monotonic() < until_s:
         time.sleep(0.05)
         pids = marked(mark)
-    # A process that is being started while the others are killed is found by the next look.
+    # A process that starts while the others are killed is found in the next pass.
     while pids := marked(mark):
         _send(pids, signal.SIGKILL)
         time.sleep(0.05)
 
 
 def marked(mark: str) -> list[int]:
-    """Living processes whose environment carries the mark; a zombie has none."""
+    """Live processes whose environment contains the mark; a zombie has no environment."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in os.scandir("/proc"):

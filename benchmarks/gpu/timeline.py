@@ -1,4 +1,4 @@
-"""When a training had done how many samples, seen from outside while it runs."""
+"""How many samples a training had done at which time, measured from outside while it runs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 EVERY_S = 0.02
-"""Pause between two looks at the file, seconds: the resolution of every time here."""
+"""Polling interval of the file, seconds: the resolution of every time here."""
 
 WARM_SHARE = 0.2
-"""Share of the time after the first step that is left out of a steady rate."""
+"""Share of the time after the first step that a steady rate leaves out."""
 
 WINDOWS = 8
-"""Windows that a steady rate is the median of, where there are that many marks."""
+"""Number of windows for the median of a steady rate, if there are that many marks."""
 
 FIVE_MINUTES_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """So many samples were done at this time."""
+    """The number of samples done at a time."""
 
     at: float
     """By time.time."""
@@ -41,12 +41,12 @@ class Timeline:
     marks: tuple[Mark, ...]
 
     stepping: tuple[float, ...] = ()
-    """Samples a second of each call but the first, by the training's own clock; empty where it tells none."""
+    """Samples per second of each call but the first, by the training's clock; may be empty."""
 
     def until_first_step_s(self, *, batch: float) -> float | None:
         """From the process's start to the end of its first step; None if there was none.
 
-        Where the first mark covers several steps, the time of all but the first is taken off, by the
+        If the first mark covers several steps, the time of all but the first is subtracted, at the
         pace of the marks after it.
         """
         if not self.marks:
@@ -57,7 +57,7 @@ class Timeline:
         return first.at - self.began_at - (more / pace[0] if more and pace else 0.0)
 
     def steady(self) -> tuple[float, float, float] | None:
-        """Samples a second while it steps: median, least and most of its calls, else of windows of marks."""
+        """Samples per second in steps: median, least and most of calls, else of windows."""
         if self.stepping:
             return statistics.median(self.stepping), min(self.stepping), max(self.stepping)
         if len(self.marks) < 3:
@@ -74,19 +74,19 @@ class Timeline:
         return (statistics.median(rates), min(rates), max(rates)) if rates else None
 
     def mean_rate(self) -> float | None:
-        """Samples a second from the first mark to the last: ends of epochs count."""
+        """Samples per second from the first mark to the last, ends of epochs included."""
         if len(self.marks) < 2:
             return None
         first, last = self.marks[0], self.marks[-1]
         return (last.samples - first.samples) / (last.at - first.at)
 
     def samples_within(self, seconds: float) -> float:
-        """Samples done this long after the process's start, between marks by a straight line."""
+        """Samples done this long after the process's start, interpolated between marks."""
         before = Mark(at=self.began_at, samples=0.0)
         for mark in self.marks:
             if mark.at - self.began_at > seconds:
                 share = (self.began_at + seconds - before.at) / (mark.at - before.at)
-                # Before the first mark nothing shows when its samples were done.
+                # Before the first mark, the times of its samples are unknown.
                 return before.samples + share * (mark.samples - before.samples) * bool(
                     before.samples
                 )
@@ -94,7 +94,7 @@ class Timeline:
         return before.samples
 
     def five_minutes(self, *, batch: float) -> float | None:
-        """Samples in the first five minutes: the start as measured, then on at the mean rate."""
+        """Samples in the first five minutes: the measured start, extrapolated at the mean rate."""
         start_s, rate = self.until_first_step_s(batch=batch), self.mean_rate()
         if start_s is None or rate is None:
             return None
@@ -102,14 +102,14 @@ class Timeline:
 
 
 def of_fit(lines: Path, *, began_at: float) -> Timeline:
-    """What `fit.py` wrote."""
+    """The marks written by `fit.py`."""
     found = [json.loads(line) for line in _whole_lines(lines)]
     marks = [Mark(at=line["at"], samples=line["samples"]) for line in found]
     return Timeline(began_at=began_at, marks=tuple(marks))
 
 
 class Following:
-    """Follows the `metrics.jsonl` of a `stoker train` that runs, and notes when lines came."""
+    """Follows the `metrics.jsonl` of a running `stoker train`, and records when lines appear."""
 
     def __init__(self, runs: Path, *, began_at: float) -> None:
         self._runs, self._began_at = runs, began_at
@@ -120,11 +120,11 @@ class Following:
         self._thread.start()
 
     def steps_seen(self) -> int:
-        """Steps that the newest line tells of."""
+        """Steps in the newest line."""
         return max((int(line["step"]) for _, line in self._lines), default=0)
 
     def runs(self) -> list[Path]:
-        """Folders of the runs that were begun meanwhile."""
+        """Folders of the runs that have started since."""
         return [path.parents[1] for path in self._new()]
 
     def _new(self) -> set[Path]:
@@ -134,7 +134,7 @@ class Following:
         """Stop following.
 
         Args:
-            batch: Samples a step, on average.
+            batch: Samples per step, on average.
         """
         self._over.set()
         self._thread.join()
@@ -143,8 +143,8 @@ class Following:
             samples = float(line["step"]) * batch
             if not marks or samples > marks[-1].samples:
                 marks.append(Mark(at=at, samples=samples))
-        told = [line["samples_per_s"] for _, line in self._lines if "samples_per_s" in line]
-        return Timeline(began_at=self._began_at, marks=tuple(marks), stepping=tuple(told[1:]))
+        rates = [line["samples_per_s"] for _, line in self._lines if "samples_per_s" in line]
+        return Timeline(began_at=self._began_at, marks=tuple(marks), stepping=tuple(rates[1:]))
 
     def _follow(self) -> None:
         seen = 0

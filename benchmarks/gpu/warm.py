@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# oneDNN's allocator waits 10 s for memory that is not there.
+# oneDNN's allocator waits 10 s if memory is short.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
 

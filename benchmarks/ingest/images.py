@@ -1,8 +1,8 @@
-"""Ingest of 500x375 JPEGs by number of worker processes, and the bound: the check alone.
+"""Ingest of 500x375 JPEGs by number of worker processes, and its bound: only the check.
 
 python benchmarks/ingest/images.py [--rows 20000] [--workers 1 16] [--out FILE] [--repeats 3]
 
-Each ingest is a process of its own, which is given as many cores as workers. The source is in the
+Each ingest is a separate process with as many cores as workers. The source is in the
 page cache; the shards are written to the folder given by --folder and removed after each ingest.
 """
 
@@ -26,10 +26,10 @@ from generate import Kind, generate
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "data-ingest-images.json"
 
 DIFFERENT = 2000
-"""Images that are made; more rows are links to them with other names, which is quicker to make."""
+"""Images that are made; further rows are links to them under other names, which is faster."""
 
 TARGET_PER_S = {16: 4000}
-"""Rows per second that issue 24 asks for, by number of cores."""
+"""Target rows per second, by number of cores."""
 
 TARGET_SPEEDUP = {2: 1.8, 16: 10.0}
 """Of one core, by number of cores."""
@@ -76,7 +76,7 @@ print(json.dumps({"check_s": best}))
 
 
 def source_of(folder: Path, rows: int) -> Path:
-    """A folder of classes with so many images."""
+    """A folder of classes with this many images."""
     kind = Kind(
         name="500x375", images=min(rows, DIFFERENT), height=375, width=500, quality=94, noise=10.5
     )
@@ -93,7 +93,7 @@ def source_of(folder: Path, rows: int) -> Path:
 
 
 def run(script: str, *arguments: str) -> dict[str, Any]:
-    """What a process of its own has found."""
+    """The result of a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         check=True,
@@ -106,7 +106,7 @@ def run(script: str, *arguments: str) -> dict[str, Any]:
 
 
 def measured(source: Path, folder: Path, *, workers: int, repeats: int) -> dict[str, Any]:
-    """The median of some ingests, and how far they are apart."""
+    """The median of several ingests, and their spread."""
     found = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(dir=folder) as out:
@@ -123,7 +123,7 @@ def measured(source: Path, folder: Path, *, workers: int, repeats: int) -> dict[
 
 
 def figures(results: Sequence[dict[str, Any]], check_s: float) -> list[dict[str, object]]:
-    """What docs/benchmarks.md shows."""
+    """The figures in docs/benchmarks.md."""
     one = next((each for each in results if each["workers"] == 1), None)
     found: list[dict[str, object]] = []
     for each in results:

@@ -1,10 +1,10 @@
-"""`stoker serve` against the same calls in its own process, by batch size, on the device that is there.
+"""`stoker serve` against the same calls in its own process, by batch size, on the available device.
 
 python benchmarks/serve/gpu.py --batch-sizes 1 8 32 128 --model resnet50 --seconds 3 --out FILE
 
 Clients send raw tensors over the loopback: gRPC with `tensor_content`, and the Open Inference Protocol's
-binary form. As many threads call the loaded model in this process. Windows of the one and the other take
-turns, so that what disturbs the machine disturbs both. The file is written after each batch size.
+binary form. The same number of threads call the loaded model in this process. Windows of the two
+alternate, so that disturbances affect both. The file is written after each batch size.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def bodies_of(batch: np.ndarray[Any, Any], *, rest_port: int, grpc_port: int) ->
 
 
 class Clients:
-    """Processes that send one body over and over, each by a connection of its own."""
+    """Processes that send one body repeatedly, each over its own connection."""
 
     def __init__(self, body: Body, count: int, folder: Path) -> None:
         """Start them."""
@@ -128,10 +128,10 @@ class Clients:
         ]
 
     def per_s(self, seconds: float) -> float:
-        """Calls a second over all of them, in one window.
+        """Calls per second over all of them, in one window.
 
         Raises:
-            RuntimeError: a client ended; it has said why.
+            RuntimeError: a client ended; its message was printed.
         """
         for process in self._processes:
             assert process.stdin is not None
@@ -154,7 +154,7 @@ class Clients:
 
 
 def in_process_per_s(call: Callable[[], object], *, threads: int, seconds: float) -> float:
-    """Calls a second of as many threads as there are clients, in one window."""
+    """Calls per second of as many threads as there are clients, in one window."""
     rates: list[float] = []
 
     def run() -> None:
@@ -175,7 +175,7 @@ def in_process_per_s(call: Callable[[], object], *, threads: int, seconds: float
 
 
 def summary(per_s: Sequence[float], rows: int) -> dict[str, float]:
-    """Rows a second: the median of the windows, the least and the most."""
+    """Rows per second: the median of the windows, the least and the most."""
     found = [each * rows for each in per_s]
     return {
         "median": round(statistics.median(found), 1),
@@ -187,7 +187,7 @@ def summary(per_s: Sequence[float], rows: int) -> dict[str, float]:
 def measure(
     rows: int, call: Callable[[Any], object], ports: tuple[int, int], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """One batch size: each body in turn with calls in this process."""
+    """Measure one batch size: each body alternates with calls in this process."""
     batch = np.random.default_rng(rows).integers(
         0, 256, (rows, *MODELS[options.model]), dtype=np.uint8
     )
@@ -225,7 +225,7 @@ def measure(
 
 @contextmanager
 def serving(root: Path, log: Path, options: argparse.Namespace) -> Iterator[tuple[int, int]]:
-    """`stoker serve` on the model; its ports."""
+    """Start `stoker serve` on the model; return its ports."""
     cores = sorted(os.sched_getaffinity(0))
     more = ["--max-body-mb", "256", *options.serve]
     server, grpc_port = start_ours(
@@ -239,7 +239,7 @@ def serving(root: Path, log: Path, options: argparse.Namespace) -> Iterator[tupl
 
 
 def device() -> dict[str, Any]:
-    """What the models run on."""
+    """The device that the models run on."""
     import tensorflow as tf
 
     from stoker.cluster.devices import cpu_name

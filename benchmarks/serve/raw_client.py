@@ -1,8 +1,8 @@
-"""One connection that sends the same raw tensor over and over; needs no TensorFlow.
+"""One connection that sends the same raw tensor repeatedly; does not need TensorFlow.
 
 python raw_client.py KIND PORT PATH BODY [NAME=VALUE ...]: KIND is `http` or `grpc`, PATH that of the
 request or the gRPC method, BODY a file, the rest are headers. It reads a number of seconds from each
-line of its standard input, sends for so long, and writes `CALLS SECONDS` for the window.
+line of its standard input, sends for that long, and writes `CALLS SECONDS` for the window.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
     body = Path(file).read_bytes()
     headers = dict(pair.split("=", 1) for pair in pairs)
     for line in sys.stdin:
-        # A server closes a connection that was idle while others were measured.
+        # A server closes a connection that was idle during other measurements.
         if kind == "grpc":
             call = by_grpc(int(port), path, body)
         else:

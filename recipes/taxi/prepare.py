@@ -31,7 +31,7 @@ BUSY_AREAS = {  # community area -> share of trips, latitude, longitude
     56: (0.012, 41.793, -87.770),
 }  # fmt: skip
 OTHER_AREAS = 77
-"""Areas are numbered from 1 to this; the rest of the trips is spread evenly over all of them."""
+"""Areas are numbered from 1 to this; the remaining trips are spread evenly over all of them."""
 
 PAYMENTS = {  # kind -> share of trips
     "Cash": 0.6605, "Credit Card": 0.3316, "No Charge": 0.0054, "Unknown": 0.0019,
@@ -94,7 +94,7 @@ DIRT: tuple[tuple[float, Row], ...] = (
     (0.0322, NO_DROPOFF),
     (0.0002, NO_PICKUP),
 )
-"""Share of the trips, and what they have on record in place of the truth."""
+"""Share of the trips, and the recorded value that replaces the true one."""
 
 
 def write_trips(path: Path) -> None:
@@ -106,17 +106,17 @@ def write_trips(path: Path) -> None:
         for number in range(TRIPS):
             trip = _with_dirt(_trip(rng), rng)
             if number == TRIPS // 2:
-                trip["pickup_census_tract"] = 17031081401  # as in the real file: of one trip alone
+                trip["pickup_census_tract"] = 17031081401  # as in the real file: one trip only
             writer.writerow(trip)
 
 
 def _trip(rng: np.random.Generator) -> Row:
-    """A trip as it was: where, when, how far, at which fare, and with which tip."""
+    """The true trip: places, time, distance, fare and tip."""
     pickup = _area(rng)
     # A third of the trips stay in their area.
     dropoff = pickup if rng.random() < 0.33 else _area(rng)
     (south, west), (north, east) = _place(pickup), _place(dropoff)
-    # Degrees to miles at Chicago's latitude; streets are no straight lines.
+    # Degrees to miles at Chicago's latitude; streets are not straight lines.
     straight = float(np.hypot(69.0 * (north - south), 51.5 * (east - west)))
     miles = 1.2 * straight + float(rng.gamma(2.0, 0.35))
     minutes = 3.0 + 2.3 * miles * float(rng.lognormal(0.0, 0.3))
@@ -143,9 +143,9 @@ def _trip(rng: np.random.Generator) -> Row:
 
 
 def _tip(rng: np.random.Generator, *, fare: float, payment: str) -> float:
-    """What is on record as a tip: hardly any but of cards, whole dollars or a share of the fare.
+    """The recorded tip: mostly of card payments; whole dollars or a share of the fare.
 
-    Two dollars of a short trip are more than 20 %, of a middling one less; on long trips, which pay
+    Two dollars are more than 20 % for a short trip and less for a medium one. On long trips, paid
     by the terminal's buttons, most tips are a little above 20 % of the fare.
     """
     if payment == "Unknown":
@@ -165,7 +165,7 @@ def _tip(rng: np.random.Generator, *, fare: float, payment: str) -> float:
 
 
 def _with_dirt(trip: Row, rng: np.random.Generator) -> Row:
-    """The trip as it was recorded: missing values, zeros, outliers, two ways to write a number."""
+    """The recorded trip: missing values, zeros, outliers, two ways to write a number."""
     for chance, recorded in DIRT:
         if rng.random() < chance:
             trip |= recorded
@@ -186,14 +186,14 @@ def _area(rng: np.random.Generator) -> int:
 
 
 def _place(area: int) -> tuple[float, float]:
-    """Latitude and longitude of an area's center; those of quiet areas are made up."""
+    """Latitude and longitude of an area's center; those of quiet areas are invented."""
     if area in BUSY_AREAS:
         return BUSY_AREAS[area][1:]
     return round(41.70 + 0.0123 * (area * 7 % 25), 6), round(-87.80 + 0.0111 * (area * 11 % 23), 6)
 
 
 def _start(rng: np.random.Generator) -> Row:
-    """When it started: a quarter of an hour from 2013 to 2016. Day 1 is Sunday."""
+    """Start time, rounded to quarter hours, from 2013 to 2016. Day 1 is Sunday."""
     first = dt.datetime(2013, 1, 1, tzinfo=dt.UTC)
     while True:
         day = first + dt.timedelta(days=int(rng.integers(0, 4 * 365)))
@@ -220,7 +220,7 @@ def _company(rng: np.random.Generator) -> str:
 
 
 def _pick(rng: np.random.Generator, shares: dict[str, float]) -> Any:
-    """One of the names by their shares; None for what is left of 1."""
+    """A random name by its share; None for the rest to 1."""
     point = rng.random()
     for name, share in shares.items():
         point -= share

@@ -1,4 +1,4 @@
-"""Tests on a GPU: every command as a user starts it, in a process of its own.
+"""Tests on a GPU: every command runs in a separate process, as a user starts it.
 
 `make test-gpu` runs them on a card. With STOKER_GPU_TESTS_ON_CPU=1 (`make test-gpu DEVICE=cpu`) the CPU is
 used instead: that shows that the tests run, and not what a GPU does.
@@ -25,7 +25,7 @@ Device = Literal["gpu", "cpu"]
 
 @pytest.fixture(scope="session")
 def device() -> Device:
-    """`gpu`, or `cpu` where the CPU is used instead."""
+    """`gpu`, or `cpu` if the CPU is used instead."""
     return "cpu" if os.environ.get("STOKER_GPU_TESTS_ON_CPU") == "1" else "gpu"
 
 

@@ -16,7 +16,7 @@ DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int
 """Names in a safetensors file."""
 
 SLOW = {"SLOW_S": "0.2"}
-"""An epoch of all trainings takes a while: variables that the user's code reads are inputs of a run."""
+"""Set in all trainings alike: environment variables that the user's code reads are inputs."""
 
 SETTINGS = ("train.epochs=12", "train.steps_per_call=2", "train.checkpoint.every_steps=4")
 
@@ -32,7 +32,7 @@ def weights_of(
         settings: More settings.
         kill: SIGKILL after the first checkpoint, and the same command again.
     """
-    # With the stages before training done, as the experiment has them.
+    # The stages before training are done already, with the experiment's settings.
     shutil.copytree(pictures.ingested, runs)
     every = (*SETTINGS, *settings, f"runs={runs}")
     if kill:

@@ -64,7 +64,7 @@ def build(features):
 
 
 class Facts(keras.callbacks.Callback):
-    """Writes what a user can see from inside of the training; takes its time where it is to be killed."""
+    """Writes what the user's code can observe during training; slow if the run is to be killed."""
 
     def on_epoch_end(self, epoch, logs=None):
         time.sleep(float(os.environ.get("SLOW_S", "0")))
@@ -107,10 +107,10 @@ class Trained:
     """What `--json` printed."""
 
     facts: dict[str, Any]
-    """What the callback saw inside of the process."""
+    """Observations of the callback in the process."""
 
     said: str
-    """What it printed on standard error."""
+    """The standard error output."""
 
 
 @dataclass(frozen=True, kw_only=True)

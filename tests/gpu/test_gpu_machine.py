@@ -31,12 +31,12 @@ LIMIT_MB = 512
 
 
 def test_doctor_finds_no_error_on_a_healthy_machine(device: Device, children: Children) -> None:
-    told = children.json("doctor", "--no-disk", timeout_s=TIMEOUT_S)
+    output = children.json("doctor", "--no-disk", timeout_s=TIMEOUT_S)
 
-    assert [each for each in told["findings"] if each["severity"] == "error"] == []
-    assert len(told["gpus"]["states"]) == len(told["framework"]["gpus"])
-    assert bool(told["gpus"]["states"]) == (device == "gpu")
-    assert "machine code" not in json.dumps(told["findings"])
+    assert [each for each in output["findings"] if each["severity"] == "error"] == []
+    assert len(output["gpus"]["states"]) == len(output["framework"]["gpus"])
+    assert bool(output["gpus"]["states"]) == (device == "gpu")
+    assert "machine code" not in json.dumps(output["findings"])
 
 
 def test_stoker_and_tensorflow_see_the_same_devices(

@@ -11,12 +11,12 @@ LIMIT_MB = 1024
 
 
 def test_a_step_that_does_not_fit_is_cut_until_it_does(pictures: Pictures) -> None:
-    # Without XLA, which would never make the tensor that does not fit.
+    # Without XLA, which would never create the tensor that does not fit.
     trained = pictures.train(
         "train.xla=false", f"train.memory.limit_mb={LIMIT_MB}", "train.seed=3", env={"HUNGRY": "1"}
     )
 
-    # 32 rows ask for twice the tensor and 16 for one of it; 8 rows ask for nothing.
+    # 32 rows need the tensor twice and 16 rows once; 8 rows do not need it.
     assert len(trained.result["health"]["reductions"]) == 2
     assert trained.result["steps"] == 4 * 5
     assert trained.result["metrics"]["loss"] < 0.5

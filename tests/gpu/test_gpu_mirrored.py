@@ -37,10 +37,10 @@ def test_two_logical_gpus_train_together(
 
     sets = [part for setting in (*same, *two) for part in ("--set", setting)]
     child = children.python(script, pictures.folder, *sets, "--json", env={"FACTS": str(facts)})
-    told = json.loads(child.done(TIMEOUT_S))
+    result = json.loads(child.done(TIMEOUT_S))
 
-    assert (told["resolved"]["strategy"], told["resolved"]["replicas"]) == ("mirrored", 2)
+    assert (result["resolved"]["strategy"], result["resolved"]["replicas"]) == ("mirrored", 2)
     assert json.loads(facts.read_text())["logical"] == (2 if device == "gpu" else 0)
     # 32 rows a step as on one device; the loss begins at log(2) = 0.69.
-    assert told["steps"] == 4 * 5
-    assert told["metrics"]["loss"] < 0.4
+    assert result["steps"] == 4 * 5
+    assert result["metrics"]["loss"] < 0.4

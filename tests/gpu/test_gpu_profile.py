@@ -1,4 +1,4 @@
-"""`stoker profile` of an experiment and of a script, with what the card did meanwhile."""
+"""`stoker profile` of an experiment and of a script, with the state of the card during it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_a_script_is_profiled_with_its_gpus(
     child = children.stoker(
         "profile", "--json", "--out", tmp_path / "p", "--", sys.executable, script
     )
-    told = json.loads(child.done(TIMEOUT_S))
+    result = json.loads(child.done(TIMEOUT_S))
 
-    assert told["exit_code"] == 0
-    (loop,) = told["loops"]
+    assert result["exit_code"] == 0
+    (loop,) = result["loops"]
     assert (loop["kind"], loop["line"]) == ("fit", 8)
-    assert told["gpus"] == len(told["gpu_states"]) == (device == "gpu")
-    for state in told["gpu_states"]:
+    assert result["gpus"] == len(result["gpu_states"]) == (device == "gpu")
+    for state in result["gpu_states"]:
         assert state["power_w"] > 0
         assert state["used_bytes"] > 0
 
@@ -49,9 +49,9 @@ def test_an_experiment_is_profiled_with_its_share_of_the_peak(
     device: Device, pictures: Pictures
 ) -> None:
     child = pictures.children.stoker("profile", pictures.folder, "--budget", "80s", "--json")
-    told = json.loads(child.done(TIMEOUT_S))
+    result = json.loads(child.done(TIMEOUT_S))
 
-    assert told["busy_fraction"] > 0
-    assert told["diagnosis"]["text"]
-    assert 0 < told["machine"]["mfu"] < 1
-    assert len(told["machine"]["gpus"]) == (device == "gpu")
+    assert result["busy_fraction"] > 0
+    assert result["diagnosis"]["text"]
+    assert 0 < result["machine"]["mfu"] < 1
+    assert len(result["machine"]["gpus"]) == (device == "gpu")

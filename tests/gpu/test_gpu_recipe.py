@@ -1,4 +1,4 @@
-"""The digits recipe from data to a server that answers, and its model behind `stoker serve`."""
+"""The digits recipe from data to a server that answers, and its model in `stoker serve`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def run(
     folder = tmp_path_factory.mktemp("recipes") / "digits"
     leave = shutil.ignore_patterns("runs", "models", "data", "__pycache__")
     shutil.copytree(ROOT / "recipes" / "digits", folder, ignore=leave)
-    told = children.json("run", folder, timeout_s=TIMEOUT_S)
-    return folder, told
+    result = children.json("run", folder, timeout_s=TIMEOUT_S)
+    return folder, result
 
 
 def test_the_digits_recipe_runs_through_its_gates(run: tuple[Path, dict[str, Any]]) -> None:
-    _, told = run
+    _, result = run
 
-    assert [stage["stage"] for stage in told["stages"]][-2:] == ["push", "serve"]
-    assert len(told["answers"]) == 5
-    assert all(answer["rest"] == answer["grpc"] for answer in told["answers"])
+    assert [stage["stage"] for stage in result["stages"]][-2:] == ["push", "serve"]
+    assert len(result["answers"]) == 5
+    assert all(answer["rest"] == answer["grpc"] for answer in result["answers"])
 
 
 def test_its_model_is_served(
@@ -53,7 +53,7 @@ def test_its_model_is_served(
     port = json.loads(ready.read_text())["rest_port"]
     images = sorted((folder / "data" / "digits").glob("*/*.png"))[:1]
 
-    told = json.loads(
+    result = json.loads(
         children.stoker(
             "call", "digits", "--url", f"http://127.0.0.1:{port}", "--image", images[0], "--json"
         ).done(TIMEOUT_S)
@@ -63,4 +63,4 @@ def test_its_model_is_served(
     server.kill()
 
     assert states == ["AVAILABLE"]
-    assert images[0].parent.name in json.dumps(told)
+    assert images[0].parent.name in json.dumps(result)

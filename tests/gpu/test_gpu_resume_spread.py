@@ -1,4 +1,4 @@
-"""Without `train.deterministic` a resumed training differs no more than two that nobody killed."""
+"""Without `train.deterministic`, a resumed training differs no more than two uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMES = 4.0
 """Two trainings are one sample of how far apart they are: the third may be so many times as far."""
 
 ROUNDING = 1e-5
-"""Least distance that is told from none, relative."""
+"""Smallest relative distance that counts as different."""
 
 
 def distance(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> float:

@@ -1,4 +1,4 @@
-"""Ingest of JPEG files of 500x375 on all cores, and its bound: the check of every file alone."""
+"""Ingest of 500x375 JPEG files on all cores, and its upper bound: only the check of every file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LIMIT_S = 80
 SCRIPT = ROOT / "benchmarks" / "ingest" / "images.py"
 
 CORES = 16
-"""The target is for so many."""
+"""Number of cores for which the target holds."""
 
 
 def measure(at: Situation) -> None:
-    """The stage as a user runs it, from nothing; then by number of cores, and the check alone."""
+    """The stage as a user runs it, from scratch; then by number of cores, and the check alone."""
     photos, cores = at.photographs(), len(os.sched_getaffinity(0))
     show_stage(at, photos, cores)
     sys.path.append(str(SCRIPT.parent))
@@ -57,6 +57,6 @@ def show_stage(at: Situation, photos: Path, cores: int) -> None:
 
 
 def _stage_s(said: str) -> float:
-    """Seconds that the command says of the stage: `+ ingest        0.4 s`."""
+    """Seconds that the command reports for the stage: `+ ingest        0.4 s`."""
     (line,) = [line for line in said.splitlines() if line.startswith("+ ingest")]
     return max(0.1, float(line.split()[2]))

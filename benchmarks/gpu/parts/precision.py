@@ -15,18 +15,18 @@ CHILD = ROOT / "tests" / "gpu" / "train" / "batch_norm_child.py"
 """Trains a small network and prints the names of the device's kernels."""
 
 END_S = 15.0
-"""Time that ending takes, seconds."""
+"""Time for shutting down, seconds."""
 
 CHOICES = {
     "bfloat16": ("train.precision=mixed_bfloat16",),
     "float16, loss scale 128": ("train.precision=mixed_float16", "train.loss_scale=128"),
     "float16, dynamic loss scale": ("train.precision=mixed_float16", "train.loss_scale=dynamic"),
 }
-"""What `train.precision: auto` chooses between."""
+"""The candidates for `train.precision: auto`."""
 
 
 def measure(at: Situation) -> None:
-    """One training each, without XLA; the first one is what the others are compared with."""
+    """One training each, without XLA; the others are compared with the first one."""
     show_kernels(at)
     folder = experiments.images(at.work / "images", at.photographs(), at.sizes)
     base: float | None = None
@@ -54,7 +54,7 @@ def show_kernels(at: Situation) -> None:
     name = "BatchNormalization by cuDNN's kernel for NHWC"
     precision = at.sizes.precision
     child = at.children.python(CHILD, precision, at.work / "trace")
-    told = goodput.read(child.done(at.left_s()))
-    found = batch_norm_kernels(told["kernels"])
+    result = goodput.read(child.done(at.left_s()))
+    found = batch_norm_kernels(result["kernels"])
     least = 1.0 if at.device == "gpu" else None
     at.add(name, float(found.is_persistent), "of 1", at_least=least, how=found.text())

@@ -13,11 +13,11 @@ LIMIT_S = 80
 SCRIPT = ROOT / "benchmarks" / "serve" / "gpu.py"
 
 END_S = 5.0
-"""Time for the server's end, seconds."""
+"""Time for the server's shutdown, seconds."""
 
 
 def measure(at: Situation) -> None:
-    """Batch 32 first, which has a target; what is there when the time is up counts."""
+    """Batch 32 first, because it has a target; results so far count when time is up."""
     out = at.work / f"serve-{os.getpid()}.json"
     sizes = [32, 1, 8, 128] if at.device == "gpu" else [at.sizes.served_batch]
     child = at.children.python(

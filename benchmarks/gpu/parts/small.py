@@ -15,7 +15,7 @@ MODELS = ("mlp", "cnn")
 
 
 def measure(at: Situation) -> None:
-    """One process a model; both sides take turns in it."""
+    """One process per model; both sides take turns in it."""
     script = Path(__file__).parents[1] / "small.py"
     for model in MODELS if at.device == "gpu" else MODELS[:1]:
         child = at.children.python(script, model, str(at.sizes.rounds))

@@ -1,4 +1,4 @@
-"""From process start to the first step with the default settings: caches cold, then warm."""
+"""From process start to the first step with the default settings: cold caches, then warm ones."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ COLD_S, WARM_S = 25.0, 12.0
 
 
 def measure(at: Situation) -> None:
-    """The same command twice; what it compiles is kept in a folder that is empty at first."""
+    """The same command twice; compiled programs are kept in a folder that is empty at first."""
     folder = experiments.images(at.work / "images", at.photographs(), at.sizes)
     cache = at.work / f"cold-{time.monotonic_ns()}"
-    # The cold one goes on for a while: what is compiled beside its steps is to be kept.
+    # The cold one continues for a while, so that programs compiled in the background are kept.
     for name, most_s, least_s in (("cold", COLD_S, at.sizes.start_s), ("warm", WARM_S, 0.0)):
         longest_s = (0.6 if name == "cold" else 1.0) * at.left_s() - 10
         line = started(at, folder, cache, least_s=least_s, longest_s=longest_s)
@@ -42,7 +42,7 @@ def measure(at: Situation) -> None:
 def started(
     at: Situation, folder: Path, cache: Path, *, least_s: float, longest_s: float
 ) -> Timeline:
-    """One start, ended once it has done steps and has run for a while, or after the longest time."""
+    """One start; it ends after some steps and a minimum time, or after the longest time."""
     env = at.environment(cache)
     child = at.children.stoker("train", folder, "--again", "--json", env=env)
     following = Following(folder / "runs", began_at=child.began_at)
@@ -51,12 +51,12 @@ def started(
             break
         time.sleep(0.02)
     if child.running():
-        # As on a preempted machine: it ends after its step.
+        # As on a preempted machine, it ends after its current step.
         child.kill(signal.SIGTERM)
     with contextlib.suppress(TimedOutError):
         child.wait(min(10.0, at.left_s()))
     line = following.end(batch=at.sizes.batch)
-    # The next start is one from nothing too, and does not go on with this run.
+    # The next start also begins from scratch, and does not resume this run.
     for run in following.runs():
         shutil.rmtree(run)
     return line

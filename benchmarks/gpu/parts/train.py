@@ -1,4 +1,4 @@
-"""ResNet-50 on JPEG files: ours without XLA against `model.fit(jit_compile=False)`, and where the time goes."""
+"""ResNet-50 on JPEGs, both without XLA: ours against `model.fit`, and where the time goes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from timeline import Following, Timeline, of_fit
 LIMIT_S = 100
 
 LATE_S = 60.0
-"""Longest that `model.fit` may go on past its time, seconds: where its first step takes longer."""
+"""Longest overrun of `model.fit`, seconds, if its first step takes longer than its time."""
 
 RATES = {"H200": 2500.0, "H100": 1900.0}
-"""A name in the card's name -> images a second that ours must reach."""
+"""Part of the card's name -> images per second that ours must reach."""
 
 
 def measure(at: Situation) -> None:
-    """`model.fit` first, then ours, both from the start of their process."""
+    """`model.fit` first, then ours; both measured from the start of their process."""
     sizes, batch = at.sizes, at.sizes.batch
     folder = experiments.images(at.work / "images", at.photographs(), sizes)
     peer = fit(at)
@@ -52,7 +52,7 @@ def measure(at: Situation) -> None:
 
 
 def show_counted(at: Situation, ours: Timeline, peer: Timeline) -> None:
-    """Images that both had done when the first of them ended: nothing is computed."""
+    """Images that both had processed when the first of them ended; nothing is extrapolated."""
     if not ours.marks or not peer.marks:
         return
     shared_s = min(line.marks[-1].at - line.began_at for line in (ours, peer))
@@ -66,7 +66,7 @@ def show_counted(at: Situation, ours: Timeline, peer: Timeline) -> None:
 
 
 def fit(at: Situation, *more: str, seconds: float | None = None) -> Timeline:
-    """`model.fit` for so many seconds of its process."""
+    """`model.fit` for this many seconds of its process."""
     lines = at.work / f"fit-{time.monotonic_ns()}.jsonl"
     seconds = seconds or at.sizes.fit_s
     paths = [str(path) for path in at.records()]
@@ -78,9 +78,9 @@ def fit(at: Situation, *more: str, seconds: float | None = None) -> Timeline:
 def stoker(
     at: Situation, folder: Any, *settings: str, seconds: float | None = None
 ) -> tuple[Timeline, dict[str, Any]]:
-    """`stoker train` until the first epoch that ends after so many seconds; its result.
+    """`stoker train` until the first epoch that ends after this many seconds; its result.
 
-    The stages before it are done already (`run.py`, prepare): their time is not the training's.
+    The earlier stages are done already (`run.py`, prepare): their time is not the training's.
     """
     runs = folder / "runs"
     until = time.time() + (seconds or at.sizes.train_s)
@@ -97,7 +97,7 @@ def stoker(
 def show(
     at: Situation, name: str, line: Timeline, *, rate_of: str
 ) -> tuple[float | None, float | None]:
-    """Start and rate of one training: seconds to the first step, images a second."""
+    """Start and rate of one training: seconds to the first step, images per second."""
     start_s, steady = line.until_first_step_s(batch=at.sizes.batch), line.steady()
     if start_s is None or steady is None:
         at.add(f"ResNet-50, {name}", None, "images/s", how="it made no steps in its time")

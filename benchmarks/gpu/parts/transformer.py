@@ -16,7 +16,7 @@ from timeline import Following, of_fit
 LIMIT_S = 100
 
 RUN_S = 30.0
-"""Of each training on a GPU, seconds from its process's start."""
+"""Time for each training on a GPU, seconds from its process's start."""
 
 
 def measure(at: Situation) -> None:
@@ -60,7 +60,7 @@ def show(
     *,
     batch: int,
 ) -> None:
-    """Rate and MFU of one of both."""
+    """Rate and MFU of one of the two."""
     if rate is None:
         at.add(f"Transformer, {name}", None, "texts/s", how="it made too few steps in its time")
         return
@@ -83,7 +83,7 @@ def show(
 
 
 def trained(at: Situation, folder: Path, *, seconds: float) -> tuple[float, float, float] | None:
-    """Ours: texts a second."""
+    """Ours: texts per second."""
     until = time.time() + seconds
     env = at.environment(at.work / "cache") | {experiments.UNTIL: str(until)}
     child = at.children.stoker("train", folder, "--again", "--json", env=env)

@@ -1,4 +1,4 @@
-"""`stoker tune` on the naive image script: how busy the GPU is before and after, against a resident batch."""
+"""`stoker tune` on the naive image script: how busy the GPU is before and after."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT_S = 100
 
 
 def measure(at: Situation) -> None:
-    """A copy of the naive recipe, without what earlier runs left, tuned within the budget."""
+    """A copy of the naive recipe, without files of earlier runs, tuned within the budget."""
     leave = shutil.ignore_patterns("runs", "models", "data", "stoker.lock.yaml", "__pycache__")
     folder = Path(tempfile.mkdtemp(dir=at.work)) / "naive"
     shutil.copytree(ROOT / "recipes" / "naive", folder, ignore=leave)
@@ -41,7 +41,7 @@ def measure(at: Situation) -> None:
 
 
 def show_gpus(at: Situation, when: str, found: dict[str, Any]) -> None:
-    """What NVML said meanwhile."""
+    """NVML's readings during it."""
     for gpu in found.get("gpus") or found.get("machine", {}).get("gpus", []):
         at.add(
             f"naive image script, {when} stoker tune: GPU busy",

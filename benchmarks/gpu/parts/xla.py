@@ -1,4 +1,4 @@
-"""ResNet-50 by `stoker train` with `train.xla: true`: compiled before its first step, or taken from its cache."""
+"""ResNet-50 by `stoker train` with `train.xla: true`: compiled before the first step, or cached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMIT_S = 100
 NAME = "stoker train, train.xla: true"
 
 END_S = 15.0
-"""Time that ending takes, seconds."""
+"""Time for shutting down, seconds."""
 
 
 def measure(at: Situation) -> None:

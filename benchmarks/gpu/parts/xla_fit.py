@@ -1,7 +1,7 @@
 """ResNet-50 by `model.fit(jit_compile=True)`, warmed up, with XLA's caches.
 
-Compiling took more than 110 s on an H200, so one call may end without a step. What was tuned and compiled
-until then is kept in the work folder: call the part again.
+Compiling took more than 110 s on an H200, so one call may end without a step. The work folder keeps
+what was tuned and compiled until then: call the part again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "model.fit, jit_compile=True"
 
 
 def measure(at: Situation) -> None:
-    """All of the part's time, if need be; the training ends some seconds after its first step."""
+    """Use all of the part's time if necessary; training ends seconds after its first step."""
     sizes = at.sizes
     folder = experiments.images(at.work / "images", at.photographs(), sizes)
     lines = at.work / f"fit-jit-{time.monotonic_ns()}.jsonl"
@@ -42,7 +42,7 @@ def measure(at: Situation) -> None:
 
 
 def caches(folder: Path) -> dict[str, str]:
-    """XLA's own caches for the peer, as Stoker has them for itself."""
+    """XLA's own caches for the peer, like Stoker's own."""
     tuning, programs = folder / "tuning", folder / "programs"
     for each in (tuning, programs):
         each.mkdir(parents=True, exist_ok=True)

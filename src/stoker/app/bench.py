@@ -217,7 +217,7 @@ class TrialBench:
         return found
 
     def device(self) -> dict[str, Any]:
-        """The devices' time by class of kernel; see `Session.device`."""
+        """Device time by kernel class; see `Session.device`."""
         found: dict[str, Any] = self._ask("device", seconds=self._window_s)
         return found
 
@@ -227,7 +227,7 @@ class TrialBench:
         return found
 
     def findings(self) -> list[Finding]:
-        """What the model itself costs, and need not."""
+        """Avoidable costs in the model itself."""
         return [Finding(**each) for each in self._ask("findings")]
 
     def timeline(self) -> list[dict[str, Any]]:

@@ -155,7 +155,7 @@ def run_chain(
         again: Do the last stage again even where nothing has changed.
         resume: Which run is gone on with.
         works: Stage -> what does its work instead, e.g. on several processes.
-        wall: Accounts for this process's wall time; None: it begins now.
+        wall: Accounts for this process's wall time; None: a new account that begins now.
 
     Raises:
         UserError: the user's data, settings or code; the run can be continued.
@@ -330,7 +330,7 @@ def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
 
 @contextmanager
 def _observed(stage: Stage, run: Run, experiment: Experiment) -> Iterator[Callable[[], Reads]]:
-    """Observe what the user's code reads in a stage, and keep it as it comes."""
+    """Observe what the user's code reads in a stage, and record each read as it happens."""
     if not stage.runs_user_code:
         yield Reads
         return

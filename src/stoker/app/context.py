@@ -114,7 +114,7 @@ class Stage:
     """Its work needs TensorFlow, which takes seconds to import."""
 
     runs_user_code: bool = False
-    """Its work calls the user's functions: what they read is observed."""
+    """It calls the user's functions: what they read is observed."""
 
     always: bool = False
     """Looks at the world outside the run, and so is asked every time."""

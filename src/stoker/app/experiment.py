@@ -179,7 +179,7 @@ class Experiment:
         return self.folder / self.models
 
     def code_fingerprint(self, reference: str) -> str:
-        """The fingerprint of a user's function and of all in the folder that it may read."""
+        """The fingerprint of a user's function and of everything in the folder that it may read."""
         module, function = reference.split(":")
         return function_fingerprint(self.folder, module, function, outputs=self.outputs)
 
@@ -196,7 +196,7 @@ class Experiment:
         return (*self.outputs, source) if source is not None and inside else self.outputs
 
     def source_fingerprint(self, reference: str) -> str:
-        """The fingerprint of a user's function by its source; what it reads is observed."""
+        """The fingerprint of a user's function from its source alone; its reads are observed."""
         module, function = reference.split(":")
         return source_fingerprint(self.folder, module, function)[0]
 

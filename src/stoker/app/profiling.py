@@ -43,16 +43,16 @@ class Profiled:
     """Of the timeline."""
 
     findings: list[Finding] = field(default_factory=list)
-    """What the model itself costs, and need not."""
+    """Avoidable costs in the model itself."""
 
     device: DeviceTime | None = None
-    """The devices' time by class of kernel; None without a GPU."""
+    """Device time by kernel class; None without a GPU."""
 
     device_finding: DeviceFinding | None = None
-    """The class of kernels that costs most, where it costs much."""
+    """The most expensive kernel class, if its share is large."""
 
     no_device: str = ""
-    """Why there is no `device` where there is a GPU."""
+    """Why `device` is missing although there is a GPU."""
 
     page: Path
     json: Path

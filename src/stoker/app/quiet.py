@@ -18,14 +18,14 @@ def import_tensorflow(*, compiles: bool = False) -> None:
     descriptor. `TF_CPP_MIN_LOG_LEVEL` below 2 is taken as the wish to see it all.
 
     Args:
-        compiles: Keep what XLA compiles in the cache on disk.
+        compiles: Keep programs that XLA compiles in the cache on disk.
     """
     if compiles:
         prepare(os.environ)
     # A process that takes all of a GPU's memory starves its neighbours. It must be said before
     # TensorFlow looks at the devices, which the transform's stage makes it do.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    # Without it TensorFlow transposes the input and output of each BatchNormalization in 16 bits to NCHW and
+    # Without it, TensorFlow transposes input and output of a 16-bit BatchNormalization to NCHW and
     # back. Source: tensorflow/core/kernels/fused_batch_norm_op.cc, BatchnormSpatialPersistentEnabled.
     os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

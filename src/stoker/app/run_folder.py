@@ -5,7 +5,7 @@ run.json          what was asked for, the inputs name by name, what of them has 
 lock              held (flock) by the process that works on the run
 folder.json       the files of the experiment's folder when the run began
 stages/X.json     stage X is done: its inputs, where its output lies, the hash of every file
-reads/X.json      what the user's code has read in stage X until now
+reads/X.json      what the user's code has read in stage X so far
 data/ ...         the output of a stage that this run made itself
 """
 
@@ -85,7 +85,7 @@ class StageRecord:
     GPU, or a file that the user's code reads, can make others); "" where they settle it all."""
 
     reads: Reads = field(default_factory=Reads)
-    """What the user's code read in it, with what that held when the run began."""
+    """What the user's code read in this stage, with its state at the start of the run."""
 
     @property
     def identity(self) -> str:
@@ -131,7 +131,7 @@ class Run:
         write_json(self.root / _STAGES / f"{record.stage}.json", asdict(record))
 
     def reads(self) -> Reads:
-        """What the user's code has read in all stages until now."""
+        """What the user's code has read in all stages so far."""
         found = Reads()
         for path in sorted((self.root / _READS).glob("*.json")):
             found = found.and_also(Reads(**read_json(path)))
@@ -146,11 +146,11 @@ class Run:
         return Reads(**read_json(path)) if path.exists() else Reads()
 
     def write_reads(self, stage: str, reads: Reads) -> None:
-        """Keep what the user's code has read in a stage, before it is done."""
+        """Record what the user's code has read in a stage that is not done yet."""
         write_json(self.root / _READS / f"{stage}.json", asdict(reads))
 
     def forget_reads(self) -> None:
-        """Let what was read hold nothing any more: a change of it was accepted."""
+        """Forget all recorded reads, because the user accepted a change in them."""
         shutil.rmtree(self.root / _READS, ignore_errors=True)
         (self.root / _FOLDER).unlink(missing_ok=True)
         for path in sorted((self.root / _STAGES).glob("*.json")):
@@ -158,7 +158,7 @@ class Run:
                 self.write_record(replace(record, reads=Reads()))
 
     def folder_at_begin(self, folder: Path, outputs: Collection[Path]) -> Snapshot:
-        """The state of the experiment's folder when the run began; taken now where it is new."""
+        """The state of the experiment's folder at the start of the run; taken now for a new run."""
         path = self.root / _FOLDER
         if not path.exists() or not (self.root / _TRAINED).exists():
             # Before training nothing in the folder is the run's own.
@@ -238,7 +238,7 @@ def open_run(
         identity: Settings, code, source and versions.
         settings: Written to a new run's `run.json`.
         resume: Which run; by default the newest unfinished one of equal inputs, else a new one.
-        folder: The experiment's: what the user's code has read is compared with what is there now.
+        folder: The experiment's. What the user's code read is compared with its current content.
 
     Yields:
         The run, and whether it is continued.
@@ -289,7 +289,7 @@ def with_reads(run: Run, identity: Identity, folder: Path | None) -> tuple[Ident
 
 
 def read_changes(read: Reads, folder: Path) -> tuple[Change, ...]:
-    """The files and variables that hold something else now."""
+    """The files and variables whose content has changed."""
     return changes(read.as_identity(), read.now(folder).as_identity())
 
 

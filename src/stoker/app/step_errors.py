@@ -1,4 +1,4 @@
-"""Who has to act on a failed training step: the user, the launcher, or us."""
+"""Decides who has to fix a failed training step: the user, the launcher, or Stoker."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _PEER_IS_GONE = (
 
 @contextmanager
 def steps_are_the_users(*, workers: int) -> Iterator[None]:
-    """Turn a failure of the user's model, data or code into one line, and let all others through.
+    """Turn a failure of the user's model, data or code into one line, and pass on all others.
 
     Args:
         workers: Processes that train together.
 
     Raises:
-        ConfigError: the step failed because of the user's data, model or code, also while the step
-            was traced.
+        ConfigError: the step failed because of the user's data, model or code, including
+            while it was traced.
         tf.errors.OpError: another worker is gone; worth another attempt.
     """
     try:

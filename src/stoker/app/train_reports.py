@@ -1,4 +1,4 @@
-"""What the stage `train` reports while it runs: metrics, TensorBoard, the progress line, its time."""
+"""Reports of the stage `train` while it runs: metrics, TensorBoard, progress line, wall time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from stoker.train.watch.watch import Unwatched, Watched
 
 
 def run_time(context: Context, folder: Path, *, is_chief: bool) -> RunTime:
-    """The account of the run's wall time, of several workers the first one's."""
+    """The account of the run's wall time; with several workers, that of the first one."""
     return RunTime(context.wall, folder / WALL_TIME if is_chief else None)
 
 
 @contextmanager
 def writing(folder: Path, *, is_chief: bool) -> Iterator[tuple[Everywhere, TensorBoard | None]]:
-    """Who takes the metrics: of several workers the first writes, the others nothing."""
+    """The writers of metrics: with several workers, only the first one writes."""
     board = TensorBoard(folder / TENSORBOARD) if is_chief else None
     writer = Everywhere([] if board is None else [JsonLines(folder / METRICS), board])
     try:
@@ -61,7 +61,7 @@ def watched(
     alone: bool,
     device: DeviceWatch,
 ) -> Watched | Unwatched:
-    """TensorBoard with the run's settings in it, where this process writes it."""
+    """TensorBoard with the run's settings in it, if this process writes it."""
     if board is None:
         return Unwatched()
     experiment, transform = context.experiment, context.transform()

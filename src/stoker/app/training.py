@@ -112,7 +112,7 @@ def train(context: Context, folder: Path) -> Trained:
         if isinstance(place, Distribution):
             handshake(place, {**identity, "settings": context.asked})
         dataset = open_dataset_of(context)
-        # No thread imports anything while the user's code is imported.
+        # No other thread may import anything while the user's code is imported.
         context.wall.enter("build")
         build = _model_code(experiment)
         given["feeds"] = feeds = _open_ahead(dataset, transform, settings, given, held)
@@ -170,14 +170,14 @@ def _open_ahead(
     given: Mapping[str, Any],
     held: ExitStack,
 ) -> Ahead[Feeds] | None:
-    """The data, opened by a thread while the model is built: shards draw no random numbers.
+    """Open the data in a thread while the model is built: shards draw no random numbers.
 
     Args:
-        dataset: A user's own is opened when training asks for it: its code may draw some.
+        dataset: A user-defined one is opened later, when training needs it: it may draw some.
         transform: What turns raw columns into features and label.
         settings: The section `train`.
-        given: As `Surroundings` has it.
-        held: Waits for the thread, also where the model cannot be built.
+        given: As in `Surroundings`.
+        held: Waits for the thread, even if building the model fails.
     """
     if not isinstance(dataset, Dataset):
         return None
@@ -188,13 +188,13 @@ def _open_ahead(
 
 
 def _check_labels(context: Context, built: BuiltModel) -> tuple[Finding, ...]:
-    """Hold the labels against the model; show the warnings.
+    """Check the labels against the model, and show the warnings.
 
     Raises:
         ConfigError: the loss cannot learn these labels.
     """
     stage = "transform" if context.experiment.own_dataset is None else "analyze"
-    # A record of an earlier version says nothing of labels.
+    # A record of an earlier version has no label summary.
     labels = labels_from_facts(context.results[stage].get("labels", {}))
     found = require_labels_that_fit(built, labels, monitor=context.experiment.train.monitor)
     for finding in found:
@@ -248,7 +248,7 @@ def open_and_build(
 
 
 def open_dataset_of(context: Context) -> AnyDataset:
-    """The data, after the seeds are set, which a user's own dataset may draw from."""
+    """The data, after the seeds are set: a user-defined dataset may draw from them."""
     with context.wall.within("data"):
         return context.dataset()
 
@@ -263,7 +263,7 @@ def _build(
     transform: AnyTransform,
     place: Distribution | Connection,
 ) -> BuiltModel:
-    """The model, after a user's own dataset has drawn its random numbers."""
+    """The model, after a user-defined dataset has drawn its random numbers."""
     with place.strategy.scope():
         built = build_model(build, transform, what=experiment.model)
         require_label_of_each_output(built.model, transform.labels)
@@ -337,7 +337,7 @@ def _device_watch(
 def _step_facts(
     result: TrainResult | ParameterServerResult, resolved: ResolvedTraining
 ) -> StepFacts:
-    """What is known of the steps of a run, in addition to the trace of its devices."""
+    """What is known about the steps of a run, in addition to the trace of its devices."""
     wait = result.busy.input_wait if isinstance(result, TrainResult) else result.input_wait
     return StepFacts(
         of_script=False,

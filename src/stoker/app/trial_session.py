@@ -177,7 +177,7 @@ class Session:
         return [asdict(stage) for stage in self._measured().stages()]
 
     def findings(self) -> list[dict[str, str]]:
-        """What the model itself costs, and need not."""
+        """Avoidable costs in the model itself."""
         from stoker.tune.attach.inside.stoker_watch.biases import useless_biases
         from stoker.tune.model_findings import useless_bias
 
@@ -207,7 +207,7 @@ class Session:
         return reached | {"peak_memory_bytes": peak_bytes, "gpus": gpus()}
 
     def device(self, seconds: float) -> dict[str, Any]:
-        """The devices' time by class of kernel, while it trains; `why` alone where there is none."""
+        """Device time by kernel class during training; only `why` if there is none."""
         from stoker.measure.device_events import TraceError
         from stoker.measure.device_trace import can_trace, time_in, traced
         from stoker.train.layer_paths import layer_types

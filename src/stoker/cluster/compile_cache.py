@@ -1,19 +1,19 @@
 """XLA's compiled programs on disk, for the next process: verified, private, and bounded.
 
 A cached program is machine code, and a damaged one fails the step or kills the process. TensorFlow
-reads what it finds without looking. So a process never works in the store itself:
+does not verify what it reads. So a process never works in the store itself:
 
 - The store, `xla/<key>/store`, holds files whose SHA-256 is in `xla/<key>/manifest.json`. One folder
   per key: GPUs, driver, CPU, TensorFlow version and flags.
-- A process that begins checks every file of its key against the manifest, removes what does not
-  match or is not listed, and links the rest into `xla/<key>/work-<random>`, a folder of its own.
-  TensorFlow reads and writes there.
-- `publish` moves what TensorFlow has written since into the store: file first, manifest last. It is
-  called when a program is compiled and at the end of the process. What a killed process had not
-  published is lost: nobody can tell whether it is whole.
+- A new process checks every file of its key against the manifest, removes what does not match or
+  is not listed, and links the rest into `xla/<key>/work-<random>`, its own folder. TensorFlow reads
+  and writes there.
+- `publish` moves files that TensorFlow has written since into the store: file first, manifest last.
+  It runs after each compilation and at the end of the process. Files that a killed process had not
+  published are dropped, because they may be incomplete.
 
-No GPU has loaded a cached program yet: whether TensorFlow 2.21 can is not known. Where it cannot, the
-folder with XLA's autotuning results is what helps.
+Not yet tested: whether TensorFlow 2.21 can load a cached program on a GPU. If it cannot, the folder
+with XLA's autotuning results is what helps.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from stoker.core.fingerprint import fingerprint
 _LOG = logging.getLogger("stoker")
 
 MOST_BYTES = 2 << 30
-"""Most that all keys together hold; what was not used for longest is removed first."""
+"""Largest size of all keys together; the least recently used files are removed first."""
 
 LEAST_FREE_BYTES = 256 << 20
-"""Where less is free no cache is used: TensorFlow fails a step whose program it cannot write."""
+"""With less free space no cache is used: TensorFlow fails a step whose program it cannot write."""
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 """A file system in memory, on Linux."""
 
 LOCK_S = 10.0
-"""Longest wait for another process that is at the store; then this one goes without."""
+"""Longest wait for another process that uses the store; then this process runs without a cache."""
 
 PROGRAMS, TUNING = "programs", "autotuning"
-"""Kinds of files: compiled programs, and what XLA found to be fastest on a GPU."""
+"""Kinds of files: compiled programs, and XLA's autotuning results for a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Used:
-    """What a process had of the cache."""
+    """How a process used the cache."""
 
     found: int
-    """Programs that were in it when the process began."""
+    """Programs in the cache when the process began."""
 
     read: int
-    """Those of them that TensorFlow has read, where the file system keeps the time of access."""
+    """Those of them that TensorFlow has read, if the file system records access times."""
 
     written: int
     """Programs that this process added."""
@@ -72,14 +72,14 @@ class CompileCache:
     """This process's folder of compiled programs."""
 
     def __init__(self, root: Path, key: Mapping[str, Any]) -> None:
-        """Make it, with everything of the store that is whole.
+        """Create it with every intact file of the store.
 
         Args:
             root: Folder of all keys.
             key: What decides whether a program can be used, JSON values.
 
         Raises:
-            OSError: it cannot be made here.
+            OSError: the folder cannot be created here.
         """
         self._root = root
         self._home = root / fingerprint(key)[:16]
@@ -107,18 +107,18 @@ class CompileCache:
                 raise
 
     def folder(self, kind: str) -> Path:
-        """Where TensorFlow reads and writes."""
+        """The folder where TensorFlow reads and writes."""
         return self._work / kind
 
     @property
     def used(self) -> Used:
-        """What this process had of it so far."""
+        """How this process has used the cache so far."""
         programs = [name for name in self._linked if name.startswith(PROGRAMS)]
         read = sum(self._was_read(name) for name in programs)
         return Used(found=len(programs), read=read, written=self._written)
 
     def publish(self) -> None:
-        """Keep what was compiled since; a full disk keeps nothing and fails nothing."""
+        """Keep newly compiled programs; on a full disk, keep nothing and raise no error."""
         if self._in_memory is not None:
             return
         try:
@@ -129,9 +129,9 @@ class CompileCache:
             _LOG.info("compiled programs are not kept: %s", error)
 
     def go_on_in_memory(self) -> None:
-        """Let TensorFlow write where there is room, and keep nothing of it.
+        """Give TensorFlow another place to write, and keep nothing that it writes there.
 
-        It fails a step whose program it cannot write, and its folder can be named only once.
+        It fails a step whose program it cannot write, and its folder can be set only once.
         """
         folder = self.folder(PROGRAMS)
         memory = str(_MEMORY) if _MEMORY.is_dir() else None
@@ -140,7 +140,7 @@ class CompileCache:
         folder.symlink_to(self._in_memory)
 
     def close(self) -> None:
-        """Publish, and remove this process's folder; a fork of it leaves that to its parent."""
+        """Publish, and remove this process's folder; a fork leaves that to its parent."""
         if os.getpid() != self._pid:
             return
         self.publish()
@@ -164,7 +164,7 @@ class CompileCache:
             self._done.add(name)
             record = {"sha256": sha256_file(path), "bytes": path.stat().st_size, "used": now}
             _fsync(path)
-            # Another process may have compiled the same meanwhile, and has recorded its own.
+            # Another process may have compiled and recorded the same program meanwhile.
             with contextlib.suppress(FileExistsError):
                 os.link(path, self._store / name)
                 listed[name] = record
@@ -181,7 +181,7 @@ class CompileCache:
         for kind in (PROGRAMS, TUNING):
             with os.scandir(self._work / kind) as entries:
                 for entry in entries:
-                    # Both are written under another name first, and renamed when they are whole.
+                    # Both are written under a temporary name first, and renamed when complete.
                     whole = entry.is_file(follow_symlinks=False) and ".tmp" not in entry.name
                     if whole and entry.stat().st_size:
                         yield f"{kind}/{entry.name}", Path(entry.path)
@@ -205,7 +205,7 @@ class CompileCache:
         write_json(self._home / "manifest.json", whole)
 
     def _sweep(self) -> None:
-        """Remove what processes have left that are gone."""
+        """Remove the folders of processes that have ended."""
         for work in self._home.glob("work-*"):
             with contextlib.suppress(OSError), (work / "alive").open("a") as alive:
                 fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -213,11 +213,11 @@ class CompileCache:
 
 
 _NEVER_READ = 1.0
-"""Time of last access that a file is given when it is linked: a later one says that it was read."""
+"""Access time that a file gets when it is linked: a later one shows that the file was read."""
 
 
 def _manifest(home: Path) -> dict[str, dict[str, Any]]:
-    """Name of a file in the store -> its SHA-256, size, and when it was used; what is sound of it."""
+    """Valid files of the store: name -> SHA-256, size, and time of last use."""
     try:
         found = read_json(home / "manifest.json")
     except (DataError, OSError):
@@ -251,7 +251,7 @@ def _is_whole(path: Path, record: Mapping[str, Any]) -> bool:
 
 
 def _shrink(root: Path, most_bytes: int) -> None:
-    """Remove the programs that were not used for longest, of all keys."""
+    """Remove the least recently used programs, over all keys."""
     homes = [path.parent for path in root.glob("*/manifest.json")]
     manifests = {home: _manifest(home) for home in homes}
     files = sorted(
@@ -264,7 +264,7 @@ def _shrink(root: Path, most_bytes: int) -> None:
     for _, home, name, size in files:
         if total <= most_bytes:
             break
-        # The file first: what is listed and gone is only forgotten.
+        # The file first: a listed file that is gone is only forgotten.
         remove(home / "store" / name)
         del manifests[home][name]
         changed.add(home)
@@ -274,13 +274,13 @@ def _shrink(root: Path, most_bytes: int) -> None:
 
 
 def _own_folders(*folders: Path) -> None:
-    """Make folders that nobody else can write, or refuse: what lies there is run.
+    """Create folders that only this user can write, or refuse: their files are executed.
 
     Args:
-        folders: The first one's parents are made too.
+        folders: Missing parents of the first one are created too.
 
     Raises:
-        OSError: one of them is a link, or another user can write it, or put another in its place.
+        OSError: one of them is a link, or another user can write it or replace it.
     """
     for folder in folders:
         with contextlib.suppress(FileExistsError):
@@ -295,7 +295,7 @@ def _own_folders(*folders: Path) -> None:
     for parent in folders[0].resolve().parents:
         facts = parent.stat()
         others = facts.st_mode & 0o002 or (facts.st_mode & 0o020 and facts.st_gid != os.getegid())
-        # In a sticky folder, as /tmp, only its owner can replace what is ours.
+        # In a sticky folder such as /tmp, only the owner can replace our files.
         if facts.st_uid not in (0, os.geteuid()) or (others and not facts.st_mode & stat.S_ISVTX):
             raise OSError(errno.EPERM, f"{parent} can be written by another user")
 

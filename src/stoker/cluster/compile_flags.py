@@ -1,6 +1,6 @@
-"""TensorFlow told where to keep what XLA compiles: its flags, before it is imported.
+"""Sets TensorFlow's flags for the folder of compiled XLA programs, before TensorFlow is imported.
 
-An unknown flag ends the process, on a CPU too: these were tried with the versions in `TRIED`.
+An unknown flag ends the process, on a CPU too. These were tested with the versions in `TRIED`.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from stoker.core.errors import UserError
 _LOG = logging.getLogger("stoker")
 
 TRIED = "2.21."
-"""The TensorFlow whose flags these are: an unknown flag ends the process."""
+"""The TensorFlow versions that know these flags: an unknown flag ends the process."""
 
 FOLDER = "STOKER_CACHE"
 """Environment variable: the folder for caches; `off` for none."""
 
 _OURS = "STOKER_XLA_FLAGS"
-"""Environment variable: what was added to the user's flags, for child processes to take away."""
+"""Environment variable: additions to the user's flags, so that child processes can remove them."""
 
 _FLAGS = {
     "TF_XLA_FLAGS": (PROGRAMS, "--tf_xla_persistent_cache_directory"),
     "XLA_FLAGS": (TUNING, "--xla_gpu_per_fusion_autotune_cache_dir"),
 }
-"""Variable -> the folder of it, and the flag that names it."""
+"""Variable -> its folder, and the flag that names the folder."""
 
 _PLAIN = re.compile(r"[\w./+@:=-]+", re.ASCII)
-"""Paths that a flag can hold as they are."""
+"""Paths that a flag can contain without quoting."""
 
 
 def cache_root(environment: Mapping[str, str]) -> Path | None:
-    """The folder of all keys; None where the user wants none.
+    """The folder of all keys; None if the user turned the cache off.
 
     Args:
         environment: `STOKER_CACHE`, else `XDG_CACHE_HOME`, else the home folder's `.cache`.
@@ -62,10 +62,10 @@ def cache_root(environment: Mapping[str, str]) -> Path | None:
 
 
 def cache_key(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What decides whether a compiled program can be used here, and is not in TensorFlow's own key.
+    """What decides whether a compiled program can be used here but is not in TensorFlow's own key.
 
     Args:
-        environment: With the user's flags only.
+        environment: With the user's own flags only.
     """
     gpus = read_gpus()
     return {
@@ -103,10 +103,10 @@ _active: CompileCache | None = None
 
 
 def prepare(environment: MutableMapping[str, str]) -> None:
-    """Let TensorFlow keep what XLA compiles; call it before TensorFlow is imported.
+    """Let TensorFlow keep programs that XLA compiles; call it before TensorFlow is imported.
 
-    Where that cannot be, nothing is said but in the log, and XLA compiles in every process. The
-    user's own flags are kept, and the user's own cache folder is used where one is named.
+    If that is impossible, only the log says so, and XLA compiles in every process. The user's own
+    flags are kept, and if the user has named a cache folder, that one is used.
 
     Args:
         environment: `os.environ`; the flags are added to it.
@@ -143,12 +143,12 @@ def prepare(environment: MutableMapping[str, str]) -> None:
 
 
 def _can_be_added(value: str, _: str, flag: str) -> bool:
-    """Not where the user has named a folder, or a file with the flags in it."""
+    """False if the user has named a folder, or a file with the flags in it."""
     return flag not in value and (not value.strip() or value.strip().startswith("-"))
 
 
 def _without_ours(environment: MutableMapping[str, str]) -> None:
-    """Take away what a parent process has added: its folder is its own."""
+    """Remove what a parent process has added: its folder belongs to it."""
     added: dict[str, str] = {}
     with contextlib.suppress(ValueError):
         added = json.loads(environment.pop(_OURS, "{}"))
@@ -161,19 +161,19 @@ def _without_ours(environment: MutableMapping[str, str]) -> None:
 
 
 def publish() -> None:
-    """Keep what this process has compiled by now, where it has a cache."""
+    """Publish what this process has compiled so far, if it has a cache."""
     if _active is not None:
         _active.publish()
 
 
 def give_way(error: Exception) -> bool:
-    """After an error that says that a compiled program could not be written: keep none any more.
+    """Stop keeping compiled programs if the error says that one could not be written.
 
     Args:
-        error: Of a call that XLA compiles.
+        error: Raised by a call that XLA compiles.
 
     Returns:
-        Whether it was that error; the same call succeeds now.
+        Whether it was that error; if so, repeating the call succeeds.
     """
     if _active is None or str(_active.folder(PROGRAMS)) not in str(error):
         return False
@@ -187,5 +187,5 @@ def give_way(error: Exception) -> bool:
 
 
 def used() -> Used | None:
-    """What this process had of the cache; None where it has none."""
+    """How this process used the cache; None if it has none."""
     return None if _active is None else _active.used

@@ -48,7 +48,7 @@ class Devices:
 
 
 def find_devices() -> Devices:
-    """Look at this machine; a missing or broken GPU driver means no GPU, and so does a hidden one."""
+    """Detect this machine's devices. A missing or broken driver, or hidden GPUs, mean no GPU."""
     return Devices(cpu_cores=_usable_cores(), memory_bytes=usable_memory(), gpus=_find_gpus())
 
 

@@ -48,7 +48,7 @@ def memory_limit(root: Path = CGROUPS) -> int | None:
 
 
 def cpu_limit(root: Path = CGROUPS) -> float | None:
-    """Cores that the control group of a container may use on average, version 2 or 1; None: no limit."""
+    """Average cores that the container's cgroup (version 2 or 1) allows; None: no limit."""
     try:
         quota, _, period = (root / "cpu.max").read_text().strip().partition(" ")
     except OSError:
@@ -57,14 +57,14 @@ def cpu_limit(root: Path = CGROUPS) -> float | None:
             period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
         except OSError:
             return None
-    # Without a limit version 2 says "max", and version 1 says -1.
+    # Without a limit, version 2 says "max" and version 1 says -1.
     if not quota.isdigit() or not period.isdigit() or not int(period):
         return None
     return int(quota) / int(period)
 
 
 def usable_cores(root: Path = CGROUPS) -> int:
-    """Cores that are worth a process or thread of work each: the affinity, or a container's limit."""
+    """Number of useful processes or threads: the CPU affinity, or a container's limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = cpu_limit(root)
     return max(1, min(cores or 1, math.ceil(limit) if limit else cores or 1))

@@ -51,7 +51,7 @@ def share_gpus(environ: Mapping[str, str], *, gpus: int, processes: int) -> list
 
     Args:
         environ: `CUDA_VISIBLE_DEVICES` there says which GPUs may be used.
-        gpus: How many this process may use.
+        gpus: Number of GPUs that this process may use.
         processes: How many share them.
 
     Raises:

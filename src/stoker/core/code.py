@@ -23,7 +23,7 @@ _DYNAMIC = frozenset(
         *("__import__", "importlib", "import_module", "runpy"),
     ]
 )
-"""Names, plain or after a dot, that can reach code that the source does not name."""
+"""Names, plain or after a dot, that can access code that the source does not name."""
 
 _READS = frozenset(
     [
@@ -48,10 +48,10 @@ class _Module:
     imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     always: list[ast.stmt] = field(default_factory=list)
     stars: list[str] = field(default_factory=list)
-    """Modules that it imports all names of."""
+    """Modules from which it imports all names."""
 
     def local_imports(self) -> list[str]:
-        """Modules that are imported inside of functions and classes."""
+        """Modules that are imported inside functions and classes."""
         found: list[str] = []
         for statement in [*self.definitions.values(), *self.always]:
             for node in ast.walk(statement):
@@ -88,14 +88,14 @@ def function_fingerprint(
 
 
 def source_fingerprint(folder: Path, module: str, function: str) -> tuple[str, frozenset[Path]]:
-    """The fingerprint of `module:function` by the source alone, for a run whose reads are observed.
+    """The fingerprint of `module:function` by source alone, for a run whose reads are observed.
 
-    Where the source cannot be followed (a star import, `getattr`), the modules that it names count
-    whole. Files and variables of the environment that it reads do not count: `observed_reads` sees
+    If the source cannot be followed (a star import, `getattr`), the modules that it names count
+    whole. Files and environment variables that it reads do not count: `observed_reads` covers
     those.
 
     Args:
-        folder: The user's folder, where modules are looked for.
+        folder: The user's folder, where modules are searched.
         module: Dotted module name, e.g. `model`.
         function: A module-level name in it.
 
@@ -103,7 +103,7 @@ def source_fingerprint(folder: Path, module: str, function: str) -> tuple[str, f
         64 hexadecimal digits, and the files that were followed.
 
     Raises:
-        ConfigError: the module is not there or does not parse.
+        ConfigError: the module does not exist or does not parse.
     """
     walk = _LenientWalk(folder)
     try:
@@ -178,15 +178,15 @@ class _Walk:
             self.cannot_follow(module)
 
     def cannot_follow(self, module: str) -> None:
-        """What follows from here is not in the source.
+        """Handle code that the source does not determine.
 
         Args:
-            module: Where that is.
+            module: The module that contains it.
         """
         raise _UndecidableError(module)
 
     def reads(self, module: str) -> None:
-        """A file or a variable of the environment may be read."""
+        """Handle a possible read of a file or an environment variable."""
         self.cannot_follow(module)
 
     def load(self, module: str) -> _Module:
@@ -213,7 +213,7 @@ class _Walk:
     def take(self, module: str, statement: ast.stmt) -> None:
         self.parts.append(f"{module}: {ast.unparse(statement)}")
         if any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(statement)):
-            # Where a local import binds is decided at run time.
+            # The target of a local import is known only at run time.
             self.cannot_follow(module)
         for name, attribute in _references(statement):
             if name in _DYNAMIC or attribute in _DYNAMIC:
@@ -250,14 +250,14 @@ class _Walk:
 
 
 class _LenientWalk(_Walk):
-    """Takes the whole of a module where its source cannot be followed, and goes on."""
+    """Counts a whole module if its source cannot be followed, and continues."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._whole: set[str] = set()
 
     def reads(self, module: str) -> None:
-        """What is read is observed, see `observed_reads`."""
+        """Ignored: reads are observed, see `observed_reads`."""
 
     def cannot_follow(self, module: str) -> None:
         if module in self._whole:
@@ -355,7 +355,7 @@ def _imports(
 
 
 def _base(statement: ast.ImportFrom, package: str) -> str:
-    """The module that `from X import ...` names, a relative one in full."""
+    """The full name of the module in `from X import ...`, resolved if it is relative."""
     base = statement.module or ""
     if not statement.level:
         return base

@@ -1,4 +1,4 @@
-"""The files of an experiment's folder that can be code or data of it, and what they hold."""
+"""The files in an experiment's folder that may be its code or data, and their content."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 MAX_FILE_BYTES = 64 << 20
-"""A larger file of an undecidable folder counts by its size and time, not by its content."""
+"""In an undecidable folder, a larger file counts by its size and time, not by its content."""
 
 SKIPPED = frozenset(
     [
@@ -17,14 +17,14 @@ SKIPPED = frozenset(
         *("nohup.out", ".stokerignore", ".DS_Store"),
     ]
 )
-"""What lies in an experiment's folder and is not code; settings count by themselves."""
+"""Files in an experiment's folder that are not code; settings count separately."""
 
 _PASSING = ("*.log", "*.swp", "*.swo", "*~", ".#*", "#*#", "*.tmp", "*.pyc", "*.ipynb", "core.*")
-"""Names of files that come and go beside the code: logs, editors' copies, notebooks."""
+"""Names of files that come and go next to the code: logs, editors' copies, notebooks."""
 
 IGNORE_FILE = ".stokerignore"
-"""Patterns of more such files, one a line, as in `.gitignore` without `!` and `**`; a line that begins
-with `$` names variables of the environment."""
+"""File with more such patterns, one per line, as in `.gitignore` without `!` and `**`. A line that
+starts with `$` names environment variables."""
 
 _PASSING_VARIABLES = (
     *(
@@ -58,15 +58,15 @@ _PASSING_VARIABLES = (
     *("OMP_NUM_THREADS", "WANDB_*", "MLFLOW_*", "COMET_*", "NEPTUNE_*", "*_TOKEN", "*_KEY"),
     *("*_SECRET", "*_PASSWORD", "AWS_*", "GOOGLE_APPLICATION_CREDENTIALS"),
 )
-"""Variables of the machine, the launcher, the tracker and of credentials: a restarted job has others,
-and is the same job."""
+"""Variables of the machine, the launcher, the experiment tracker and credentials. A restarted job
+has different values but is the same job."""
 
 _HALF_WRITTEN = ".stoker."
-"""Begins the name of what a kill has left of such a file."""
+"""Start of the name of a temporary file that a killed process may leave behind."""
 
 
 def ignored(folder: Path) -> Callable[[Path], bool]:
-    """A test for files of a user's folder that are not code, by `.stokerignore` too.
+    """Return a test for files that are not code of a user's folder; `.stokerignore` applies too.
 
     Args:
         folder: The user's folder; the test takes paths below it.
@@ -91,7 +91,7 @@ def ignored_outside(folder: Path) -> Callable[[str], bool]:
 
 
 def ignored_variables(folder: Path) -> Callable[[str], bool]:
-    """A test for variables of the environment that change nothing of a run, by `.stokerignore` too."""
+    """Return a test for environment variables that do not affect a run, by `.stokerignore` too."""
     own = [line[1:] for line in _own_lines(folder) if line.startswith("$")]
 
     def is_ignored(name: str) -> bool:
@@ -107,11 +107,11 @@ def _own_lines(folder: Path) -> list[str]:
 
 
 def folder_files(folder: Path, outputs: Collection[Path]) -> dict[str, str]:
-    """Every such file, relative to the folder -> what it holds.
+    """Every such file, relative to the folder -> its content mark.
 
     Args:
         folder: The user's folder.
-        outputs: Folders that Stoker itself writes, which do not count.
+        outputs: Folders that Stoker writes, which do not count.
     """
     is_ignored = ignored(folder)
     files = sorted(
@@ -125,7 +125,7 @@ def folder_files(folder: Path, outputs: Collection[Path]) -> dict[str, str]:
 
 
 def file_mark(path: Path) -> str:
-    """What a file holds, as text: its SHA-256, or size and time of a large one."""
+    """A file's content as text: its SHA-256, or size and time for a large one."""
     if path.stat().st_size > MAX_FILE_BYTES:
         return time_mark(path)
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -138,5 +138,5 @@ def time_mark(path: Path) -> str:
 
 
 def is_time_mark(mark: str) -> bool:
-    """Whether a mark is one of `time_mark`."""
+    """Whether a mark was made by `time_mark`."""
     return " bytes, " in mark

@@ -1,4 +1,4 @@
-"""Linux's inotify for reads below a folder: which files were read, by whatever reader.
+"""Linux's inotify for reads below a folder: reports which files any process reads.
 
 Source: inotify(7).
 """
@@ -24,7 +24,7 @@ _EVENT = struct.Struct("iIII")
 _BUFFER_BYTES = 1 << 16
 
 PAUSE_S = 0.02
-"""Between two looks at the queue: a file that is read in pieces gives an event for each."""
+"""Pause between two reads of the queue: a file read in pieces gives one event per piece."""
 
 
 def is_available() -> bool:
@@ -33,7 +33,7 @@ def is_available() -> bool:
 
 
 class FolderWatch:
-    """Reports files below a folder that are read, until it is closed."""
+    """Reports files that are read below a folder, until it is closed."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class FolderWatch:
         on_overflow: Callable[[], None],
         on_pause: Callable[[], None],
     ) -> None:
-        """Begin; folders that are made later are not watched.
+        """Start watching; folders created later are not watched.
 
         Args:
-            folder: Where.
+            folder: The folder to watch.
             skip: Folders that are left out.
-            on_read: Called with each file that was read, often more than once; in a thread.
-            on_overflow: Called where reads were lost.
-            on_pause: Called after each look at the queue.
+            on_read: Called in a thread with each file that was read, often more than once.
+            on_overflow: Called if events were lost.
+            on_pause: Called after each read of the queue.
 
         Raises:
             OSError: the system's limit of watches is reached.
@@ -137,7 +137,7 @@ class FolderWatch:
                 self._on_read(place / os.fsdecode(name) if name else place)
 
     def close(self) -> None:
-        """Report what was read until now, and end."""
+        """Report the remaining reads, and stop."""
         os.write(self._end_write, b"x")
         self._thread.join()
         self._release()

@@ -1,14 +1,14 @@
-"""Which files and variables of the environment the user's code reads, seen while it runs.
+"""Which files and environment variables the user's code reads, observed while it runs.
 
-The source does not say it: a path can be computed, and NumPy, PyArrow, OpenCV, HDF5 and TensorFlow
-read in C. So reads are observed: below the user's folder by inotify (Linux), which sees every
-reader; outside of it by Python's audit hook, which sees what Python itself opens; of the environment
-by `os.environ`. A read of another process below the folder counts too: inotify does not say who
-reads.
+The source does not show it: a path can be computed, and NumPy, PyArrow, OpenCV, HDF5 and TensorFlow
+read files in C. So reads are observed: below the user's folder with inotify (Linux), which sees
+every reader; outside it with Python's audit hook, which sees files that Python itself opens; and
+environment variables through `os.environ`. A read by another process below the folder counts too,
+because inotify does not identify the reader.
 
-A file counts with the content that it had when the run began. One that did not exist then, or was
-written before it was read, is the run's own and never counts; of times of files nothing is
-concluded. A variable counts with the value that it had, unless the code has set it itself.
+A file counts with its content at the start of the run. A file that did not exist then, or was
+written before it was read, belongs to the run and never counts. File times are not used for that
+decision. A variable counts with its value, unless the code has set it itself.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from stoker.core.inotify import FolderWatch, is_available
 _LOG = logging.getLogger(__name__)
 
 ABSENT = "absent"
-"""What a variable that is not set, or a file that is gone, counts as."""
+"""Mark of a variable that is not set, or of a missing file."""
 
 _SWEEP = 20
-"""More variables than these, read by one line of code, are a copy of the environment."""
+"""If one line of code reads more variables than this, it copies the whole environment."""
 
 WRITE_S = 0.5
-"""Least time between two writes of what was read: of many files each would take long."""
+"""Least time between two writes of the list of reads, seconds: a long list takes long to write."""
 
 _HASHED_FILES = 2_000
-"""From so many files on, size and time count instead of the content: a folder of images."""
+"""From this number of files on (a folder of images), size and time count instead of content."""
 
 _STOKER = Path(__file__).resolve().parents[1]
 _NOT_THE_USERS = tuple(
@@ -61,7 +61,7 @@ _NOT_THE_USERS = tuple(
     )
     if place
 )
-"""Folders whose files are the system's or a library's: versions of those count by themselves."""
+"""Folders of the system or of libraries, whose versions already count."""
 
 
 def _is_within(path: str, folders: tuple[str, ...]) -> bool:
@@ -76,16 +76,16 @@ def _is_of_the_system(path: str) -> bool:
 
 
 State = tuple[int, int]
-"""Size of a file, and time of the last change of its content, nanoseconds. Of its entry nothing: a
-backup by links changes that."""
+"""Size and modification time (ns) of a file. A backup by hard links changes the change time, so that
+one does not count."""
 
 Snapshot = Mapping[str, State]
-"""File, relative to the folder -> its state when the run began."""
+"""File, relative to the folder -> its state at the start of the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reads:
-    """What was read, each with what it held when the run began."""
+    """What was read, with its state at the start of the run."""
 
     files: dict[str, str] = field(default_factory=dict)
     """File, relative to the folder or absolute -> mark of its content."""
@@ -98,13 +98,13 @@ class Reads:
         return bool(self.files or self.environment)
 
     def and_also(self, others: Reads) -> Reads:
-        """Both; what was seen first counts."""
+        """Both combined; the mark that was recorded first counts."""
         return Reads(
             files=others.files | self.files, environment=others.environment | self.environment
         )
 
     def as_identity(self) -> dict[str, dict[str, str]]:
-        """The same as parts of an identity: what is absent has no entry."""
+        """The same as parts of an identity: absent files and variables have no entry."""
         parts = {"file": self.files, "environment": self.environment}
         return {
             part: {name: mark for name, mark in marks.items() if mark != ABSENT}
@@ -112,7 +112,7 @@ class Reads:
         }
 
     def now(self, folder: Path) -> Reads:
-        """The same files and variables with what they hold now."""
+        """The same files and variables with their current content."""
         return Reads(
             files={
                 name: mark_of(folder / name, by_time=is_time_mark(mark))
@@ -123,11 +123,11 @@ class Reads:
 
 
 def mark_of(path: Path, *, by_time: bool = False) -> str:
-    """What a file holds now: of Python its code, of other files their bytes.
+    """The mark of a file's current content: of Python its code, of other files their bytes.
 
     Args:
         path: The file.
-        by_time: Take size and time instead: for one of very many.
+        by_time: Use size and time instead, because the file is one of very many.
     """
     try:
         if path.suffix == ".py":
@@ -140,17 +140,17 @@ def mark_of(path: Path, *, by_time: bool = False) -> str:
 
 
 def variable_mark(name: str) -> str:
-    """A hash of a variable's value now, or `ABSENT`."""
+    """A hash of a variable's current value, or `ABSENT`."""
     value = os.environ.get(name)
     return ABSENT if value is None else hashlib.sha256(value.encode(errors="replace")).hexdigest()
 
 
 def snapshot(folder: Path, *, outputs: Collection[Path] = ()) -> dict[str, State]:
-    """The state of every file of a folder that could be read; nothing is opened.
+    """The state of every file in a folder that may be read; no file is opened.
 
     Args:
         folder: The user's folder.
-        outputs: Folders that Stoker itself writes.
+        outputs: Folders that Stoker writes.
     """
     found: dict[str, State] = {}
     for path in _walk(folder, outputs):
@@ -177,7 +177,7 @@ def _state(path: Path) -> State | None:
 
 
 class Observer:
-    """Collects what is read from its beginning on."""
+    """Collects reads from its creation on."""
 
     def __init__(
         self,
@@ -189,12 +189,12 @@ class Observer:
         followed: Collection[Path],
         write: Callable[[Reads], None],
     ) -> None:
-        """Begin.
+        """Start observing.
 
         Args:
             folder: The user's folder.
             at_begin: `snapshot` of it when the run began.
-            before: What an earlier process read for the same work.
+            before: What an earlier process of the run read in the same stage.
             outputs: Folders that Stoker itself writes.
             followed: Python files that count by their source already.
             write: Keeps all that was read; called in any thread whenever there is more of it.
@@ -217,7 +217,7 @@ class Observer:
 
     @property
     def reads(self) -> Reads:
-        """What was read until now."""
+        """What was read so far."""
         with self._lock:
             return Reads(files=dict(self._files), environment=self._counted_variables())
 
@@ -238,12 +238,12 @@ class Observer:
                 self._has_more, self._written_s = False, time.monotonic()
 
     def everything(self) -> None:
-        """Take every file of the folder as read: who reads what is not known."""
+        """Count every file in the folder as read, because its reads are unknown."""
         for name in self._at_begin:
             self.file(self.folder / name)
 
     def written(self, path: Path) -> None:
-        """A file is the run's own: it does not count, whether it was read before or not."""
+        """Record a write: the file belongs to the run and does not count, also if it was read before."""
         with self._lock:
             name = self._name_of(path)
             if name is not None:
@@ -251,7 +251,7 @@ class Observer:
                 self._has_more |= self._files.pop(name, None) is not None
 
     def file(self, path: Path) -> None:
-        """A file was read."""
+        """Record that a file was read."""
         path = _python_of(path)
         name = self._name_of(path)
         with self._lock:
@@ -266,7 +266,7 @@ class Observer:
                 self._has_more = True
 
     def _name_of(self, path: Path) -> str | None:
-        """How a file is named; None where it does not count."""
+        """The recorded name of a file; None if it does not count."""
         resolved = path.resolve()
         if resolved in self._followed or any(resolved.is_relative_to(o) for o in self._outputs):
             return None
@@ -277,7 +277,7 @@ class Observer:
         return str(resolved)
 
     def _mark_at_begin(self, path: Path, name: str) -> str | None:
-        """What it held when the run began; None where it is the run's own, or no plain file."""
+        """Its mark at the start of the run; None if it is the run's own, or not a regular file."""
         if not Path(name).is_absolute():
             before, now = self._at_begin.get(name), _state(path)
             if before is None or now is None or tuple(before) != now:
@@ -317,7 +317,7 @@ class Observer:
 
 
 def _python_of(path: Path) -> Path:
-    """The source of a compiled Python file; any other file as it is."""
+    """The source file of a compiled Python file; any other file unchanged."""
     if path.suffix != ".pyc":
         return path
     try:
@@ -332,7 +332,7 @@ _OURS = threading.local()
 
 @contextmanager
 def _not_observed() -> Iterator[None]:
-    """What the observer itself reads is not observed."""
+    """Do not observe the observer's own reads."""
     _OURS.reads = True
     try:
         yield
@@ -342,9 +342,9 @@ def _not_observed() -> Iterator[None]:
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Observe what is read while the body runs.
+    """Observe reads while the body runs.
 
-    Where there is no inotify, or no watch to be had, every file of the folder counts as read.
+    If inotify is unavailable or out of watches, every file in the folder counts as read.
     """
     global _ACTIVE
     _install_audit_hook()
@@ -383,7 +383,7 @@ _HOOKED = False
 
 
 def _install_audit_hook() -> None:
-    """Once for a process: Python has no way to take an audit hook out again."""
+    """Install the audit hook once per process: Python cannot remove one."""
     global _HOOKED
     if not _HOOKED:
         _HOOKED = True
@@ -428,11 +428,11 @@ def _called_by_the_user(observer: Observer) -> bool:
 
 
 _BETWEEN = frozenset((os.__file__, "<frozen os>", "<frozen _collections_abc>"))
-"""Files of the standard library between a line that reads a variable and `os.environ`."""
+"""Standard library files on the stack between a line that reads a variable and `os.environ`."""
 
 
 def _observe_environment() -> Any:
-    """Observe `os.environ[...]` and what calls it; returns what was there before."""
+    """Observe reads through `os.environ`; return what was there before."""
     before = os._Environ.__getitem__  # noqa: SLF001 - no other place sees a read
 
     def getitem(self: Any, key: str) -> str:

@@ -108,7 +108,7 @@ def call(
 
 
 def failure_of_user_code(what: str, error: BaseException, *, advice: str = "") -> ConfigError:
-    """The one line for an error that the user's code caused.
+    """The one-line error for a failure that the user's code caused.
 
     Args:
         what: What failed: `module:function`, or a noun such as "the loss".
@@ -116,7 +116,7 @@ def failure_of_user_code(what: str, error: BaseException, *, advice: str = "") -
         advice: What to do, a whole sentence.
 
     Returns:
-        With the innermost line of the user's code, and Keras's own sentence where there is one.
+        With the innermost line of the user's code, and Keras's own sentence if there is one.
     """
     advice = advice or advice_for(error)
     return ConfigError(
@@ -159,10 +159,10 @@ def user_place(error: BaseException) -> str:
     """The innermost line of the user's code that an error passed through.
 
     TensorFlow puts the traceback of a generator, of a `py_function` and of a function that AutoGraph
-    converted into the text of its own error: those lines count too, and are further in.
+    converted into the text of its own error: those lines count too, and are the innermost.
 
     Returns:
-        ` (model.py, line 12, in build)`; "" where no line of the user's code took part.
+        ` (model.py, line 12, in build)`; "" if no line of the user's code was involved.
     """
     found = [place for one in _chain(error) for place in (*_in_frames(one), *_in_text(one))]
     if not found:
@@ -175,9 +175,9 @@ def user_place(error: BaseException) -> str:
 def is_of_user_code(error: BaseException) -> bool:
     """Whether an error came from the user's code, or from Keras or TensorFlow working on it.
 
-    Where no line of the user's code took part, the packages decide: what was raised below a call of
-    Keras or TensorFlow is about the user's model; what Stoker raised itself, or below any other
-    library, is a bug of Stoker's.
+    If no line of the user's code was involved, the packages decide: an error raised below a call of
+    Keras or TensorFlow is about the user's model; an error raised by Stoker, or below another
+    library, is a bug in Stoker.
     """
     if user_place(error):
         return True
@@ -188,7 +188,7 @@ def is_of_user_code(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """An error and what it was raised from, the first cause last."""
+    """An error and the errors that caused it, the first cause last."""
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
@@ -223,7 +223,7 @@ def _of_the_user(places: list[tuple[str, int, str]]) -> list[Place]:
 
 
 _CLUTTER = re.compile(r"\x1b\[[0-9;]*m|\{\{function_node [^}]*\}\}\s*")
-"""Colors of Keras's messages, and TensorFlow's names of nodes."""
+"""Colors in Keras's messages, and TensorFlow's node names."""
 
 _KERAS_CALL = re.compile(r"Exception encountered when calling ([^\n]+?)\.?\n")
 
@@ -234,7 +234,7 @@ def _kerass_sentence(error: BaseException) -> str:
 
 
 def advice_for(error: BaseException) -> str:
-    """What to do about errors that ordinary Python causes while TensorFlow traces it; else ""."""
+    """Advice for errors from ordinary Python code that TensorFlow traces; "" for other errors."""
     text = f"{type(error).__name__}: {error}"
     if "numpy() is only available" in text or re.search(r"has no attribute 'numpy'", text):
         return (
@@ -256,7 +256,7 @@ _HEADINGS = (
 
 
 _CAUSE = "Error encountered:"
-"""Ends the line above the cause, where Keras could not infer a layer's shape."""
+"""End of the line above the cause, if Keras could not infer a layer's shape."""
 
 
 def first_line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ SAMPLE = "sample.parquet"
 """The training split's first records by themselves."""
 
 SAMPLE_ROWS = 17
-"""Records in it: few, and not a number that a shape would have."""
+"""Number of records in it: few, and not a number that a shape would have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,7 @@ class Dataset:
         image_store: How the training split's images are stored, and why, in one line; None for
             tables.
         bad_rows: The records that were left out (at most `data.max_bad_rows`).
-        sample: The training split's first records, on which a transform is tried; None: they are
+        sample: The training split's first records, on which a transform is tested; None: they are
             read from its first shard.
     """
 
@@ -170,8 +170,8 @@ class Dataset:
             split: Name of the split.
             columns: Names of the columns to read; all by default.
             rows: Most records in one batch.
-            whole: False checks only what is read, by the checksums of its pages, and the length of the
-                file: for few columns beside large images.
+            whole: False checks only the file's length and the checksums of the pages that are
+                read: for few columns next to large images.
 
         Raises:
             DataError: a shard is missing, cut or changed; names it.
@@ -190,10 +190,10 @@ class Dataset:
                 )
 
     def first_rows(self, columns: Sequence[str]) -> pa.RecordBatch:
-        """The training split's first `SAMPLE_ROWS` records, or fewer; of no shard where there is a sample.
+        """The training split's first `SAMPLE_ROWS` records at most, from the sample if it exists.
 
         Raises:
-            DataError: what they are read from is missing, cut or changed; there is none.
+            DataError: the file to read is missing, truncated or changed; or there are no records.
         """
         found = next(self._first_batches(columns), None)
         if found is None:
@@ -226,8 +226,8 @@ def verify_shard(root: Path, shard: Shard) -> None:
     path = root / shard.file
     if sha256_file(path) != shard.sha256:
         raise DataError(
-            f"shard {path} must have the hash that its manifest says",
-            got=Plain("other content: it was changed or damaged after ingest"),
+            f"shard {path} must have the hash in its manifest",
+            got=Plain("different content: it was changed or damaged after ingest"),
             fix=_MAKE_AGAIN,
         )
 
@@ -239,7 +239,7 @@ def verify_length(root: Path, shard: Shard) -> None:
     """Check that one shard is there, and its length.
 
     Raises:
-        DataError: it is missing or cut.
+        DataError: it is missing or truncated.
     """
     path = root / shard.file
     if not path.is_file():
@@ -254,13 +254,13 @@ def verify_length(root: Path, shard: Shard) -> None:
 
 
 def verify_once(root: Path, shard: Shard) -> None:
-    """Check one shard, unless this process has done so since the file was last written.
+    """Check a shard, unless this process has checked it since the file was last written.
 
-    For stages that follow one another and each look at a part of the shards; page checksums are
-    verified each time.
+    For consecutive stages that each read a part of the shards; page checksums are verified
+    every time.
 
     Raises:
-        DataError: it is missing, cut or changed.
+        DataError: it is missing, truncated or changed.
     """
     path = root / shard.file
     if path.is_file() and (_status(path), shard.sha256) in _verified:
@@ -273,14 +273,14 @@ def verify_once(root: Path, shard: Shard) -> None:
 
 
 _verified: set[tuple[tuple[object, ...] | None, str]] = set()
-"""Status and hash of files that `verify_once` found to be what they must be."""
+"""Status and hash of files that passed `verify_once`."""
 
 _MOST_VERIFIED = 100_000
-"""Files that are remembered."""
+"""Most files that are remembered."""
 
 
 def _status(path: Path) -> tuple[object, ...]:
-    """What changes whenever a file is written or replaced."""
+    """Status that changes whenever a file is written or replaced."""
     found = path.stat()
     return str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -296,7 +296,7 @@ def verify_index(root: Path, shard: Shard) -> None:
     path = root / shard.index
     if not path.is_file() or sha256_file(path) != shard.index_sha256:
         raise DataError(
-            f"{path} must have the hash that its manifest says",
+            f"{path} must have the hash in its manifest",
             got=Plain("other content" if path.is_file() else "no such file"),
             fix="Run `stoker ingest` again: the shard is made anew from the source.",
         )

@@ -91,10 +91,10 @@ class Signature:
     """The method name in the SavedModel, "tensorflow/serving/predict" as a rule."""
 
     feed_names: Mapping[str, str] = field(default_factory=dict)
-    """Input name -> the tensor in the graph that it is fed to."""
+    """Input name -> the tensor in the graph that receives it."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Input name -> the TensorProto that takes the place of one that is not sent."""
+    """Input name -> the TensorProto that replaces it if it is not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +116,13 @@ class LoadedModel:
         *,
         runs: Mapping[str, Callable[..., list[np.ndarray]]] | None = None,
     ) -> None:
-        """Bind every signature; use `load_model` to get one of these from a folder.
+        """Bind every signature; use `load_model` to create one from a folder.
 
         Args:
-            session: Where the graph is.
+            session: Holds the graph.
             signature_defs: Signature -> its definition.
             path: The folder.
-            runs: Signature -> what runs it, where that is not the session.
+            runs: Signature -> what runs it, if that is not the session.
         """
         self.path = path
         self.signature_defs = dict(signature_defs)
@@ -259,10 +259,10 @@ def checked_inputs(
 def typed_inputs(
     signature: Signature, inputs: Mapping[str, np.ndarray]
 ) -> list[np.ndarray[Any, Any]]:
-    """The arrays in the signature's order, each of the declared dtype; its shape may be another.
+    """The arrays in the signature's order, each of the declared dtype; shapes may differ.
 
     Raises:
-        UserError: an input is unknown, missing, or of another dtype; it is named.
+        UserError: an input is unknown, missing, or of another dtype; the error names it.
     """
     if inputs.keys() != signature.inputs.keys():
         raise _wrong_names(signature, inputs)
@@ -270,7 +270,7 @@ def typed_inputs(
 
 
 def have_declared_shapes(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> bool:
-    """Whether what `typed_inputs` gave is of the shapes that the signature declares."""
+    """Whether the arrays from `typed_inputs` have the shapes that the signature declares."""
     specs = signature.inputs.values()
     return all(spec.takes(array.shape) for spec, array in zip(specs, arrays, strict=True))
 

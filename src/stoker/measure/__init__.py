@@ -1,1 +1,1 @@
-"""What a device is given to do and what it does: operations, peak, MFU, time by kernel class."""
+"""What a model asks of a device, and what the device does: operations, peak, MFU, kernel time."""

@@ -1,13 +1,14 @@
-"""Tells by the names of a device's kernels how it computed BatchNormalization in training.
+"""Detects from the names of a device's kernels how it computed BatchNormalization in training.
 
-cuDNN's persistent kernel reads and writes NHWC, as TensorFlow's convolutions in 16 bits do on a GPU. Without
-it TensorFlow transposes the input and output of each BatchNormalization to NCHW and back, forward and
-backward. No trace of Stoker's own step on a GPU has been looked at yet.
+cuDNN's persistent kernel reads and writes NHWC, as TensorFlow's 16-bit convolutions do on a GPU.
+Without it, TensorFlow transposes the input and output of each BatchNormalization to NCHW and back,
+forward and backward. Not yet checked against a trace of Stoker's own step on a GPU.
 
 Source of the names: published traces. `cudnn::batchnorm_fwtr_nhwc_semiPersist` and `..._bwtr_nhwc_...` are
 PyTorch's with channels last (pytorch#80259); `cudnn::bn_fw_tr_1C11_kernel_NCHW` and
-`cudnn::bn_bw_1C11_kernel_new` are those of TensorFlow's FusedBatchNormV3 in float32, behind transposes. So
-`1C11`, which names the shape of mean and variance, is not a sign of the persistent kernel.
+`cudnn::bn_bw_1C11_kernel_new` are those of TensorFlow's FusedBatchNormV3 in float32, after
+transposes. So `1C11`, which names the shape of mean and variance, does not indicate the persistent
+kernel.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Way = Literal["nhwc", "nchw", "in_pieces", "none"]
-"""`nhwc`: cuDNN's kernel without transposes; `nchw`: its kernels for NCHW; `in_pieces`: no kernel of
-cuDNN's, but those of Keras's single operations; `none`: neither."""
+"""`nhwc`: cuDNN's kernel without transposes; `nchw`: its kernels for NCHW; `in_pieces`: Keras's
+separate operations instead of a cuDNN kernel; `none`: none of these."""
 
 _NHWC = re.compile(r"nhwc\w*(batch_?norm|\bbn)|(batch_?norm|\bbn_?)\w*nhwc", re.IGNORECASE)
 
@@ -31,31 +32,31 @@ _NCHW = re.compile(
 _TRANSPOSES = re.compile(
     r"SwapDimension|ShuffleInTensor3|nhwc_?(to|2)_?nchw|nchw_?(to|2)_?nhwc", re.IGNORECASE
 )
-"""TensorFlow's own and cuDNN's; a model has them for other reasons too."""
+"""TensorFlow's own and cuDNN's; a model may also have them for other reasons."""
 
 _PIECES = re.compile(r"SquaredDifference|squared_?difference", re.IGNORECASE)
-"""What the variance of a batch is computed by, where no fused kernel does."""
+"""Kernels that compute a batch's variance if there is no fused kernel."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchNormKernels:
-    """Names of kernels, each once, in the order in which they came."""
+    """Kernel names, each once, in order of first appearance."""
 
     nhwc: tuple[str, ...]
-    """Of cuDNN for NHWC."""
+    """cuDNN kernels for NHWC."""
 
     nchw: tuple[str, ...]
-    """Of cuDNN for NCHW."""
+    """cuDNN kernels for NCHW."""
 
     transposes: tuple[str, ...]
-    """Between the two layouts."""
+    """Transposes between the two layouts."""
 
     pieces: tuple[str, ...]
-    """Of a variance by single operations."""
+    """Kernels of a variance computed by separate operations."""
 
     @property
     def way(self) -> Way:
-        """How BatchNormalization was computed; the slowest way counts where there are several."""
+        """How BatchNormalization was computed; if in several ways, the slowest."""
         if self.nchw:
             return "nchw"
         if self.nhwc:
@@ -68,7 +69,7 @@ class BatchNormKernels:
         return self.way == "nhwc"
 
     def text(self) -> str:
-        """One sentence for a person, with the names."""
+        """A sentence for the user, with the names."""
         if self.way == "nhwc":
             return f"BatchNormalization ran by cuDNN's kernel for NHWC: {', '.join(self.nhwc)}"
         if self.way == "nchw":
@@ -82,10 +83,10 @@ class BatchNormKernels:
 
 
 def batch_norm_kernels(names: Iterable[str]) -> BatchNormKernels:
-    """Sort the names of kernels.
+    """Classify the names of kernels.
 
     Args:
-        names: As a device trace has them, demangled or not, with or without template arguments.
+        names: As in a device trace, demangled or not, with or without template arguments.
     """
     names = list(dict.fromkeys(_plain(name) for name in names))
     nhwc = [name for name in names if _NHWC.search(name)]

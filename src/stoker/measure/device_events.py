@@ -1,8 +1,8 @@
-"""Reads the trace of TensorFlow's profiler: what ran on each device, from when to when.
+"""Reads a trace of TensorFlow's profiler: what ran on each device, with start and end times.
 
 The file is an `XSpace` (`tensorflow.tsl.profiler.protobuf.xplane_pb2`). A GPU has a plane
-`/device:GPU:0` with a line for each stream (`Stream #13(Kernel)`); other lines of the plane are sums
-over those, and are left out.
+`/device:GPU:0` with a line for each stream (`Stream #13(Kernel)`). Other lines of the plane are
+sums over those, and are skipped.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from stoker.measure.kernel_class import Kernel, class_of, only_casts
 
 GPU_PLANE, HOST_PLANE, METADATA_PLANE = "/device:GPU:", "/host:CPU", "/host:metadata"
 STREAM = "Stream #"
-"""How the name of a line begins that holds what a stream ran."""
+"""Prefix of the name of a line that holds a stream's events."""
 
 MOST_EVENTS = 400_000
-"""Events of a device that are read, about; of a trace with more its first part is taken."""
+"""Approximate limit on events read per device; of a larger trace only the first part is used."""
 
 _RUNS_OTHERS = re.compile(
     r"^(While|StatelessWhile|If|StatelessIf|Case|StatelessCase|(Stateful)?PartitionedCall"
     r"|RemoteCall|SymbolicGradient|XlaLaunch|_?XlaRun|_?XlaCompile|MapDefun|__\w+)$"
 )
-"""Operations whose event spans those of others."""
+"""Operations whose events contain those of other operations."""
 
 _WAITS = re.compile(
     r"^(IteratorGetNext\w*|OptionalGetValue|(Eager)?PyFunc\w*|_?(Host)?Recv|ReduceDataset)$"
 )
-"""Operations of the host that wait, or run Python, and compute nothing on the device."""
+"""Host operations that wait, or run Python, and compute nothing on the device."""
 
 _OPERATION = re.compile(r"^[^:\s]+:[A-Za-z_][\w>]*$")
-"""`model/conv1/Conv2D:Conv2D`, as TensorFlow names an operation's event."""
+"""`model/conv1/Conv2D:Conv2D`, the form in which TensorFlow names an operation's event."""
 
 
 class TraceError(Exception):
-    """The trace cannot be read; the message is one clause for a person."""
+    """The trace cannot be read; the message is a clause for the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """A kernel, or a copy, that ran once."""
+    """One execution of a kernel or a copy."""
 
     begin_ps: int
     end_ps: int
@@ -52,13 +52,13 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceEvents:
-    """What one device ran."""
+    """Everything that one device ran."""
 
     device: str
-    """`GPU:0`; `CPU` where the operations of the CPU were read instead."""
+    """`GPU:0`; `CPU` if CPU operations were read instead."""
 
     events: tuple[Event, ...]
-    """In any order; those of different streams overlap."""
+    """In any order; events of different streams may overlap."""
 
 
 def read_events(data: bytes, *, of_cpu: bool = False) -> list[DeviceEvents]:
@@ -66,13 +66,13 @@ def read_events(data: bytes, *, of_cpu: bool = False) -> list[DeviceEvents]:
 
     Args:
         data: The content of an `.xplane.pb` file.
-        of_cpu: Read the operations of the CPU as if they were kernels.
+        of_cpu: Read CPU operations as if they were kernels.
 
     Returns:
         Each device that ran anything, at least one.
 
     Raises:
-        TraceError: the trace is damaged, or holds nothing of such a device.
+        TraceError: the trace is damaged, or has no events of such a device.
     """
     from google.protobuf.message import DecodeError
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -82,7 +82,7 @@ def read_events(data: bytes, *, of_cpu: bool = False) -> list[DeviceEvents]:
     try:
         space = xplane_pb2.XSpace.FromString(data)
     except DecodeError:
-        raise TraceError("the trace is damaged: it ends too soon, or is no XSpace") from None
+        raise TraceError("the trace is damaged: it is truncated, or not an XSpace") from None
     programs = _programs(space)
     found = []
     for plane in space.planes:
@@ -102,7 +102,7 @@ def read_events(data: bytes, *, of_cpu: bool = False) -> list[DeviceEvents]:
 
 
 def _that_compute(devices: list[DeviceEvents]) -> list[DeviceEvents]:
-    """Devices that ran kernels, and not only copies to keep them alive; all, where none did."""
+    """Devices that ran kernels, not only copies to keep them alive; all devices if none did."""
     computing = [
         each for each in devices if any(class_of(event.kernel) != "copies" for event in each.events)
     ]
@@ -147,7 +147,7 @@ def _of_cpu(plane: Any, programs: _Programs) -> Iterator[Event]:
 
 
 def _in_time(lines: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """The events of lines; where there are too many, those that begin in the first part of the time."""
+    """The events of lines; if there are too many, those in the first part of the time."""
     total = sum(len(line.events) for line in lines)
     until_ps = None
     if total > MOST_EVENTS:
@@ -170,7 +170,7 @@ def _timed(line: Any, event: Any, kernel: Kernel) -> Iterator[Event]:
 
 
 class _Kernels:
-    """Makes the kernels of a plane's events, each kind once."""
+    """Creates kernels from a plane's events, one object for each kind."""
 
     def __init__(self, plane: Any, programs: _Programs) -> None:
         self._names = {key: each.name for key, each in plane.event_metadata.items()}
@@ -219,7 +219,7 @@ class _Kernels:
         )
 
     def _program(self, module: str) -> Mapping[str, HloOp]:
-        # Some versions write the program's number behind its name.
+        # Some versions append the program's number to its name.
         return self._programs.get(module) or self._programs.get(re.sub(r"\(\d+\)$", "", module), {})
 
     def _told(self, stats: Sequence[Any]) -> dict[str, str]:

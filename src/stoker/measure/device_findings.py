@@ -1,4 +1,4 @@
-"""Says what a device's time by class means: which class costs, around which layer, and what helps."""
+"""Explains a device's time by class: which class is expensive, in which layer, and what to do."""
 
 from __future__ import annotations
 
@@ -11,78 +11,78 @@ from stoker.measure.device_time import IDLE, DeviceTime
 from stoker.measure.kernel_class import CLASSES, LABELS
 
 LOW_MFU = 0.20
-"""Below this share of the measured peak the largest class is named."""
+"""Below this share of the measured peak, the largest class is reported."""
 
 MUCH = 0.25
-"""Share of the device's time from which on a class other than the products is named."""
+"""From this share of the device time on, a class other than the products is reported."""
 
 MUCH_CASTS = 0.05
-"""Share of the device's time in casts from which on they are named."""
+"""From this share of the device time on, casts are reported."""
 
 MUCH_WAIT = 0.10
-"""Share of the step that waits for input from which on an idle device waits for that."""
+"""From this share of the step spent waiting for input, an idle device is explained by that."""
 
 MOST_GAIN = 20.0
-"""No bound is told that is larger: the share is not known that well."""
+"""Largest bound that is reported: the share is not known precisely enough for more."""
 
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFacts:
-    """What is known of a step, beside its trace; each may be unknown."""
+    """What is known about a step in addition to its trace; each value may be unknown."""
 
     of_script: bool
-    """The step is a script's; else that of an experiment, which `stoker.yaml` sets."""
+    """Whether the step is a script's; else it is an experiment's, configured by `stoker.yaml`."""
 
     mfu: float | None = None
-    """Achieved by peak, in [0, 1]."""
+    """MFU: achieved divided by peak, in [0, 1]."""
 
     precision: str = ""
-    """Keras's policy: `mixed_bfloat16`."""
+    """Keras's dtype policy, e.g. `mixed_bfloat16`."""
 
     xla: bool | None = None
     """Whether XLA compiles the step."""
 
     steps_per_call: int | None = None
-    """Steps of one call from Python."""
+    """Steps per call from Python."""
 
     input_wait: float | None = None
     """W, in [0, 1]."""
 
     def with_mfu(self, mfu: float | None) -> StepFacts:
-        """The same step, its MFU known."""
+        """The same facts, with the MFU."""
         return replace(self, mfu=mfu)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFinding:
-    """The class of kernels that costs most, and what to do about it."""
+    """The most expensive kernel class, and what to do about it."""
 
     kind: str
     """The class, or `idle`."""
 
     share: float
-    """Of the device's time, in [0, 1]."""
+    """Share of the device time, in [0, 1]."""
 
     layer: str
-    """The layer with the most of it; empty where none is known."""
+    """The layer with most of it; empty if unknown."""
 
     seen: str
     """A clause with figures: `38 % of the step is layout transposes, most of it in norm_a`."""
 
     why: str
-    """Why that costs, a sentence."""
+    """Why it is expensive, a sentence."""
 
     change: str
     """What to do, a sentence or code to paste."""
 
     most_gain: float
-    """How many times as many steps a second at most: an upper bound, as if the whole share went."""
+    """Upper bound of the speedup in steps per second, as if the whole share disappeared."""
 
     @property
     def text(self) -> str:
-        """One paragraph for a person."""
+        """One paragraph for the user."""
         return f"{self.seen} (at most {self.most_gain:.2g}x without it). {self.why} {self.change}"
 
     def to_json(self) -> dict[str, Any]:
@@ -91,12 +91,12 @@ class DeviceFinding:
 
 
 def shown_mfu(mfu: float) -> str:
-    """`41%`, or `4.2%` below ten: a share that is small has a digit more."""
+    """`41%`, or `4.2%` for shares below ten percent."""
     return f"{mfu:.0%}" if mfu >= 0.0995 else f"{mfu:.1%}"
 
 
 def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
-    """The first finding about a device's time; None where most of it is products, near the peak."""
+    """The main finding about a device's time; None if most of it is products near the peak."""
     others = {name: found.shares[name] for name in (*CLASSES, IDLE) if name != "products"}
     kind = max(others, key=lambda name: others[name])
     low = facts.mfu is not None and facts.mfu < LOW_MFU
@@ -106,7 +106,7 @@ def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
         if found.shares["products"] > others[kind]:
             kind = "products"
     share = found.shares[kind]
-    # The products themselves cannot go: at the device's peak they take as much as the MFU says.
+    # The products cannot disappear: at the device's peak they take as much time as the MFU says.
     removable = share - (facts.mfu or 0.0) if kind == "products" else share
     layers = found.layers_of(kind)
     layer = layers[0].layer if layers else ""
@@ -141,11 +141,11 @@ def _seen(found: DeviceTime, kind: str, facts: StepFacts) -> str:
 
 
 Advice = tuple[str, str]
-"""Why it costs, and what to do."""
+"""Why the class is expensive, and what to do."""
 
 
 def _transposes(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
-    why = "Each of them reads and writes a whole tensor only to put its channels elsewhere."
+    why = "Each of them reads and writes a whole tensor only to move its channels."
     types = found.layer_types.get("transposes", {})
     around = max(types, key=lambda each: types[each]) if types else layer
     if not re.search(r"norm|(^|_)bn", around, re.IGNORECASE):
@@ -163,7 +163,9 @@ def _transposes(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
 
 def _normalization(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     del layer
-    why = "Keras computes a normalization by many small kernels, each of which reads and writes it all."
+    why = (
+        "Keras computes a normalization with many small kernels that each read and write all of it."
+    )
     if facts.xla:
         return (
             why,
@@ -176,20 +178,20 @@ def _normalization(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
 
 def _elementwise(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     del layer
-    why = "Such kernels are bound by memory: each reads and writes whole tensors for one operation."
+    why = "Such kernels are memory-bound: each reads and writes whole tensors for one operation."
     if found.casts >= MUCH_CASTS:
         why += f" {found.casts:.0%} of the step only changes types."
     if not facts.xla:
         fused = "model.compile(..., jit_compile=True)" if facts.of_script else "train.xla: true"
         return why, f"Fuse them with XLA: {fused}."
     if facts.precision in ("", "float32"):
-        return why, f"Halve what they move: {_half(facts)}."
+        return why, f"Halve the bytes that they move: {_half(facts)}."
     return why, "Leave out casts between types, and operations that change nothing."
 
 
 def _copies(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     del found, layer
-    why = "Nothing computes while they run: copies that run beside a kernel are not counted."
+    why = "Nothing computes while they run: copies in parallel with a kernel do not count."
     if facts.of_script:
         return why, (
             "Send uint8 and cast on the device, prefetch to it "
@@ -197,7 +199,7 @@ def _copies(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
         )
     return (
         why,
-        "Let preprocessing give uint8 images, and take tf.py_function and CPU-only layers out.",
+        "Output uint8 images from preprocessing, and remove tf.py_function and CPU-only layers.",
     )
 
 
@@ -217,7 +219,7 @@ def _idle(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     if facts.input_wait is not None and facts.input_wait >= MUCH_WAIT:
         return (
             f"The step waits {facts.input_wait:.0%} of its time for input.",
-            "See what is said of the input." if facts.of_script else "Run `stoker tune`.",
+            "See the findings about the input." if facts.of_script else "Run `stoker tune`.",
         )
     why = "The host starts kernels more slowly than the device runs them: they are small."
     more = "steps_per_execution of model.compile" if facts.of_script else "train.steps_per_call"
@@ -229,9 +231,9 @@ def _idle(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
 
 def _products(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     del found, layer
-    why = "The products run, but far below the rate that this device reaches with large ones."
+    why = "The products run far below the rate that this device reaches with large ones."
     if facts.precision in ("", "float32", "float64"):
-        return why, f"Use the units for 16 bits: {_half(facts)}."
+        return why, f"Use the 16-bit units: {_half(facts)}."
     return why, "Use channels and units that are multiples of 8 (better 64), and a larger batch."
 
 
@@ -241,7 +243,7 @@ def _other(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
     named = f" The longest is {largest.name}." if largest is not None else ""
     return (
         f"These kernels neither multiply nor normalize.{named}",
-        f"Look for a cheaper one{_or_xla(facts)}.",
+        f"Look for a cheaper operation{_or_xla(facts)}.",
     )
 
 

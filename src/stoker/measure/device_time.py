@@ -1,7 +1,7 @@
-"""Splits a device's time by class of kernel, by kernel and by layer, from what a trace holds.
+"""Splits a device's time by kernel class, by kernel and by layer, from a trace.
 
-Streams run beside each other, so a moment belongs to one kernel only: of those that run, the one
-whose class stands first in `CLASSES`. So the parts and the idle time add up to the whole.
+Streams run in parallel, so each moment counts for one kernel only: of those that run, the one whose
+class comes first in `CLASSES`. So the parts and the idle time add up to the whole.
 """
 
 from __future__ import annotations
@@ -17,72 +17,72 @@ from stoker.measure.kernel_class import CLASSES, LABELS, Kernel, KernelClass, cl
 from stoker.measure.layers import LayerNames
 
 IDLE = "idle"
-"""The part of the time in which nothing runs."""
+"""The share of the time in which nothing runs."""
 
 TOP = 12
-"""Kernels and layers that are named."""
+"""Kernels and layers that are listed."""
 
 TOP_OF_CLASS = 2
-"""Layers with the most time of each class, which are kept also where others take more in all."""
+"""Layers with the most time of each class; they are kept even if others take more in total."""
 
 NO_LAYERS: Mapping[str, str] = {}
 
 MOST_NAME = 120
-"""Characters of a kernel's name that are kept: with all its template arguments it may have thousands."""
+"""Longest part of a kernel's name that is kept: with template arguments it may have thousands."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelTime:
-    """What one kernel took."""
+    """The time of one kernel."""
 
     name: str
     kind: KernelClass
     layer: str
-    """Empty where it belongs to none, or that is not known."""
+    """Empty if it belongs to no layer, or the layer is unknown."""
     share: float
-    """Of the device's time, in [0, 1]."""
+    """Share of the device time, in [0, 1]."""
     times: int
     """How often it ran."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTime:
-    """What one layer took, forward and backward."""
+    """The time of one layer, forward and backward."""
 
     layer: str
     share: float
-    """Of the device's time, in [0, 1]."""
+    """Share of the device time, in [0, 1]."""
     kinds: Mapping[str, float]
-    """Class -> share of the device's time."""
+    """Class -> share of the device time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceTime:
-    """Where the time of the devices went while a trace was taken."""
+    """How the devices spent their time during a trace."""
 
     devices: tuple[str, ...]
-    """Those that computed: `GPU:0`."""
+    """Devices that computed, e.g. `GPU:0`."""
 
     window_s: float
-    """From the first kernel to the end of the last, the mean of the devices, seconds."""
+    """Time from the first kernel to the end of the last, mean over the devices, seconds."""
 
     shares: Mapping[str, float]
-    """Class, and `idle` -> its share of the time; together 1."""
+    """Class or `idle` -> its share of the time; the sum is 1."""
 
     casts: float
-    """Share of the time in kernels that only change a type; a part of the above."""
+    """Share of the time in kernels that only change a dtype; it is part of the shares above."""
 
     kernels: tuple[KernelTime, ...]
-    """The longest ones."""
+    """The kernels with the most time."""
 
     layers: tuple[LayerTime, ...]
-    """The longest ones."""
+    """The layers with the most time."""
 
     layer_types: Mapping[str, Mapping[str, float]]
-    """Class of kernels -> type of layer, `BatchNormalization` -> share of the time; of all layers."""
+    """Kernel class -> layer type (`BatchNormalization`) -> share of the time, over all layers."""
 
     of_cpu: bool = False
-    """The operations of the CPU were taken for kernels: a stand-in where there is no GPU."""
+    """Whether CPU operations were used in place of kernels, because there is no GPU."""
 
     @property
     def busy(self) -> float:
@@ -90,12 +90,12 @@ class DeviceTime:
         return 1.0 - self.shares[IDLE]
 
     def layers_of(self, kind: str) -> list[LayerTime]:
-        """The layers with the most time of a class, those without any left out."""
+        """The layers with the most time of a class, without layers that have none."""
         found = [each for each in self.layers if each.kinds.get(kind, 0.0) > 0]
         return sorted(found, key=lambda each: -each.kinds[kind])
 
     def rows(self) -> list[tuple[str, float]]:
-        """What a person reads, in the order of `CLASSES`: label and share; empty classes left out."""
+        """Labels and shares for the user, in the order of `CLASSES`, without empty classes."""
         names = (*CLASSES, IDLE)
         return [(LABELS[name], self.shares[name]) for name in names if self.shares[name] > 0]
 
@@ -119,7 +119,7 @@ class DeviceTime:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> DeviceTime:
-        """What `to_json` gave."""
+        """Restore an object from the result of `to_json`."""
         return cls(
             devices=tuple(raw["devices"]),
             window_s=raw["window_s"],
@@ -138,12 +138,12 @@ def device_time(
     """Split the time of devices.
 
     Args:
-        devices: What each ran; at least one, each with at least one event.
-        layers: Path of each of the model's layers -> its type, where they are known.
-        of_cpu: These are operations of the CPU.
+        devices: The events of each; at least one device, each with at least one event.
+        layers: Path of each of the model's layers -> its type, if known.
+        of_cpu: Whether these are CPU operations.
 
     Returns:
-        The shares over all devices together: each counts with the length of its window.
+        The shares over all devices, each weighted by the length of its window.
     """
     taken_ps: dict[Kernel, int] = defaultdict(int)
     times: dict[Kernel, int] = defaultdict(int)
@@ -176,7 +176,7 @@ def device_time(
 
 
 def _exclusive(events: Sequence[Event]) -> Iterator[tuple[Kernel, int]]:
-    """Who has each moment in which anything runs: kernel and picoseconds."""
+    """The kernel that each busy interval counts for, and its picoseconds."""
     weights = {kernel: CLASSES.index(class_of(kernel)) for kernel in {e.kernel for e in events}}
     starts = sorted(events, key=lambda event: event.begin_ps)
     running: list[tuple[int, int, int]] = []

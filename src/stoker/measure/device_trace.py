@@ -1,6 +1,6 @@
 """Takes a short trace of the devices through TensorFlow's own profiler (CUPTI on a GPU).
 
-A trace that fails costs the training nothing: the reason is one line.
+If a trace fails, training is not affected: the reason is reported in one line.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from stoker.measure.device_events import TraceError, read_events
 from stoker.measure.device_time import NO_LAYERS, DeviceTime, device_time
 
 STAND_IN = "STOKER_TRACE_CPU"
-"""Environment variable of the tests: without a GPU, trace the CPU and take its operations for
+"""Environment variable for tests: without a GPU, trace the CPU and treat its operations as
 kernels."""
 
 _HOST_LEVEL_OF_OPERATIONS = 2
-"""Of the profiler: the host's events hold each operation of TensorFlow."""
+"""Profiler option: the host's events include each TensorFlow operation."""
 
 
 def traces_cpu() -> bool:
-    """Whether the operations of the CPU are taken for kernels."""
+    """Whether CPU operations are treated as kernels."""
     return os.environ.get(STAND_IN) == "1" and not tf.config.get_visible_devices("GPU")
 
 
@@ -36,14 +36,14 @@ def can_trace() -> bool:
 
 
 class DeviceTrace:
-    """A trace that is being taken; only one can be at a time in a process."""
+    """A trace in progress; a process can have only one at a time."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """Start it.
 
         Args:
-            folder: Where the trace is kept until its end, in a folder of its own; by default the
-                system's temporary folder.
+            folder: Holds the trace until it ends, in a new subfolder; by default the system's
+                temporary folder.
 
         Raises:
             TraceError: another profiler is running, or the folder cannot be written.
@@ -72,7 +72,7 @@ class DeviceTrace:
             The content of the trace's file.
 
         Raises:
-            TraceError: there is none.
+            TraceError: no trace was written.
         """
         try:
             tf.profiler.experimental.stop()
@@ -91,13 +91,13 @@ class DeviceTrace:
 
 @contextlib.contextmanager
 def traced(folder: Path | None = None) -> Iterator[list[bytes]]:
-    """Trace what runs inside.
+    """Trace the body.
 
     Yields:
-        A list that holds the trace's content at the end.
+        A list that contains the trace's content at the end.
 
     Raises:
-        TraceError: it could not be taken; what ran inside has run.
+        TraceError: the trace failed; the body has run.
     """
     found: list[bytes] = []
     trace = DeviceTrace(folder)
@@ -111,14 +111,14 @@ def traced(folder: Path | None = None) -> Iterator[list[bytes]]:
 
 
 def time_in(data: bytes, *, layers: Mapping[str, str] = NO_LAYERS) -> DeviceTime:
-    """Split the time of the devices of a trace.
+    """Split the device time of a trace.
 
     Args:
-        data: The content of its file.
+        data: The content of the trace's file.
         layers: Path of each of the model's layers -> its type.
 
     Raises:
-        TraceError: the trace is damaged, or holds nothing of a device.
+        TraceError: the trace is damaged, or has no events of a device.
     """
     of_cpu = traces_cpu()
     return device_time(read_events(data, of_cpu=of_cpu), layers=layers, of_cpu=of_cpu)

@@ -1,8 +1,8 @@
-"""Counts what a model computes from its traced graph; `peak_flops` measures what a device reaches.
+"""Counts a model's operations from its traced graph; `peak_flops` measures the device's peak rate.
 
-Products of matrices and convolutions are counted: a multiplication and an addition are two
-operations, and padding counts as data. Everything else (activations, normalization, the optimizer's
-update) is left out, as is usual where achieved is compared with peak.
+Matrix products and convolutions are counted: a multiplication and an addition are two operations,
+and padding counts as data. Everything else (activations, normalization, the optimizer's update) is
+left out, as is usual in a comparison of achieved and peak rates.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from stoker.measure.operation_tally import Kind, Tally
 from stoker.measure.step_flops import count_graph
 
 BACKWARD = 2
-"""Products of the backward pass for one of the forward pass: one for the gradient of what went in,
-one for that of the weights. Source: Kaplan et al., arXiv:2001.08361, section 2.1."""
+"""Products of the backward pass for each one of the forward pass: one for the gradient of the
+input, one for that of the weights. Source: Kaplan et al., arXiv:2001.08361, section 2.1."""
 
 BATCH_SIZE = 32
-"""Rows that a model is traced with where nobody says: what does not depend on them is shared."""
+"""Default rows for tracing a model: operations independent of the batch are split over them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFlops:
-    """Floating-point operations of a model, one sample at a time."""
+    """Floating-point operations of a model, per sample."""
 
     forward_per_sample: float
-    """Of the forward pass."""
+    """Operations of the forward pass."""
 
     step_per_sample: float
-    """Of a training step: forward and backward; the update is left out."""
+    """Operations of a training step, forward and backward; the update is left out."""
 
     in_convolutions: float
     """The part of `forward_per_sample` in convolutions."""
 
     in_products: float
-    """The part of it in products of matrices."""
+    """The part of it in matrix products."""
 
     not_counted: tuple[str, ...]
-    """What is more than the count says, or less, in plain words; empty: all is in it."""
+    """How the count differs from the real operations, in plain words; empty if it is complete."""
 
 
 def count_flops(target: Any, *, inputs: Any = None, batch_size: int = BATCH_SIZE) -> ModelFlops:
-    """Count what one forward pass computes, as inference runs it: Dropout costs nothing here.
+    """Count the operations of one forward pass in inference mode; Dropout costs nothing there.
 
     Args:
-        target: A built `keras.Model`, a function of tensors, or a concrete function, whose inputs
-            must then have sizes.
-        inputs: What a model or function is called with, nested `tf.TensorSpec`s; by default what a
-            functional or sequential model was built for. Give it where a dimension other than the
-            batch is open.
-        batch_size: Rows that the first dimension of every input is traced with, where it is open.
+        target: A built `keras.Model`, a function of tensors, or a concrete function; the inputs of
+            the latter must have known sizes.
+        inputs: Nested `tf.TensorSpec`s that a model or function is called with; by default the
+            inputs of a functional or sequential model. Pass it if a dimension other than the
+            batch is unknown.
+        batch_size: Used for tracing if the first dimension of an input is unknown.
 
     Returns:
-        The count by sample.
+        The count per sample.
 
     Raises:
-        UserError: nothing says what it is called with, or how many samples that is.
+        UserError: the inputs, or the number of samples, are unknown.
     """
     traced = _traced(target, inputs, batch_size)
     specs = tf.nest.flatten(traced.structured_input_signature)
@@ -94,10 +94,10 @@ def _has_rows(spec: Any) -> bool:
 
 
 def _inputs_of(target: Any) -> Any:
-    """What a model was built for; None where nothing says it."""
+    """The inputs that a model was built for; None if unknown."""
     inputs = getattr(target, "input", None)
     if inputs is None:
-        # A Sequential model that was never called has a list of its one input alone.
+        # A Sequential model that was never called has a list with its single input.
         several = getattr(target, "inputs", None) or [None]
         inputs = several[0] if len(several) == 1 else several
     return inputs
@@ -110,7 +110,7 @@ def _traced(target: Any, inputs: Any, batch_size: int) -> Any:
         inputs = _inputs_of(target)
     if inputs is None:
         raise UserError(
-            "a function, or a model without inputs of its own, is counted for given inputs",
+            "a function, or a model without declared inputs, can only be counted for given inputs",
             got=Plain(type(target).__name__),
             fix="Say what it is called with: count_flops(model, inputs=tf.TensorSpec([None, 10])).",
         )

@@ -1,4 +1,4 @@
-"""What XLA's own program says of the instructions that a trace names: their class and their layer."""
+"""Class and layer of the instructions in a trace, from XLA's own program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from stoker.measure.kernel_class import KernelClass
 
 CONTAINERS = frozenset(["while", "conditional", "call", "async-start", "async-done", "tuple"])
-"""Opcodes of instructions that run others: on a CPU their events span those of what they run."""
+"""Opcodes of instructions that run others: on a CPU their events contain those of the others."""
 
 _STRUCTURE = frozenset(
     [
@@ -25,7 +25,7 @@ _STRUCTURE = frozenset(
         "iota",
     ]
 )
-"""Opcodes in a fusion that say nothing of its class."""
+"""Opcodes that do not determine the class of a fusion."""
 
 _TRANSPOSES = frozenset(["transpose", "copy"])
 _PRODUCTS = frozenset(["convolution", "dot", "ragged-dot"])
@@ -66,17 +66,17 @@ class HloOp:
     """Its class."""
 
     scope: str
-    """The TensorFlow operation that it comes from; of a fusion that of its result."""
+    """The TensorFlow operation that it comes from; for a fusion, that of its result."""
 
     casts: bool
-    """It only changes a type."""
+    """Whether it only changes a dtype."""
 
     runs_others: bool
-    """It is a loop, a branch or a call."""
+    """Whether it is a loop, a branch or a call."""
 
 
 def hlo_ops(module: Any) -> dict[str, HloOp]:
-    """Instruction name -> what it is.
+    """Instruction name -> description.
 
     Args:
         module: An `HloModuleProto`.
@@ -97,7 +97,7 @@ def hlo_ops(module: Any) -> dict[str, HloOp]:
 
 
 def _opcodes(instruction: Any, computations: Mapping[int, Any]) -> set[str]:
-    """The opcodes of an instruction: those inside of it, where it is a fusion."""
+    """The opcodes of an instruction; for a fusion, those inside it."""
     if instruction.opcode != "fusion":
         return {instruction.opcode}
     inner: Iterable[Any] = (
@@ -126,7 +126,7 @@ def _kind(instruction: Any, opcodes: set[str], operands: Mapping[int, Any]) -> K
 
 
 def _is_plain_copy(instruction: Any, operands: Mapping[int, Any]) -> bool:
-    """A copy that leaves the layout as it is."""
+    """Whether a copy leaves the layout unchanged."""
     if instruction.opcode != "copy" or len(instruction.operand_ids) != 1:
         return False
     source = operands.get(instruction.operand_ids[0])

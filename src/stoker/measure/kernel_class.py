@@ -1,4 +1,4 @@
-"""Sorts what a device runs into classes: by HLO instruction, by kernel name, by TensorFlow operation.
+"""Classifies what a device runs: by HLO instruction, by kernel name, by TensorFlow operation.
 
 Kernel names are those of cuDNN, cuBLAS, CUTLASS, Eigen, NCCL, XLA and TensorFlow's own kernels.
 """
@@ -22,8 +22,8 @@ CLASSES: tuple[KernelClass, ...] = (
     "collectives",
     "copies",
 )
-"""By weight: where two run at once, the time is the first one's. A copy that runs beside a
-convolution costs nothing."""
+"""In order of priority: if two run at once, the time counts for the first one. A copy that runs
+during a convolution costs nothing."""
 
 LABELS = {
     "products": "convolution and matrix product",
@@ -35,7 +35,7 @@ LABELS = {
     "other": "other kernels",
     "idle": "idle",
 }
-"""Class, or `idle` -> what a person reads."""
+"""Class or `idle` -> the label that the user sees."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,23 +43,23 @@ class Kernel:
     """One kind of event on a device."""
 
     name: str
-    """The kernel's, demangled; empty where an operation of the CPU is taken for a kernel."""
+    """The kernel's name, demangled; empty if a CPU operation is used in place of a kernel."""
 
     scope: str = ""
-    """Name of the TensorFlow operation that launched it: `model/conv1/Conv2D`."""
+    """Name of the TensorFlow operation that launched it, e.g. `model/conv1/Conv2D`."""
 
     op: str = ""
-    """Type of that operation: `Conv2D`."""
+    """Type of that operation, e.g. `Conv2D`."""
 
     hlo: KernelClass | None = None
-    """What XLA's own program says of it."""
+    """Description from XLA's own program."""
 
     casts: bool = False
-    """It only changes a type."""
+    """Whether it only changes a dtype."""
 
     @property
     def shown(self) -> str:
-        """What a person reads: the kernel's name without `void` and template arguments."""
+        """The name for the user: the kernel's name without `void` and template arguments."""
         plain = re.sub(r"<.*", "", self.name.removeprefix("void ").partition("(")[0])
         if not plain:
             return self.op or self.scope
@@ -69,8 +69,8 @@ class Kernel:
 def class_of(kernel: Kernel) -> KernelClass:
     """The class of a kernel.
 
-    Element-wise work inside of a normalization layer is normalization: that is what a layer of Keras
-    without a fused kernel consists of.
+    Element-wise work inside a normalization layer counts as normalization, because a Keras layer
+    without a fused kernel consists of it.
     """
     found = kernel.hlo or _by_name(kernel.name) or _by_operation(kernel.op) or "other"
     if found == "elementwise" and _is_normalization(kernel.scope):
@@ -87,7 +87,7 @@ def only_casts(name: str, op: str) -> bool:
 _NAMES: tuple[tuple[KernelClass, re.Pattern[str]], ...] = (
     ("copies", re.compile(r"^(Memcpy|Memset|memset|MemoryAlloc|MemoryFree)|cudaMemcpy")),
     ("collectives", re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)),
-    # Searches for a kernel, and not a step.
+    # Searches for the fastest kernel; not part of a step.
     ("other", re.compile(r"redzone", re.IGNORECASE)),
     (
         "products",
@@ -151,7 +151,7 @@ _OPERATIONS: tuple[tuple[KernelClass, re.Pattern[str]], ...] = (
 
 
 def _by_operation(op: str) -> KernelClass | None:
-    """The class by the type of operation; what no rule names is element-wise."""
+    """The class by type of operation; a type without a rule is element-wise."""
     if not op:
         return None
     return next((kind for kind, pattern in _OPERATIONS if pattern.search(op)), "elementwise")
@@ -162,9 +162,9 @@ _NORMALIZATION = re.compile(
     r"(_[a-z0-9]{1,2}|\d+)?(_\d+)*",
     re.IGNORECASE,
 )
-"""`norm_a_1`, `conv1_bn`, `batch_normalization_13`; not the norm of gradients that are clipped."""
+"""`norm_a_1`, `conv1_bn`, `batch_normalization_13`; not the norm in gradient clipping."""
 
 
 def _is_normalization(scope: str) -> bool:
-    """Whether the operation belongs to a layer that normalizes, by its name."""
+    """Whether the operation belongs to a normalization layer, judged by its name."""
     return any(_NORMALIZATION.fullmatch(part) for part in scope.split("/"))

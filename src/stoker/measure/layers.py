@@ -10,25 +10,25 @@ _AROUND = re.compile(
     r"^(gradient_tape|gradients|while|body|cond|then|else|branch|(Stateful)?PartitionedCall"
     r"|replica_\d+|_\d+|cond_\d+|while_\d+|tower_\d+|jit\(.*\)|XLA_.*)$"
 )
-"""Parts of a name that say how the operation is run, and not what it belongs to."""
+"""Parts of a name that say how the operation is run, not where it belongs."""
 
 UNKNOWN_PARTS = 2
-"""Parts of a name that are shown where the layers are not known: the model and its outer layer."""
+"""Parts of a name that are shown if the layers are unknown: the model and its outer layer."""
 
 
 class LayerNames:
-    """The layers of a model, to find those that operations belong to.
+    """The layers of a model, used to find the layer of an operation.
 
-    Keras names an operation after the layers around it: `sequential/norm_a/moments/mean`. Where a
-    model is called more than once, TensorFlow writes a number behind each layer's name.
+    Keras names an operation after the layers around it: `sequential/norm_a/moments/mean`. If a
+    model is called more than once, TensorFlow appends a number to each layer's name.
     """
 
     def __init__(self, paths: Iterable[str], scopes: Iterable[str] = ()) -> None:
-        """Learn how the names are written.
+        """Index the layers.
 
         Args:
-            paths: Of the layers, `block1/attention`; none where they are not known.
-            scopes: Names of operations, all that there are.
+            paths: Layer paths such as `block1/attention`; empty if unknown.
+            scopes: Names of all operations.
         """
         self._paths: dict[str, list[str]] = {}
         for path in paths:
@@ -40,7 +40,7 @@ class LayerNames:
         )
 
     def layer_of(self, scope: str) -> str:
-        """The path of the innermost layer; the outer parts of the name where no layer is known."""
+        """The path of the innermost layer; if no layer is known, the outer parts of the name."""
         parts = [part for part in scope.split("/") if part and not _AROUND.match(part)]
         names = [self._name(part) for part in parts]
         for at in range(len(names) - 1, -1, -1):

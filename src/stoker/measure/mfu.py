@@ -1,4 +1,4 @@
-"""Model FLOP utilization (MFU): what a model computes a second, by what this device reaches."""
+"""Model FLOP utilization (MFU): the model's operations per second, divided by the device's peak."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from stoker.measure.operation_tally import Kind
 from stoker.measure.peak_flops import DTYPES, measure_peak_flops, quick_peak
 
 LEAST_SHARE = 0.02
-"""Of a model's operations: a kind with less of them has no peak of its own measured."""
+"""Share of a model's operations: no separate peak is measured for a kind below it."""
 
 QUICK_S = 0.1
-"""For the peak of one kind within a training, seconds; the kernel's first call comes on top."""
+"""Time to measure one kind's peak during training, seconds; the first call is extra."""
 
 Rates = Mapping[Kind, float]
-"""Kind of operation -> operations a second that the device reaches."""
+"""Kind of operation -> operations per second that the device reaches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRate:
-    """What one sample costs, and what one device reaches; either may be unknown, and says why."""
+    """Cost of a sample and peak of a device; either may be unknown, with a reason."""
 
     flops_per_sample: float | None = None
-    """Operations of a training step, one sample: forward and backward."""
+    """Operations of a training step per sample, forward and backward."""
 
     peak_per_s: float | None = None
-    """Operations a second that one device reaches, each kind at its own peak."""
+    """Operations per second that one device reaches, with each kind at its own peak."""
 
     peak_of: str = ""
-    """Kinds and type that were measured."""
+    """Kinds and dtype that were measured."""
 
     not_counted: tuple[str, ...] = ()
-    """What is more or less than the count says."""
+    """How the count differs from the real operations."""
 
     why: str = ""
     """Why something is unknown."""
 
     def mfu(self, samples_per_s: float, *, devices: int = 1) -> float | None:
-        """Achieved by peak.
+        """MFU: achieved divided by peak.
 
         Args:
-            samples_per_s: Of all devices together.
-            devices: How many compute.
+            samples_per_s: Over all devices.
+            devices: Number of devices that compute.
         """
         if self.flops_per_sample is None or not self.peak_per_s:
             return None
@@ -70,11 +70,11 @@ class ModelRate:
 def model_rate(
     model: Any, *, rates: Callable[[str, tuple[Kind, ...]], Rates], inputs: Any = None
 ) -> ModelRate:
-    """Count what a model computes and measure what the device reaches in its compute type.
+    """Count a model's operations, and measure the device's peak in its compute dtype.
 
     Args:
         model: A built `keras.Model`.
-        rates: Measures the peak of a type for some kinds: `full_rates`, or those of a `PeakFile`.
+        rates: Measures the peak of a dtype for some kinds: `full_rates`, or those of a `PeakFile`.
         inputs: As for `count_flops`.
     """
     try:
@@ -90,7 +90,7 @@ def model_rate(
     if not work:
         return ModelRate(why="the model has no products of matrices and no convolutions")
     if dtype not in DTYPES:
-        return _without_peak(known, f"no peak is measured of {dtype}")
+        return _without_peak(known, f"the peak for {dtype} cannot be measured")
     try:
         measured = rates(dtype, tuple(work))
     except tf.errors.OpError as error:
@@ -111,7 +111,7 @@ def _without_peak(known: ModelRate, why: str) -> ModelRate:
 
 
 def _work(flops: ModelFlops) -> dict[Kind, float]:
-    """Operations by kind, without a kind that is next to nothing."""
+    """Operations by kind, without kinds that are negligible."""
     work: dict[Kind, float] = {
         "convolutions": flops.in_convolutions,
         "products of matrices": flops.in_products,
@@ -121,7 +121,7 @@ def _work(flops: ModelFlops) -> dict[Kind, float]:
 
 
 def full_rates(seconds: float) -> Callable[[str, tuple[Kind, ...]], Rates]:
-    """The best of several sizes, measured for so many seconds."""
+    """The best rate of several sizes, each measured for this many seconds."""
 
     def rates(dtype: str, kinds: tuple[Kind, ...]) -> Rates:
         del kinds
@@ -135,14 +135,14 @@ def full_rates(seconds: float) -> Callable[[str, tuple[Kind, ...]], Rates]:
 
 
 class PeakFile:
-    """Peaks that were measured quickly, kept by device and type, so that a resumed run has them."""
+    """Quickly measured peaks, stored by device and dtype so that a resumed run can reuse them."""
 
     def __init__(self, path: Path) -> None:
-        """Know where they are; a file that is damaged or missing counts as empty."""
+        """Set the file; a damaged or missing one counts as empty."""
         self._path = path
 
     def rates(self, dtype: str, kinds: tuple[Kind, ...]) -> Rates:
-        """The peaks of a type, measured where the file does not hold them; see `quick_peak`."""
+        """The peaks for a dtype, measured if they are not in the file; see `quick_peak`."""
         device = device_name()
         known = self._read()
         of_type = known.get(device, {}).get(dtype, {})
@@ -150,7 +150,7 @@ class PeakFile:
         measured = {kind: quick_peak(dtype, kind, seconds=QUICK_S) for kind in missing}
         if measured:
             known.setdefault(device, {})[dtype] = {**of_type, **measured}
-            # Without it the next process measures once more.
+            # Without the file, the next process measures again.
             self._write(known)
         return {**of_type, **measured}
 
@@ -175,7 +175,7 @@ class PeakFile:
 
 
 def device_name() -> str:
-    """What computes: the GPU's product name, or `CPU`."""
+    """The device that computes: the GPU's product name, or `CPU`."""
     gpus = tf.config.get_visible_devices("GPU")
     if not gpus:
         return "CPU"

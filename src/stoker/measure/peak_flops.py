@@ -1,4 +1,4 @@
-"""Measures what this device reaches at most: products of matrices and convolutions.
+"""Measures the peak rates that this device reaches: matrix products and convolutions.
 
 A data sheet's figure holds for a clock, a power limit and a precision that this machine may not
 have, and on a CPU there is none; so it is measured, as the step itself is.
@@ -35,14 +35,14 @@ CONVOLUTIONS = (
 them; by operations, ascending."""
 
 QUICK_PRODUCTS = {"GPU": (8192, 4096, 2048), "CPU": (1024,)}
-"""Sizes of `quick_peak`, of which the first is taken that fits in the memory that training leaves: a
-large GPU needs 1.1 TFLOP in one call to be full."""
+"""Sizes of `quick_peak`; the first one is used that fits in the memory left by training. A large
+GPU needs 1.1 TFLOP in one call to be fully used."""
 
 QUICK_CONVOLUTIONS = {
     "GPU": ((256, 28, 256), (256, 14, 256), (32, 14, 256)),
     "CPU": ((8, 56, 64),),
 }
-"""The same of convolutions, as in `CONVOLUTIONS`."""
+"""The same for convolutions, as in `CONVOLUTIONS`."""
 
 AT_ONCE = 4
 """Operations of a turn of the loop, so that the loop itself is nothing beside them."""
@@ -118,14 +118,14 @@ def measure_peak_flops(dtype: str, *, seconds: float) -> PeakFlops:
 
 
 def quick_peak(dtype: str, kind: Kind, *, seconds: float) -> float:
-    """The rate of one size that fills most devices, operations a second.
+    """The rate of one size that fully uses most devices, operations per second.
 
-    It is for a training that is under way: one kernel has to be found, and not those of all sizes.
+    For use during training: only one kernel has to be found, not those of all sizes.
 
     Args:
         dtype: One of `DTYPES`.
-        kind: Products of matrices, or convolutions.
-        seconds: Time for it, seconds; tracing and the first call come on top.
+        kind: Matrix products or convolutions.
+        seconds: Measuring time, seconds, without tracing and the first call.
 
     Raises:
         tf.errors.ResourceExhaustedError: not even the smallest size fits in memory.

@@ -1,4 +1,4 @@
-"""Counts what a graph computes: a model's forward pass, or the step that a script's watcher wrote.
+"""Counts a graph's operations: a model's forward pass, or the step that a script's watcher wrote.
 
 A step's own graph holds forward and backward pass, so nothing is assumed of either. But Keras leaves
 the batch's size open in it: every body is built once more with the shapes that were really fed.
@@ -42,7 +42,7 @@ def count_graph(graph: Any, results: Sequence[str]) -> Tally:
 
     Args:
         graph: A definition with shapes.
-        results: References to what is wanted of it, and `^node` for what has to run as well.
+        results: References to the wanted results, and `^node` for nodes that have to run as well.
 
     Raises:
         RuntimeError: the graph has an operation that this TensorFlow does not know.

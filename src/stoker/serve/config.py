@@ -66,16 +66,16 @@ class ServeConfig:
     """Most gRPC calls that are worked on at once; others wait."""
 
     intra_op_threads: int = 0
-    """Threads that compute one operation of a model; 0: as many as cores."""
+    """Threads that compute one operation of a model; 0: one for each core."""
 
     inter_op_threads: int = 0
-    """Operations of a model that run at once; 0: one on a CPU, in the thread of the caller."""
+    """Operations of a model that run at once; 0: one on a CPU, in the caller's thread."""
 
     session_config_file: Path | None = None
-    """TensorFlow's ConfigProto for sessions, as text; the other settings come on top of it."""
+    """TensorFlow's ConfigProto for sessions, as text; other settings override it."""
 
     tensor_content: bool = False
-    """Whether the outputs of Predict by gRPC are sent as bytes, not as lists of values."""
+    """Whether Predict over gRPC returns its outputs as bytes, not as lists of values."""
 
     allow_ops: tuple[str, ...] = ()
     """Operations that a model may have beside those that only compute (`--allow-ops`)."""
@@ -109,14 +109,14 @@ class ServeConfig:
     """Whether a version's own warm-up requests are run (`--enable_model_warmup`)."""
 
     warm_sizes: WarmSizes = "auto"
-    """Whether batches are padded to a few sizes that are run before a version takes requests; `auto`:
+    """Whether batches are padded to a few sizes that run before a version takes requests. `auto`:
     on a GPU, for models that XLA compiles, and for sizes that batching parameters name."""
 
     warm_s: float = 300.0
     """Longest time for running these sizes of one version, seconds."""
 
     per_process_gpu_memory_fraction: float = 0.0
-    """Share of each GPU's memory for all workers on it, 0..1; 0 lets a single worker grow freely."""
+    """Share of each GPU's memory for all workers on it, 0..1; 0: no limit for a single worker."""
 
     unload_first: bool = False
     """Whether what a new version replaces is unloaded before that is loaded, not after."""
@@ -163,10 +163,10 @@ class ServeConfig:
     """This one's number; no other that lives has it."""
 
     listen_when_loaded: bool = True
-    """Whether it listens only when every model can be called; one that cannot be loaded ends it."""
+    """Whether it listens only after all models are loaded; one that cannot be loaded ends it."""
 
     listen_when_tried: bool = False
-    """Whether it listens once each model was loaded or has failed: it takes another worker's place."""
+    """Whether it listens after each model was loaded or has failed: it replaces another worker."""
 
     lame_duck_s: float = 1.0
     """Seconds between "not ready" and the last accept, for clients and balancers to turn away."""

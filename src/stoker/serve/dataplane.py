@@ -82,11 +82,11 @@ class _AtOnceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """By what a request is counted."""
+    """Labels under which a request is counted."""
 
     model_name: str
     api: str
-    """The call: TensorFlow Serving's names by gRPC, the method in the path by REST."""
+    """Name of the call: TensorFlow Serving's over gRPC, the method in the path over REST."""
 
     entrypoint: str
 
@@ -231,7 +231,7 @@ class DataPlane:
         name, api = request.model.name, _api(request.tasks)
         trail = request.patience.trail
         trail.model, trail.signature = name, ",".join(task.signature for task in request.tasks)
-        # TensorFlow Serving counts no MultiInference.
+        # TensorFlow Serving does not count MultiInference.
         is_counted = request.is_counted or api == _SEVERAL
         count = None if is_counted else Counted(name, api, request.entrypoint)
         with self._answering(request.entrypoint, trail, count):
@@ -377,7 +377,7 @@ class DataPlane:
 
     @contextmanager
     def _answering(self, entrypoint: str, trail: Trail, count: Counted | None) -> Iterator[None]:
-        """Turn what a request raises into a `ServeError`, and note how it ended."""
+        """Turn an exception of a request into a `ServeError`, and record how it ended."""
         begun_s, code = time.monotonic(), Code.OK
         try:
             with (
@@ -394,12 +394,12 @@ class DataPlane:
                 self.count(count, code, took_s=time.monotonic() - begun_s)
 
     def count(self, request: Counted, code: Code, *, took_s: float) -> None:
-        """Count a request that is over: each by its end, and the time of those that went well.
+        """Count a finished request: all by their status, and the time of successful ones.
 
         Args:
-            request: The model that it names, and how it is asked; a name may be empty.
+            request: The model that it names, and its call; a name may be empty.
             code: How it ended.
-            took_s: How long that took, seconds.
+            took_s: Its duration, seconds.
         """
         name = request.model_name
         if name and name not in self.models.names():

@@ -1,4 +1,4 @@
-"""Which GPU each worker of a server uses, and how much of its memory; needs no TensorFlow."""
+"""Assigns a GPU and a share of its memory to each worker of a server; does not need TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from stoker.cluster.machine.gpus import read_gpus
 from stoker.cluster.shares import GPUS
 
 TOGETHER = 0.9
-"""Share of a GPU's memory for all workers on it, where no fraction is given and there are several.
+"""Share of a GPU's memory for all workers on it, if there are several and no fraction is given.
 
-The rest is for what each process holds outside of TensorFlow's allocator (CUDA context, cuDNN, cuBLAS).
-No GPU has confirmed that a tenth is enough.
+The rest is for memory that each process needs outside TensorFlow's allocator (CUDA context, cuDNN,
+cuBLAS). Not yet confirmed on a GPU: whether a tenth is enough.
 """
 
 _HIDDEN = ("", "-1")
-"""CUDA sees no device from the first such entry of CUDA_VISIBLE_DEVICES on."""
+"""CUDA ignores CUDA_VISIBLE_DEVICES from the first such entry on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuShare:
-    """What one worker gets."""
+    """The GPU share of one worker."""
 
     gpu: str | None
-    """Its GPU, as CUDA_VISIBLE_DEVICES names it; None where the machine has none to hand out."""
+    """Its GPU, as CUDA_VISIBLE_DEVICES names it; None if no GPU can be assigned."""
 
     fraction: float
-    """Largest share of that GPU's memory that it may take, 0..1; 0 sets no limit."""
+    """Largest share of that GPU's memory that it may use, 0..1; 0: no limit."""
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that a worker with this share is started with."""
+        """The environment variables for a worker with this share."""
         return {} if self.gpu is None else {GPUS: self.gpu}
 
 
 def usable_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs that this server may use, as CUDA_VISIBLE_DEVICES names them.
+    """The GPUs that this server may use, named as in CUDA_VISIBLE_DEVICES.
 
     Args:
-        environ: `CUDA_VISIBLE_DEVICES` in it chooses among the GPUs of the machine.
+        environ: Its `CUDA_VISIBLE_DEVICES` selects among the machine's GPUs.
 
     Returns:
-        One name for each; empty without a driver that answers, and where a GPU is cut into MIG
-        instances that the environment does not choose among: CUDA then shows one of them only.
+        One name for each. Empty if no driver answers, or if a GPU is divided into MIG instances
+        and the environment does not select one: CUDA then shows only one of them.
     """
     states = read_gpus().states
     named = environ.get(GPUS)
@@ -55,14 +55,14 @@ def usable_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def gpu_shares(gpus: Sequence[str], *, workers: int, fraction: float) -> list[GpuShare]:
-    """What each worker gets: the GPUs in turn, and of each an equal part of its memory.
+    """The share of each worker: GPUs are assigned round-robin, and their memory is split equally.
 
-    A session places a model that names no device on the first GPU that it sees, so a worker sees one.
+    A session places a model without a device on the first GPU that it sees, so a worker sees one.
 
     Args:
         gpus: The GPUs that may be used.
-        workers: How many workers there are.
-        fraction: Share of each GPU's memory for all workers on it; 0 lets a single one grow freely.
+        workers: Number of workers.
+        fraction: Share of each GPU's memory for all its workers; 0: no limit for a single worker.
     """
     if not gpus:
         return [GpuShare(gpu=None, fraction=fraction / workers) for _ in range(workers)]

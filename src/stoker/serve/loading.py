@@ -71,10 +71,10 @@ def load_checked(
         saved: The file's content.
         freeze: Call the signatures that answer the same bits with constants for variables so.
         breathe: Called between the pieces.
-        session: How its session is configured; None for the default.
+        session: Its session's configuration; None for the default.
 
     Raises:
-        UserError: it is damaged, it has nothing that can be called, or it does not fit in memory.
+        UserError: it is damaged, has no callable signature, or does not fit in memory.
     """
     meta_graph = _to_be_served(saved)
     if meta_graph is None:
@@ -88,7 +88,7 @@ def load_checked(
         except _FAILURES as error:
             variable = min(unrestored)
             raise not_loadable(
-                folder, f"nothing fills its variable {variable!r}: {first_line(error)}"
+                folder, f"its variable {variable!r} is not restored: {first_line(error)}"
             ) from error
     how = _How(freeze=freeze, breathe=breathe, session=session or session_config())
     try:
@@ -96,7 +96,7 @@ def load_checked(
             if _names_its_restore(meta_graph):
                 return _loaded(meta_graph, folder, _fill_in_pieces, how)
         except tf.errors.ResourceExhaustedError:
-            raise  # a second attempt would need as much
+            raise  # a second attempt would need as much memory
         except _FAILURES as error:
             _log.info("%s is loaded in one piece: %s", folder, first_line(error))
         return _loaded(meta_graph, folder, _fill, how)
@@ -107,18 +107,18 @@ def load_checked(
 
 
 def too_large(folder: Path, error: tf.errors.ResourceExhaustedError) -> UserError:
-    """The error of a model that does not fit in memory."""
+    """The error for a model that does not fit in memory."""
     return UserError(
         f"{folder} must fit in the memory of its device",
         got=Plain(first_line(error)),
         fix="Serve fewer models or use fewer --workers, raise --per_process_gpu_memory_fraction or "
-        "--max-memory-mb where one is set, or unload the version before by --unload-first.",
+        "--max-memory-mb where one is set, or add --unload-first to unload the version before.",
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _How:
-    """How a graph becomes a model."""
+    """Turns a graph into a model."""
 
     breathe: Breathe
     session: tf.compat.v1.ConfigProto

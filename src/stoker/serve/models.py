@@ -192,9 +192,9 @@ class Models:
             raise ServeError(Code.FAILED_PRECONDITION, self._said_of(failed))
 
     def failed(self) -> str:
-        """What keeps named models from ever being available as their files are; empty if nothing does.
+        """Why named models can never become available with their current files; empty if they can.
 
-        A model without a version may get one, and is waited for.
+        A model without a version is waited for, because one may appear.
         """
         failed = [
             name

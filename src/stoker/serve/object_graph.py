@@ -1,8 +1,8 @@
-"""SavedModels whose variables a session does not restore, loaded by their object graph instead.
+"""Loads SavedModels whose variables a session does not restore, through their object graph.
 
 `tf.saved_model.save` of a `tf.Module` that holds a Keras 3 model writes each variable twice: signatures read
-one, the restore operation fills the other. TensorFlow Serving serves such a model, and every answer is an
-error (tensorflow/serving#2250). `tf.saved_model.load` joins the two.
+one, and the restore operation fills the other. TensorFlow Serving loads such a model, but every
+answer is an error (tensorflow/serving#2250). `tf.saved_model.load` joins the two.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ Run = Callable[..., list[np.ndarray[Any, Any]]]
 
 
 def unrestored_variables(meta_graph: meta_graph_pb2.MetaGraphDef) -> set[str]:
-    """The variables that signatures read and that neither the restore nor the initializer fills.
+    """The variables that signatures read but that neither restore nor initializer fills.
 
-    Empty of a SavedModel without an object graph: TensorFlow 1 names what it restores in other ways.
+    Empty for a SavedModel without an object graph: TensorFlow 1 names restored variables
+    differently.
     """
     if not meta_graph.HasField("saver_def") or not meta_graph.HasField("object_graph_def"):
         return set()
@@ -55,11 +56,11 @@ def unrestored_variables(meta_graph: meta_graph_pb2.MetaGraphDef) -> set[str]:
 
 
 def load_object_graph(definitions: Mapping[str, Any], folder: Path) -> LoadedModel:
-    """Load a model whose variables a session would leave empty.
+    """Load a model whose variables would be uninitialized in a session.
 
     Args:
-        definitions: Its signatures; all its functions were checked.
-        folder: Where it is.
+        definitions: Its signatures; all its functions have been checked.
+        folder: The model's folder.
 
     Raises:
         ValueError: a signature has no function in the object graph.
@@ -90,7 +91,7 @@ def _run_of(loaded: Any, function: Any, definition: meta_graph_pb2.SignatureDef)
     outputs = sorted(definition.outputs)
 
     def run(*arrays: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-        _ = loaded  # a function holds its variables weakly
+        _ = loaded  # a function has only weak references to its variables
         fed = {
             name: tf.constant(array, tf.dtypes.as_dtype(info.dtype))
             for (name, info), array in zip(inputs, arrays, strict=True)
@@ -114,7 +115,7 @@ def _array(tensor: tf.Tensor) -> np.ndarray[Any, Any]:
 
 
 def checked_functions(meta_graph: meta_graph_pb2.MetaGraphDef) -> Sequence[str]:
-    """The functions that loading the object graph may run: all but those that save and restore."""
+    """Functions that loading the object graph may run: all except those that save and restore."""
     nodes = nodes_by_name(meta_graph.graph_def)
     saver = meta_graph.saver_def
     own = {

@@ -24,7 +24,7 @@ def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _
 
     Raises:
         ConfigError: a port is taken.
-        UserError: a model cannot be loaded, and the ports wait for it.
+        UserError: a model cannot be loaded, and the ports wait for all models.
     """
     asked_to_end = threading.Event()
     if config.max_memory_bytes:

@@ -52,7 +52,7 @@ class PredictRequest:
     """The protocol that brought it, for the metrics: "REST" or "GRPC"."""
 
     is_counted: bool = False
-    """Whether the protocol counts it for the metrics, with what never comes to a model."""
+    """Whether the protocol counts it in the metrics, even if it never reaches a model."""
 
     patience: Patience = field(default_factory=Patience)
     """How long the client waits."""
@@ -92,7 +92,7 @@ class InferRequest:
     """The protocol that brought it."""
 
     is_counted: bool = False
-    """Whether the protocol counts it for the metrics, with what never comes to a model."""
+    """Whether the protocol counts it in the metrics, even if it never reaches a model."""
 
     patience: Patience = field(default_factory=Patience)
     """How long the client waits."""

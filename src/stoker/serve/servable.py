@@ -79,7 +79,7 @@ class LoadOptions:
     """Longest time for running these sizes, seconds."""
 
     session: tf.compat.v1.ConfigProto | None = None
-    """How sessions are configured; None for the default."""
+    """Configuration of sessions; None for the default."""
 
     unload_first: bool = False
     """Whether what a new version replaces is unloaded before that is loaded, not after: two do not
@@ -171,7 +171,7 @@ class Servable:
         return model
 
     def _warm(self, model: Batcher) -> None:
-        """Run the version's own requests, then each size that its batches are padded to."""
+        """Run the version's own warm-up requests, then each size that its batches are padded to."""
         options = self._options
         count, samples = warm_up(model, self.path) if options.warm_up else (0, {})
         if count:

@@ -162,7 +162,7 @@ class Server:
         return self._ready.wait(timeout_s)
 
     def may_listen(self) -> bool:
-        """Whether it is ready, or waits for no model that may still come.
+        """Whether the ports may open: it is ready, or no model is left that may still load.
 
         Raises:
             UserError: a model that was named cannot be loaded, and the ports wait for it.
@@ -173,7 +173,7 @@ class Server:
         if failed:
             raise UserError(
                 f"Failed to start server. Error: {failed}",
-                fix="Mend or remove the version, or add --no-listen-when-loaded to serve the others.",
+                fix="Fix or remove the version, or serve the others with --no-listen-when-loaded.",
             )
         return (self.config.listen_when_tried or self.models.root is not None) and (
             self.models.all_tried()
@@ -226,10 +226,10 @@ def _named_models(config: ServeConfig) -> tuple[ModelConfig, ...]:
 
 
 def _session_config(config: ServeConfig) -> tf.compat.v1.ConfigProto:
-    """How the sessions of models are configured.
+    """The configuration of the models' sessions.
 
     Raises:
-        ConfigError: the file of TensorFlow's settings is wrong.
+        ConfigError: the file with TensorFlow's settings is invalid.
     """
     path = config.session_config_file
     given = tf.compat.v1.ConfigProto()

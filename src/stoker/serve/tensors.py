@@ -48,7 +48,7 @@ _AS_BYTES: dict[int, np.dtype[Any]] = {
     tf.dtypes.as_dtype(name).as_datatype_enum: np.dtype(tf.dtypes.as_dtype(name).as_numpy_dtype)
     for name in ("int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16")
 } | {number: dtype for number, (dtype, _) in _PLAIN.items()}
-"""The number of a dtype whose bytes can be used as they came, whatever they are -> the dtype."""
+"""Number of each dtype whose bytes are valid values without a check -> the dtype."""
 
 
 def to_array(proto: tensor_pb2.TensorProto, *, name: str) -> np.ndarray[Any, Any]:
@@ -86,7 +86,7 @@ def _plain_array(
     count, as_bytes = math.prod(shape), _AS_BYTES.get(proto.dtype)
     if as_bytes is None or count == 0:
         return None
-    content = proto.tensor_content  # each look at it copies it
+    content = proto.tensor_content  # each access copies it
     if content:
         whole = len(content) == count * as_bytes.itemsize
         return np.frombuffer(content, as_bytes).reshape(shape) if whole else None
@@ -111,7 +111,7 @@ def to_proto(array: np.ndarray[Any, Any]) -> tensor_pb2.TensorProto:
 def fill(
     proto: tensor_pb2.TensorProto, array: np.ndarray[Any, Any], *, as_content: bool = False
 ) -> None:
-    """As `to_proto`, into a message that is empty; with `as_content` numbers as bytes."""
+    """As `to_proto`, into an empty message; with `as_content`, numbers as bytes."""
     number, name = _number_and_name(array.dtype)
     if name not in _FIELDS:
         raise UserError("every output must have a dtype that is served", got=Plain(name))

@@ -32,7 +32,7 @@ def warm_up(model: Batcher, folder: Path) -> tuple[int, Samples]:
     """Run the requests of a version.
 
     Returns:
-        How many there were, and the first that has rows for each signature.
+        The number of requests, and the first one with rows for each signature.
 
     Raises:
         DataError: the file is damaged, or holds more records than it may.
@@ -62,7 +62,7 @@ def warm_up(model: Batcher, folder: Path) -> tuple[int, Samples]:
 def _requests(
     log: prediction_log_pb2.PredictionLog, path: Path
 ) -> Iterator[tuple[str, Mapping[str, Array]]]:
-    """The calls that a record asks for: each a signature and its inputs."""
+    """The calls in a record, each with its signature and inputs."""
     kind = log.WhichOneof("log_type")
     if kind == "predict_log":
         request = log.predict_log.request

@@ -32,7 +32,7 @@ class Worker:
             command: `stoker serve` with its options.
             folder: Where the workers keep what they have in common.
             number: Its own; no other that lives has it.
-            share: Its GPU, and how much of its memory.
+            share: Its GPU, and its share of the memory.
         """
         self.number = number
         self.ready_file = folder / f"{number}.json"

@@ -104,8 +104,8 @@ class Crew:
         self._command, self._folder = command, folder
         self._patience_s = config.lame_duck_s + config.drain_s + _GRACE_S
         gpus = usable_gpus(os.environ)
-        # A Unix socket's name belongs to the last that bound it, and what a stuck worker has of a GPU's
-        # memory may be all: there the next waits for the end of the one before.
+        # A Unix socket's name belongs to the last process that bound it. A stuck worker may hold
+        # all of a GPU's memory: on a GPU, its replacement starts only after it has ended.
         self._may_overlap = not config.grpc_socket_path and not gpus
         self._metrics = ServeMetrics(folder, worker=PARENT)
         self._retired: list[Worker] = []
@@ -220,16 +220,16 @@ class _Place:
 
 
 def _say_gpus(gpus: Sequence[str], shares: Sequence[GpuShare]) -> None:
-    """Log which worker has which GPU, and which GPUs nobody uses."""
+    """Log which worker uses which GPU, and which GPUs are unused."""
     if not gpus:
         return
     for number, share in enumerate(shares):
-        limit = f"{share.fraction:.1%} of its memory" if share.fraction else "no limit of memory"
+        limit = f"{share.fraction:.1%} of its memory" if share.fraction else "no memory limit"
         _log.info("worker %d has GPU %s, with %s", number, share.gpu, limit)
     unused = [gpu for gpu in gpus if gpu not in {share.gpu for share in shares}]
     if unused:
         _log.warning(
-            "GPU %s: not used, as a worker uses one GPU; --workers %d uses all",
+            "GPU %s is unused, because a worker uses one GPU; --workers %d uses all",
             ", ".join(unused),
             len(gpus),
         )

@@ -38,12 +38,12 @@ BUSY_FRACTION = Metric(
 GOODPUT = Metric(
     name="goodput",
     unit="1",
-    help="Share of the run's wall time, over all its processes, that was training steps.",
+    help="Share of the run's wall time, over all its processes, spent in training steps.",
 )
 MFU = Metric(
     name="mfu",
     unit="1",
-    help="Model FLOPs a second, divided by the peak that was measured on these devices; on a GPU.",
+    help="Model FLOPs per second, divided by the measured peak of these devices; on a GPU.",
 )
 EPOCH = Metric(name="epoch", unit="", help="Epochs finished.")
 

@@ -1,9 +1,9 @@
-"""The wall time of a run over all processes that have worked on it, kept in a file.
+"""The wall time of a run over all of its processes, stored in a file.
 
-The file is written once a second by a thread, so that a process that is killed has said where its
-time went, up to a second before its end. It is one write over what is there, and not made durable:
-what a power cut takes is an account, not work. A file that is cut or damaged is ignored: then the
-run's account begins with this process.
+A thread writes the file once a second, so that a killed process has recorded where its time went,
+up to a second before its end. Each write overwrites the file in place and is not made durable: a
+power cut can lose only this account, no work. A truncated or damaged file is ignored: the run's
+account then begins with this process.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ WRITE_EVERY_S = 1.0
 """Pause between two writes of the file."""
 
 FILE_BYTES = 4096
-"""The file's size: spaces behind the values, so that each write covers the one before."""
+"""Size of the file: values are padded with spaces, so that each write covers the previous one."""
 
 
 class RunTime:
-    """Adds this process's wall time to that of the processes before it.
+    """Adds this process's wall time to that of earlier processes.
 
-    Use it as a context: while it is open the file is kept up to date.
+    Use it as a context manager: the file is kept up to date while it is open.
     """
 
     def __init__(self, wall: WallTime | None = None, path: Path | None = None) -> None:
-        """Read what earlier processes have left.
+        """Read the account of earlier processes.
 
         Args:
-            wall: This process's parts; by default they begin now.
-            path: The run's file; None: nothing is kept.
+            wall: This process's parts; by default a new account that begins now.
+            path: The run's file; None: nothing is stored.
         """
         self.wall = wall or WallTime()
         self._path = path
@@ -55,9 +55,9 @@ class RunTime:
         self._thread: threading.Thread | None = None
 
     def begin(self, step: int) -> None:
-        """Training goes on, or begins, after this many steps.
+        """Record that training starts, or resumes, after this many steps.
 
-        What the process before did after it is lost: it is done again.
+        Work that the previous process did after that step is lost, and is repeated.
         """
         lost = max(0, self._last_step - step)
         if lost and self._last_step:
@@ -69,15 +69,15 @@ class RunTime:
         self._step = step
 
     def stepped(self, steps: int, wall_s: float, *, step: int, wait_s: float, first: bool) -> None:
-        """A call has done so many steps.
+        """Record a call of steps.
 
         Args:
             steps: How many.
             step: Steps done in all.
             wall_s: What the call took.
             wait_s: The part of it that waited for input.
-            first: Whether a program was compiled in it: it is counted as `compile` until a later
-                call says how much of it was steps.
+            first: Whether a program was compiled during it: its time counts as `compile` until a
+                later call shows how much of it was steps.
         """
         self._step = step
         self._done += steps
@@ -89,7 +89,7 @@ class RunTime:
             self._settle(wall_s / steps)
 
     def went_back(self, step: int) -> None:
-        """The run goes on from an earlier step: what was done after it is done again."""
+        """Record that the run went back to an earlier step: later steps are repeated."""
         lost = max(0, self._step - step)
         if lost and self._done:
             step_s = self.wall.parts()[STEPS] / self._done
@@ -98,16 +98,16 @@ class RunTime:
         self._step = step
 
     def settle(self, step_s: float) -> None:
-        """So long a step takes: the first call's steps are counted as steps."""
+        """Record the time of a step: that part of the first call then counts as steps."""
         self._settle(step_s)
 
     @property
     def goodput(self) -> float | None:
-        """The share of the run's wall time, over all its processes, that was steps that count."""
+        """The share of the run's wall time, over all its processes, in steps that count."""
         return goodput(self._of_run())
 
     def report(self) -> dict[str, Any]:
-        """This process's parts and the run's, as JSON values, until now."""
+        """The parts of this process and of the run so far, as JSON values."""
         process, run = self.wall.parts(), self._of_run()
         return {
             "process": {"wall_s": sum(process.values()), "parts": process},
@@ -206,15 +206,15 @@ def _count(value: Any) -> int:
 
 
 def seconds_of_run(report: Mapping[str, Any]) -> dict[str, float]:
-    """Part -> seconds of a report, over all processes of the run; parts that it lacks took none."""
+    """Part -> seconds in a report, over all processes of the run; missing parts are 0."""
     return {name: float(report["run"]["parts"].get(name, 0.0)) for name in NAMES}
 
 
 def until_now(report: Mapping[str, Any], wall: WallTime) -> dict[str, Any]:
-    """A report of this process with what has passed since it was made.
+    """A report of this process, with the time since it was made added.
 
     Args:
-        report: Of `RunTime.report`, in this process.
+        report: From `RunTime.report`, made in this process.
         wall: Of the same process.
     """
     process, before = wall.parts(), report["process"]["parts"]

@@ -1,7 +1,7 @@
-"""Where the wall time of a training process went: parts that add up to the whole.
+"""Splits the wall time of a training process into parts that add up to the whole.
 
-At every instant exactly one part is running, so the parts add up by construction. The main thread
-alone decides which one it is: what another thread does meanwhile costs the run no time of its own.
+At every instant exactly one part is running, so the parts add up by construction. Only the main
+thread selects the part: work in another thread takes no wall time of its own from the run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Part:
     """One part of a training's wall time."""
 
     name: str
-    """As `--json` has it."""
+    """Name in `--json`."""
 
     label: str
-    """As a person reads it."""
+    """Label for the user."""
 
     advice: str
-    """What makes it shorter."""
+    """How to reduce it."""
 
 
 PARTS: Final = (
@@ -49,7 +49,7 @@ PARTS: Final = (
     Part(
         name="build",
         label="building and tracing the model",
-        advice="build repeated blocks in a layer of their own, and avoid Python loops over layers",
+        advice="put repeated blocks into one layer, and avoid Python loops over layers",
     ),
     Part(
         name="compile",
@@ -75,7 +75,7 @@ PARTS: Final = (
     Part(
         name="measuring",
         label="measuring the ceiling of the step",
-        advice="it takes about a second of a process: it weighs less in a longer training",
+        advice="it takes about a second per process: its share is smaller in a longer training",
     ),
     Part(
         name="tensorboard",
@@ -95,7 +95,7 @@ PARTS: Final = (
         advice="it is short unless the disk is slow: the run's files are hashed",
     ),
 )
-"""All of them, in the order of a training."""
+"""All parts, in the order of a training."""
 
 NAMES: Final = tuple(part.name for part in PARTS)
 
@@ -103,7 +103,7 @@ STEPS, REPEATED, OTHER_STAGES = "steps", "repeated", "other_stages"
 
 
 class WallTime:
-    """Knows at every instant which part of a process is running."""
+    """Tracks at every instant which part of a process is running."""
 
     def __init__(
         self,
@@ -112,12 +112,12 @@ class WallTime:
         clock: Callable[[], float] = time.monotonic,
         part: str = "start",
     ) -> None:
-        """Begin with a part; the calling thread is the one that is accounted for.
+        """Begin with a part, for the calling thread.
 
         Args:
-            began_s: When the process began, by the clock; by default now.
-            clock: Seconds that never jump.
-            part: What has been running since then.
+            began_s: Clock time when the process began; by default now.
+            clock: Monotonic clock, seconds.
+            part: The part that has been running since then.
         """
         _require(part)
         self._clock = clock
@@ -129,18 +129,18 @@ class WallTime:
 
     @classmethod
     def of_process(cls) -> WallTime:
-        """Account for this process from its start on, the interpreter's own start included."""
+        """Account for this process from its start on, including the interpreter's startup."""
         return cls(began_s=time.monotonic() - process_age_s())
 
     def within(self, part: str) -> Within:
-        """Count the body of a `with` as this part; what it holds of other parts is theirs."""
+        """Count the body of a `with` as this part; time in a nested part counts for that one."""
         _require(part)
         return Within(self, part)
 
     def enter(self, part: str) -> str:
-        """Count what follows as this part; the part until now.
+        """Switch to this part; return the previous one.
 
-        From another thread nothing changes.
+        In another thread, this does nothing.
         """
         if threading.get_ident() != self._thread:
             return part
@@ -151,7 +151,7 @@ class WallTime:
         return before
 
     def move(self, part: str, to: str, seconds: float) -> None:
-        """Count some seconds of a part as another one, at most as many as it has."""
+        """Move some seconds from one part to another, at most as many as it has."""
         _require(part)
         _require(to)
         with self._lock:
@@ -160,7 +160,7 @@ class WallTime:
             self._seconds[to] += moved_s
 
     def parts(self) -> dict[str, float]:
-        """Seconds of each part until now; together they are `wall_s`."""
+        """Seconds of each part so far; their sum is `wall_s`."""
         with self._lock:
             seconds = dict(self._seconds)
             seconds[self._part] += self._clock() - self._since_s
@@ -185,33 +185,33 @@ class Within:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The part before it goes on, whatever happened."""
+        """The previous part resumes, even after an error."""
         self._wall.enter(self._before)
 
 
 def goodput(parts: Mapping[str, float]) -> float | None:
-    """The share of a training's wall time in which it did steps that count; None before any time.
+    """Goodput: the share of a training's wall time in steps that count; None if no time has passed.
 
-    The stages before training are not training: their time is left out of both.
+    The stages before training do not count: their time is left out of both.
     """
     total_s = sum(parts.values()) - parts[OTHER_STAGES]
     return parts[STEPS] / total_s if total_s > 0 else None
 
 
 def largest_other(parts: Mapping[str, float]) -> Part:
-    """The part with the most time among those that are not steps."""
+    """The part with the most time, steps excluded."""
     others = [part for part in PARTS if part.name not in (STEPS, OTHER_STAGES)]
     return max(others, key=lambda part: parts[part.name])
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started; its CPU time where the system does not tell.
+    """Seconds since this process was started; its CPU time if the system does not report it.
 
     Source: proc(5), /proc/[pid]/stat, field 22 (starttime), in clock ticks since boot.
     """
     try:
         with Path("/proc/self/stat").open(encoding="utf-8", errors="replace") as stat:
-            # The second field is the program's name, which may hold spaces and parentheses.
+            # The second field is the program's name, which may contain spaces and parentheses.
             fields = stat.read().rpartition(")")[2].split()
         started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s

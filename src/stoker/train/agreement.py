@@ -15,28 +15,28 @@ from stoker.train.feeds import held_to_reference
 from stoker.train.model import BuiltModel
 
 ROUNDINGS = 4.0
-"""Roundings of one number that two scores may differ by, from the largest product to the output."""
+"""Rounding errors by which two scores may differ, from the largest product to the output."""
 
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tensor_float_32": 2.0**-11}
-"""Arithmetic of a layer -> how far it rounds a number, as a share of it."""
+"""Compute dtype of a layer -> its relative rounding error."""
 
 GPU_FLOAT32 = 1e-4
-"""The tolerance of float32 on a GPU: it sums in an order that depends on the batch, a CPU does not."""
+"""Tolerance of float32 on a GPU: its order of summation depends on the batch, unlike a CPU's."""
 
 LOGIT_THRESHOLD, PROBABILITY_THRESHOLD = 0.0, 0.5
 """From where on a yes or no is a yes."""
 
 
 def tolerance_of(compute_dtype: str, *, on_gpu: bool, tensor_float_32: bool) -> float:
-    """How far apart two scores of one row may be, as a share of its largest, and be the same.
+    """Largest difference of two scores, relative to the row's largest, that counts as equal.
 
-    Arithmetic on a GPU is not the same in two batches, and 16 bits round coarsely: an answer that
-    changes by less says nothing of the decoder.
+    Arithmetic on a GPU differs between two batches, and 16-bit dtypes round coarsely. A smaller
+    change of an answer says nothing about the decoder.
 
     Args:
-        compute_dtype: What the model's layers compute in.
+        compute_dtype: The compute dtype of the model's layers.
         on_gpu: Whether it runs on a GPU.
-        tensor_float_32: Whether float32 products are rounded to TensorFloat-32 there.
+        tensor_float_32: Whether a GPU rounds float32 products to TensorFloat-32.
     """
     if compute_dtype in UNIT:
         return ROUNDINGS * UNIT[compute_dtype]

@@ -1,4 +1,4 @@
-"""Work that is done in a thread while the main thread does something else, and its result."""
+"""Runs work in a thread while the main thread does something else, and returns its result."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """Runs a function in a thread of its own, from now on."""
+    """Runs a function in a thread, starting immediately."""
 
     def __init__(self, work: Callable[[], T], *, name: str) -> None:
         """Start.
 
         Args:
-            work: Is called once. It draws no random numbers and traces nothing of the model's: the
-                main thread builds the model meanwhile.
+            work: Called once. It must not draw random numbers or trace parts of the model, because
+                the main thread builds the model meanwhile.
             name: The thread's name.
         """
         self._found: T | None = None
@@ -26,11 +26,11 @@ class Ahead(Generic[T]):
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when it has ended, however."""
+        """Return when it has ended, with or without an error."""
         self._thread.join()
 
     def result(self) -> T:
-        """What the function returned; waits for it.
+        """Wait for the function's result.
 
         Raises:
             Exception: what it raised.
@@ -43,5 +43,5 @@ class Ahead(Generic[T]):
     def _run(self, work: Callable[[], T]) -> None:
         try:
             self._found = work()
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - raised where the result is read
             self._error = error

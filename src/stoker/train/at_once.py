@@ -33,7 +33,7 @@ def may_update_at_once(model: keras.Model, config: TrainConfig, resolved: Resolv
     if "train_step" in overrides(model):
         return True  # The user's step has written before anybody could look.
     # Float16 overflows in the course of things; a clipped value or a constraint may be finite where
-    # the gradient was not. A loss scale on the device looks at each gradient before all that.
+    # the gradient was not. A loss scale on the device checks each gradient before all that.
     hidden = not scales_on_device(model, replicas=resolved.replicas) and (
         isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
         or model.optimizer.clipvalue is not None

@@ -1,10 +1,11 @@
 """How busy the device is: U, the busy fraction, and W, the share of time spent waiting for input.
 
 U = T_ceil / T_real. T_ceil: wall time of the same compiled step on one resident batch, measured in
-a few windows between the calls of the first epoch. T_real: wall time of a step with real data,
-synchronised only where a call ends; the call behind a window is left out, since the input had the
-window's time to fill its buffers. W: the part of T_real that is blocked in next(iterator). They differ: a pipeline that
-takes the CPU away from the step costs U and hardly any W, so both are reported.
+a few windows between calls in the first epoch. T_real: wall time of a step with real data,
+synchronized only at the end of a call; the call after a window is left out, because the input could
+fill its buffers during the window. W: the part of T_real that is blocked in next(iterator). They
+differ: a pipeline that takes the CPU away from the step costs U and hardly any W, so both are
+    reported.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ import tensorflow as tf
 from stoker.train.state import TrainingState
 
 CEILING_S = 0.5
-"""Time over which the ceiling is measured, in all windows together: long against a scheduler's slice
-(some ms). Its mean is taken, as that of the real steps is: what else the machine does slows both, and
-the best of several windows would blame the input for it."""
+"""Total time of all windows that measure the ceiling: long compared with a scheduler's slice (some
+ms). The mean is used, as for the real steps, because other work on the machine slows both; with the
+best of several windows, U would blame the input for it."""
 
 WINDOWS = 4
-"""Windows of a process: what the machine does otherwise for a while does not decide alone."""
+"""Windows per process: a temporary load on the machine should not decide the result."""
 
 FIXED_STEPS = 5
-"""Steps of a window that several workers measure together."""
+"""Steps in a window that several workers measure together."""
 
 RunResident = Callable[[Any, tf.Tensor], tf.Tensor]
-"""What `make_run_resident` made."""
+"""The result of `make_run_resident`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +39,13 @@ class BusyReport:
     """U and W of one training run."""
 
     ceiling_step_s: float
-    """T_ceil, seconds a step; the mean of all windows."""
+    """T_ceil, seconds per step; the mean of all windows."""
 
     ceiling_rows: float
     """Rows of the resident batch."""
 
     real_step_s: float
-    """T_real, seconds a step; tracing, the first call and those behind a window left out."""
+    """T_real, seconds per step, without tracing, the first call and calls after a window."""
 
     real_rows: float
     """Rows of a real step, mean: an epoch's last batch may be short."""
@@ -60,14 +61,14 @@ class BusyReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceiling:
-    """What steps on a resident batch took."""
+    """The time of steps on a resident batch."""
 
     steps: int
     wall_s: float
 
     @property
     def step_s(self) -> float:
-        """Seconds a step."""
+        """Seconds per step."""
         return self.wall_s / self.steps
 
 
@@ -79,19 +80,19 @@ def measure_ceiling(
     seconds: float,
     steps: int | None = None,
 ) -> Ceiling:
-    """Time steps on one resident batch; the model is put back as it was.
+    """Time steps on one resident batch, and restore the model.
 
     Args:
         run_resident: What `make_run_resident` made.
         element: The element of a step; it is the whole input of every step.
         state: Every variable that a step can change.
-        seconds: About how long to measure.
-        steps: How many are taken; by default as many as fill the time. Several workers have to take
-            equally many.
+        seconds: Approximate measuring time.
+        steps: Number of steps; by default as many as fill the time. Several workers have to run
+            the same number.
     """
     saved = state.capture()
     try:
-        # It traces where it is new, and puts the batch and the weights into the caches.
+        # The first call traces if necessary, and brings the batch and the weights into the caches.
         run_resident(element, tf.constant(1, tf.int64)).numpy()
         if steps is None:
             steps = max(2, int(seconds / _timed(run_resident, element, 2) * 2))

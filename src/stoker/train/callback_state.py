@@ -70,7 +70,7 @@ def capture(
     facts: dict[str, Any] = {"settings": dict(settings), "attributes": attributes}
     written = getattr(callback, "csv_file", None)
     if isinstance(callback, keras.callbacks.CSVLogger) and isinstance(written, io.TextIOBase):
-        # A file that is closed has all its rows.
+        # A closed file contains all its rows.
         facts |= {} if written.closed else {"written": written.tell()}
     return facts, [] if _is_kerass(callback) else lost
 

@@ -206,11 +206,11 @@ class Callbacks:
         self._tell("on_test_end", plain_logs(logs))
 
     def on_train_end(self, logs: Mapping[str, Any]) -> None:
-        """Training has ended, and nobody is told of more; the logs are the last epoch's.
+        """Training has ended, and callbacks get no more events; the logs are the last epoch's.
 
-        What callbacks remember is taken before: at the end they close files and drop what they hold. A
-        run that goes on from here tells them of its end once more. A callback whose state cannot be
-        taken now does not fail a training that has ended.
+        The callbacks' state is taken before: at the end they close files and drop state. A run that
+        is resumed from here calls their end again. If the state of a callback cannot be taken now,
+        the finished training does not fail.
         """
         if not self._over:
             self._at_end = self._captured(fails=False)
@@ -232,7 +232,7 @@ class Callbacks:
 
         That is each attribute that is a number, text, None, an array, or a list, tuple, set or dict
         of these, or what its own `get_state` returns. What else it holds is named once in a warning.
-        When training has ended it is the state just before `on_train_end`.
+        After training has ended, it is the state just before `on_train_end`.
         """
         return self._captured(fails=True) if self._at_end is None else self._at_end
 
@@ -251,7 +251,9 @@ class Callbacks:
             except ConfigError as error:
                 if fails:
                     raise
-                _LOG.warning("training has ended without the state of a callback: %s", error.line())
+                _LOG.warning(
+                    "training has ended, but the state of a callback is missing: %s", error.line()
+                )
                 continue
             if lost and name not in self._said:
                 self._said.add(name)

@@ -1,4 +1,4 @@
-"""When a run measures the ceiling of its step: in windows between the calls of the first epoch."""
+"""Schedules the measurement of a step's ceiling, in windows between calls in the first epoch."""
 
 from __future__ import annotations
 
@@ -8,72 +8,72 @@ from stoker.train.busy import WINDOWS, Ceiling
 from stoker.train.position import Position
 
 LEAST_GAP = 3
-"""Fewest calls between two windows: of three the two that follow no window are timed."""
+"""Fewest calls between two windows: of three, the two that do not follow a window are timed."""
 
 FIRST_AFTER = 2
 """Calls before the first window: the first one compiles, the second one fills caches."""
 
 Measure = Callable[[float], Ceiling | None]
-"""A share of the usual time -> what steps on a resident batch took in it; None where they did not fit
-in memory and the step is a smaller one now."""
+"""A share of the usual time -> the time of steps on a resident batch; None if they did not fit in
+memory, so that the step is a smaller one now."""
 
 
 class Windows:
-    """Decides behind which calls of a process the ceiling is measured."""
+    """Decides after which calls of a process the ceiling is measured."""
 
     def __init__(self) -> None:
         self._calls = self._taken = self._next = 0
         self.restart()
 
     def restart(self) -> None:
-        """The step is another one: measure it again, the first call of it left out."""
+        """Start over for a new step; its first call is left out."""
         self._calls, self._taken, self._next = 0, 0, FIRST_AFTER
 
     @property
     def missing(self) -> int:
-        """Windows that are not taken yet."""
+        """Number of windows still to be taken."""
         return WINDOWS - self._taken
 
     def due(self, calls_left: int) -> bool:
-        """Whether a window is due behind the call that has just ended; if so it is taken.
+        """Whether to take a window after the call that has just ended; if so, it counts as taken.
 
         Args:
-            calls_left: Calls that are left of this epoch.
+            calls_left: Remaining calls of this epoch.
         """
         self._calls += 1
         if not self.missing or self._calls < self._next:
             return False
         self._taken += 1
-        # Spread over what is left of the epoch, so that they see what the real calls see.
+        # Spread over the rest of the epoch, so that they see the same conditions as the real calls.
         self._next = self._calls + max(LEAST_GAP, calls_left // (self.missing + 1))
         return True
 
 
 class RunCeiling:
-    """The ceiling of a run's step, kept in the run's position."""
+    """The ceiling of a run's step, stored in the run's position."""
 
     def __init__(self, position: Position, measure: Measure) -> None:
-        """Measure nothing yet.
+        """Start without measurements.
 
         Args:
-            position: Of the run.
-            measure: Leaves the model as it was.
+            position: The run's position.
+            measure: Measures steps, and leaves the model as it was.
         """
         self._position, self._measure = position, measure
         self._windows, self._settling = Windows(), False
 
     def restart(self) -> None:
-        """The step is another one: what was measured is of no use."""
+        """Drop all measurements, because the step has changed."""
         self._windows.restart()
         self._position.timing.ceiling_s, self._position.timing.ceiling_steps = 0.0, 0
 
     def due(self, steps_per_call: int) -> bool:
-        """Whether it is to be measured now that a call has ended."""
+        """Whether to measure it now, after a call."""
         left = self._position.per_epoch - self._position.in_epoch
         return self._windows.due(left // steps_per_call)
 
     def take(self, share: float = 1 / WINDOWS) -> bool:
-        """Measure; False where the step did not fit in memory."""
+        """Measure; return False if the step did not fit in memory."""
         found = self._measure(share)
         if found is None:
             return False
@@ -83,15 +83,15 @@ class RunCeiling:
         return True
 
     def settles(self) -> bool:
-        """Whether a window came before the call that has ended: the input filled its buffers in it."""
+        """Whether a window preceded the call that has ended: the input filled its buffers in it."""
         settling, self._settling = self._settling, False
         return settling
 
     def complete(self, *, trained: bool) -> None:
-        """At the end: measure what is missing, all in one.
+        """At the end, measure the missing windows in one.
 
         Args:
-            trained: Whether this process has trained; else what another one measured is enough.
+            trained: Whether this process has trained; if not, earlier measurements suffice.
         """
         missing = self._windows.missing
         if missing and (trained or self.step_s is None):
@@ -100,6 +100,6 @@ class RunCeiling:
 
     @property
     def step_s(self) -> float | None:
-        """T_ceil, the mean of all windows; None before the first."""
+        """T_ceil, the mean of all windows; None before the first one."""
         timing = self._position.timing
         return timing.ceiling_s / timing.ceiling_steps if timing.ceiling_steps else None

@@ -1,4 +1,4 @@
-"""What a person sees while XLA compiles and the device waits: what is compiled, and for how long."""
+"""Shows what XLA compiles while the device waits, and for how long."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SILENT_S = 2.0
-"""What is compiled in less is not shown."""
+"""Shorter compilations are not shown."""
 
 EVERY_S = 1.0
-"""The line is told again after this."""
+"""Interval between two updates of the line."""
 
 
 @contextmanager
 def shown(tell: Callable[[str], None], what: str) -> Iterator[None]:
-    """Show what is compiled, and for how long it has been.
+    """Show what is being compiled, and for how long.
 
     Args:
-        tell: Takes the line, from another thread: this one is inside TensorFlow.
-        what: What is compiled; empty where nothing is.
+        tell: Receives the line, called from another thread: this one is inside TensorFlow.
+        what: What is being compiled; empty if nothing is.
 
     Yields:
-        Nothing; the line is told until the end, e.g. `compiling, 0:35: ...`.
+        Nothing; the line is updated until the end, e.g. `compiling, 0:35: ...`.
     """
     if not what:
         yield

@@ -125,12 +125,12 @@ class Compiled:
         return Program(step, run_fed, xla=xla)
 
     def traced_for_xla(self, source: Source) -> Program:
-        """The same step for XLA, traced and not compiled; the step that runs stays as it is.
+        """Trace the same step for XLA without compiling it; the current step stays in use.
 
-        Both change the same variables.
+        Both update the same variables.
 
         Args:
-            source: What the run reads.
+            source: The run's input.
         """
         try:
             program = self._program(xla=True)
@@ -140,7 +140,7 @@ class Compiled:
         return program
 
     def use(self, program: Program) -> None:
-        """Run this step from now on.
+        """Use this step from now on.
 
         Args:
             program: From `traced_for_xla`.
@@ -152,24 +152,24 @@ class Compiled:
 
     @property
     def why_not_for_xla(self) -> str:
-        """Why XLA could not be tried while the run trains; empty where it could."""
+        """Why XLA cannot be tried while the run trains; empty if it can."""
         if self._distribution.replicas > 1:
             return "several replicas train"
         if has_own_step(self._built.model):
             return "the model has a train_step of its own"
-        # Each other shape would be compiled while the device waits.
+        # Any other shape would be compiled while the device waits.
         known = self._fixed if isinstance(self._feed, OwnFeed) else self._fixed_samples
         return "" if known else "batches differ in shape"
 
     @property
     def rows_of_steps(self) -> list[int]:
-        """Rows of a full step, and of an epoch's last one where that is shorter."""
+        """Rows of a full step, and of an epoch's last step if that is shorter."""
         full = int(self.rows_a_step)
         short = 0 if isinstance(self._feed, OwnFeed | WholeFeed) else self._feed.rows % full
         return [full, short] if short else [full]
 
     def elements_to_compile(self) -> list[Any]:
-        """An element for each number of rows that a step of this run can have."""
+        """An element for each number of rows that a step in this run can have."""
         return [
             tf.nest.map_structure(lambda tensor, rows=rows: tensor[:rows], self.sample)
             for rows in self.rows_of_steps
@@ -177,11 +177,11 @@ class Compiled:
 
     @contextmanager
     def compiling_is_shown(self, tell: Callable[[str], None], *, ends: bool) -> Iterator[None]:
-        """Around a call: show that XLA compiles, where it has to do it first.
+        """Context of a call: shows that XLA compiles, if it has to compile first.
 
         Args:
             tell: Takes the line.
-            ends: Whether an epoch ends with the call; its last step may have fewer rows.
+            ends: Whether the call ends an epoch; the last step may have fewer rows.
         """
         program = self.program
         wanted = self.rows_of_steps if ends else self.rows_of_steps[:1]
@@ -213,7 +213,7 @@ class Compiled:
             look: As in `make_run_fed`.
             ends: Whether an epoch ends with them. Then nothing is taken beyond, where another pass may
                 take long to begin or need not come at all.
-            program: Another form of the step than the one in use.
+            program: A form of the step other than the current one.
         """
         program = program or self.program
         if not source.ahead:
@@ -239,13 +239,13 @@ class Compiled:
         return last if before is None else before.and_then(last)
 
     def decide_together(self, state: TrainingState, *, tell: Callable[[str], None]) -> None:
-        """Decide, once in a run, how many steps are one program; what has been decided stays.
+        """Decide, once per run, how many steps form one program; the decision is final.
 
-        Only a step that can be one of several in a program is timed for it, before the first one.
+        Before the first step, some steps are timed, but only if several of them can form a program.
 
         Args:
-            state: Every variable that a step changes.
-            tell: Takes a line about what XLA compiles meanwhile.
+            state: Every variable that a step updates.
+            tell: Receives a line while XLA compiles.
         """
         if self._position.together:
             return
@@ -262,7 +262,7 @@ class Compiled:
             self.compile()
 
     def measure_ceiling(self, state: TrainingState, *, seconds: float) -> Ceiling:
-        """Time steps on a resident batch, for about so many seconds; the model is put back."""
+        """Time steps on a resident batch, for about this many seconds, and restore the model."""
         sample = handed(self.sample, self._distribution)
         step = self.program.step
         if self._resident_of is not step:

@@ -32,20 +32,21 @@ MOST_THREADS = 1024
 """Most threads of one process: beyond it a setting is a slip of the keyboard."""
 
 TEST_SWITCH = "STOKER_XLA_BACKGROUND"
-"""Environment variable for tests: try XLA on a CPU too, where at least this many seconds are left."""
+"""Environment variable for tests: try XLA on a CPU too, if at least this many seconds remain."""
 
 MOST_SCALE = 2**24
-"""Most that a fixed loss scale may be: beyond it a setting is a slip of the keyboard."""
+"""Largest fixed loss scale: a larger setting is probably a typo."""
 
 BFLOAT16_CAPABILITY = (8, 0)
-"""First NVIDIA compute capability whose tensor cores take bfloat16 (Ampere).
+"""First NVIDIA compute capability whose tensor cores support bfloat16 (Ampere).
 
 Source: NVIDIA, CUDA C++ Programming Guide, "Compute Capabilities".
 """
 
 FLOAT16_CAPABILITY = (7, 0)
-"""First NVIDIA compute capability with tensor cores (Volta); before Ampere they take float16 only. The
-same source."""
+"""First NVIDIA compute capability with tensor cores (Volta); before Ampere they support float16
+only.
+Source: the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,23 +72,24 @@ class TrainConfig:
     hook for batches."""
 
     precision: Precision | Auto = "auto"
-    """Keras dtype policy. auto: mixed_bfloat16 on TPUs and where all GPUs have compute capability 8.0
-    or higher, mixed_float16 where all have 7.0 or higher, else float32."""
+    """Keras dtype policy. auto: mixed_bfloat16 on TPUs and if all GPUs have compute capability 8.0
+    or higher, mixed_float16 if all have 7.0 or higher, else float32."""
 
     loss_scale: float | Literal["auto", "dynamic"] = "auto"
-    """What the loss is multiplied by before the backward pass, so that small gradients in float16 do
-    not become zero. dynamic: halved when gradients overflow, which skips the step, and doubled after
-    2,000 good steps. A number stays, and skips nothing. auto: dynamic for mixed_float16, else 1."""
+    """Factor of the loss before the backward pass, so that small gradients in float16 do not become
+    zero. dynamic: halved when gradients overflow, which skips the step, and doubled after 2,000
+    good steps. A number is fixed, and no step is skipped. auto: dynamic for mixed_float16, else
+    1."""
 
     tf32: bool = True
     """Let NVIDIA GPUs from Ampere on multiply float32 with 10 bits of mantissa."""
 
     xla: bool | Auto = "auto"
-    """Compile the step by XLA: forward and backward pass, on one device the update too. auto: off, but
-    on one GPU training starts without it, compiles in the background, compares both on its own
-    batches, and keeps the faster one. Nothing is tried with train.deterministic, a lock file,
-    several devices, or a feature that is a string. A TPU compiles the whole step without being
-    asked."""
+    """Compile the step with XLA: forward and backward pass, and on a single device the update.
+    auto: off, except that on one GPU training starts without it, compiles in the background,
+    compares both on its own batches and keeps the faster one. There is no trial with
+    train.deterministic, a lock file, several devices, or a string feature. On a TPU, the whole step
+    is always compiled."""
 
     strategy: StrategyName | Auto = "auto"
     """How the step is spread over devices. auto: what TF_CONFIG says, else mirrored over several
@@ -105,8 +107,8 @@ class TrainConfig:
     """Most that the norm of all gradients together, reduced over replicas, may be."""
 
     class_weight: dict[int, float] | None = None
-    """Class -> how much its samples count in training, and in validation, whose loss chooses the best
-    epoch; 1 where it is not named. (`Model.fit` validates without it.)"""
+    """Class -> weight of its samples in training, and in validation, whose loss selects the best
+    epoch; 1 for other classes. (`Model.fit` validates without weights.)"""
 
     sample_weight: str | None = None
     """How much each sample counts in training and validation: an output of the preprocessing
@@ -251,7 +253,7 @@ class ResolvedTraining:
     """What the learning rate is multiplied by."""
 
     xla_trial: bool = False
-    """Whether XLA is tried while the run trains, which begins without it."""
+    """Whether XLA is tried during the run, which begins without it."""
 
     why: dict[str, str]
     """Setting -> why `auto` became what it is."""
@@ -283,10 +285,10 @@ class Grounds:
     """Whether batches come from a user's own dataset or from a data service."""
 
     tuned: bool = False
-    """Whether there is a lock file: what `stoker tune` found is not measured again."""
+    """Whether there is a lock file: settings found by `stoker tune` are not measured again."""
 
     tries_xla_on_cpu: bool = False
-    """For tests: without a GPU too XLA is tried while a run trains."""
+    """For tests: try XLA during a run even without a GPU."""
 
 
 def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
@@ -345,17 +347,17 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
 
 
 def _why_xla_is_not_tried(config: TrainConfig, around: Grounds, strategy: StrategyName) -> str:
-    """Empty where it is tried."""
+    """Empty if XLA is tried."""
     if config.xla != "auto":
         return "asked for"
     reasons = {
         "no GPU": not around.devices.gpus and not around.tries_xla_on_cpu,
         "a feature is a string": around.string_features,
-        # What runs by one program now and by another later rounds in two ways.
+        # A run that switches programs rounds in two ways.
         "train.deterministic": config.deterministic,
         "train.memory takes all memory, and the compiler needs some": not config.memory.growth
         and config.memory.limit_mb is None,
-        "stoker.lock.yaml has what was measured": around.tuned,
+        "stoker.lock.yaml has the measured settings": around.tuned,
         f"train.strategy is {strategy}, and XLA is tried on one device only": strategy
         != "one_device",
     }
@@ -440,10 +442,11 @@ def _precision(
 ) -> tuple[Precision, str]:
     """The dtype policy, and why.
 
-    bfloat16 wherever it is computed: it has float32's range, so that nothing overflows and no step is
-    left out. float16 only on cards whose tensor cores take nothing else. Which of the two is faster on
-    cards that compute both is not measured yet: `make bench-gpu` measures it, and would change this rule
-    where float16 is faster by more than the spread at the same loss curve.
+    bfloat16 on all hardware that computes it: it has float32's range, so nothing overflows and no
+    step is skipped. float16 only on cards whose tensor cores support nothing else. It has not been
+    measured which of the two is faster on cards that compute both: `make bench-gpu` measures it,
+    and this rule would change if float16 is faster by more than the spread, with the same loss
+    curve.
     """
     if config.precision != "auto":
         return config.precision, "asked for"

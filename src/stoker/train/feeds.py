@@ -38,7 +38,7 @@ from stoker.data.sources.config import ServiceConfig
 _LOG = logging.getLogger(__name__)
 
 Feeds = tuple[AnyFeed | ServiceFeed, AnyFeed]
-"""The feeds of the training and the eval split."""
+"""Feeds of the training split and the eval split."""
 
 KEPT_SHARE = 0.25
 """Most of the machine's memory that a split's transformed features may take."""

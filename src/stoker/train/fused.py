@@ -30,11 +30,11 @@ class _Scalars(NamedTuple):
     """What an update of every weight of a type on a device takes."""
 
     learning_rate: tf.Tensor
-    """0 where the update does not count."""
+    """Learning rate; 0 if the update does not count."""
 
     beta_1: tf.Tensor
     beta_2: tf.Tensor
-    """1 where the update does not count: momentum and velocity stay."""
+    """1 if the update does not count: momentum and velocity stay."""
 
     beta_1_power: tf.Tensor
     beta_2_power: tf.Tensor
@@ -137,7 +137,7 @@ def _scalars_of(optimizer: keras.optimizers.Adam, learning_rate: Any, dtype: tf.
     alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
     counts = condition()
     if counts is not None:
-        # The kernel writes by handles, and is not held back: gradients are zero where this does not count.
+        # The kernel writes by handles, which cannot be held back: then its gradients are zero.
         rate = tf.where(counts, rate, 0.0)
         betas = [tf.where(counts, beta, 1.0) for beta in betas]
     return _Scalars(

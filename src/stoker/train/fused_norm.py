@@ -69,11 +69,12 @@ def _fused(layer: Any) -> Callable[..., Any]:
 def _normalised(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
     """Normalize [batch, ..., channels], and update the moving statistics.
 
-    The kernel takes the input in its own dtype; scale, offset, mean and variance are float32. On a GPU
-    only 16-bit input takes cuDNN's persistent kernel, which works on NHWC without transposes, and only
-    where `TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1` was set (`stoker.app.quiet`). Four axes need no
-    reshape, so that in float16 TensorFlow's remapper finds the addition and the relu behind the kernel
-    and makes one kernel of all (multiples of 4 channels only). No GPU has run this yet.
+    The kernel takes the input in its own dtype; scale, offset, mean and variance are float32. On a
+    GPU, only 16-bit input uses cuDNN's persistent kernel, which works on NHWC without transposes,
+    and only if `TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1` is set (`stoker.app.quiet`).
+    Four-dimensional input needs no reshape, so in float16 TensorFlow's remapper can fuse the
+    following addition and ReLU with the kernel (multiples of 4 channels only). Not yet run on a
+    GPU.
 
     Source: keras.layers.BatchNormalization.call, tf.raw_ops.FusedBatchNormV3; TensorFlow,
     core/kernels/fused_batch_norm_op.cc, core/grappler/optimizers/remapper.cc.

@@ -53,16 +53,16 @@ def is_better(
 
 
 def weights_of_choice(model: keras.Model, config: TrainConfig) -> Mapping[int, float] | None:
-    """The class weights that validation counts with: what weighs training weighs the best epoch.
+    """The class weights for validation: those of training also decide which epoch is the best.
 
-    A `test_step` of the user's gets no weights that are not in the data, as in `fit`: it may take
+    A user-defined `test_step` gets only weights that are in the data, as in `fit`: it may accept
     features and labels only.
     """
     return None if "test_step" in overrides(model) else config.class_weight
 
 
 def check_choice(model: keras.Model, config: TrainConfig) -> Finding | None:
-    """A warning where the best epoch is chosen by a loss that knows nothing of the class weights."""
+    """A warning if the best epoch is selected by a loss that ignores the class weights."""
     unweighted = config.class_weight and weights_of_choice(model, config) is None
     if not unweighted or config.monitor != "val_loss":
         return None
@@ -70,12 +70,12 @@ def check_choice(model: keras.Model, config: TrainConfig) -> Finding | None:
         kind="unweighted_choice",
         severity="warning",
         message=(
-            f"train.class_weight weighs training, and {type(model).__name__}.test_step computes "
+            f"train.class_weight weights training, but {type(model).__name__}.test_step computes "
             "train.monitor: val_loss without it: the best epoch may be one that the rare classes "
             "have not reached"
         ),
-        fix="Set train.monitor to a metric of the rare classes (val_auc, val_recall), or weigh the "
-        "loss inside test_step and leave train.class_weight out.",
+        fix="Set train.monitor to a metric of the rare classes (val_auc, val_recall), or weight "
+        "the loss inside test_step and remove train.class_weight.",
     )
 
 

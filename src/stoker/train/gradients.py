@@ -19,7 +19,7 @@ def are_finite(model: keras.Model, gradients: Gradients, loss: tf.Tensor) -> tf.
 
 
 def total(gradients: Gradients) -> tf.Tensor:
-    """Scalar float32 that is not finite where a gradient is not."""
+    """Scalar float32 that is not finite if a gradient is not finite."""
     sums = [_sum(gradient) for gradient in gradients if gradient is not None]
     return tf.add_n(sums) if sums else tf.constant(0.0)
 
@@ -58,7 +58,7 @@ def dense(gradient: Any) -> tf.Tensor:
 
 def _sum(gradient: Any) -> tf.Tensor:
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    # A sum in float16 ends at 65504.
+    # A sum in float16 overflows at 65504.
     return tf.reduce_sum(tf.cast(values, tf.float32))
 
 

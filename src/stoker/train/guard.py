@@ -92,10 +92,10 @@ class Guard:
         self._say(check_keras_distribution())
 
     def step_is_made_by(self, resolved: ResolvedTraining) -> None:
-        """Know how the step is made from now on, for what is told of a bad one.
+        """Set how the step is built from now on, for messages about a bad one.
 
         Args:
-            resolved: The settings, where a trial of XLA has changed them.
+            resolved: The settings, possibly changed by a trial of XLA.
         """
         self._resolved = resolved
 

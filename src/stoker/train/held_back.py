@@ -1,4 +1,4 @@
-"""Assignments that count only where a step is finite, decided on the device and without a condition."""
+"""Assignments that count only if a step is finite, decided on the device without a condition."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ _WRITERS = (
     "scatter_add",
     "scatter_sub",
 )
-"""Methods of a variable that an update writes by."""
+"""Methods of a variable that write to it in an update."""
 
 _CONDITION: ContextVar[tf.Tensor | None] = ContextVar("held_back_condition", default=None)
 
 
 def condition() -> tf.Tensor | None:
-    """The condition of the `written_only_where` that is being traced, a scalar bool; None outside of one.
+    """The condition of the `written_only_where` being traced, a scalar bool; None outside of one.
 
-    `written_only_where` does not reach a kernel that writes to a variable by its handle: the code that
-    calls such a kernel reads the condition here, and gives it arguments that change nothing.
+    `written_only_where` does not affect a kernel that writes to a variable through its handle. Code
+    that calls such a kernel reads the condition here, and passes arguments that change nothing.
     """
     return _CONDITION.get()
 
 
 @contextmanager
 def written_only_where(finite: tf.Tensor, variables: Sequence[Any]) -> Iterator[None]:
-    """While an update is traced: each assignment leaves a variable as it is where not `finite`.
+    """While an update is traced: each assignment keeps the old value of a variable if not `finite`.
 
     A condition around the whole update would make XLA copy every variable, and so would old values
-    put back at its end; outside of XLA the host would wait for it. Chosen at each assignment, the value
-    is a part of the loop over a variable that the optimizer needs anyway. Contexts may be nested: an
-    assignment then counts where both conditions hold.
+    restored at its end; without XLA the host would wait for it. If each assignment selects the
+    value, this is part of the loop over a variable that the optimizer needs anyway. Contexts may be
+    nested: an assignment then counts if both conditions hold.
 
     Args:
         finite: Scalar bool.
-        variables: What the update assigns to, by the methods `_WRITERS`.
+        variables: The targets of the update, written by the methods `_WRITERS`.
     """
     outer = _CONDITION.get()
     holds = finite if outer is None else tf.logical_and(outer, finite)
-    # A strategy of one replica hands the update the copy on its device.
+    # A strategy with one replica passes the update the copy on its device.
     parts = [part for each in variables for part in (each, *getattr(each, "values", ()))]
     before = [{name: vars(part)[name] for name in _WRITERS if name in vars(part)} for part in parts]
     token = _CONDITION.set(holds)
@@ -81,7 +81,7 @@ def _assign_sum(variable: Any, value: Any, *_: Any, sign: int, **options: Any) -
 def _scatter(
     variable: Any, finite: tf.Tensor, method: str, rows: Any, *_: Any, **options: Any
 ) -> Any:
-    """Write rows of a table by a method of the variable's class, or what leaves them as they are."""
+    """Write rows of a table by a method of the variable's class, or leave them unchanged."""
     values = tf.cast(rows.values, variable.dtype)
     if method == "scatter_update":
         unchanged = tf.gather(variable.read_value(), rows.indices)

@@ -1,4 +1,4 @@
-"""A function that XLA compiles: the same random numbers, and the same name in every process."""
+"""Functions compiled by XLA: same random numbers, and the same name in every process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stoker.train.tensorflow_internals import steady_names
 
 
 def jit(function: Callable[..., Any], *, role: str) -> Callable[..., Any]:
-    """Let XLA compile a function of tensors; a process that traces the same finds it in the cache.
+    """Let XLA compile a function of tensors, with a name that other processes find in the cache.
 
     Args:
-        function: What `tf.function` takes.
-        role: What it does in the step. Functions of another role get other names.
+        function: As for `tf.function`.
+        role: Its role in the step. Functions with other roles get other names.
     """
     compiled = tf.function(function, jit_compile=True)
 
@@ -37,7 +37,7 @@ def _specs(args: Any) -> str:
 
 
 def _switches() -> str:
-    """What changes a compiled program and is not in its graph, so not in the cache's key."""
+    """Switches that change a compiled program but are not in its graph, nor in the cache's key."""
     exact = config.is_op_determinism_enabled()  # type: ignore[no-untyped-call]  # TensorFlow has no types here
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     return f"deterministic={bool(exact)} tf32={bool(tf32)}"

@@ -141,7 +141,7 @@ def of_the_user() -> Iterator[None]:
 def with_class_weights(batch: tuple[Any, ...], weights: Mapping[int, float]) -> tuple[Any, ...]:
     """A batch whose sample weights are multiplied by the weight of each sample's class.
 
-    `fit` takes either sample weights or class weights; here both count.
+    `fit` accepts either sample weights or class weights; here both are applied.
 
     Args:
         batch: Features, labels, and sample weights [batch, ...] where there are.

@@ -1,7 +1,7 @@
-"""Labels against loss and last layer, before the first step.
+"""Checks labels against the loss and the last layer, before the first step.
 
-A loss does not refuse labels outside its range: it trains, to nonsense. What the labels are is known
-from the whole split (`LabelSummary`), what the model expects from its compiled loss and last layer.
+A loss does not refuse labels outside its range; it trains to nonsense. The labels are known from
+the whole split (`LabelSummary`), the model's expectations from its compiled loss and last layer.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from stoker.train.keras_model import output_names, overrides
 from stoker.train.model import BuiltModel
 
 Summaries = Mapping[str, Mapping[str, LabelSummary]]
-"""Split -> output of the model -> what its labels are."""
+"""Split -> output of the model -> label summary."""
 
 MAJORITY = 0.95
-"""From this share of one class on, always answering it looks like a good accuracy."""
+"""From this share of one class on, always predicting it gives a good accuracy."""
 
 _TOLERANCE = 1e-3
-"""How far the sum of a row of probabilities may be from 1: float16 rounds by less."""
+"""Largest deviation from 1 of a sum of probabilities: float16 rounds by less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Case:
-    """The labels of one output in one split, and what the model expects of them."""
+    """The labels of one output in one split, and the model's expectations."""
 
     subject: str
     label: LabelSummary
     loss: str
-    """Keras's name in snake case."""
+    """Keras's name of the loss, in snake case."""
 
     from_logits: bool
     ignores: int | None
-    """A class that the loss leaves out."""
+    """A class that the loss ignores."""
 
     units: int | None
-    """Values of one answer along the last axis; None where it is not known."""
+    """Values per prediction along the last axis; None if unknown."""
 
     rank: int | None
     """Axes of one answer, 1 of a vector; None where it is not known."""
@@ -53,7 +53,7 @@ class _Case:
     """The model's output."""
 
     activation: str | None
-    """Of the last layer; None where it is not known."""
+    """Activation of the last layer; None if unknown."""
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -80,15 +80,15 @@ class _Case:
 def require_labels_that_fit(
     built: BuiltModel, labels: Summaries, *, monitor: str
 ) -> tuple[Finding, ...]:
-    """Refuse labels that the compiled loss cannot learn.
+    """Raise an error for labels that the compiled loss cannot learn.
 
-    A model with a `train_step` or `compute_loss` of the user's, and a loss that is not Keras's, is
-    not judged.
+    A model with a user-defined `train_step` or `compute_loss`, or with a loss that is not Keras's,
+    is not checked.
 
     Args:
         built: The compiled model.
-        labels: What the labels of each split are.
-        monitor: The metric that chooses the best epoch.
+        labels: Summaries of the labels of each split.
+        monitor: The metric that selects the best epoch.
 
     Returns:
         The warnings.
@@ -104,7 +104,7 @@ def require_labels_that_fit(
 
 
 def findings(built: BuiltModel, labels: Summaries, *, monitor: str) -> Iterator[Finding]:
-    """Everything that is wrong with the labels, each once, errors and warnings; see above."""
+    """Every problem with the labels, each once, errors and warnings; see above."""
     if overrides(built.model) & {"train_step", "compute_loss"}:
         return
     seen: set[tuple[str, str]] = set()
@@ -252,7 +252,7 @@ def _sparse(case: _Case) -> Iterator[Finding]:
         yield case.error(
             "label_range",
             f"{case.loss} needs class ids, whole numbers from 0: {case.goes}",
-            'Turn it into ids in preprocessing_fn, or use a loss for numbers such as "mse".',
+            'Convert it to ids in preprocessing_fn, or use a loss for numbers such as "mse".',
         )
     elif case.ignores is None and (least < 0 or (units is not None and most >= units)):
         yield case.error(
@@ -304,7 +304,7 @@ def _adds_up(label: LabelSummary) -> bool:
 
 
 def _activations(case: _Case, wanted: str) -> Iterator[Finding]:
-    """Whether the last layer gives what the loss reads: probabilities, or logits."""
+    """Whether the last layer outputs what the loss expects: probabilities or logits."""
     if case.activation is None:
         return
     if case.from_logits and case.activation in ("sigmoid", "softmax"):
@@ -343,7 +343,7 @@ def _not_negative(case: _Case) -> Iterator[Finding]:
 
 
 def _numbers(case: _Case) -> Iterator[Finding]:
-    """A loss for numbers: nothing is refused but what broadcasting would hide."""
+    """A loss for numbers: only shapes that broadcasting would hide are refused."""
     least, most = case.limits
     width = case.label.shape[-1] if case.label.shape else 1
     if case.rank == 1 and len(case.label.shape) <= 1 and case.units != width:
@@ -370,7 +370,7 @@ _REACH = {
     "relu": (0.0, float("inf")),
     "softplus": (0.0, float("inf")),
 }
-"""Activation -> the values that it can give."""
+"""Activation -> the range of its values."""
 
 _RULES: dict[str, Callable[[_Case], Iterator[Finding]]] = {
     **dict.fromkeys(("binary_crossentropy", "binary_focal_crossentropy"), _binary),
@@ -389,11 +389,11 @@ _RULES: dict[str, Callable[[_Case], Iterator[Finding]]] = {
         _numbers,
     ),
 }
-"""Keras's loss -> what it expects."""
+"""Keras's loss -> its expectations."""
 
 
 def _kerass_name(loss: Any) -> str | None:
-    """The loss's name in snake case; None of one that is not Keras's own."""
+    """The loss's name in snake case; None if it is not Keras's own."""
     try:
         found = keras.losses.get(loss)
     except (ValueError, TypeError):
@@ -405,11 +405,11 @@ def _kerass_name(loss: Any) -> str | None:
 
 
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-"""Between the words of a class's name."""
+"""Boundary between the words of a class name."""
 
 
 def _symbolic(model: keras.Model, output: str) -> Any:
-    """The symbolic output of a functional model; None where it is not known."""
+    """The symbolic output of a functional model; None if unknown."""
     names = output_names(model)
     if not names:
         return None
@@ -418,13 +418,13 @@ def _symbolic(model: keras.Model, output: str) -> Any:
 
 
 def _units(tensor: Any) -> int | None:
-    """Values of one answer; a rank above 2 (an image, a sequence) is judged by its last axis."""
+    """Values per prediction; for a rank above 2 (an image, a sequence), those of the last axis."""
     rank = len(tensor.shape)
     return 1 if rank == 1 else tensor.shape[-1]
 
 
 def _activation(tensor: Any) -> str | None:
-    """The activation of the layer that made an output, where it is one of Keras's."""
+    """The activation of the layer that made an output, if it is one of Keras's."""
     layer = tensor._keras_history.operation  # noqa: SLF001 - no public way to the last layer
     if isinstance(layer, keras.layers.Softmax):
         return "softmax" if layer.axis in (-1, len(tensor.shape) - 1) else None

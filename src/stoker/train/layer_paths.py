@@ -8,7 +8,7 @@ import keras
 
 
 def layer_types(model: keras.Model) -> dict[str, str]:
-    """Path of every layer below a model -> the name of its class."""
+    """Path of every layer in a model -> the name of its class."""
     return {path: type(layer).__name__ for path, layer in walk_layers(model)}
 
 

@@ -81,8 +81,8 @@ def fit(
         wall.enter("between")
         run.begin(opened.found)
 
-        # 3. Epochs of calls of steps; a call ends where a checkpoint could be gone on from, and in
-        #    the first epoch the ceiling of the step is measured between calls.
+        # 3. Epochs of calls of steps. A call ends at a step from which a checkpoint could resume,
+        # and    in the first epoch the step's ceiling is measured between calls.
         while not position.over:
             with feed.shuffled(run.compiled.calls()) as batches:
                 with wall.within("data"):

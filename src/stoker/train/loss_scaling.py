@@ -1,9 +1,10 @@
-"""Loss scales that cost no round trip to the host.
+"""Loss scaling without a round trip to the host.
 
 Gradients in float16 are scaled up so that small ones do not become zero, and a step whose gradients
-overflow is left out. Keras's `LossScaleOptimizer` leaves it out by a condition on a bool that the device
-computes: the host waits for all gradients before it can hand out the update, and the device then waits for
-the host. Here the test, the next scale and the update that may not count are arithmetic on the device.
+overflow is skipped. Keras's `LossScaleOptimizer` skips it with a condition on a bool that the
+device
+computes: the host waits for all gradients before it launches the update, and the device then waits
+for the host. Here the test, the next scale and the conditional update are arithmetic on the device.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ from stoker.train.keras_model import has_kerass_optimizer
 
 
 class DeviceLossScale:
-    """The update of a `LossScaleOptimizer`, with its variables and its rules, without its condition.
+    """The update of a `LossScaleOptimizer`, with its variables and rules, without its condition.
 
-    Source: keras.optimizers.LossScaleOptimizer. Two differences, both where Keras ends in numbers that
-    are not finite: the scale does not grow to infinity, and no update is made with a scale that has
-    fallen to zero.
+    Source: keras.optimizers.LossScaleOptimizer. There are two differences, both in cases where
+    Keras ends in non-finite numbers: the scale does not grow to infinity, and no update is made
+    with a scale that has fallen to zero.
     """
 
     def __init__(self, optimizer: keras.optimizers.LossScaleOptimizer) -> None:
-        """Take over an optimizer that is built when the first update is traced."""
+        """Wrap an optimizer that is built when the first update is traced."""
         self._optimizer = optimizer
 
     def apply(
         self, gradients: Gradients, variables: Sequence[Any], average: WeightAverage | None = None
     ) -> None:
-        """Update the variables where all gradients are finite, and the scale in any case.
+        """Update the variables if all gradients are finite, and the scale in any case.
 
         Args:
-            gradients: Of the scaled loss, one a variable; summed over passes.
-            variables: Keras variables, the trainable ones.
-            average: A moving average of the weights, which goes on only with an update.
+            gradients: Of the scaled loss, one per variable; summed over passes.
+            variables: The trainable Keras variables.
+            average: A moving average of the weights, which changes only with an update.
         """
         optimizer = self._optimizer
         inner = optimizer.inner_optimizer
         inverse = 1.0 / optimizer.dynamic_scale.value
-        # The inverse of a scale of zero is infinite, and so no update is made with it.
+        # The inverse of a zero scale is infinite, so no update is made with it.
         finite = tf.math.is_finite(total(gradients) * inverse)
         written = [each.value for each in (*variables, *inner.variables)]
         written += [] if average is None else average.variables
@@ -65,7 +66,7 @@ class DeviceLossScale:
         self._move(finite)
 
     def _move(self, finite: tf.Tensor) -> None:
-        """Double the scale after so many good steps in a row; halve it after a bad one."""
+        """Double the scale after this many good steps in a row; halve it after a bad one."""
         optimizer = self._optimizer
         count, scale = optimizer.step_counter.value, optimizer.dynamic_scale.value
         is_due = tf.equal(count, optimizer.dynamic_growth_steps - 1)
@@ -79,12 +80,12 @@ class DeviceLossScale:
 
 
 def _is_the_new_value(variable: Any) -> bool:
-    """Whether the gradient of a variable is its new value (float8's scales), which Keras never scales."""
+    """Whether a variable's gradient is its new value (float8's scales); Keras never scales it."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def _unscaled(gradient: Any, factor: tf.Tensor) -> Any:
-    """The gradient times the factor; zeros where that is 0, whatever the gradient holds."""
+    """The gradient times the factor; zeros if the factor is 0, whatever the gradient contains."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -92,26 +93,26 @@ def _unscaled(gradient: Any, factor: tf.Tensor) -> Any:
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     factor = tf.cast(factor, gradient.dtype)
     if gradient.dtype == tf.bfloat16:
-        # For which TensorFlow has no kernel of the following on a GPU.
+        # TensorFlow has no GPU kernel of the following operation for it.
         return tf.where(tf.equal(factor, 0.0), tf.zeros_like(gradient), gradient * factor)
     return tf.math.multiply_no_nan(gradient, factor)
 
 
 def build_once(model: keras.Model) -> None:
-    """Make the optimizer's variables where there are none; a step may be compiled several times.
+    """Create the optimizer's variables if there are none; a step may be compiled several times.
 
-    Keras 3.15's `LossScaleOptimizer` makes a second scale, at the initial value, when it is built again,
-    while checkpoints go on to hold the first one.
+    Keras 3.15's `LossScaleOptimizer` creates a second scale, at the initial value, when it is built
+    again, while checkpoints still hold the first one.
     """
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
 
 def scales_on_device(model: keras.Model, *, replicas: int) -> bool:
-    """Whether `DeviceLossScale` can take the place of the optimizer's own update.
+    """Whether `DeviceLossScale` can replace the optimizer's own update.
 
-    Several replicas exchange values inside the update, and an optimizer class of the user's may write to
-    variables that are not known here: in both cases Keras's condition stays.
+    Several replicas exchange values inside the update, and a user-defined optimizer may write to
+    unknown variables: in both cases Keras's condition stays.
     """
     is_kerass = type(model.optimizer) is keras.optimizers.LossScaleOptimizer
     return is_kerass and replicas == 1 and has_kerass_optimizer(model)
@@ -120,25 +121,25 @@ def scales_on_device(model: keras.Model, *, replicas: int) -> bool:
 def prepare_loss_scale(model: keras.Model, config: TrainConfig) -> None:
     """Give the compiled optimizer the loss scale of `train.loss_scale`; call it before it is built.
 
-    `auto` leaves what `compile` made: under mixed_float16 Keras wraps the optimizer in its
-    `LossScaleOptimizer`, unless the user's `auto_scale_loss=False` says otherwise.
+    `auto` keeps the result of `compile`: under mixed_float16 Keras wraps the optimizer in its
+    `LossScaleOptimizer`, unless the user has set `auto_scale_loss=False`.
 
     Args:
-        model: Compiled.
-        config: With a number the scale stays the same and no update is skipped: a step that overflows
-            is handled by `train.on_nan`, as in any other precision.
+        model: A compiled model.
+        config: With a number, the scale is fixed and no update is skipped: `train.on_nan` handles a
+            step that overflows, as in any other precision.
     """
-    asked, optimizer = config.loss_scale, model.optimizer
+    wanted, optimizer = config.loss_scale, model.optimizer
     is_dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if asked == "dynamic" and not is_dynamic:
+    if wanted == "dynamic" and not is_dynamic:
         model.optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    elif not isinstance(asked, str):
+    elif not isinstance(wanted, str):
         model.optimizer = optimizer.inner_optimizer if is_dynamic else optimizer
-        _scale_by(model.optimizer, float(asked))
+        _scale_by(model.optimizer, float(wanted))
 
 
 def _scale_by(optimizer: Any, factor: float) -> None:
-    """As Keras's `loss_scale_factor`, which fails for the gradient of an Embedding (Keras 3.15)."""
+    """Like Keras's `loss_scale_factor`, which fails for an Embedding's gradient (Keras 3.15)."""
     optimizer.loss_scale_factor = None
     optimizer.scale_loss = partial(_times, factor)
     optimizer.apply = partial(_apply_unscaled, optimizer, factor)

@@ -52,9 +52,9 @@ def _apply(config: MemoryConfig) -> None:
 
 
 def logical_gpus(gpu: Any) -> list[Any]:
-    """The parts that a GPU was cut into by `tf.config.set_logical_device_configuration`, with their limits.
+    """Logical GPUs made by `tf.config.set_logical_device_configuration`, with their limits.
 
-    TensorFlow refuses to let the memory of such a GPU grow.
+    TensorFlow does not allow memory growth on such a GPU.
     """
     return list(tf.config.get_logical_device_configuration(gpu) or [])
 

@@ -53,7 +53,7 @@ class BuiltModel:
         return bool({name.lower().replace("_", "") for name in names} & _REGRESSION_LOSSES)
 
     def losses(self, output: str = ONLY) -> list[Any]:
-        """What the model was compiled with for an output: Keras's names, functions or objects."""
+        """The loss that was compiled for an output: Keras's names, functions or objects."""
         loss, names = self.model.loss, output_names(self.model)
         if isinstance(loss, Mapping) and output != ONLY:
             loss = loss.get(output, ())

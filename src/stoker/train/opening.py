@@ -82,7 +82,7 @@ def open_data(
     service: ServiceConfig | None,
     work_dir: Path | None,
 ) -> Feeds:
-    """The feeds of both splits, as the section `train` has them; see `open_feeds`.
+    """The feeds of both splits, as configured in the section `train`; see `open_feeds`.
 
     Raises:
         UserError: the data cannot be fed.

@@ -16,7 +16,7 @@ from stoker.train.loss_scaling import prepare_loss_scale
 def prepare_optimizer(
     model: keras.Model, config: TrainConfig, resolved: ResolvedTraining
 ) -> WeightAverage | None:
-    """Scale the loss and the learning rate, clip, and keep a moving average; call it in the strategy's scope.
+    """Scale loss and learning rate, clip, and average weights; call it in the strategy's scope.
 
     An average that the user asked of Keras (`use_ema=True`) is kept by us: Keras's own fails under
     MirroredStrategy.

@@ -20,10 +20,10 @@ class Timing:
     wait_s: float = 0.0
 
     ceiling_s: float = 0.0
-    """Wall time of the steps on a resident batch, of the step as it is compiled now."""
+    """Wall time of steps on the resident batch, for the step as currently compiled."""
 
     ceiling_steps: int = 0
-    """How many they were."""
+    """Number of those steps."""
 
     def waited(self, told_s: float, *, wall_s: float) -> float:
         """Seconds that a call waited for input, of `wall_s` that it took.
@@ -91,10 +91,10 @@ class Position:
     otherwise. 0 before."""
 
     xla: bool | None = None
-    """Whether XLA compiles the step from here on, where a trial has decided it; None before."""
+    """Whether XLA compiles the step from here on, as a trial decided; None before that."""
 
     xla_why: str = ""
-    """What the trial found, for a person."""
+    """The result of the trial, for the user."""
 
     timing: Timing = field(default_factory=Timing)
     """Of all calls so far."""

@@ -1,8 +1,8 @@
-"""Under XLA the random numbers that are drawn without it: a run that switches goes on with its own.
+"""Makes XLA draw the same random numbers as TensorFlow does without it, so a run can switch.
 
-Both compute the same random bits from a seed, but XLA makes other floats of them. So uniform numbers
-(Dropout, random flips and crops) are made of the bits here, as TensorFlow's own kernels do it.
-Other distributions are XLA's own.
+Both compute the same random bits from a seed, but XLA converts them to floats differently. So
+uniform numbers (Dropout, random flips and crops) are converted here as TensorFlow's kernels do it.
+Other distributions keep XLA's own numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MANTISSA = {
     tf.float16: (tf.uint16, 0x3FF, 15 << 10),
     tf.bfloat16: (tf.uint16, 0x7F, 127 << 7),
 }
-"""Type -> an integer of its size, the bits of its mantissa, and the bits of 1.0.
+"""Type -> an integer of its size, the number of mantissa bits, and the bits of 1.0.
 
 Source: tensorflow/core/lib/random/random_distributions_utils.h, `Uint32ToFloat`; and
 random_distributions.h, `Uint16ToHalf`, `Uint16ToGfloat16`.
@@ -33,7 +33,7 @@ random_distributions.h, `Uint16ToHalf`, `Uint16ToGfloat16`.
 
 
 def _by_philox(seed: Any, alg: Any) -> Any:
-    """TensorFlow's choice on a CPU and on a GPU; left to choose by itself XLA draws other bits."""
+    """TensorFlow's algorithm on a CPU and on a GPU; by default XLA draws other bits."""
     automatic = random_ops_util.Algorithm.AUTO_SELECT
     if alg is None or random_ops_util.convert_alg_to_int(alg) == automatic.value:
         alg = random_ops_util.Algorithm.PHILOX.value
@@ -56,7 +56,7 @@ def _from_bits(
 
 
 SAME_BITS = Replaced(random_ops_util, get_key_counter_alg=_by_philox)
-"""While a function is traced for XLA, together with"""
+"""Used together with `SAME_FLOATS` while a function is traced for XLA."""
 
 SAME_FLOATS = Replaced(gen_stateless_random_ops_v2, stateless_random_uniform_v2=_from_bits)
-"""this."""
+"""See `SAME_BITS`."""

@@ -82,7 +82,7 @@ class Run:
         self._feed, self._held_out = feeds
         self._watch = around.watch
         if resolved.xla_trial and position.xla is not None:
-            # What the run decided holds for all that follows its checkpoint.
+            # The run's decision applies to everything after its checkpoint.
             resolved = replace(resolved, xla=position.xla)
         self._within = around.run_time.wall.within
         self._ceiling = RunCeiling(
@@ -159,7 +159,7 @@ class Run:
         self._saves_after_epoch = False
         self.agreement: dict[str, Any] | None = None
         self.takes_windows = True
-        """Whether the ceiling is measured between calls; not where others measure the run."""
+        """Whether the ceiling is measured between calls; not if others measure the run."""
 
     def begin(self, found: Found | None) -> None:
         """Put everything back to where the run was left, or write down where it begins."""
@@ -184,8 +184,8 @@ class Run:
         with self._within("callbacks"):
             self._callbacks.on_train_begin()
         if found is None:
-            # What a rollback goes back to, and the first to know that the disk takes them. The first
-            # steps do not wait for it.
+            # A rollback can go back to it, and it shows early whether the disk accepts checkpoints.
+            # The first steps do not wait for it.
             self._save()
         with self._within("measuring"):
             while self.fitting(self._decided) is None:
@@ -196,18 +196,18 @@ class Run:
         return True
 
     def measure_ceiling(self, share: float = 1.0) -> Ceiling:
-        """Time steps on a resident batch, for a share of the usual time; the model is put back."""
+        """Time steps on a resident batch, for a share of the usual time, and restore the model."""
         return self.compiled.measure_ceiling(self._state, seconds=share * busy.CEILING_S)
 
     def ceiling_step_s(self) -> float:
-        """T_ceil, the mean of all windows; those that were not taken yet are taken now."""
+        """T_ceil, the mean of all windows; missing windows are measured now."""
         with self._within("measuring"):
             self._ceiling.complete(trained=self._calls_timed > 0)
         assert self._ceiling.step_s is not None
         return self._ceiling.step_s
 
     def _window(self) -> bool:
-        """Measure the ceiling where it is due; whether the step had to be compiled again for it."""
+        """Measure the ceiling if it is due; return whether the step had to be recompiled for it."""
         if not self.takes_windows:
             return False
         if not self._ceiling.due(self.compiled.resolved.steps_per_call):
@@ -216,7 +216,7 @@ class Run:
             return not self._ceiling.take()
 
     def _compile(self) -> None:
-        """Compile what the settings and the position ask for now; its ceiling is another one."""
+        """Compile what the settings and the position require; the ceiling is measured again."""
         self.compiled.compile()
         self._ceiling.restart()
 
@@ -310,12 +310,12 @@ class Run:
         if signals[1] and position.validated:
             self._save()
         elif signals[1]:
-            # The call ends an epoch: saved once that is validated.
+            # The call ends an epoch: the checkpoint is written after the validation.
             self._saves_after_epoch = True
         return self._window() or (steps < planned and self._feed.whole_calls)
 
     def _settle_xla(self) -> None:
-        """Record what the trial of XLA has decided; where XLA is used, by a checkpoint before it is."""
+        """Record the decision of the XLA trial; if XLA will be used, write a checkpoint first."""
         decision, position = self.xla_trial.decision, self.position
         if decision is None or position.xla is not None:
             return
@@ -324,7 +324,7 @@ class Run:
             self._save()
             self.xla_trial.adopt()
             self._guard.step_is_made_by(self.compiled.resolved)
-            # The step is another one now: its time and its ceiling are measured again.
+            # The step has changed: its time and its ceiling are measured again.
             position.timing = Timing()
             self._ceiling.restart()
 
@@ -548,7 +548,7 @@ class Run:
             self._save(now=True)
 
     def _end_callbacks(self) -> bool:
-        """Tell the callbacks of the end; whether one of them has changed the weights."""
+        """Tell the callbacks of the end; return whether one of them has changed the weights."""
         with self._within("callbacks"):
             if not self.around.callbacks:
                 self._callbacks.on_train_end(self.position.metrics)

@@ -179,15 +179,15 @@ def make_train_step(
 
 
 def suit_kernels(built: BuiltModel, distribution: Distribution, *, xla: bool) -> None:
-    """Let optimizer and BatchNormalization be traced as one kind of step needs them.
+    """Configure how optimizer and BatchNormalization are traced for one kind of step.
 
-    XLA fuses Keras's operations by itself; elsewhere TensorFlow's own kernels are faster. A function
-    that is traced already does not change.
+    XLA fuses Keras's operations itself; without XLA, TensorFlow's own kernels are faster. A
+    function that is already traced does not change.
 
     Args:
         built: The compiled model.
-        distribution: Over what it is spread.
-        xla: Whether what is traced next is for XLA.
+        distribution: How the training is distributed.
+        xla: Whether the next trace is for XLA.
     """
     by_xla = xla and not distribution.shares_batches
     fuse(built.model.optimizer, wanted=not by_xla and not distribution.takes_whole_batches)

@@ -55,7 +55,7 @@ class TrainResult:
     """What was found and done: rollbacks, smaller batches, warnings; JSON values."""
 
     xla: dict[str, Any] = field(default_factory=dict)
-    """Whether XLA compiles the step, why, and what the cache had of it; JSON values."""
+    """Whether XLA compiles the step, why, and how the cache was used; JSON values."""
 
     agreement: dict[str, Any] | None = None
     """Whether validation went by the quick decoder; see `agreed_metrics`."""
@@ -78,7 +78,7 @@ class Surroundings:
     """Told after every call."""
 
     on_wait: Callable[[str], None] = lambda _: None
-    """Told a line, from another thread, while the device waits for a compiler."""
+    """Called with a line, from another thread, while the device waits for a compiler."""
 
     ending: Ending
     """Who may ask this process to end."""
@@ -108,4 +108,4 @@ class Surroundings:
     """Where the copy of the training split goes that those workers read."""
 
     feeds: Ahead[Feeds] | None = None
-    """The data, which a thread is opening already; None: it is opened when training asks for it."""
+    """The data, if a thread is opening it already; None: training opens it when needed."""

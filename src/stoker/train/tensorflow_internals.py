@@ -1,6 +1,6 @@
-"""What compiling by XLA needs of TensorFlow's private API (`random_numbers` has the rest of it).
+"""TensorFlow's private API as needed for compiling with XLA (`random_numbers` has the rest).
 
-A test calls `require_internals`: it names what an upgrade of TensorFlow has taken away.
+A test calls `require_internals`: it names what an upgrade of TensorFlow has removed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tensorflow.python.ops import (  # type: ignore[attr-defined]  # TensorFlow 
 from stoker.core.errors import CheckFailed, Plain
 
 _FIRST = 1 << 60
-"""Numbers of steady names begin here, far above those that TensorFlow gives out itself."""
+"""First steady number, far above those that TensorFlow assigns itself."""
 
 _NUMBERS = 1 << 24
-"""Numbers of one trace: each symbolic tensor and each nested function takes one."""
+"""Numbers reserved for one trace: each symbolic tensor and each nested function takes one."""
 
 _WANTED = {
     ops: ("uid",),
@@ -43,7 +43,7 @@ def require_internals() -> None:
     """Check that TensorFlow still has everything that this module uses.
 
     Raises:
-        CheckFailed: something is gone; it is named.
+        CheckFailed: something is missing; the error names it.
     """
     gone = [
         f"{getattr(owner, '__name__', owner)}.{name}"
@@ -60,7 +60,7 @@ def require_internals() -> None:
 
 
 def copies_of_captures(function: Any) -> list[tf.Variable]:
-    """Copies of all variables that a concrete function uses, on the same devices, same values.
+    """Copies of all variables that a concrete function uses: same devices, same values.
 
     Args:
         function: A concrete function.
@@ -77,7 +77,7 @@ def copies_of_captures(function: Any) -> list[tf.Variable]:
 
 
 def call_on_copies(function: Any, args: Any, copies: Sequence[tf.Variable]) -> Any:
-    """Call a concrete function so that it reads and writes copies of its variables only.
+    """Call a concrete function so that it reads and writes only copies of its variables.
 
     Args:
         function: A concrete function.
@@ -94,7 +94,7 @@ def call_on_copies(function: Any, args: Any, copies: Sequence[tf.Variable]) -> A
 
 
 def _copied(variable: tf.Variable) -> tf.Tensor:
-    """Its value in memory of its own: a step may write a variable's memory in place."""
+    """Its value in separate memory: a step may write a variable's memory in place."""
     value = variable.read_value()
     if value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_complex:
         return value + tf.zeros([], value.dtype)
@@ -102,16 +102,16 @@ def _copied(variable: tf.Variable) -> tf.Tensor:
 
 
 def _captured(function: Any) -> list[tf.Variable | None]:
-    """For each captured input its variable; None for a tensor or another resource."""
+    """The variable of each captured input; None for a tensor or another resource."""
     variables = {id(variable.handle): variable for variable in function.graph.variables}
     return [variables.get(id(tensor)) for tensor in function.captured_inputs]
 
 
 class SteadyNames:
-    """Names of functions that do not depend on what the process traced before.
+    """Function names that do not depend on earlier traces in the process.
 
     TensorFlow numbers its functions: `__inference_body_3627`. The number is in the key of the
-    persistent compilation cache, so a program is found again only where the numbers repeat.
+    persistent compilation cache, so a program is found again only if the numbers repeat.
     """
 
     def __init__(self) -> None:
@@ -122,11 +122,11 @@ class SteadyNames:
 
     @contextmanager
     def __call__(self, content: str) -> Iterator[None]:
-        """Number what this thread traces by its content.
+        """Number the functions that this thread traces by their content.
 
         Args:
-            content: What is traced, and everything that changes the compiled program but is not in
-                the graph. The second trace of the same content gets other numbers than the first.
+            content: Identifies what is traced, with everything that changes the compiled program
+                but is not in the graph. A second trace of the same content gets different numbers.
         """
         thread = threading.get_ident()
         with self._lock:

@@ -18,22 +18,22 @@ from stoker.train.strategy import Distribution
 from stoker.train.whole_batches import Share, shares
 
 UNREAD = 2
-"""Batches that may be under way while the next one is made ready: the device is not waited for."""
+"""Batches that may be in progress while the next one is prepared; the host does not wait."""
 
 Validate = Callable[["tf.data.Dataset[Any] | EvalBatches", Callbacks], dict[str, float]]
 """The eval split's batches, and who is told of them -> `val_loss` and each metric with `val_`."""
 
 
 class EvalBatches:
-    """The batches of the eval split; those of the next validation may be begun before it is due."""
+    """The batches of the eval split; those of the next validation can be started early."""
 
     def __init__(self, batches: tf.data.Dataset[Any], *, begins_early: bool) -> None:
-        """Begin nothing yet.
+        """Store the batches; nothing starts yet.
 
         Args:
             batches: In order.
-            begins_early: Whether `begin` does anything: not of a user's own dataset, whose Python
-                would run beside that of training.
+            begins_early: Whether `begin` has an effect: not for a user-defined dataset, whose
+                Python code would run concurrently with that of training.
         """
         self._batches = begun_early(batches) if begins_early else batches
         self._begins_early = begins_early
@@ -41,11 +41,11 @@ class EvalBatches:
 
     @property
     def element_spec(self) -> Any:
-        """What a batch looks like."""
+        """The structure of a batch."""
         return self._batches.element_spec
 
     def begin(self) -> None:
-        """Make the first batches ready: a validation is due soon."""
+        """Prepare the first batches, because a validation is due soon."""
         if self._begins_early and self._begun is None:
             self._begun = iter(self._batches)
 
@@ -103,27 +103,27 @@ def make_validate(
 
 
 Sums = list[tuple[tf.Tensor, tf.Tensor]]
-"""Of each part of a batch the mean loss over its rows x their number, and that number."""
+"""For each part of a batch: the sum of the loss over its rows, and their number."""
 
 LookingAt = Callable[[Any], Callable[[Any], Sums]]
 """What elements look like -> a function of an element."""
 
 
 class _Seen:
-    """The batches of a validation so far; those whose numbers are not read yet may still run."""
+    """The batches of a validation so far; the device may still compute those not read yet."""
 
     def __init__(self) -> None:
         self._unread: deque[Sums] = deque()
         self._total = self._count = 0.0
 
     def add(self, sums: Sums) -> None:
-        """One more batch was begun."""
+        """Add a batch that was started."""
         self._unread.append(sums)
         if len(self._unread) > UNREAD:
             self._read()
 
     def loss(self) -> float:
-        """The mean loss over all rows; waits for them."""
+        """The mean loss over all rows; waits for the batches."""
         while self._unread:
             self._read()
         return self._total / self._count

@@ -1,9 +1,9 @@
-"""Whether XLA makes a run faster: found out while the run trains, and nothing waits for it.
+"""Finds out whether XLA makes a run faster, during training and without delaying it.
 
 The run begins with the step that needs no compiler. While one of its calls runs, this thread traces
-the step for XLA; a thread of its own then has XLA compile it, by one call on copies of the
-variables. When that is done both forms of the step take turns on the run's own batches, and the
-faster one stays. A checkpoint records which, and from that checkpoint on it is the only one.
+the step for XLA; another thread then has XLA compile it, with one call on copies of the variables.
+After that, both forms of the step take turns on the run's own batches, and the faster one is kept.
+A checkpoint records it, and from that checkpoint on it is the only one.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ from stoker.train.tensorflow_internals import call_on_copies, copies_of_captures
 _LOG = logging.getLogger(__name__)
 
 LEAST_LEFT_S = 60.0
-"""No compiling begins where less of the run is left, by the speed of its steps."""
+"""XLA does not start to compile if less of the run remains, by the speed of its steps."""
 
 PAIRS, MOST_PAIRS = 5, 51
-"""Calls of each form of the step that are compared, in pairs: at least and at most; odd, so that the
+"""Calls of each form of the step that are compared, in pairs: minimum and maximum; odd, so that the
 median is one of them."""
 
 FORM_S = 0.5
-"""Time for which each form of the step is to run, by more pairs where calls are short."""
+"""Target run time for each form of the step; short calls are compared in more pairs."""
 
 CALL_S = 0.25
-"""Least time of a call that is compared: short against the run, long against the clock and a
+"""Least time of a compared call: short compared with the run, long compared with the clock and a
 scheduler's slice."""
 
 MARGIN = 1.02
-"""Least gain: what is less is noise."""
+"""Least speedup: smaller ones are noise."""
 
 SWITCH_S = 1.0
-"""Least time that the rest of the run must gain by the switch, which costs a checkpoint."""
+"""Least time that the rest of the run must gain from the switch, which costs a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What the next call of the run is."""
+    """The form of the run's next call."""
 
     steps: int
     """How many."""
 
     program: Program | None = None
-    """Another form of the step than the one in use."""
+    """A form of the step other than the current one."""
 
     compared: bool = False
-    """Whether its time counts."""
+    """Whether its time is used in the comparison."""
 
     meanwhile: Callable[[], None] | None = None
-    """Work of this thread while a second one runs the call."""
+    """Work for this thread while another thread runs the call."""
 
     def run(self, call: Callable[[], Sums]) -> tuple[Sums, float]:
         """Run the call.
@@ -79,7 +79,7 @@ class Turn:
             call: Runs it.
 
         Returns:
-            What its steps did, and the seconds that they took.
+            The sums of its steps, and the seconds that they took.
         """
         if self.meanwhile is None:
             return _timed(call)
@@ -92,22 +92,22 @@ class Turn:
 def _timed(call: Callable[[], Sums]) -> tuple[Sums, float]:
     begun_s = time.monotonic()
     sums = call()
-    # The device has ended where its numbers are here.
+    # When its numbers are here, the device has finished.
     int(sums.steps)
     return sums, time.monotonic() - begun_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Which form of the step stays."""
+    """Which form of the step is kept."""
 
     xla: bool
     why: str
-    """For a person, e.g. `1.31x (12.1 -> 9.2 ms a step)`."""
+    """For the user, e.g. `1.31x (12.1 -> 9.2 ms a step)`."""
 
 
 class XlaTrial:
-    """One trial of XLA in a run; `decision` is set when it is over."""
+    """One trial of XLA in a run; `decision` is set at its end."""
 
     def __init__(
         self,
@@ -116,12 +116,12 @@ class XlaTrial:
         *,
         wanted: bool,
     ) -> None:
-        """Begin nothing yet.
+        """Store the arguments; nothing starts yet.
 
         Args:
             compiled: The run's step.
-            position: Where the run is.
-            wanted: Whether there is to be a trial.
+            position: The run's position.
+            wanted: Whether to hold a trial.
         """
         self._compiled, self._position = compiled, position
         self._least_left_s = float(os.environ.get(TEST_SWITCH, LEAST_LEFT_S))
@@ -139,16 +139,16 @@ class XlaTrial:
 
     @property
     def under_way(self) -> bool:
-        """Whether a second form of the step takes memory."""
+        """Whether a second form of the step uses memory."""
         return self._program is not None and self.decision is None
 
     def next_turn(self, source: Source, planned: int, *, whole: bool) -> Turn:
-        """What the next call is.
+        """Plan the next call.
 
         Args:
-            source: What it reads.
-            planned: Steps that it may have.
-            whole: Whether it must have all of them.
+            source: The call's input.
+            planned: Largest number of steps.
+            whole: Whether the call must have all of them.
         """
         if not self.wanted or self.decision is not None:
             return Turn(steps=planned)
@@ -164,7 +164,7 @@ class XlaTrial:
             return Turn(steps=planned)
         steps = planned if whole else min(planned, max(1, round(CALL_S / self._step_s)))
         if not self._warm:
-            # Its first call loads what was compiled.
+            # Its first call loads the compiled program.
             self._warm = True
             return Turn(steps=1 if not whole else planned, program=self._program)
         if not self._turns:
@@ -175,11 +175,11 @@ class XlaTrial:
         return Turn(steps=steps, compared=True, program=self._program if by_xla else None)
 
     def took(self, turn: Turn, steps: int, wall_s: float) -> None:
-        """Count a call.
+        """Record a call.
 
         Args:
-            turn: What `next_turn` gave.
-            steps: Steps that it did.
+            turn: The result of `next_turn`.
+            steps: Number of its steps.
             wall_s: Seconds that they took.
         """
         if not self.wanted or self.decision is not None:
@@ -193,12 +193,12 @@ class XlaTrial:
             self._step_s = wall_s / steps
 
     def give_up(self, why: str) -> None:
-        """End without XLA."""
+        """End the trial without XLA."""
         if self.wanted and self.decision is None:
             self._decide(xla=False, why=why)
 
     def adopt(self) -> None:
-        """Run the step that XLA compiled from now on."""
+        """Use the step that XLA compiled from now on."""
         if self._program is not None:
             self._compiled.use(self._program)
 
@@ -219,27 +219,27 @@ class XlaTrial:
         return self._step_s * (self._position.steps - self._position.step)
 
     def _begin_turns(self, steps: int) -> None:
-        """Plan the turns; none where too few steps are left to compare, and then to gain by it."""
+        """Plan the turns; none if too few steps remain for the comparison and a gain after it."""
         left = self._position.steps - self._position.step
         pairs = min(MOST_PAIRS, max(PAIRS, round(FORM_S / (steps * self._step_s)) | 1))
         if left < 4 * pairs * steps:
-            self._decide(xla=False, why="not used, too few steps are left to pay for a comparison")
+            self._decide(xla=False, why="not used, too few steps remain for a comparison")
             return
         for pair in range(pairs):
-            # Whoever comes second meets a machine that the other has warmed.
+            # The second one of a pair finds a machine warmed up by the first.
             self._turns += [True, False] if pair % 2 else [False, True]
 
     def _compare(self) -> None:
         before_s, after_s = median(self._found_s[False]), median(self._found_s[True])
         gain = before_s / after_s
-        told = f"{gain:.2f}x ({1e3 * before_s:.3g} -> {1e3 * after_s:.3g} ms a step)"
+        comparison = f"{gain:.2f}x ({1e3 * before_s:.3g} -> {1e3 * after_s:.3g} ms a step)"
         left = self._position.steps - self._position.step
         if gain < MARGIN:
-            self._decide(xla=False, why=f"{told}, not used")
+            self._decide(xla=False, why=f"{comparison}, not used")
         elif (before_s - after_s) * left < SWITCH_S:
-            self._decide(xla=False, why=f"{told}, not used: too few steps are left to pay for it")
+            self._decide(xla=False, why=f"{comparison}, not used: too few steps remain to pay off")
         else:
-            used = f"{told}, used from the checkpoint at step {self._position.step:,} on"
+            used = f"{comparison}, used from the checkpoint at step {self._position.step:,} on"
             self._decide(xla=True, why=used)
 
     def _decide(self, *, xla: bool, why: str) -> None:
@@ -281,10 +281,10 @@ class _Compiling:
 
     def _compile(self, element: Any) -> None:
         traced = self._program.traced
-        # Made here and not by the thread that trains, which goes on meanwhile.
+        # Created here, not in the thread that trains, which continues meanwhile.
         copies = copies_of_captures(traced)
         left = flat(element) if self._ahead else ()
         iterator = iter(tf.data.Dataset.from_tensors(element).repeat())
-        asked = iterator, tf.constant(1, tf.int64), tf.constant(True)
-        sums = call_on_copies(traced, (*asked, *left), copies)
+        arguments = iterator, tf.constant(1, tf.int64), tf.constant(True)
+        sums = call_on_copies(traced, (*arguments, *left), copies)
         np.asarray(sums.loss_sum)

@@ -1,4 +1,4 @@
-"""A device's time by class of kernel, for the pages and the terminal of `stoker profile`."""
+"""Device time by kernel class, for the pages and the terminal output of `stoker profile`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from stoker.tune.drawing import Bar, seconds, stacked_bar
 from stoker.tune.page import heading, paragraph, table
 
 OF_CPU = "These are operations of the CPU, and not kernels of a GPU."
-"""What is said of a stand-in."""
+"""Note for CPU operations in place of kernels."""
 
 
 def finding_section(finding: DeviceFinding | None) -> str:
-    """The finding about a device's time, which comes first on a page; empty without one."""
+    """The finding about device time, which comes first on a page; empty if there is none."""
     return "" if finding is None else f"<section><p>{escape(finding.text)}</p></section>"
 
 
 def device_section(found: DeviceTime | None, *, why: str = "") -> str:
-    """The part of a page; empty where there is no device to trace.
+    """The section of a page; empty if there is no device to trace.
 
     Args:
-        found: The device's time.
+        found: The device time.
         why: Why there is none.
     """
     title = heading("Where the device's time goes")
@@ -64,7 +64,7 @@ def class_rows(found: DeviceTime) -> list[tuple[str, str]]:
 
 
 def layer_rows(found: DeviceTime) -> list[tuple[str, str, str]]:
-    """Layer, the class that it spends most on, and its share of the device's time."""
+    """Layer, its most expensive class, and its share of the device time."""
     rows = []
     for each in found.layers:
         kind = max(each.kinds, key=lambda name: each.kinds[name])

@@ -25,7 +25,7 @@ COLOURS = ("#3b7dbf", "#c0612b", "#1f8a4c", "#8a6d1f", "#7a4fa3", "#5b6b7b")
 SHADES = (
     "#1f8a4c", "#8a6d1f", "#3b7dbf", "#c0612b", "#5b6b7b", "#7a4fa3", "#c94f86", "#d5dce3",
 )  # fmt: skip
-"""Of a stacked bar, by the part's number; the last one, light, is what is not used."""
+"""Colors of a stacked bar by part number; the last one, light, is for unused time."""
 
 GAIN, LOSS, TOTAL = "#1f8a4c", "#c0392b", "#3b7dbf"
 """Of a waterfall."""
@@ -84,11 +84,11 @@ def waterfall_of_parts(bars: Sequence[Bar], *, title: str) -> str:
 
 
 def stacked_bar(bars: Sequence[Bar], *, title: str) -> str:
-    """Parts of a whole in one bar, and below it what each colour is.
+    """Parts of a whole in one bar, with a legend below.
 
     Args:
-        bars: In the order of their colours; one without length is left out.
-        title: What a screen reader says of it.
+        bars: In the order of their colors; bars of zero length are left out.
+        title: Text for screen readers.
     """
     values = [max(0.0, _finite(bar.value)) for bar in bars]
     most = max(values, default=0.0)

@@ -1,4 +1,4 @@
-"""What a model itself costs and need not, by its layers."""
+"""Avoidable costs in a model itself, by its layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stoker.core.finding import Finding
 
 NAMED = 3
-"""Layers that are named; the others are counted."""
+"""Layers that are named in the message; others are only counted."""
 
 
 def useless_bias(
@@ -16,10 +16,10 @@ def useless_bias(
     """The finding about biases that have no effect.
 
     Args:
-        names: Of their layers, one at least.
-        parameters: Numbers in these biases.
-        of_parameters: Numbers in the whole model.
-        count: Of these layers, where not all are named.
+        names: Names of their layers, at least one.
+        parameters: Number of parameters in these biases.
+        of_parameters: Number of parameters in the whole model.
+        count: Number of these layers, if not all are named.
     """
     count = len(names) if count is None else count
     rest = count - len(names[:NAMED])
@@ -28,7 +28,7 @@ def useless_bias(
     return Finding(
         kind="useless_bias",
         severity="warning",
-        message=f"{count} {has} that the BatchNormalization right behind takes out again: {named} "
+        message=f"{count} {has} that the next layer, a BatchNormalization, cancels: {named} "
         f"({parameters:,} of {of_parameters:,} parameters, {parameters / max(1, of_parameters):.2%}; "
         "the time was not measured)",
         fix="Pass use_bias=False to these layers: a step then needs neither the addition over their "

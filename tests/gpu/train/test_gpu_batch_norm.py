@@ -20,7 +20,7 @@ CHILD = Path(__file__).with_name("batch_norm_child.py")
 
 
 def traced(tmp_path: Path, policy: str, **environment: str) -> dict[str, Any]:
-    """What a process says that trains a small network in a precision, and traces it."""
+    """The output of a process that trains a small network in a precision, and traces it."""
     if not find_devices().gpus or os.environ.get("STOKER_GPU_TESTS_ON_CPU") == "1":
         pytest.skip("needs an NVIDIA GPU: a CPU has no such kernel")
     ran = subprocess.run(
@@ -32,18 +32,18 @@ def traced(tmp_path: Path, policy: str, **environment: str) -> dict[str, Any]:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return told
+    result: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_16_bits_run_by_the_kernel_for_nhwc(tmp_path: Path, policy: str) -> None:
-    told = traced(tmp_path, policy)
-    found = batch_norm_kernels(told["kernels"])
+    result = traced(tmp_path, policy)
+    found = batch_norm_kernels(result["kernels"])
 
-    assert found.is_persistent, f"{found.text()}; all kernels: {told['kernels']}"
-    assert all(loss == loss for loss in told["losses"])
-    assert told["losses"][-1] < told["losses"][0]
+    assert found.is_persistent, f"{found.text()}; all kernels: {result['kernels']}"
+    assert all(loss == loss for loss in result["losses"])
+    assert result["losses"][-1] < result["losses"][0]
 
 
 def test_without_the_flag_it_does_not(tmp_path: Path) -> None:

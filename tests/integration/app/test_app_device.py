@@ -37,10 +37,10 @@ def test_a_run_says_what_its_device_does_and_no_weight_differs(
     assert "device time" in printed
     assert "(operations of the CPU)" in printed
     (record,) = tmp_path.glob("traced/*/*/stages/train.json")
-    told = json.loads(record.read_text())["result"]
-    assert told["mfu"] > 0
-    assert sum(told["device_time"]["shares"].values()) == pytest.approx(1.0)
-    assert {"dense", "embedding"} & {each["layer"] for each in told["device_time"]["layers"]}
+    facts = json.loads(record.read_text())["result"]
+    assert facts["mfu"] > 0
+    assert sum(facts["device_time"]["shares"].values()) == pytest.approx(1.0)
+    assert {"dense", "embedding"} & {each["layer"] for each in facts["device_time"]["layers"]}
     train = record.parent.parent / "train"
     lines = [json.loads(line) for line in (train / "metrics.jsonl").read_text().splitlines()]
     assert any(line.get("mfu", 0) > 0 for line in lines)

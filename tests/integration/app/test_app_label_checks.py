@@ -24,7 +24,7 @@ ROWS = 200
 
 
 class Silent:
-    """A listener for nobody."""
+    """A listener that ignores everything."""
 
     def say(self, line: str) -> None: ...
 

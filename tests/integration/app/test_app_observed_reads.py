@@ -1,4 +1,4 @@
-"""What the user's code reads counts, and nothing else of its folder does."""
+"""Files that the user's code reads count; other files in its folder do not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def callbacks():
 
 
 class Lines:
-    """Keeps what the chain says."""
+    """Keeps the messages of the chain."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,4 +1,4 @@
-"""What the user's model, loss, metric or optimizer raises is shown with the user's own line."""
+"""Errors from the user's model, loss, metric or optimizer are shown with the user's own line."""
 
 from __future__ import annotations
 

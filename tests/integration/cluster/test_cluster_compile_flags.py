@@ -53,14 +53,14 @@ def test_tensorflow_starts_with_the_users_flags_and_ours_and_keeps_what_it_compi
     )
 
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     for name, flags in users.items():
-        assert told["flags"][name].startswith(f"{flags} --")
-    assert "--xla_gpu_per_fusion_autotune_cache_dir=" in told["flags"]["XLA_FLAGS"]
-    assert told["key"]["gpus"] == ["NVIDIA H100 80GB HBM3 (9, 0)"]
-    assert told["key"]["driver"] == "580.65.06"
-    assert told["key"]["flags"] == users
-    assert told["programs"] == 1
+        assert result["flags"][name].startswith(f"{flags} --")
+    assert "--xla_gpu_per_fusion_autotune_cache_dir=" in result["flags"]["XLA_FLAGS"]
+    assert result["key"]["gpus"] == ["NVIDIA H100 80GB HBM3 (9, 0)"]
+    assert result["key"]["driver"] == "580.65.06"
+    assert result["key"]["flags"] == users
+    assert result["programs"] == 1
     # At its end the process has published it, and removed its own folder.
     assert len(list((tmp_path / "cache").glob("xla/*/store/programs/*"))) == 1
     assert list((tmp_path / "cache").glob("xla/*/work-*")) == []

@@ -1,4 +1,4 @@
-"""What the driver says is read through NVML's own binding; a compiled library replaces the driver."""
+"""The driver is read through NVML's own binding; a compiled library replaces the driver."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_gpus_are_chosen_for_a_command_and_the_processes_that_it_starts(
     script.write_text(SHOW)
     out = ["--out", str(tmp_path / "out")]
 
-    # What was set before gives way to the flag.
+    # The flag overrides what was set before.
     done = run(
         driver, "-m", "stoker", "profile", "--gpus", chosen, *out, "--", sys.executable, str(script),
         CUDA_VISIBLE_DEVICES="0",
@@ -199,7 +199,7 @@ def test_gpus_are_chosen_for_a_command_and_the_processes_that_it_starts(
 @pytest.mark.parametrize(
     ("verb", "chosen", "said"),
     [
-        ("run", "2", "--gpus must name GPUs of this machine. Received: '2'. There are: 0 (GPU-a,"),
+        ("run", "2", "--gpus must name GPUs of this machine. Received: '2'. Available: 0 (GPU-a,"),
         ("train", "1,1", "--gpus must name each GPU once. Received: '1,1'."),
         ("evaluate", "x", "--gpus must list GPU indices or UUIDs"),
         ("tune", "GPU-c", "--gpus must name GPUs of this machine. Received: 'GPU-c'."),

@@ -1,4 +1,4 @@
-"""Ingest by worker processes: the bytes of one, whatever their number; nothing lost, nobody left."""
+"""Ingest by worker processes: the same bytes for any number; nothing lost, no process left."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_killed_worker_is_one_error_and_the_next_ingest_goes_on(
                 os.kill(min(workers_of(os.getpid())), signal.SIGKILL)
 
     with pytest.raises(
-        UserError, match=r"worker process ended .* killed by SIGKILL.* goes on from"
+        UserError, match=r"worker process ended .* killed by SIGKILL.* continues from"
     ):
         ingest(settings, tmp_path / "out", progress=kill_one)
 

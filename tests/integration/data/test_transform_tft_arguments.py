@@ -1,4 +1,4 @@
-"""A preprocessing_fn that was written for TensorFlow Transform runs, or is told what is not here."""
+"""A preprocessing_fn written for TensorFlow Transform runs, or its error names what is missing."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_a_shape_that_the_graph_refuses_gets_tensorflows_words(ask: Ask, predict
 )
 @pytest.mark.parametrize("padding", [0, 1 << 15])
 def test_a_number_is_rounded_to_float32(ask: Ask, text: str, value: float, padding: int) -> None:
-    """A large body has readers of its own."""
+    """A large body has its own readers."""
     body = f'{{"inputs": {{"x": [[{text}]], {" " * padding}"other": 0}}}}'.encode()
 
     answer = ask("/v1/models/half_plus_two:predict", body)

@@ -196,7 +196,7 @@ def test_a_model_that_does_not_fit_at_all_is_not_served_and_its_status_says_why(
 
 
 def test_a_session_is_told_the_limit_and_grows_up_to_it() -> None:
-    """The order is TensorFlow's: what the first session of a process says of a GPU holds for all."""
+    """The order is TensorFlow's: the GPU settings of a process's first session apply to all."""
     config = session_config(gpu_memory_fraction=0.25)
 
     assert config.gpu_options.allow_growth

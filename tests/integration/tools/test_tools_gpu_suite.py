@@ -18,7 +18,7 @@ COMMITTED = ROOT / "benchmarks" / "results" / "gpu.json"
 PARTS = {
     "train", "start", "transformer", "ingest", "small", "serve", "xla_fit", "xla", "precision",
 }  # fmt: skip
-"""All but `tune`, which takes a minute: tests/integration/app/test_app_tune.py runs that command."""
+"""All but `tune`, which takes a minute: tests/integration/app/test_app_tune.py runs it."""
 
 
 def suite(*arguments: str, code: int = 0) -> str:

@@ -21,7 +21,7 @@ TIMEOUT_S = 600.0
 """Longest wait: it ends what hangs, and no slow machine's run."""
 
 TESTS_OWN = "$STEP_S\n$SLOWER\n$MARK\n$OUT\n"
-"""Variables by which a test slows a run down, or is shown where it is: no inputs of the run."""
+"""Variables with which a test slows a run down or observes it; not inputs of the run."""
 
 TABLE_YAML = """\
 name: small

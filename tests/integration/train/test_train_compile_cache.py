@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(
     trainer: Trainer, folder: Path, runs: Path, cache: Path, *more: str, **environment: str
 ) -> dict[str, Any]:
-    """The facts of a training in a process of its own."""
+    """The facts of a training in a separate process."""
     environment |= {"STOKER_CACHE": str(cache)}
     assert trainer.run(folder, runs, *more, environment=environment) == 0, trainer.said()
     (run,) = runs_of(runs)
@@ -85,7 +85,7 @@ def test_a_run_that_is_killed_and_resumed_compiles_nothing_again(
     assert used["written"] == 0
     assert programs(cold) == before
     if used["read"]:
-        # Where the file system keeps the time of access.
+        # If the file system records access times.
         assert used["read"] == used["found"] == len(before)
 
 
@@ -107,8 +107,8 @@ def test_a_tuning_trial_of_the_same_step_compiles_nothing_again(
         ).close()
         held.append(programs(cold))
 
-    # A trial has a step of its own too, for a batch in memory whose rows are known; the next trial
-    # finds it.
+    # A trial also has its own step, for a resident batch with a known number of rows; the next
+    # trial finds it.
     assert len(held[1]) <= len(held[0]) + 1
     assert held[2] == held[1]
 

@@ -1,4 +1,4 @@
-"""Where a training's time went: parts that add up, over a kill too, and U from between the calls."""
+"""A training's time: parts that add up, also after a kill, and U measured between calls."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
 
 
 def printed(trainer: Trainer) -> dict[str, Any]:
-    """The JSON that the last command printed among what it said."""
+    """The JSON in the output of the last command."""
     said = trainer._log.read_text()
     facts: dict[str, Any] = json.loads(said[said.index("{\n") : said.rindex("}") + 1])
     return facts
@@ -105,10 +105,10 @@ def test_the_parts_of_a_training_add_up_to_the_time_that_its_parent_sees(
     assert "goodput" in trainer.said()
     assert "was steps; most of the rest: " in trainer.said()
     lines = (newest_folder(tmp_path / "runs") / "metrics.jsonl").read_text().splitlines()
-    told = [json.loads(line)["goodput"] for line in lines if "goodput" in line]
+    result = [json.loads(line)["goodput"] for line in lines if "goodput" in line]
     # After each of three epochs, and at the end.
-    assert len(told) == 4
-    assert all(0 < share < 1 for share in told)
+    assert len(result) == 4
+    assert all(0 < share < 1 for share in result)
 
 
 def newest_folder(runs: Path) -> Path:
@@ -125,7 +125,7 @@ def test_a_killed_run_goes_on_with_its_account_and_knows_what_it_did_again(
     process = trainer.start(folder, runs, environment=environment)
     begun_s = time.monotonic()
     try:
-        # Behind the checkpoint of step 40, which is that after step 30 that ends a call.
+        # After the checkpoint of step 40, the first one after step 30 that ends a call.
         before = account(runs, until_step=60)
     finally:
         os.kill(process, signal.SIGKILL)
@@ -143,7 +143,7 @@ def test_a_killed_run_goes_on_with_its_account_and_knows_what_it_did_again(
     first_s = run["wall_s"] - facts["wall_time"]["process"]["wall_s"]
     assert first_s == pytest.approx(sum(before["parts"].values()), abs=0.01)
     assert first_s <= killed_s + 1.0
-    # Each of its steps takes 0.03 s at least.
+    # Each of its steps takes at least 0.03 s.
     assert parts["repeated"] >= 0.9 * 0.03 * run["repeated_steps"]
     assert parts["steps"] >= 0.9 * 0.03 * facts["steps"]
 

@@ -306,7 +306,7 @@ class Database(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class Emptied(keras.callbacks.Callback):  # type: ignore[misc]
-    """Drops at the end what it has counted."""
+    """Forgets at the end what it has counted."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.epochs = 0
@@ -393,7 +393,7 @@ def test_a_state_that_cannot_be_taken_fails_no_training_that_has_ended(
     facts, _ = told.state()
     assert "Broken" not in facts
     assert "TerminateOnNaN" in facts
-    assert "training has ended without the state of a callback" in caplog.text
+    assert "training has ended, but the state of a callback is missing" in caplog.text
     assert "the connection is closed" in caplog.text
 
 

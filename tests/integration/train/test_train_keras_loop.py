@@ -309,7 +309,7 @@ def test_class_weights_count_in_training_and_in_the_loss_that_chooses_an_epoch(
     parts = rows(weighted=weighted)
     model, result = ours(classifier, tmp_path, parts=parts, class_weight=CLASS_WEIGHTS)
 
-    # As sample weights `fit` takes them in training and in validation.
+    # `fit` accepts them as sample weights in training and in validation.
     features, labels, *own = parts
     weights = by_class(labels) * (own[0] if own else 1.0)
     other, history = kerass(classifier, parts=(features, labels, weights))
@@ -341,14 +341,14 @@ def test_a_rare_class_that_weighs_more_decides_the_best_epoch(tmp_path: Path) ->
     _, result = ours(prior_first, tmp_path, **settings)
     _, history = kerass(prior_first, **settings)
 
-    # By the loss that `fit` validates with, the first epoch would be taken.
+    # The loss that `fit` validates with would select the first epoch.
     assert int(np.argmin(history["val_loss"])) == 0
     assert result.best_epoch > 4
     assert result.metrics["val_recall"] >= history["val_recall"][0]
 
 
 class OwnTest(keras.Model):  # type: ignore[misc]  # Keras has no types
-    """Takes features and labels, and no weights."""
+    """Accepts features and labels, but no weights."""
 
     def test_step(self, data: Any) -> dict[str, Any]:
         x, y = data

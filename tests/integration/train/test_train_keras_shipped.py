@@ -40,7 +40,7 @@ LEFT_OUT = {"BackupAndRestore", "SwapEMAWeights", "OrbaxCheckpoint"}
 """Two that Stoker refuses, and one that needs a package that is not installed."""
 
 BASES = {"Callback", "CallbackList", "History"}
-"""Those that are no callback to be given; History is always there."""
+"""Classes that are not callbacks for users to pass; History is always there."""
 
 
 @pytest.fixture(scope="module")

@@ -291,7 +291,7 @@ def test_a_run_in_float16_leads_where_kerass_condition_leads(
     theirs = half(data, tmp_path / "theirs", settings, kind=OfSomebody)
 
     theirs = {key.replace("of_somebody", "adam"): value for key, value in theirs.items()}
-    # Keras's condition knows nothing of Stoker's average, which goes on over skipped steps.
+    # Keras's condition does not affect Stoker's average, which also changes in skipped steps.
     compared = {key for key in ours if not key.startswith(("ema/", "metrics/"))}
     assert compared == {key for key in theirs if not key.startswith(("ema/", "metrics/"))}
     for key in compared:

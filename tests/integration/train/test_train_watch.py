@@ -209,7 +209,7 @@ def test_a_run_is_read_by_tensorboards_own_reader(tmp_path: Path) -> None:
 def test_histograms_that_cost_more_than_a_hundredth_are_thinned_out_unless_they_were_asked_for(
     tmp_path: Path, every: int | None, shown: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A step takes a second, a look at the weights four."""
+    """A step takes a second, a look at the weights four seconds."""
     model, clock = make_model(), [0.0]
 
     class Slow(TensorBoard):

@@ -37,7 +37,7 @@ MEANWHILE = 3
 
 def build(features: dict[str, keras.KerasTensor]) -> keras.Model:
     x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
-    # Both have kernels of their own where XLA does not compile: BatchNormalization and Adam.
+    # Both use other kernels if XLA does not compile: BatchNormalization and Adam.
     x = layers.BatchNormalization()(layers.Dense(4, activation="relu")(x))
     model = keras.Model(features, layers.Dense(1, activation="sigmoid")(layers.Dropout(0.1)(x)))
     model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
@@ -51,10 +51,10 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla_trial, "SWITCH_S", -1e9)
     monkeypatch.setattr(xla_trial, "CALL_S", 0.0)
     monkeypatch.setattr(xla_trial, "FORM_S", 0.0)
-    asked: dict[int, int] = {}
+    numbers: dict[int, int] = {}
 
     def ended(compiling: Any) -> bool:
-        number = asked[id(compiling)] = asked.get(id(compiling), 0) + 1
+        number = numbers[id(compiling)] = numbers.get(id(compiling), 0) + 1
         if number > MEANWHILE:
             compiling._thread.join()
         return number > MEANWHILE
@@ -94,7 +94,7 @@ def weights(built: BuiltModel) -> list[NDArray[Any]]:
 
 
 class Spelled(layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """A layer of an operation that XLA does not have; it returns what it is given."""
+    """A layer with an operation that XLA does not support; it returns its input."""
 
     def call(self, inputs: Any) -> Any:
         numbers = tf.strings.to_number(tf.strings.as_string(tf.stop_gradient(inputs)))
@@ -179,16 +179,16 @@ def test_a_resumed_run_follows_the_record_and_shows_what_it_compiles(
     monkeypatch.setattr(compile_notice, "SILENT_S", 0.0)
     run(dataset, transform, tmp_path, function=tiny)
     decided = position_of(tmp_path)["xla_why"]
-    told: list[str] = []
+    notices: list[str] = []
 
     result, _ = run(
-        dataset, transform, tmp_path, function=tiny, epochs=EPOCHS + 1, on_wait=told.append
+        dataset, transform, tmp_path, function=tiny, epochs=EPOCHS + 1, on_wait=notices.append
     )
 
     assert result.xla == {"used": True, "why": decided, "cache": None}
     assert lines(caplog) == [f"XLA: {decided}"], "it was not tried again"
-    assert told[0] == "compiling, 0:00: the training step of tiny for 32 samples, by XLA"
-    assert told[-1].endswith("for 18 samples, by XLA"), "an epoch's last step has fewer rows"
+    assert notices[0] == "compiling, 0:00: the training step of tiny for 32 samples, by XLA"
+    assert notices[-1].endswith("for 18 samples, by XLA"), "an epoch's last step has fewer rows"
 
 
 class Killed(Exception):
@@ -228,7 +228,7 @@ def test_where_memory_runs_out_the_trial_ends_and_the_batch_stays(
     def without_memory(program: Program, *args: Any, **options: Any) -> Any:
         sums = call(program, *args, **options)
         if program.xla:
-            # Behind a step: the variables are at another one than the last checkpoint.
+            # After a step: the variables are at another step than the last checkpoint.
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         return sums
 
@@ -255,19 +255,19 @@ def in_a_process(folder: Path, cache: Path) -> dict[str, Any]:
         text=True,
         check=True,
     )
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    output: dict[str, Any] = json.loads(done.stdout)
+    return output
 
 
 def test_only_the_background_compiles_and_the_next_process_nothing(tmp_path: Path) -> None:
-    told = in_a_process(tmp_path / "one", tmp_path / "cache")
+    output = in_a_process(tmp_path / "one", tmp_path / "cache")
 
-    assert told["xla"]["used"]
+    assert output["xla"]["used"]
     # One for full steps, one for an epoch's last. Neither the first call with the real variables, nor
     # the other thirty, nor the measurement of the ceiling has compiled anything.
-    assert told["files"] == told["xla"]["cache"]["written"] == 2
-    assert told["written"]["4"] == 0, "training had begun before"
-    assert told["calls"][0], "and went on meanwhile"
+    assert output["files"] == output["xla"]["cache"]["written"] == 2
+    assert output["written"]["4"] == 0, "training had begun before"
+    assert output["calls"][0], "and went on meanwhile"
 
     again = in_a_process(tmp_path / "two", tmp_path / "cache")
 

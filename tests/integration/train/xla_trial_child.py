@@ -1,4 +1,4 @@
-"""A run that tries XLA, in a process with a cache of its own: what was compiled when, as JSON.
+"""A run that tries XLA in a process with its own cache; prints what was compiled when, as JSON.
 
 A call that XLA compiles leaves a file, so that the files count the compilations.
 """

@@ -27,16 +27,16 @@ def test_a_script_has_its_devices_time_and_the_line_of_the_layer(tmp_path: Path)
     )
 
     assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout)
-    assert told["watcher_failures"] == []
-    (loop,) = told["loops"]
+    result = json.loads(ended.stdout)
+    assert result["watcher_failures"] == []
+    (loop,) = result["loops"]
     device = loop["device_time"]
     assert device["of_cpu"]
     assert sum(device["shares"].values()) == pytest.approx(1.0)
     assert device["shares"]["normalization"] > 0.05
     assert {"conv_a", "norm_a"} <= {each["layer"] for each in device["layers"]}
     assert loop["mfu"] > 0
-    first = told["findings"][0]
+    first = result["findings"][0]
     assert first["kind"] == "device_time"
     # The normalization's, or the idle time's where other processes took the cores.
     lines = SCRIPT.read_text().splitlines()

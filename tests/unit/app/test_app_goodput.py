@@ -1,4 +1,4 @@
-"""What a person reads of a training's wall time."""
+"""The text about a training's wall time for the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU is hidden from every test but those marked `gpu`, which are skipped where there is none."""
+"""The GPU is hidden from every test but those marked `gpu`, which are skipped without one."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_none_hides_every_gpu_also_where_there_is_no_driver(text: str, gpus: Gpu
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("4", "--gpus must name GPUs of this machine. Received: '4'. There are: 0 (GPU-11aa,"),
+        ("4", "--gpus must name GPUs of this machine. Received: '4'. Available: 0 (GPU-11aa,"),
         ("GPU-99", "--gpus must name GPUs of this machine. Received: 'GPU-99'."),
         ("MIG-9", "--gpus must name GPUs of this machine. Received: 'MIG-9'."),
         ("GPU-11", "Received: 'GPU-11', which 2 GPUs match."),
@@ -96,7 +96,7 @@ def test_none_hides_every_gpu_also_where_there_is_no_driver(text: str, gpus: Gpu
         ("0,GPU-11aa", "--gpus must name each GPU once."),
         (
             "3",
-            "GPU 3 is divided into MIG slices, which are chosen by UUID. Received: '3'. There are: ",
+            "GPU 3 is divided into MIG slices, which are chosen by UUID. Received: '3'. Available:",
         ),
         ("0,", "--gpus must list GPU indices or UUIDs, separated by commas. Received: '0,'."),
         ("-1", "--gpus must list GPU indices or UUIDs"),

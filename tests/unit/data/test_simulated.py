@@ -1,4 +1,4 @@
-"""What a bare clone uses in place of the real files has their columns, types, dirt and labels."""
+"""Simulated replacements of the real files have their columns, types, dirt and labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def trips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shares(path: Path) -> dict[str, float]:
-    """Shares and means by which the recipe's task is what it is."""
+    """Shares and means that define the recipe's task."""
     with path.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     fare, tips = (np.array([float(row[name]) for row in rows]) for name in ("fare", "tips"))

@@ -80,7 +80,7 @@ def test_shared_bytes_are_sent_without_a_file_that_stays_open() -> None:
             found, numbers = receive(theirs)
             assert found.to_pylist() == [letter.encode() * 3 for letter in text]
             assert numbers.tolist() == list(range(7))
-        # A mapping holds its file open as long as there is one.
+        # A mapping keeps its file open as long as the mapping exists.
         del found, numbers
         assert open_files(0) == before
 

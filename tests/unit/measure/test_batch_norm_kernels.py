@@ -1,4 +1,4 @@
-"""The way of BatchNormalization on a GPU is told by the names of its kernels, as published traces have them."""
+"""Kernel names, as in published traces, show how a GPU computed BatchNormalization."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_at_a_low_mfu_the_largest_class_is_a_finding() -> None:
     low = replace(EXPERIMENT, mfu=0.1)
 
     assert found(time_of(idle=0.2, elementwise=0.1), low).kind == "products"
-    # What the products need at the peak cannot go: 0.7 of the time, of which 0.1 is left.
+    # The time of the products at the peak cannot disappear: 0.7 of the time, of which 0.1 remains.
     assert found(time_of(idle=0.2, elementwise=0.1), low).most_gain == pytest.approx(1 / 0.4)
     assert found(time_of(idle=0.24, copies=0.2, other=0.2, elementwise=0.2), low).kind == "idle"
 

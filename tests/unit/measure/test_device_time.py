@@ -29,7 +29,7 @@ def test_a_step_of_a_convolution_and_a_normalization_adds_up() -> None:
         "normalization": 0.20,
         "elementwise": 0.08,
         "transposes": 0.38,
-        # 17 us of copies, of which 16 run beside a kernel.
+        # 17 us of copies, of which 16 run at the same time as a kernel.
         "copies": 0.01,
         "idle": 0.03,
     }

@@ -45,10 +45,10 @@ def test_each_kind_has_its_own_peak() -> None:
 
 
 def test_a_kind_that_is_next_to_nothing_is_not_measured() -> None:
-    asked: list[tuple[str, ...]] = []
+    calls: list[tuple[str, ...]] = []
 
     def rates(_dtype: str, kinds: tuple[str, ...]) -> dict[Any, float]:
-        asked.append(kinds)
+        calls.append(kinds)
         return dict.fromkeys(kinds, 1e9)
 
     layers = [keras.layers.Conv2D(32, 3), keras.layers.Conv2D(32, 3)]
@@ -56,7 +56,7 @@ def test_a_kind_that_is_next_to_nothing_is_not_measured() -> None:
         model(*layers, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2)), rates=rates
     )
 
-    assert asked == [("convolutions",)]
+    assert calls == [("convolutions",)]
 
 
 def test_why_there_is_no_mfu_is_said() -> None:
@@ -154,7 +154,7 @@ def test_the_quick_peak_is_near_the_best_of_all_sizes() -> None:
 
     assert quick.peak_per_s is not None
     assert full.peak_per_s is not None
-    # Other processes of this machine may take the cores of either.
+    # Other processes on this machine may use the cores of either.
     assert 0.2 < quick.peak_per_s / full.peak_per_s < 5
 
 

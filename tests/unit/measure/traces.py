@@ -85,7 +85,7 @@ class Trace:
         return self
 
     def bytes(self) -> bytes:
-        """As the file holds it."""
+        """The form in the file."""
         return self.space.SerializeToString()
 
     def _add(self, plane: Any, line: Any, event: Ran) -> None:
@@ -147,7 +147,7 @@ def resnet_step(*, persistent: bool = False) -> Trace:
         Ran(name=CAST, begin_us=30, length_us=6, op="model/conv1/Cast:Cast"),
         *(Ran(name=TRANSPOSE, begin_us=at, length_us=us, op=norm) for at, us in around),
         Ran(name=BATCH_NORM, begin_us=58, length_us=20, op=norm),
-        # It runs beside kernels, and takes no time of its own but its last microsecond.
+        # It runs at the same time as kernels; only its last microsecond counts for itself.
         Ran(name="MemcpyH2D", begin_us=20, length_us=17, stream=14),
         Ran(name="Mul_GPU_DT_FLOAT_DT_FLOAT_kernel", begin_us=98, length_us=2, op="sgd/mul:Mul"),
     )

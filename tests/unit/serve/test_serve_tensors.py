@@ -1,4 +1,4 @@
-"""Tensors of requests are what TensorFlow reads of them, whichever field holds their values."""
+"""Tensors of requests equal what TensorFlow reads from them, whichever field has their values."""
 
 from __future__ import annotations
 

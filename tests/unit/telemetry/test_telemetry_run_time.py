@@ -1,4 +1,4 @@
-"""What a run took, over all processes that have worked on it."""
+"""The wall time of a run over all of its processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_sums_go_on_over_processes_and_steps_that_were_lost_are_repeated(tmp_pat
         clock.now_s += 5
         run.begin(0)
         steps(clock, wall, run, 100, 50.0)
-    # The last checkpoint was that of step 60: of the 50 s 20 were for nothing.
+    # The last checkpoint was that of step 60: 20 of the 50 s were wasted.
     clock, wall, run = process(path)
     with run:
         clock.now_s += 5

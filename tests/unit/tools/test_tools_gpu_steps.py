@@ -37,16 +37,16 @@ def step(tmp_path: Path, *, sleep_s: float, timeout_s: float) -> Step:
 
 @pytest.mark.parametrize(("sleep_s", "status"), [(600.0, "timed out"), (0.0, "passed")])
 def test_all_processes_of_a_step_end_with_it(tmp_path: Path, sleep_s: float, status: str) -> None:
-    asked = step(tmp_path, sleep_s=sleep_s, timeout_s=5.0)
+    command = step(tmp_path, sleep_s=sleep_s, timeout_s=5.0)
     began_s = time.monotonic()
 
-    result = run_step(asked, tmp_path / "log")
+    result = run_step(command, tmp_path / "log")
 
     assert result.status == status
     assert time.monotonic() - began_s < 5.0 + GRACE_S + 5.0
-    assert marked(asked.mark) == []
+    assert marked(command.mark) == []
     assert (tmp_path / "log").read_text() == "started\n"
-    # The one that left its session and its parent, and that takes no SIGTERM.
+    # The one that left its session and its parent, and that ignores SIGTERM.
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
 
@@ -65,7 +65,7 @@ def test_a_step_that_fails_is_told_with_its_exit_code(tmp_path: Path) -> None:
 
 
 def test_steps_run_at_once_and_each_is_told_when_it_ends(tmp_path: Path) -> None:
-    # Each waits for the other: one after the other they would not end.
+    # Each waits for the other: run one after the other, they would not end.
     code = (
         "import sys, time\nfrom pathlib import Path\nfolder, mine, other = map(Path, sys.argv[1:])\n"
         "(folder / mine).touch()\nwhile not (folder / other).exists(): time.sleep(0.01)\n"

@@ -56,7 +56,7 @@ def test_auto_precision_and_the_trial_of_xla_follow_from_the_devices(
     ("settings", "tuned", "why"),
     [
         ({"deterministic": True}, False, "train.deterministic"),
-        ({}, True, "stoker.lock.yaml has what was measured"),
+        ({}, True, "stoker.lock.yaml has the measured settings"),
         ({"xla": True}, False, "asked for"),
         ({"xla": False}, False, "asked for"),
     ],

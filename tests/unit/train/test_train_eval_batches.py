@@ -1,4 +1,4 @@
-"""The eval split's batches, the first of which may be made before they are asked for."""
+"""The eval split's batches, the first of which may be made before they are needed."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_a_batch_of_no_rows_gives_no_rows(policy: str) -> None:
 
     assert KERNEL in kernels
     assert [each.shape for each in ours] == [each.shape for each in theirs]
-    # Keras's moving statistics become those of nothing.
+    # Keras's moving statistics become those of an empty batch.
     for our, their in zip(ours[-2:], theirs[-2:], strict=True):
         np.testing.assert_array_equal(our, their)
 

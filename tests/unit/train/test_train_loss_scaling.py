@@ -35,7 +35,7 @@ STEPS = 200
 
 
 def weights_of() -> list[Any]:
-    """A matrix that Adam's kernel takes on a CPU too, a bias, and a table of rows."""
+    """A matrix that Adam's kernel supports on a CPU too, a bias, and a table of rows."""
     rng = np.random.default_rng(0)
     shapes = (5, 3), (3,), (6, 2)
     return [keras.Variable(rng.normal(size=shape).astype("float32")) for shape in shapes]
@@ -107,7 +107,7 @@ def test_adams_one_kernel_leaves_out_what_kerass_operations_leave_out() -> None:
 def scaled_by(
     inner: Any, *, scale: float = 8.0, growth: int = 2000, average: bool = False
 ) -> tuple[Callable[..., None], list[Any], Any]:
-    """A traced update by Adam's kernel or by what the optimizer has, its variables, and the optimizer."""
+    """A traced update by Adam's kernel or the optimizer, its variables, and the optimizer."""
     weights = weights_of()
     optimizer = keras.optimizers.LossScaleOptimizer(
         inner, initial_scale=scale, dynamic_growth_steps=growth
@@ -179,7 +179,7 @@ HOST_READS = {
 
 
 def kernel_on_gpu(operation: tf.Operation) -> Any:
-    """What TensorFlow would run on a GPU; None where it has nothing there."""
+    """The kernel that TensorFlow would run on a GPU; None if it has none."""
     table: Any = registered
     for kernel in table.get_registered_kernels_for_op(operation.type).kernel:
         fits = all(
@@ -212,7 +212,7 @@ def runs_on_gpu(operation: tf.Operation, computed: set[int]) -> bool:
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_the_update_asks_the_host_for_nothing(name: str) -> None:
-    """No GPU has run it: TensorFlow's table of kernels says where each operation would run."""
+    """Not run on a GPU: TensorFlow's kernel registry shows where each operation would run."""
     step, _, _ = scaled_by(OPTIMIZERS[name]())
     traced: Any = step
     graph = traced.get_concrete_function(*map(tf.constant, ones())).graph
@@ -300,7 +300,7 @@ def test_dynamic_wraps_what_was_compiled_and_auto_leaves_it() -> None:
 
 
 class Own(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
-    """An optimizer of somebody's own, which may write to what nobody sees."""
+    """A user-defined optimizer, which may write to variables that Stoker does not see."""
 
 
 def test_an_optimizer_of_somebodys_own_keeps_kerass_condition() -> None:

@@ -1,4 +1,4 @@
-"""TensorFlow's private API that compiling by XLA uses: that it is there, and does what it is used for."""
+"""TensorFlow's private API for compiling with XLA exists, and does what Stoker uses it for."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_every_bar_is_drawn_within_the_picture(given_bars: list[Bar]) -> None:
 def test_a_stacked_bar_is_the_whole_in_parts(given_bars: list[Bar]) -> None:
     drawn = boxes(stacked_bar(given_bars, title="t"))
 
-    # A part has a box in the bar, and one beside its name.
+    # A part has a box in the bar, and one next to its name.
     parts = [box for box in drawn if box["y"] < 26]
     seen = [bar for bar in given_bars if bar.value > 1e-200]
     assert len(drawn) == 2 * len(parts) == 2 * len(seen)

@@ -54,11 +54,13 @@ def deploy(
     max_replicas: Annotated[int, typer.Option("--max-replicas", help="Most servers.")] = 10,
     cpu: Annotated[str, typer.Option(help="Cores of a server.")] = "1",
     memory: Annotated[
-        str | None, typer.Option(help="Memory of a server; by default 2Gi, with --gpu 8Gi.")
+        str | None, typer.Option(help="Memory of a server; default: 2Gi, with --gpu 8Gi.")
     ] = None,
     gpu: Annotated[
         bool,
-        typer.Option("--gpu", help="One GPU for each server; CUDA in the image, as we lock it."),
+        typer.Option(
+            "--gpu", help="One GPU for each server; CUDA in the image, as Stoker pins it."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

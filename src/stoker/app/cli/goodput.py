@@ -1,4 +1,4 @@
-"""What a person reads of a training's wall time."""
+"""The summary of a training's wall time that is printed for the user."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MINUTE_S = 60.0
 
 
 def goodput_line(train: Mapping[str, Any]) -> str | None:
-    """The share that was steps, and the largest other part with what to do about it.
+    """The share spent in steps, and the largest other part with advice on reducing it.
 
     Args:
         train: The facts of the stage `train`.
 
     Returns:
-        E.g. `41 % of 25.3 s was steps; most of the rest: imports and start, 6.1 s (...)`; None where
-        nothing was measured: parameter servers, or a run of an earlier Stoker.
+        E.g. `41 % of 25.3 s was steps; most of the rest: imports and start, 6.1 s (...)`; None if
+        nothing was measured (parameter servers, or a run of an earlier Stoker).
     """
     if train.get("goodput") is None or "wall_time" not in train:
         return None

@@ -28,7 +28,7 @@ Gpus = Annotated[
         "MIG-...; none: the CPU. Default: all that CUDA_VISIBLE_DEVICES allows.",
     ),
 ]
-"""Takes effect by `use_gpus`, before TensorFlow is imported; child processes inherit it."""
+"""`use_gpus` applies it before TensorFlow is imported; child processes inherit it."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 """For other programs; what a person reads goes to stderr."""
@@ -57,10 +57,10 @@ Again = Annotated[
 
 
 def use_gpus(listed: str | None) -> None:
-    """Show only the listed GPUs to this process and its children; None changes nothing.
+    """Make only the listed GPUs visible to this process and its children; None changes nothing.
 
     Raises:
-        ConfigError: a name is malformed, unknown or listed twice, or there is no driver.
+        ConfigError: a name is malformed, unknown or listed twice, or no driver was found.
     """
     if listed is None:
         return

@@ -154,7 +154,7 @@ def _print(found: Profiled) -> None:
 
 
 def _print_device(console: Console, found: Profiled) -> None:
-    """The device's time by class, and the finding about it, which comes first."""
+    """Print the device time by class, and first the finding about it."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -76,7 +76,7 @@ class ServeCommand(TyperCommand):
         args, passed_over = without_meaningless(args)
         for name in passed_over:
             typer.echo(f"stoker: {name} is passed over: {MEANINGLESS[name]}", err=True)
-        # Workers inherit the choice of GPUs, and may be given a part of it, by their environment.
+        # Workers inherit the selection of GPUs through their environment, or get a subset of it.
         ctx.meta[ARGUMENTS] = without_option(args, "--gpus")
         return super().parse_args(ctx, [plain for arg in args for plain in _plain(arg, flags)])
 

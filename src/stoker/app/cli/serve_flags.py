@@ -125,7 +125,7 @@ GrpcNumThreads = Annotated[
     option(
         "--grpc-num-threads",
         "--grpc_max_threads",
-        help_text="gRPC calls that are worked on at once.",
+        help_text="gRPC calls that are processed at the same time.",
     ),
 ]
 
@@ -134,7 +134,7 @@ IntraOpThreads = Annotated[
     option(
         "--tensorflow-intra-op-parallelism",
         "--tensorflow_intra_op_parallelism",
-        help_text="Threads that compute one operation of a model; 0: as many as cores.",
+        help_text="Threads that compute one operation of a model; 0: one for each core.",
     ),
 ]
 
@@ -152,7 +152,7 @@ SessionThreads = Annotated[
     option(
         "--tensorflow-session-parallelism",
         "--tensorflow_session_parallelism",
-        help_text="Both of these, where they are 0.",
+        help_text="Value of both the intra-op and the inter-op option if they are 0.",
     ),
 ]
 
@@ -218,7 +218,7 @@ GpuMemoryFraction = Annotated[
     option(
         "--per-process-gpu-memory-fraction",
         "--per_process_gpu_memory_fraction",
-        help_text="Largest share of each GPU's memory, 0..1, which its workers divide; 0: grow freely.",
+        help_text="Largest share of each GPU's memory, 0..1, split among its workers; 0: no limit.",
     ),
 ]
 

@@ -154,7 +154,7 @@ def _mfu(train: Mapping[str, Any]) -> str:
 
 
 def _device_time(train: Mapping[str, Any]) -> str:
-    """The classes of kernels, the largest first, and what follows from them."""
+    """The kernel classes, the largest first, and the finding about them."""
     found = train["device_time"]
     shares = sorted(found["shares"].items(), key=lambda each: -each[1])
     parts = [f"{LABELS[name]} {share:.0%}" for name, share in shares if share >= LEAST_SHOWN]
@@ -164,7 +164,7 @@ def _device_time(train: Mapping[str, Any]) -> str:
 
 
 LEAST_SHOWN = 0.005
-"""Share of a device's time: a class below it is left out."""
+"""Classes with a smaller share of the device time are left out."""
 
 MEASURABLE = 1.05
 """A busy fraction above this says that the machine's noise was larger than what was measured."""

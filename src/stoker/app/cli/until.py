@@ -107,9 +107,9 @@ def run_until(
 
 
 def _until_now(outcome: StageOutcome, wall: WallTime) -> dict[str, Any]:
-    """The facts of a stage; those of a training in this process account for its ending too."""
+    """The facts of a stage; those of a training in this process also account for its shutdown."""
     facts, report = outcome.result, outcome.result.get("wall_time")
-    # Where workers have trained, it is the first one's account.
+    # If several workers trained, this is the account of the first one.
     if outcome.stage != "train" or outcome.skipped or report is None or "workers" in facts:
         return facts
     report = until_now(report, wall)

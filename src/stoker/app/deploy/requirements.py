@@ -55,7 +55,7 @@ def cuda_requirements() -> str:
                 f"the lock of CUDA libraries must fit the installed TensorFlow, which needs "
                 f"{package.name}{package.wanted}",
                 got=Plain("it has none" if version is None else f"it has {version}"),
-                fix="Install the TensorFlow that this Stoker was released with.",
+                fix="Install the TensorFlow version for which this Stoker was released.",
             )
     return text
 

@@ -217,8 +217,8 @@ def _code_for_gpus(machine: Machine) -> Iterator[Finding]:
             yield _error(
                 "gpu_code",
                 f"this TensorFlow does not run on {gpu}: it has code for {_listed(names)}",
-                "Take an older TensorFlow for an old card and a newer one for a new card, of which pip "
-                "index versions tensorflow lists all.",
+                "Use an older TensorFlow for an old card and a newer one for a new card; pip index "
+                "versions tensorflow lists all versions.",
             )
 
 

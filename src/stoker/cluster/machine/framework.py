@@ -242,17 +242,17 @@ def unfit_libraries(framework: Framework) -> Iterator[tuple[str, str, str]]:
 def code_for(
     names: Iterable[str], capability: tuple[int, int]
 ) -> Literal["machine code", "PTX"] | None:
-    """What a TensorFlow with these capabilities runs on a GPU.
+    """What a TensorFlow build with these capabilities can run on a GPU.
 
-    `sm_80` is machine code for 8.x from 8.0 on, `compute_90` the same and PTX, of which the driver makes
-    code for 9.0 and all later ones. A suffix (`sm_90a`) restricts both to one GPU (a) or family (f).
+    `sm_80` is machine code for 8.x from 8.0 on. `compute_90` is the same plus PTX, which the driver
+    compiles for 9.0 and later. A suffix (`sm_90a`) restricts both to one GPU (a) or family (f).
 
     Args:
         names: As TensorFlow's build information lists them.
         capability: The GPU's compute capability, major and minor.
 
     Returns:
-        What the driver loads; None where this TensorFlow cannot run on the GPU.
+        What the driver loads; None if this TensorFlow cannot run on the GPU.
 
     Source: TensorFlow, third_party/gpus/cuda_configure.bzl; NVIDIA, CUDA C++ programming guide, compute
         capability; the code in TensorFlow 2.21's wheel (sm_60 to sm_90, PTX for 9.0).

@@ -18,7 +18,7 @@ EVERY_S = 0.1
 
 @contextmanager
 def watched_gpus() -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Look at the GPUs that this process may use while the context is open.
+    """Watch the GPUs that this process may use while the context is open.
 
     Yields:
         What gives, once it is closed, a GPU's means of utilisation, power and clock and its most

@@ -59,7 +59,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MigSlice:
-    """A part of a GPU in MIG mode, which CUDA uses like a GPU."""
+    """A slice of a GPU in MIG mode, which CUDA uses like a GPU."""
 
     uuid: str
     name: str
@@ -115,7 +115,7 @@ class GpuState:
     """Lanes that card and slot could use."""
 
     mig: bool | None = None
-    """Whether it is divided into slices."""
+    """Whether it is divided into MIG slices."""
 
     slices: tuple[MigSlice, ...] = ()
     """Its MIG slices, in the driver's order."""
@@ -252,7 +252,7 @@ def _slices(handle: Any) -> tuple[MigSlice, ...]:
 
 
 def _slice(handle: Any, place: int) -> MigSlice:
-    """A slice; NVML raises an error where this place is free."""
+    """A slice; NVML raises an error if the index is unused."""
     part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
     return MigSlice(
         uuid=pynvml.nvmlDeviceGetUUID(part),

@@ -1,4 +1,4 @@
-"""Which GPUs a process may use: what `CUDA_VISIBLE_DEVICES` allows, and what `--gpus` sets there.
+"""Which GPUs a process may use: `CUDA_VISIBLE_DEVICES`, and how `--gpus` sets it.
 
 Source: CUDA C++ programming guide, CUDA environment variables; NVIDIA MIG user guide, device names.
 """
@@ -14,22 +14,22 @@ from stoker.cluster.shares import GPUS
 from stoker.core.errors import ConfigError, Plain
 
 ORDER = "CUDA_DEVICE_ORDER"
-"""Environment variable that says how CUDA numbers GPUs; by default the fastest is 0."""
+"""Environment variable that sets how CUDA numbers GPUs; by default the fastest is 0."""
 
 NO_GPU = "-1"
-"""As a value of `CUDA_VISIBLE_DEVICES`: none."""
+"""Value of `CUDA_VISIBLE_DEVICES` that hides all GPUs."""
 
 _INDEX = re.compile(r"[0-9]{1,4}")
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 
 Visible = tuple[GpuState, MigSlice | None]
-"""A GPU, and the slice of it where only a slice is visible."""
+"""A GPU, and its slice if only a slice is visible."""
 
 
 def visible_gpus(states: Sequence[GpuState], environ: Mapping[str, str]) -> list[Visible]:
     """The GPUs that CUDA shows to a process with this environment.
 
-    Indices are taken as the driver's, which are CUDA's where all GPUs are of one model or
+    Indices are the driver's. They equal CUDA's if all GPUs are of one model or
     `CUDA_DEVICE_ORDER` is `PCI_BUS_ID`.
 
     Args:
@@ -49,15 +49,15 @@ def visible_gpus(states: Sequence[GpuState], environ: Mapping[str, str]) -> list
 
 
 def choose_gpus(text: str, gpus: Gpus) -> dict[str, str]:
-    """Environment variables with which CUDA shows the listed GPUs and no others.
+    """Environment variables that make CUDA show only the listed GPUs.
 
     Args:
         text: Indices as `nvidia-smi` shows them, or UUIDs, separated by commas; empty or `none`
             for no GPU.
-        gpus: What the driver says of this machine.
+        gpus: What the driver reports about this machine.
 
     Raises:
-        ConfigError: a name is malformed, unknown, ambiguous or listed twice, or there is no driver.
+        ConfigError: a name is malformed, unknown, ambiguous or listed twice, or no driver answers.
     """
     names = [name.strip() for name in text.split(",")]
     if names in ([""], ["none"]):
@@ -78,12 +78,12 @@ def choose_gpus(text: str, gpus: Gpus) -> dict[str, str]:
 
 
 def unused_slices(variables: Mapping[str, str]) -> int:
-    """MIG slices beyond the first: CUDA gives a process one slice."""
+    """MIG slices after the first: CUDA gives a process one slice."""
     return max(0, variables[GPUS].count("MIG-") - 1)
 
 
 def _resolved(names: list[str], text: str, states: Sequence[GpuState]) -> list[str]:
-    """The names as CUDA gets them: indices, or full UUIDs where one of them is a UUID."""
+    """The names in CUDA's form: indices, or full UUIDs if any of them is a UUID."""
     found = [_one(name, states) for name in names]
     _require_distinct([_uuid(visible) for visible in found], text)
     if all(_INDEX.fullmatch(name) for name in names):
@@ -97,20 +97,20 @@ def _one(name: str, states: Sequence[GpuState]) -> Visible:
         raise ConfigError(
             "--gpus must name GPUs of this machine",
             got=Plain(f"{name!r}, which {len(matches)} GPUs match" if matches else repr(name)),
-            fix=f"There are: {_list(states)}.",
+            fix=f"Available: {_list(states)}.",
         )
     state, mig = matches[0]
     if state.mig and mig is None:
         raise ConfigError(
             f"GPU {state.index} is divided into MIG slices, which are chosen by UUID",
             got=name,
-            fix=f"There are: {', '.join(each.uuid for each in state.slices) or 'no slices yet'}.",
+            fix=f"Available: {', '.join(each.uuid for each in state.slices) or 'no slices yet'}.",
         )
     return matches[0]
 
 
 def _named(states: Sequence[GpuState], name: str) -> list[Visible]:
-    """What an index, a UUID or the beginning of a UUID names."""
+    """The GPUs that an index, a UUID or the beginning of a UUID matches."""
     if _INDEX.fullmatch(name):
         return [(state, None) for state in states if state.index == int(name)]
     if not _UUID.fullmatch(name):
@@ -134,7 +134,7 @@ def _require_distinct(names: list[str], text: str) -> None:
 
 
 def _require_cuda_driver(text: str, gpus: Gpus) -> None:
-    """A container may have CUDA's driver library and not NVML; without both there is no GPU."""
+    """Raise if no driver answers. A container may have CUDA's driver library but not NVML."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

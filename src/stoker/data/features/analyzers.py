@@ -175,8 +175,8 @@ def vocabulary(
 ) -> list[bytes]:
     """The distinct tokens, most frequent first; of equally frequent ones the greater first.
 
-    The empty string is left out, as in TensorFlow Transform; tokens that hold a line end are kept,
-    which it drops. Where nothing is left it is `EMPTY_VOCABULARY_TOKEN` alone.
+    Empty strings are left out, as in TensorFlow Transform. Tokens that contain a line break are
+    kept, which it drops. Without any token the vocabulary is `EMPTY_VOCABULARY_TOKEN` alone.
 
     Source: `tft.vocabulary` (ties: the example in the documentation of `tft.tfidf`, where "like"
     comes before "I").

@@ -1,8 +1,8 @@
 """Full passes over a split: Ibis expressions on DuckDB, on all cores.
 
-Floating-point sums are taken by one thread each, so that they have one order and are the same in
-every run; several columns' at once. What does not depend on an order (counts, distinct values,
-ranks) is computed by all threads together.
+Each floating-point sum is computed by one thread, so its order is fixed and it is the same in every
+run; several columns are summed in parallel. Results that do not depend on an order (counts,
+distinct values, ranks) are computed by all threads together.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def connection(*, threads: int = 1) -> Iterator[ibis.backends.duckdb.Backend]:
     """A DuckDB in memory.
 
     Args:
-        threads: How many it computes with; sums of floats in more than one differ from run to run.
+        threads: Threads to compute with; with more than one, sums of floats differ from run to run.
     """
     backend = ibis.duckdb.connect(threads=threads)
     try:
@@ -83,7 +83,7 @@ def connection(*, threads: int = 1) -> Iterator[ibis.backends.duckdb.Backend]:
 
 
 def in_parallel(work: Callable[[Given], Made], given: Sequence[Given]) -> list[Made]:
-    """The results of queries that each have a connection of one thread, in order; a core for each."""
+    """The results of queries in order, each on a single-threaded connection, one per core."""
     return list(InThreads(usable_cores()).map(work, given))
 
 
@@ -95,7 +95,7 @@ def read_parquet(backend: ibis.backends.duckdb.Backend, paths: Sequence[Path]) -
 
 
 def read_split(backend: ibis.backends.duckdb.Backend, dataset: Dataset, split: str) -> Split:
-    """A split's shards, which `verify_split` must have checked: DuckDB would read damage as values."""
+    """A split's shards; call `verify_split` first, because DuckDB would read damage as values."""
     return read_parquet(backend, dataset.paths(split))
 
 

@@ -1,4 +1,4 @@
-"""What the labels of one split are, in the few numbers that a check against the model needs."""
+"""A summary of the labels of one split, with the few numbers that a check of the model needs."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_CLASSES = 1_000
-"""Most distinct values of a label that are counted one by one."""
+"""Most distinct values of a label that are counted individually."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelSummary:
-    """The labels of one output in one split. Values that are not finite are left out."""
+    """Summary of the labels of one output in one split. Non-finite values are left out."""
 
     rows: int
-    """Labels that were read."""
+    """Number of labels that were read."""
 
     shape: tuple[int, ...]
-    """Of one label, without the batch."""
+    """Shape of one label, without the batch axis."""
 
     min: float | None
-    """The smallest value; None where there is none."""
+    """The smallest value; None without values."""
 
     max: float | None
     """The largest value."""
@@ -36,16 +36,16 @@ class LabelSummary:
     """Whether every value is 0 or 1."""
 
     least_sum: float | None
-    """The smallest sum over the last axis of a label; None of single values."""
+    """The smallest sum over a label's last axis; None for scalar labels."""
 
     most_sum: float | None
-    """The largest sum over the last axis of a label."""
+    """The largest sum over a label's last axis."""
 
     counts: dict[str, int] | None
-    """Value -> rows with it; None where there are more than `MOST_CLASSES`, and of vectors."""
+    """Value -> rows with it; None for vectors, or with more than `MOST_CLASSES` values."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON's own types."""
+        """The summary as JSON values."""
         return asdict(self) | {"shape": list(self.shape)}
 
     @classmethod
@@ -57,7 +57,7 @@ class LabelSummary:
 def labels_as_facts(
     labels: Mapping[str, Mapping[str, LabelSummary]],
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Split -> output -> what its labels are, as JSON values."""
+    """Split -> output -> label summary, as JSON values."""
     return {
         split: {output: summary.to_json() for output, summary in by_output.items()}
         for split, by_output in labels.items()
@@ -78,7 +78,7 @@ class LabelCounter:
     """Summarizes labels batch by batch."""
 
     def __init__(self) -> None:
-        """Begin with no label."""
+        """Start without labels."""
         self._rows = 0
         self._shape: tuple[int, ...] = ()
         self._limits: tuple[float, float] | None = None
@@ -87,10 +87,10 @@ class LabelCounter:
         self._counts: dict[str, int] | None = {}
 
     def add(self, values: NDArray[Any]) -> None:
-        """Take a batch of labels.
+        """Add a batch of labels.
 
         Args:
-            values: [batch, ...] numbers; others are counted and not looked at.
+            values: [batch, ...] numbers; other types are only counted.
         """
         self._rows += len(values)
         self._shape = tuple(values.shape[1:])
@@ -119,7 +119,7 @@ class LabelCounter:
             self._counts = None
 
     def summary(self) -> LabelSummary:
-        """What the labels taken so far are."""
+        """The summary of the labels added so far."""
         least, most = self._limits or (None, None)
         least_sum, most_sum = self._sums or (None, None)
         return LabelSummary(

@@ -35,7 +35,7 @@ def require_known_labels(
         split: Name of the split.
 
     Returns:
-        Output of the model -> what its labels are.
+        Output of the model -> summary of its labels.
 
     Raises:
         DataError: names the split, the record and what its label or weight is.

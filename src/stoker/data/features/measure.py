@@ -72,7 +72,7 @@ def _split(dataset: Dataset, name: str, progress: Progress) -> tuple[ColumnStati
 
 
 def _totals(dataset: Dataset, name: str, columns: Sequence[Column]) -> dict[str, Totals]:
-    """Column -> its counts, sums and limits, by one thread."""
+    """Column -> its counts, sums and limits, computed by one thread."""
     with engine.connection() as backend:
         split = engine.read_split(backend, dataset, name)
         totals = _answers(split, columns, _asked)
@@ -183,7 +183,7 @@ def _frequencies(values: ir.Table) -> tuple[int, tuple[ValueCount, ...]]:
 
 
 def _shown(value: object) -> str:
-    # 0.0 and -0.0 are one value, and which of them stands for it depends on the thread.
+    # 0.0 and -0.0 are one value; the thread decides which of them is reported.
     return str(value + 0.0 if isinstance(value, float) else value)
 
 

@@ -40,7 +40,7 @@ _BATCH_BYTES = 32 << 20
 """Decoded images and vectors held at a time: with their floats beside them still well below 1 GiB."""
 
 _SUMS = ("moments", "range")
-"""Questions whose answer depends on the order of the rows, if only by the sign of a zero."""
+"""Analyzers whose result depends on the order of the rows, if only in the sign of a zero."""
 
 _VALUE_BYTES = 8
 """A number of a vector."""
@@ -190,7 +190,7 @@ def _answered(
 
 
 def _classes(dataset: Dataset, column: str) -> list[bytes]:
-    """As `analyzers.classes`, of a raw column; nothing else of the shards is read."""
+    """As `analyzers.classes`, for a raw column; nothing else in the shards is read."""
     found: set[str] = set()
     for batch in dataset.batches(TRAIN, columns=[column], whole=False):
         found.update(pc.unique(batch.column(0)).to_pylist())

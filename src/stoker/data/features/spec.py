@@ -71,10 +71,10 @@ class VocabularySpec:
     """Number of terms, out-of-vocabulary buckets not counted."""
 
     escaped: bool = False
-    """Whether the file holds a line end of a term as `\\n` or `\\r`, and a backslash twice."""
+    """Whether the file escapes a term's line breaks as `\\n` or `\\r`, and doubles backslashes."""
 
     def read(self, root: Path) -> list[bytes]:
-        """The terms in the order of their ids.
+        """The terms in the order of their IDs.
 
         Args:
             root: The transform's folder.
@@ -89,7 +89,7 @@ def escaped(term: bytes) -> bytes:
 
 
 def unescaped(line: bytes) -> bytes:
-    """The term that `escaped` made the line of."""
+    """The term for a line made by `escaped`."""
     return _ESCAPE.sub(lambda found: _ESCAPED[found[0]], line)
 
 

@@ -1,8 +1,8 @@
-"""TensorFlow Transform's arguments that Stoker's functions of the same name do not need.
+"""Arguments of TensorFlow Transform that Stoker's functions of the same name do not need.
 
-An argument that changes nothing here is accepted and ignored (`name`, `epsilon`: quantiles are
-exact). One that would change the result is accepted with its default and refused, by name, with any
-other value.
+An argument that changes nothing here is accepted and ignored (`name`; `epsilon`, because quantiles
+are exact). One that would change the result is accepted with its default value; any other value
+raises an error that names it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Result = TypeVar("Result")
 
 
 class _Ignored:
-    """Marks an argument that may have any value."""
+    """Marks an argument that accepts any value."""
 
 
 IGNORED: Any = _Ignored()
 
 
 def also_takes(**extra: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Let a function take more of TensorFlow Transform's arguments.
+    """Let a function accept more of TensorFlow Transform's arguments.
 
     Args:
-        **extra: Argument -> the only value that it may have, or `IGNORED`; in the order in which
+        **extra: Argument -> the only accepted value, or `IGNORED`; in the order in which
             TensorFlow Transform takes them after the function's own positional arguments.
     """
 
@@ -81,16 +81,18 @@ def _require(function: str, name: str, value: Any, only: Any) -> None:
     if only is IGNORED or value is only or (plain and value == only):
         return
     raise ConfigError(
-        f"stoker.transform.{function} knows {name}={only!r} only",
+        f"stoker.transform.{function} supports only {name}={only!r}",
         got=value,
-        fix=_INSTEAD.get(name, f"Leave {name} out; docs/reference/transform.md has what there is."),
+        fix=_INSTEAD.get(
+            name, f"Leave {name} out; docs/reference/transform.md lists the arguments."
+        ),
     )
 
 
 _INSTEAD = {
     "elementwise": "Give each position of the vector a feature of its own, x[:, 0], or leave it out.",
     "reduce_instance_dims": "Reduce over all values, or call it for each position, x[:, 0].",
-    "weights": "Leave it out: every row counts alike. train.sample_weight weighs training.",
+    "weights": "Leave it out: all rows have equal weight. train.sample_weight weights training.",
     "use_adjusted_mutual_info": "Choose the terms by top_k or frequency_threshold.",
     "labels": "Choose the terms by top_k or frequency_threshold.",
     "key_fn": "Learn a vocabulary for each key: filter the tokens first.",
@@ -104,9 +106,7 @@ _MISSING = {
     ),
     "bucketize_per_key": "Use bucketize over all rows, and give the key as a feature of its own.",
     "count_per_key": "Counts for each value are in the analysis stage: statistics.json.",
-    **dict.fromkeys(
-        ("sum", "size"), "The mean is there (mean), and the counts are in statistics.json."
-    ),
+    **dict.fromkeys(("sum", "size"), "Use mean for the mean; the counts are in statistics.json."),
     **dict.fromkeys(
         ("histogram", "estimated_probability_density", "covariance", "pca"),
         "Histograms are in the analysis stage: statistics.json and report.html.",
@@ -138,11 +138,11 @@ _MISSING = {
     ),
     "get_num_buckets_for_transformed_feature": "Use transform.num_buckets(NAME) in build.",
 }
-"""TensorFlow Transform's names that are not here -> what to use instead."""
+"""Names of TensorFlow Transform that Stoker lacks -> what to use instead."""
 
 
 class NoSuchFunction(ConfigError, AttributeError):
-    """A name of TensorFlow Transform that is not here; also an AttributeError, for `hasattr`."""
+    """Raised for a missing name of TensorFlow Transform; an AttributeError too, for `hasattr`."""
 
 
 def missing_function(name: str) -> AttributeError:
@@ -156,5 +156,5 @@ def missing_function(name: str) -> AttributeError:
 
 
 def missing_names() -> tuple[str, ...]:
-    """TensorFlow Transform's public names that are not here."""
+    """Public names of TensorFlow Transform that Stoker lacks."""
     return tuple(sorted(_MISSING))

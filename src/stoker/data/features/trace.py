@@ -29,7 +29,7 @@ class VocabularyFile:
     """Number of lines."""
 
     escaped: bool = False
-    """Whether line ends and backslashes within terms are escaped, since a term holds a line end."""
+    """Whether line breaks and backslashes in terms are escaped, because a term has a line break."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ _OF_VOCABULARIES = {
     **dict.fromkeys(("use_adjusted_mutual_info", "fingerprint_shuffle", "store_frequency"), False),
     **dict.fromkeys(("file_format", "name"), IGNORED),
 }
-"""Arguments of TensorFlow Transform's vocabularies; all of them by keyword, as there."""
+"""Arguments of TensorFlow Transform's vocabularies; all are keyword arguments, as there."""
 
 
 @also_takes(**_OF_VOCABULARIES)
@@ -52,8 +52,8 @@ def compute_and_apply_vocabulary(
 
     Returns:
         Of x's shape, int64; ids by falling frequency, of equally frequent terms the greater first.
-        An empty string (missing) is out of vocabulary. A token that holds a line end is a term as
-        any other: the file, which has one term a line, then holds it escaped.
+        An empty string (missing) is out of vocabulary. A token that contains a line break is a
+        normal term: the file has one term per line and then holds it escaped.
 
     Raises:
         ConfigError: an option is negative; the name is taken, or is no plain file name.
@@ -187,7 +187,7 @@ def file_table(
 
 
 def _escaped(x: tf.Tensor) -> tf.Tensor:
-    """Strings as the lines of an escaped vocabulary; see `stoker.data.features.spec.escaped`."""
+    """Strings as lines of an escaped vocabulary; see `stoker.data.features.spec.escaped`."""
     for pattern, rewrite in ((r"\\", r"\\\\"), ("\n", r"\\n"), ("\r", r"\\r")):
         x = tf.strings.regex_replace(x, pattern, rewrite)
     return x

@@ -27,8 +27,9 @@ SAMPLE_ROWS = 64
 """Images that are compared before training, spread over the split."""
 
 TIE = 1e-5
-"""Scores that are no further apart, by the row's largest, are equal: float32 on a CPU rounds sums of
-some hundred terms to about that. Other arithmetic is coarser: see `train/agreement.py`."""
+"""Scores that differ by no more than this share of the row's largest are equal: it is about the
+error of float32 sums of some hundred terms on a CPU. For less precise arithmetic see
+`train/agreement.py`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +43,7 @@ class AnswerAgreement:
     """Of these, rows with another answer by the other path; ties do not count."""
 
     tolerance: float = TIE
-    """How far apart two scores of a row may be, by its largest, and still be a tie."""
+    """Largest difference of two scores, as a share of the row's largest, that counts as a tie."""
 
     @property
     def holds(self) -> bool:
@@ -131,8 +132,8 @@ def other_answers(
         scores: [rows, ..., classes], or [rows, 1] or [rows] of a yes or no.
         others: The same of the other path.
         threshold: From where on a yes or no is a yes.
-        tolerance: Another answer counts only where one of the paths sets both answers further
-            apart than this, as a share of the row's largest score or of 1.
+        tolerance: A different answer counts only if one of the paths separates the two answers
+            by more than this, as a share of the row's largest score or of 1.
 
     Returns:
         [rows] True where some answer of the row is another one.

@@ -107,10 +107,10 @@ def as_written(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
 
 
 def begun_early(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-    """A dataset whose iterator makes elements ready from its creation on, not from its first `next`.
+    """A dataset whose iterator prepares elements from its creation on, not from its first `next`.
 
-    The first batch is then made while the step is traced. Not for a user's own dataset: its Python
-    could draw random numbers while the model does.
+    So the first batch is made while the step is traced. Not for a user-defined dataset: its Python
+    code could draw random numbers while the model does.
     """
     options = tf.data.Options()
     options.experimental_warm_start = True  # type: ignore[attr-defined]  # not in its stubs

@@ -41,7 +41,7 @@ def fingerprint_of(listing: Listing) -> str:
     Raises:
         DataError: a file was written since it was listed.
     """
-    # Several files of a store at once may be more than the cache holds.
+    # Several files of a remote store at once may exceed the cache.
     workers = InThreads(None if listing.files[0].place.is_local else 1)
     hashes = workers.map(lambda file: file.sha256(), listing.files)
     found = fingerprint([[f.name, each] for f, each in zip(listing.files, hashes, strict=True)])

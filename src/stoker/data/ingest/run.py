@@ -289,7 +289,7 @@ class _Ingest:
         return dataset
 
     def _sample(self, dataset: Dataset) -> Shard:
-        """Write the first records once more, by themselves."""
+        """Write the first records again, to a file of their own."""
         names = [column.name for column in dataset.columns]
         table = pa.Table.from_batches([dataset.first_rows(names)])
         return write_table(self._out_dir, SAMPLE, table, columns=dataset.columns)

@@ -71,7 +71,7 @@ class SplitWriter:
             shard_rows: Most records in one shard.
             pool: Its threads write the shards.
             finished: Told of each shard that is on the disk.
-            workers: What makes the indexes of images; the pool's threads by default.
+            workers: Create the indexes of images; by default the pool's threads.
         """
         self.split = split
         self.rows = 0
@@ -192,7 +192,7 @@ def write_shard(
         file: The shard's name in it.
         table: Its records.
         columns: What they consist of.
-        workers: What makes the index of its images.
+        workers: Create the index of its images.
 
     Raises:
         OSError: the disk is full, or cannot be written.
@@ -204,7 +204,7 @@ def write_shard(
 
 
 def write_table(root: Path, file: str, table: pa.Table, *, columns: Sequence[Column]) -> Shard:
-    """Write some records as a shard is written, without an index of its images.
+    """Write some records like a shard, but without an index of images.
 
     Raises:
         OSError: as `write_shard`.
@@ -225,7 +225,7 @@ def _write(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Table:
-    """A shard's records that are on the disk."""
+    """The records of a shard as they are on disk."""
 
     root: Path
     file: str
@@ -234,7 +234,7 @@ class _Table:
 
 
 def _described(table: _Table) -> Shard:
-    """The shard, with an index of its images, which is made of what is on the disk."""
+    """The shard with an index of its images, which is made from the file on disk."""
     path = table.root / table.file
     index = write_image_index(path, table.images) if table.images else None
     return Shard(

@@ -35,19 +35,19 @@ TABLE_VALUES = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnAnalysis:
-    """What one pass over a user's dataset found."""
+    """Results of one pass over a user's dataset."""
 
     counts: dict[str, Count]
-    """Split -> what it holds."""
+    """Split -> its content."""
 
     anomalies: list[Anomaly]
-    """What is wrong with the splits, errors first."""
+    """Problems with the splits, errors first."""
 
     byte_forms: dict[str, ByteForm]
-    """Feature -> how all of its numbers, in every split, were made of bytes, where they were."""
+    """Feature -> how all of its numbers, in every split, were made from bytes, if they were."""
 
     labels: dict[str, dict[str, LabelSummary]]
-    """Split -> output of the model -> what its labels are."""
+    """Split -> output of the model -> label summary."""
 
 
 Progress = Callable[[int, int, str], None]
@@ -140,7 +140,7 @@ class _Look:
         self._labels = {output: LabelCounter() for output in dataset.description.labels}
 
     def labels(self) -> dict[str, LabelSummary]:
-        """Output of the model -> what the labels read so far are."""
+        """Output of the model -> summary of the labels read so far."""
         return {output: counter.summary() for output, counter in self._labels.items()}
 
     def run(self, progress: Progress) -> Count:

@@ -29,7 +29,7 @@ REACH_KEYS = (
 """Settings of how a source or the shards are reached, which change no record that is read."""
 
 MOST_WORKERS = 1024
-"""Most processes that a setting may name."""
+"""Largest number of processes that a setting may have."""
 
 MOST_ROWS = 2**31
 """Most records that a setting may name: beyond it a setting is a slip of the keyboard."""
@@ -204,9 +204,9 @@ class IngestConfig:
     """Pause after its first failure, seconds; doubled after each further one."""
 
     workers: int | None = None
-    """Processes that read and check records, 1 to 1,024. none: one for each core that this process may
-    use, or threads where the source is small, lies in a store, or is read in threads as quickly. The
-    result does not depend on it."""
+    """Processes that read and check records, 1 to 1,024. none: one for each core available to this
+    process, or threads if the source is small, is in a store, or is read equally fast in threads.
+    The result does not depend on this setting."""
 
     service: ServiceConfig | None = None
     """A tf.data service whose workers make training's batches; none: they are made here."""

@@ -42,7 +42,7 @@ BLOCK_BYTES = 32 << 20
 """Bytes of images that are read at a time."""
 
 PART_FILES = 32
-"""Images of a block that one worker takes: enough to be worth a message, few enough to share out."""
+"""Images of a block that one worker takes: enough to justify a message, few enough to balance."""
 
 MAX_FILE_BYTES = 256 << 20
 """Longest image file: several times what 50 million pixels take up."""
@@ -62,7 +62,7 @@ class ImageFolder:
     """How they are read."""
 
     workers: Workers = field(default_factory=InThreads)
-    """What reads them."""
+    """The workers that read them."""
 
     def scan(self, progress: Progress) -> Scan:
         """Read the images' headers, where their shape is not configured.
@@ -129,10 +129,10 @@ def class_of(file: SourceFile) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
-    """Some images of a block, as a worker hands them over."""
+    """Some images of a block, as a worker returns them."""
 
     table: pa.Table
-    """The good ones."""
+    """The valid ones."""
 
     content: NDArray[np.uint64] | None
     """What was computed of each row of the table."""
@@ -147,7 +147,7 @@ def _parts(run: slice) -> list[slice]:
 
 
 def _headers(files: Sequence[SourceFile], *, max_pixels: int) -> list[ImageHeader | None]:
-    """The header of each image, None where there is none that counts."""
+    """The header of each image; None if it has no valid one."""
     found: list[ImageHeader | None] = []
     for file in files:
         try:
@@ -174,7 +174,7 @@ def _read_part(
     content: Content | None,
     shared: bool,
 ) -> _Part:
-    """Read and check some images; their bytes go to memory that is shared where that is wanted."""
+    """Read and check some images; on request their bytes go to shared memory."""
     good: list[SourceFile] = []
     images: list[bytes] = []
     faults: list[Fault] = []

@@ -1,4 +1,4 @@
-"""Is this a whole JPEG? Its markers lead to its end, and libjpeg accepts its tables and scans.
+"""Checks that a JPEG is whole: its markers lead to its end, and libjpeg accepts tables and scans.
 
 Source: ITU-T T.81, annex B.
 """
@@ -23,16 +23,16 @@ _FRAMES = (0xC0, 0xC1, 0xC2)
 _NO_FRAMES = (0xC4, 0xC8, 0xCC)
 _ENDS_A_SCAN = np.ones(256, np.bool_)
 _ENDS_A_SCAN[[0x00, *range(0xD0, 0xD8), 0xFF]] = False
-"""[byte after FF] True where both are a marker that ends coded data. In coded data FF stands before
-00 (a plain FF) or is part of a restart marker."""
+"""[byte after FF] True if both bytes are a marker that ends coded data. In coded data, FF is
+followed by 00 (a plain FF) or is part of a restart marker."""
 
 _NO_CODED_DATA = ("premature end of data segment", "found marker 0xd9 instead of RST")
-"""What libjpeg says last of a JPEG that is in order but for its coded data, which was left out; the
-second where there are restart markers. Source: libjpeg-turbo, jerror.h."""
+"""libjpeg's last message for a JPEG that is valid except for its missing coded data; the second one
+applies if there are restart markers. Source: libjpeg-turbo, jerror.h."""
 
 _FIRST_WINDOW_BYTES = 256
-"""Coded data that is searched at first. Each further window is eight times as long, so that many
-short scans cost no more than a single long one."""
+"""Size of the first search window in coded data. Each further window is eight times as long, so
+that many short scans cost no more than a single long one."""
 
 _JPEG_BITS_PER_BLOCK = 2
 """Least that a sequential JPEG spends on 8x8 pixels: one bit each for the DC and the AC part."""
@@ -61,7 +61,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _scan_end(data: bytes, start: int) -> int:
-    """Where the marker after a scan's coded data stands."""
+    """The position of the marker after a scan's coded data."""
     size = _FIRST_WINDOW_BYTES
     while start + 1 < len(data):
         window = np.frombuffer(data, np.uint8, count=min(size, len(data) - start), offset=start)
@@ -127,7 +127,7 @@ def check_jpeg(data: bytes, header: ImageHeader) -> None:
         raise BadImage("is damaged: it has too little pixel data for its size")
     if progressive or not _head_is_decodable(data, segments, header):
         colour = header.channels == 4
-        # An eighth of the size: pixels cost next to nothing.
+        # An eighth of the size: decoding pixels costs almost nothing.
         demand_decodable(
             data, cv2.IMREAD_REDUCED_COLOR_8 if colour else cv2.IMREAD_REDUCED_GRAYSCALE_8
         )
@@ -136,14 +136,14 @@ def check_jpeg(data: bytes, header: ImageHeader) -> None:
 def _head_is_decodable(
     data: bytes, segments: Sequence[tuple[int, int, int]], header: ImageHeader
 ) -> bool:
-    """Whether libjpeg accepts all that stands before the coded data of a single sequential scan.
+    """Whether libjpeg accepts everything before the coded data of a single sequential scan.
 
     In such coded data libjpeg reports no errors, only warnings, which neither OpenCV nor TensorFlow
-    looks at. So decoding it finds nothing, and takes 9/10 of the time of a check.
+    checks. So decoding it would find nothing, and take 9/10 of the time of a check.
 
     Returns:
-        False also where this says nothing: a JPEG of several scans, with something between its scan
-        and its end, in CMYK, or of a subsampling that this decoder does not know.
+        False also if the check does not apply: several scans, data between the scan and the
+        end, CMYK, or a subsampling that this decoder does not support.
     """
     marker, start, end = segments[-1]
     if marker != _SOS or data[start] != header.channels or header.channels == 4:
@@ -158,6 +158,6 @@ def _head_is_decodable(
             strict=True,
         )
     except ValueError as error:
-        # The last thing that libjpeg said; after an error it says nothing more.
+        # libjpeg's last message; after an error it says nothing more.
         return any(text in str(error) for text in _NO_CODED_DATA)
     return False

@@ -57,7 +57,7 @@ class JsonlFiles:
     """The column that a record cannot miss."""
 
     workers: Workers = field(default_factory=InThreads)
-    """What reads them."""
+    """The workers that parse them."""
 
     def scan(self, progress: Progress) -> Scan:
         """Learn each key's kind, length and type from all lines.
@@ -90,7 +90,7 @@ class _Lines:
     """Some lines of a file, in order."""
 
     file: SourceFile
-    """Where they stand."""
+    """The file that contains them."""
 
     first: int
     """Number of the first one."""
@@ -99,14 +99,14 @@ class _Lines:
     """The lines."""
 
     is_start: bool
-    """True where no line before them holds anything."""
+    """True if no line before them has content."""
 
     is_cut: bool
-    """True where the file's gzip data ends too early, after these lines."""
+    """True if the file's gzip data ends too early, after these lines."""
 
 
 def _cut(file: SourceFile, path: Path) -> Iterator[_Lines]:
-    """A file's lines, as many at a time as are handed over."""
+    """A file's lines, in portions of the size that is passed to a worker."""
     kind = kind_of(path)
     if kind not in ("", "gzip"):
         raise _no_json_lines(file, kind)
@@ -122,7 +122,7 @@ def _cut(file: SourceFile, path: Path) -> Iterator[_Lines]:
 
 
 def _runs(chunks: Iterable[bytes], file: SourceFile) -> Iterator[tuple[bytes, int]]:
-    """Whole lines and how many they are; at the end what is left, and 0."""
+    """Complete lines and their number; at the end the remaining bytes and 0."""
     held, ends, lines = bytearray(), np.zeros(0, np.int64), 0
     for chunk in chunks:
         found = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _LINE_END) + len(held)
@@ -143,7 +143,7 @@ def _runs(chunks: Iterable[bytes], file: SourceFile) -> Iterator[tuple[bytes, in
 
 
 def _block_lines(ends: NDArray[np.int64]) -> int:
-    """How many lines make a block, 0 where they are too few yet.
+    """How many lines make a block; 0 if there are too few so far.
 
     Args:
         ends: [lines] where each line ends.
@@ -161,7 +161,7 @@ def _block(lines: _Lines, *, reader: NamedReader) -> Block:
 
 
 def _gathered(lines: _Lines) -> Gathered:
-    """Parse each line, and take it apart."""
+    """Parse each line into its columns."""
     block, file, is_start = Gathering(lines.file), lines.file, lines.is_start
     *whole, rest = lines.text.split(b"\n")
     number = lines.first - 1
@@ -174,7 +174,7 @@ def _gathered(lines: _Lines) -> Gathered:
         is_start = False
         _take(block, text, number)
     if lines.is_cut:
-        block.refuse(number + 1, "the gzip data is cut: what came after this is lost")
+        block.refuse(number + 1, "the gzip data is cut: everything after this is lost")
     return block.finished(_finish)
 
 

@@ -1,8 +1,9 @@
-"""Messages between this process and its workers, large values by shared memory.
+"""Messages between this process and its workers, with large values in shared memory.
 
-A message is pickled. Its buffers (Arrow's, NumPy's) are not part of the pickle: they lie in files in
-memory, whose descriptors go with the message, and which the receiver maps. Both ends are processes
-of one program and of one user, connected by a socket pair that nobody else can reach.
+A message is pickled. Its buffers (Arrow's, NumPy's) are not part of the pickle: they are in
+in-memory files, whose descriptors are sent with the message and which the receiver maps. Both ends
+are processes of one program and one user, connected by a socket pair that no other process can
+reach.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ import numpy as np
 import pyarrow as pa
 
 _HEAD = struct.Struct("<QQ")
-"""Bytes of the pickle, number of buffers; then a `_PLACE` for each buffer; then the pickle."""
+"""Size of the pickle in bytes, number of buffers; then one `_PLACE` per buffer; then the pickle."""
 
 _PLACE = np.dtype([("file", "<u8"), ("start", "<u8"), ("size", "<u8")])
-"""Which of the message's files holds a buffer, and where."""
+"""Index of the message's file that holds a buffer, and the position in it."""
 
 _ALIGNMENT = 64
-"""Every buffer begins at a multiple of this, as Arrow recommends."""
+"""Every buffer starts at a multiple of this, as Arrow recommends."""
 
 _MOST_FILES = 16
-"""Files in memory that go with one message."""
+"""Most in-memory files in one message."""
 
 _shared: dict[int, int] = {}
-"""Address of each buffer that `share` made and that no message has taken yet -> its file."""
+"""Address of each buffer that `share` made and that is not yet in a message -> its file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +41,13 @@ class Failure:
     """What a worker sends instead of a result."""
 
     error: BaseException
-    """What was raised, with where it was raised as a note."""
+    """The exception, with the place where it was raised as a note."""
 
 
 def share(pieces: Iterable[bytes]) -> pa.Buffer:
-    """Bytes one after another in a file in memory, so that `send` need not copy them.
+    """Join bytes in an in-memory file, so that `send` need not copy them.
 
-    The next message must hold them: it takes the file.
+    The next message must contain them: it takes over the file.
     """
     file = os.memfd_create("stoker-bytes", os.MFD_CLOEXEC)
     for piece in pieces:
@@ -67,7 +68,7 @@ def send(link: socket.socket, message: object) -> None:
         message: Anything that can be pickled.
 
     Raises:
-        OSError: the other end is closed, or there is no memory.
+        OSError: the other end is closed, or memory ran out.
     """
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
@@ -83,7 +84,7 @@ def send(link: socket.socket, message: object) -> None:
 
 
 def _placed(buffers: Sequence[pa.Buffer], files: list[int]) -> np.ndarray[Any, Any]:
-    """Where each buffer lies in the files; those that lie in none are copied into one of their own."""
+    """The position of each buffer in the files; a buffer outside them is copied to a new one."""
     places = np.zeros(len(buffers), _PLACE)
     own, end = -1, 0
     for place, buffer in zip(places, buffers, strict=True):
@@ -108,8 +109,8 @@ def receive(link: socket.socket) -> Any:
         link: The other end of the socket pair.
 
     Returns:
-        The message. Its buffers are read-only and lie in the sender's file in memory, which is freed
-        with the last of them.
+        The message. Its buffers are read-only and are in the sender's in-memory file, which is
+        freed with the last of them.
 
     Raises:
         EOFError: the other end was closed.
@@ -130,7 +131,7 @@ def receive(link: socket.socket) -> Any:
 
 
 def _write(file: int, data: memoryview, *, padded: bool = False) -> int:
-    """Write all of it, and give how far that moved the end."""
+    """Write everything; return by how much that moved the end."""
     rest = data
     while len(rest):
         rest = rest[os.write(file, rest) :]
@@ -139,7 +140,7 @@ def _write(file: int, data: memoryview, *, padded: bool = False) -> int:
 
 
 def _mapped(files: Sequence[int], places: Iterable[tuple[int, int, int]]) -> list[memoryview]:
-    """The buffers, as views of the files in memory."""
+    """The buffers, as views of the in-memory files."""
     whole = [
         memoryview(mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
         if os.fstat(file).st_size

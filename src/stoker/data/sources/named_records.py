@@ -76,26 +76,26 @@ def scan_named(
 
 @dataclass(frozen=True, kw_only=True)
 class NamedReader:
-    """Turns records that are taken apart into the types of their columns; can be pickled."""
+    """Converts parsed records to the types of their columns; can be pickled."""
 
     scan: Scan
-    """What `scan_named` gave."""
+    """The result of `scan_named`."""
 
     config: IngestConfig
     """How the source is read."""
 
     labels: tuple[str, ...]
-    """The columns that no record may miss."""
+    """The columns that every record must have."""
 
     content: Content | None
-    """What each block gives of its rows besides."""
+    """What each block computes for its rows in addition."""
 
     def block(self, block: Gathered, *, pool: ThreadPoolExecutor) -> Block:
-        """Every record of a block in its columns' types, or named with what is wrong with it.
+        """Convert a block's records to their columns' types, and name what is wrong with others.
 
         Args:
             block: The records.
-            pool: Threads that look at images.
+            pool: Threads that check images.
         """
         columns = self.scan.columns
         found = block_of(

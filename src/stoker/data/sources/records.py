@@ -65,7 +65,7 @@ class Block:
     """How many were bad."""
 
     content: NDArray[np.uint64] | None = None
-    """[good ones] what `Content` computed of each, where it was asked for."""
+    """[valid ones] what `Content` computed of each, if it was requested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ class Scan:
 
 
 class Content(Protocol):
-    """Computes a number of each record, where the records are read."""
+    """Computes a number for each record, in the worker that reads it."""
 
     def __call__(self, table: pa.Table, columns: Sequence[Column], /) -> NDArray[np.uint64]:
         """[rows] a number for each row of the table."""
@@ -112,8 +112,8 @@ class Source(Protocol):
         """Read everything, in order.
 
         Args:
-            scan: What `scan` gave.
-            content: What each block gives of its rows besides; can be pickled.
+            scan: The result of `scan`.
+            content: What each block computes for its rows in addition; can be pickled.
         """
         ...
 
@@ -178,7 +178,7 @@ def demand_label(column: Cells) -> Cells:
 
 
 def with_content(block: Block, content: Content | None, columns: Sequence[Column]) -> Block:
-    """The block, with what `content` computes of its rows where that is asked for."""
+    """The block, with what `content` computes of its rows, if that is requested."""
     return block if content is None else replace(block, content=content(block.table, columns))
 
 

@@ -29,8 +29,8 @@ _MANY_CALLS: dict[Format, tuple[int, int]] = {
     "images": (128 << 20, 2000),
     "jsonl": (8 << 20, 2000),
 }
-"""Formats that are read by many small calls of Python's, which threads of one process do one at a
-time; below so many bytes and files they are read before processes would be ready."""
+"""Formats that are read by many small Python calls, which the GIL serializes in threads. Sources
+smaller than so many bytes and files are read before worker processes would be ready."""
 
 
 def list_source(config: IngestConfig) -> Listing:
@@ -46,7 +46,7 @@ def list_source(config: IngestConfig) -> Listing:
 
 @contextlib.contextmanager
 def workers_for(config: IngestConfig, listing: Listing) -> Iterator[Workers]:
-    """What a source is read by, for the length of a block: `data.workers` of them.
+    """Workers that read a source while the context is open: `data.workers` of them.
 
     Args:
         config: What to read.
@@ -77,7 +77,7 @@ def open_source(
         config: What to read.
         labels: The columns that no record may miss; those that the data has not are ignored.
         listing: The files, where they were found before.
-        workers: What reads them; threads by default.
+        workers: Read the source; threads by default.
 
     Raises:
         DataError: there is nothing, or nothing that can be read.

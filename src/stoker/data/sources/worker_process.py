@@ -1,6 +1,6 @@
-"""`python -m stoker.data.sources.worker_process FD PARENT`: does what it is sent until nobody sends.
+"""`python -m stoker.data.sources.worker_process FD PARENT`: executes tasks until the socket closes.
 
-It never imports TensorFlow. It ends when the process that started it ends, however that ends.
+It never imports TensorFlow. It ends when the process that started it ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG = 1
 
 def main(link: socket.socket) -> None:
     """Answer each task, a function and its argument, with the function's result or a `Failure`."""
-    # Without the other end there is nobody to tell.
+    # If the other end is closed, there is no one to report an error to.
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             function, argument = receive(link)

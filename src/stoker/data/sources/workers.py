@@ -1,9 +1,8 @@
-"""Work on many parts of a source at once, its results in the order of the parts.
+"""Processes many parts of a source in parallel and returns the results in the order of the parts.
 
-In threads, which Python's lock keeps from using more than about one core where the work is many
-small calls, or in processes of our own, each of which takes a whole part and hands back Arrow
-buffers in shared memory (decision 0049). Both do the same work on the same parts, so the results are
-the same.
+It uses threads, which the GIL limits to about one core if the work is many small calls, or worker
+processes, each of which takes a whole part and returns Arrow buffers in shared memory (decision
+0049). Both do the same work on the same parts, so the results are the same.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ Part = TypeVar("Part")
 Made = TypeVar("Made")
 
 AHEAD = 2
-"""Parts that are under way or done for each worker process, so that a slow one holds up none. Threads
-have one each, and one more: their parts are larger."""
+"""Parts in progress or done per worker process, so that a slow one does not block the others.
+Threads have one each, plus one in all: their parts are larger."""
 
 END_S = 5.0
-"""Longest wait for a killed worker to be gone, seconds."""
+"""Longest wait for a killed worker to exit, seconds."""
 
 
 class Workers(Protocol):
-    """What a source's parts are worked on by."""
+    """Workers that process the parts of a source."""
 
     @property
     def count(self) -> int:
-        """How many parts are worked on at once."""
+        """Number of parts that are processed at the same time."""
         ...
 
     @property
@@ -49,11 +48,11 @@ class Workers(Protocol):
         ...
 
     def map(self, function: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[Made]:
-        """The results, in the order of the parts, which are drawn as they are needed.
+        """The results in the order of the parts; parts are drawn as needed.
 
         Args:
-            function: Of a module, so that another process can import it.
-            parts: What can be pickled.
+            function: A module-level function, so that another process can import it.
+            parts: Values that can be pickled.
 
         Raises:
             UserError: a worker was killed; or whatever the function raises.
@@ -61,7 +60,7 @@ class Workers(Protocol):
         ...
 
     def call(self, function: Callable[[Part], Made], part: Part) -> Made:
-        """One result, waited for; from any thread. Raises as `map`."""
+        """Wait for one result; callable from any thread. Raises as `map`."""
         ...
 
 
@@ -71,30 +70,30 @@ class InThreads:
     shares_memory = False
 
     def __init__(self, count: int | None = None) -> None:
-        """Start none before they are needed.
+        """Create the pool; threads start when they are needed.
 
         Args:
-            count: How many; None: one for each core, and at least two.
+            count: Number of threads; None: one for each core, and at least two.
         """
         self.count = count or max(2, usable_cores())
 
     def map(self, function: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[Made]:
-        """See `Workers`; any function will do."""
+        """See `Workers`; any function is allowed."""
         with ThreadPoolExecutor(self.count, thread_name_prefix="source") as pool:
             yield from _in_order(lambda part: pool.submit(function, part), parts, most=self.count)
 
     def call(self, function: Callable[[Part], Made], part: Part) -> Made:
-        """See `Workers`; done in the calling thread."""
+        """See `Workers`; runs in the calling thread."""
         return function(part)
 
 
 class InProcesses:
-    """Processes of their own, ended by `close`."""
+    """Worker processes, ended by `close`."""
 
     shares_memory = True
 
     def __init__(self, count: int) -> None:
-        """Start them; they are ready some tenths of a second later."""
+        """Start them; they are ready after some tenths of a second."""
         self.count = count
         self._workers: list[_Worker] = []
         self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
@@ -129,7 +128,7 @@ class InProcesses:
         return made
 
     def close(self) -> None:
-        """Kill them: what they have under way is needed by nobody."""
+        """Kill them; the results of their current tasks are not needed."""
         for worker in self._workers:
             worker.kill()
         self._pool.shutdown(cancel_futures=True)
@@ -152,9 +151,9 @@ class _Worker:
                     ],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    # Ctrl-C in a terminal goes to this process alone, which ends the workers.
+                    # Ctrl-C in a terminal reaches this process alone, which ends the workers.
                     process_group=0,
-                    # A thread for each core would compete with the other workers.
+                    # One thread per core would compete with the other workers.
                     env={**os.environ, "OMP_NUM_THREADS": "1"},
                 )
         except BaseException:
@@ -175,7 +174,7 @@ class _Worker:
             raise self._lost() from error
 
     def kill(self) -> None:
-        """Kill it; whoever waits for its answer is told that it was lost."""
+        """Kill it; a thread that waits for its answer gets an error."""
         self._process.kill()
 
     def close(self) -> None:
@@ -193,18 +192,18 @@ class _Worker:
         return UserError(
             "A worker process ended before its work was done",
             got=Plain(how),
-            fix="Run it again: it goes on from the last whole shard. If memory was short, set "
+            fix="Run it again: it continues from the last complete shard. If memory was short, set "
             "data.workers to fewer processes.",
         )
 
 
 @contextlib.contextmanager
 def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
-    """Workers for the length of a block.
+    """Workers while the context is open.
 
     Args:
-        count: How many; None: one for each core that this process may use.
-        processes: Whether they are processes, where there are at least two and Linux runs them.
+        count: Number of workers; None: one for each core that this process may use.
+        processes: Use processes, if there are at least two workers and Linux runs them.
     """
     found = count or usable_cores()
     if not processes or found < 2 or not hasattr(os, "memfd_create"):
@@ -217,9 +216,9 @@ def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
 def _in_order(
     begin: Callable[[Part], Future[Made]], parts: Iterable[Part], *, most: int
 ) -> Iterator[Made]:
-    """Begin up to so many, and give each result when all before it were given.
+    """Start up to this many parts, and yield each result after all those before it.
 
-    What goes wrong while the parts are drawn is raised after the results of those before it.
+    An error while parts are drawn is raised after the results of the parts before it.
     """
     under_way: deque[Future[Made]] = deque()
     drawn = iter(parts)

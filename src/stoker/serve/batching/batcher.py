@@ -87,7 +87,7 @@ class Batcher:
         patience.check()
         known = self.signatures.get(signature)
         if known is None:
-            return self._model.call(signature, inputs)  # which says what there is
+            return self._model.call(signature, inputs)  # raises an error that lists the signatures
         patience.trail.rows += rows_of(list(inputs.values()))
         arrays = typed_inputs(known, inputs)
         if not have_declared_shapes(known, arrays):
@@ -106,7 +106,7 @@ class Batcher:
 
     @property
     def max_batch_size(self) -> int:
-        """The most rows of one run, of any signature."""
+        """The most rows of one run, over all signatures."""
         return min(
             (q.max_batch_size for q in self._queues.values()), default=self._config.max_batch_size
         )
@@ -144,16 +144,16 @@ class Batcher:
     ) -> int:
         """Run every signature once with each size that batches are padded to, the smallest first.
 
-        A signature without a sample is run on zeros. One that refuses them (no image decodes from an
-        empty text) is warmed by its first requests instead. Where a size does not fit in memory, the
-        one before is the largest from now on.
+        A signature without a sample runs on zeros. If it refuses them (an empty text does not
+        decode as an image), its first requests warm it up instead. If a size does not fit in
+        memory, the previous one becomes the largest.
 
         Args:
             samples: Signature -> inputs of one request; their first row is repeated.
-            budget_s: Sizes that are not begun within so many seconds are left to the first requests.
+            budget_s: Sizes not begun within this many seconds are left to the first requests.
 
         Returns:
-            How many runs there were.
+            The number of runs.
 
         Raises:
             tf.errors.ResourceExhaustedError: not even the smallest size fits in memory.
@@ -163,14 +163,16 @@ class Batcher:
             sample = (samples or {}).get(name)
             if self._apart and sample is None:
                 _log.info(
-                    "%s %s is not warmed on zeros: it loops, and may not end", self._name, name
+                    "%s %s is not warmed up on zeros: it has a loop that may not end",
+                    self._name,
+                    name,
                 )
                 continue
             done += self._warm_signature(name, sample, until_s)
         return done
 
     def _warm_signature(self, name: str, sample: Mapping[str, Array] | None, until_s: float) -> int:
-        """Run one signature with each size; how many sizes were run."""
+        """Run one signature with each size; return the number of sizes."""
         spec, done = self.signatures[name].inputs, 0
         for size in self._config.allowed_batch_sizes:
             if time.monotonic() > until_s:
@@ -193,15 +195,15 @@ class Batcher:
                 break
             except (UserError, tf.errors.OpError) as error:
                 if isinstance(error.__cause__ or error, tf.errors.FailedPreconditionError):
-                    raise  # the model is not whole: no input would do
+                    raise  # the model is incomplete: no input would work
                 what = "its own request" if sample else "zeros"
-                _log.info("%s is not warmed on %s: %s", name, what, error)
+                _log.info("%s cannot be warmed up on %s: %s", name, what, error)
                 break
             done += 1
         return done
 
     def _keep_to(self, name: str, rows: int, reason: str) -> None:
-        """Let batches of a signature have at most so many rows; no request may be under way."""
+        """Limit the rows of a signature's batches; no request may be in progress."""
         _log.warning(
             "%s %s: batches have at most %d rows, as more do not fit in memory: %s",
             self._name,
@@ -217,12 +219,12 @@ class Batcher:
         self._model.close()
 
     def _undeclared(self, signature: str, arrays: Sequence[Array], patience: Patience) -> Outputs:
-        """Inputs of another shape than the signature declares: the graph takes them or refuses them.
+        """Inputs of a shape other than the signature declares: the graph accepts or refuses them.
 
         TensorFlow Serving checks no shape.
 
         Raises:
-            ServeError: the graph refused them, in TensorFlow's words.
+            ServeError: the graph refused them, with TensorFlow's message.
         """
         try:
             return self._alone(signature, arrays, patience)

@@ -46,7 +46,7 @@ class BatchingConfig:
     """The sizes that a batch is padded to, ascending; any size if empty."""
 
     only_allowed_sizes: bool = False
-    """Whether no other size is run to check whether requests may be joined: XLA would compile it."""
+    """Whether the check for joining requests may not run other sizes: XLA would compile them."""
 
     pad_variable_length_inputs: bool = False
     """Whether inputs of other lengths are padded to the longest, each with its first value."""
@@ -81,7 +81,7 @@ class BatchingConfig:
         return next((size for size in self.allowed_batch_sizes if size >= rows), rows)
 
     def up_to(self, rows: int) -> BatchingConfig:
-        """The same with batches of at most so many rows, one of the allowed sizes."""
+        """The same with batches of at most this many rows, limited to one of the allowed sizes."""
         sizes = tuple(size for size in self.allowed_batch_sizes if size <= rows)
         return dataclasses.replace(self, max_batch_size=rows, allowed_batch_sizes=sizes)
 

@@ -415,10 +415,10 @@ class Queue:
             return error
 
     def _refilled(self, request: Request) -> Outputs | Exception:
-        """The request alone, filled up with its last row: a size that was run before.
+        """The request alone, padded with its last row to a size that was run before.
 
-        What was joined was filled up with a first row, or with other requests. An answer that depends
-        on those differs.
+        Joined requests were padded with a first row, or with other requests. An answer that depends
+        on the padding differs.
         """
         size = self._config.padded(request.rows)
         times = [1] * (request.rows - 1) + [1 + size - request.rows]

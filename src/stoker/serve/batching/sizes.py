@@ -1,4 +1,4 @@
-"""The sizes that batches are padded to, where each size that is new costs more than the padding."""
+"""The sizes that batches are padded to if each new size costs more than the padding."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tensorflow.core.protobuf import saved_model_pb2
 from stoker.serve.batching.config import BatchingConfig, WarmSizes
 
 _COMPILED = ("_XlaMustCompile", "_XlaCompile")
-"""Attributes of functions and calls that TensorFlow compiles by XLA (`jit_compile=True`)."""
+"""Attributes of functions and calls that TensorFlow compiles with XLA (`jit_compile=True`)."""
 
 
 def with_sizes(
     config: BatchingConfig, wanted: WarmSizes, *, compiled: bool, gpu: bool
 ) -> BatchingConfig:
-    """The configuration with the sizes that batches of one model are padded to.
+    """The configuration with the sizes that a model's batches are padded to.
 
     Args:
-        config: As it was given.
+        config: The configuration without them.
         wanted: The user's choice.
-        compiled: Whether XLA compiles the model: each size that is new takes a compilation.
-        gpu: Whether it runs on a GPU: each size that is new makes cuDNN choose its kernels.
+        compiled: Whether XLA compiles the model: each new size takes a compilation.
+        gpu: Whether it runs on a GPU: cuDNN chooses its kernels for each new size.
 
     Returns:
-        Powers of two and the largest size, where no sizes are given and they are wanted.
+        With powers of two up to the largest size, if no sizes are given and padding is wanted.
     """
     needs_sizes = wanted == "on" or (wanted == "auto" and (compiled or gpu))
     if not config.enabled or not needs_sizes:
@@ -52,6 +52,6 @@ def _calls_compiled(nodes: Iterable[node_def_pb2.NodeDef]) -> bool:
 
 
 def _doubling(most: int) -> tuple[int, ...]:
-    """1, 2, 4 and so on up to the largest size, which is the last."""
+    """1, 2, 4 and so on; the largest size is the last."""
     sizes = [1 << power for power in range(most.bit_length()) if 1 << power < most]
     return (*sizes, most)

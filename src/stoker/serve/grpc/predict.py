@@ -28,7 +28,7 @@ PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
 def read_inputs(request: predict_pb2.PredictRequest, signature: Signature) -> Tensors:
-    """The tensors of a request, and the signature's defaults for those that it leaves out.
+    """The tensors of a request, with the signature's defaults for missing ones.
 
     Raises:
         UserError: one is damaged.
@@ -80,7 +80,7 @@ def _invalid(message: str) -> ServeError:
 def response_of(
     model: ModelSpec, signature: str, outputs: Tensors, *, as_content: bool = False
 ) -> predict_pb2.PredictResponse:
-    """The answer as a message; with `as_content` its numbers as bytes.
+    """The answer as a message; with `as_content`, its numbers as bytes.
 
     Raises:
         UserError: an output has a dtype that no field holds.

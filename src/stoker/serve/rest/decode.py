@@ -266,8 +266,9 @@ def _whole(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, 
 def _floats(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:
     """The numbers in the dtype's precision.
 
-    They are rounded to float64 and from there, and one beyond float32 is infinite, as in TensorFlow
-    Serving. It reads no half precision; there a number that does not fit is refused.
+    As in TensorFlow Serving, they are rounded to float64 and then to float32, where a number that
+    is too large becomes infinite. It does not read half precision; such a number that does not fit
+    is refused.
     """
     wide = np.array(flat, dtype=np.float64)
     if dtype_name(dtype) in ("float32", "float64"):

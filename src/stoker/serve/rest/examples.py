@@ -113,7 +113,7 @@ def _feature(content: Any, name: str) -> feature_pb2.Feature:
 
 
 def _kind(item: Any, name: str) -> str:
-    if isinstance(item, int) and -_MAX_INT64 - 1 <= item <= _MAX_UINT64:  # a bool is one too
+    if isinstance(item, int) and -_MAX_INT64 - 1 <= item <= _MAX_UINT64:  # includes bool
         return "int64"
     if isinstance(item, int):  # RapidJSON reads a whole number beyond 64 bits as a double
         return "float"
@@ -131,7 +131,7 @@ def _int64(item: int, name: str) -> int:
 
 
 def _float(item: float, _name: str) -> float:
-    with np.errstate(over="ignore"):  # beyond float32 it is infinite
+    with np.errstate(over="ignore"):  # beyond float32 it becomes infinite
         return float(np.float32(float(item)))
 
 

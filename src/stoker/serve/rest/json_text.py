@@ -122,17 +122,17 @@ def is_b64(value: Any) -> bool:
 _SPACE = str.maketrans("", "", " \t\n\v\f\r")
 _BASE64 = re.compile(r"([A-Za-z0-9+/]*)([=.]*)")
 _PADDING = (0, None, 2, 1)
-"""Characters of padding by how many stand in the last group of four; one alone holds no byte."""
+"""Padding characters by the length of the last group of four; a single character is no byte."""
 
 
 def base64_bytes(text: str) -> bytes:
     """The bytes.
 
-    White space is passed over. Padding may be left out; where it stands it must be whole, and may be
-    dots. Bits of the last character that fill no byte may be set.
+    White space is ignored. Padding may be omitted; if present, it must be complete, and may be
+    dots. Bits of the last character that do not fill a byte may be set.
 
     Raises:
-        ServeError: it is not base64.
+        ServeError: it is not valid base64.
 
     Source: Abseil, `absl::Base64Unescape`, which TensorFlow Serving calls.
     """

@@ -82,7 +82,7 @@ class NumberList:
         """In this dtype; None where one may not fit it."""
         wide = self.wide
         if dtype in _FLOATS:
-            with np.errstate(over="ignore"):  # beyond float32 a number is infinite
+            with np.errstate(over="ignore"):  # beyond float32 a number becomes infinite
                 return wide.astype(np.float64, copy=False).astype(dtype, copy=False)
         if dtype in _WHOLE and wide.dtype == np.int64:
             least, most = _WHOLE[dtype].min, _WHOLE[dtype].max

@@ -37,14 +37,14 @@ _ASKED = re.compile(
 _DESCRIBED = re.compile(
     rf"/v1/models(?:{_NAME})?{_VERSION}(?P<metadata>/metadata)?", re.IGNORECASE | re.ASCII
 )
-"""A path that is only read; TensorFlow Serving takes one without a name, and says what is missing."""
+"""A read-only path; TensorFlow Serving accepts one without a name, and says what is missing."""
 
 _MAX_VERSION_DIGITS = 19
 """Digits of the largest 64-bit number."""
 
 
 def answer(plane: DataPlane, asked: Asked) -> Answer:
-    """The answer to one request, which is counted as TensorFlow Serving counts it.
+    """The answer to one request, counted as in TensorFlow Serving.
 
     Raises:
         ServeError: there is no such path, or the dataplane refused.

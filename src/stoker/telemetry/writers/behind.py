@@ -1,4 +1,4 @@
-"""Work for a file that a thread of its own does, one piece after another, while training goes on."""
+"""Executes work for a file in a background thread, one task after another, during training."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections import deque
 from collections.abc import Callable
 
 PAUSE_S = 0.2
-"""The thread looks for work this often: to wake it for each piece takes a call of one short step a
-twentieth of its time."""
+"""Polling interval of the thread: waking it for each task would add a twentieth to a call of one
+short step."""
 
 MOST_WAITING = 10_000
-"""Pieces that may wait: with a disk that answers nothing the next one waits for it, and memory does
-not grow."""
+"""Most tasks that may wait. If the disk does not respond, the next task waits, and memory does not
+grow."""
 
 Piece = Callable[[], None]
 
 
 class Behind:
-    """Does pieces of work in their order in a background thread.
+    """Executes tasks in order in a background thread.
 
-    What a piece raises is raised by the next `do`, or by `close`.
+    An exception in a task is raised by the next `do`, or by `close`.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,7 +37,7 @@ class Behind:
         self._thread.start()
 
     def do(self, piece: Piece) -> None:
-        """Have a piece of work done after those before it, within a fifth of a second or so.
+        """Queue a task; it starts after those before it, within about a fifth of a second.
 
         Raises:
             ValueError: it is closed.
@@ -50,7 +50,7 @@ class Behind:
             self.wait()
 
     def wait(self) -> None:
-        """Return when all is done that was asked for."""
+        """Return when all tasks so far are done."""
         if self._thread.is_alive():
             done = threading.Event()
             self._pieces.append(done.set)
@@ -59,7 +59,7 @@ class Behind:
         self._raise()
 
     def close(self) -> None:
-        """Do what is waiting, and end the thread; a second time nothing."""
+        """Finish the waiting tasks, and end the thread; a second call does nothing."""
         self._closing = True
         self._wake.set()
         self._thread.join()
@@ -83,5 +83,5 @@ class Behind:
     def _do(self, piece: Piece) -> None:
         try:
             piece()
-        except Exception as error:  # noqa: BLE001 - raised where the next piece is asked for
+        except Exception as error:  # noqa: BLE001 - raised by the next call
             self._error = error

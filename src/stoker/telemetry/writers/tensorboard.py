@@ -34,9 +34,9 @@ _EPOCH = "epoch_"
 
 
 class TensorBoard:
-    """Writes event files in a thread of its own: training does not wait for them.
+    """Writes event files in a background thread: training does not wait for them.
 
-    A process that is killed loses the events that wait; what was written is whole.
+    A killed process loses the events that wait; those that were written are complete.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -131,11 +131,11 @@ class TensorBoard:
         self._behind.do(lambda: self._run.add(ended))
 
     def wait(self) -> None:
-        """Return when every event so far is on its way to the disk."""
+        """Return when all events so far have been handed to the operating system."""
         self._behind.wait()
 
     def close(self) -> None:
-        """Write what waits, flush, and close the files."""
+        """Write waiting events, flush, and close the files."""
         try:
             self._behind.close()
         finally:

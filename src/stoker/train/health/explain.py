@@ -113,7 +113,7 @@ def _advice(bad: BadStep, found: BadValues | None) -> str:
     if found.place == "weight":
         return "An earlier update made it: lower the learning rate, or set train.clip_norm: 1.0."
     if found.place == "gradient" and bad.precision == "mixed_float16":
-        # A dynamic scale leaves such a step out by itself.
+        # A dynamic scale skips such a step itself.
         return (
             "float16 ends at 65504: set train.loss_scale: dynamic, which skips such a step, or "
             "train.precision: mixed_bfloat16."

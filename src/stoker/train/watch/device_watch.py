@@ -1,7 +1,8 @@
-"""What a run's devices do with their time: MFU from its first calls on, and one short trace.
+"""Reports what a run's devices do with their time: MFU after the first calls, and one short trace.
 
-Both cost the run little and once: MFU a second at most, between two calls; the trace is taken and
-read by a thread of its own while calls go on. Neither changes a step, and a failure is one line.
+Both happen once per run and cost little: MFU takes a second at most, between two calls; the trace
+is taken and read by a separate thread while calls continue. Neither changes a step, and a failure
+is only reported in one line.
 """
 
 from __future__ import annotations
@@ -31,28 +32,28 @@ PEAKS = "peaks.json"
 """Name of the file with the peaks that were measured, in the folder of the stage `train`."""
 
 WARM_CALLS = 2
-"""Calls that are left out: the first ones trace, compile and fill buffers."""
+"""Calls before the first measurement: they trace, compile and fill buffers."""
 
 TRACED_STEPS = 5
-"""Steps of a trace, where they fit in its length."""
+"""Steps in a trace, if they fit in its length."""
 
 LEAST_TRACE_S, MOST_TRACE_S = 0.3, 2.0
-"""Length of a trace, seconds: some steps of a small model, a few of a large one."""
+"""Length of a trace, seconds: enough for some steps of a small model, or a few of a large one."""
 
 LONGEST_END_S = 20.0
-"""Longest that the end of a run waits until the trace has been read, seconds."""
+"""Longest wait for the trace to be read at the end of a run, seconds."""
 
 
 class DeviceWatch:
     """Measures the devices of a run."""
 
     def __init__(self, folder: Path, *, replicas: int, forbidden: str = "") -> None:
-        """Know what may be done.
+        """Set what the watch may do.
 
         Args:
-            folder: Of the stage `train`; keeps the peaks.
-            replicas: Devices that compute together.
-            forbidden: Why no trace may be taken; empty: it may.
+            folder: Folder of the stage `train`; stores the peaks.
+            replicas: Number of devices that compute together.
+            forbidden: Why no trace may be taken; empty if it may.
         """
         self._peaks = PeakFile(folder / PEAKS)
         self._replicas, self._why = replicas, forbidden
@@ -67,11 +68,11 @@ class DeviceWatch:
         self._rate_s = self._trace_s = 0.0
 
     def begin(self, model: keras.Model, *, per_epoch: int) -> None:
-        """Training begins, or goes on.
+        """Training starts or resumes.
 
         Args:
-            model: Built and compiled.
-            per_epoch: Steps of an epoch: validation after them is not traced.
+            model: The built and compiled model.
+            per_epoch: Steps per epoch: the validation after them is not traced.
         """
         if can_trace():
             self._model, self._per_epoch = model, per_epoch
@@ -85,7 +86,7 @@ class DeviceWatch:
             self._thread.start()
 
     def after(self, step: int, *, steps: int) -> None:
-        """A call of so many steps has ended at this step."""
+        """A call with this many steps has ended at this step."""
         if self._model is None:
             return
         self._calls += 1
@@ -95,26 +96,26 @@ class DeviceWatch:
         if self._calls == WARM_CALLS:
             self._rate = self._measured_rate(self._model)
         if self._thread is None:
-            # An epoch that ended before the trace began does not end it.
+            # An epoch that ended before the trace began does not end the trace.
             self._ended.clear()
 
     def scalars(self, samples_per_s: float) -> Mapping[str, float]:
-        """MFU at a speed, where it is known."""
+        """MFU at a speed, if it is known."""
         mfu = self._mfu(samples_per_s)
         return {} if mfu is None else {catalogue.MFU.name: mfu}
 
     def finish(self) -> None:
-        """End a trace that is being taken: somebody else wants the profiler, or the run ends."""
+        """End a trace in progress, because another profiler starts or the run ends."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(LONGEST_END_S)
 
     def facts(self, samples_per_s: float, step: StepFacts) -> dict[str, Any]:
-        """What was found, as JSON values.
+        """The results, as JSON values.
 
         Args:
-            samples_per_s: Of the whole run.
-            step: What is known of its steps; the MFU is filled in.
+            samples_per_s: Mean over the whole run.
+            step: Facts about its steps; the MFU is added.
         """
         self.finish()
         if self._model is None:
@@ -159,9 +160,9 @@ class DeviceWatch:
 
 
 def forbids_trace(callbacks: Iterable[keras.callbacks.Callback], *, profile: str | None) -> str:
-    """Why no trace may be taken; empty: it may.
+    """Why no trace may be taken; empty if it may.
 
-    Only one profiler runs in a process, and the user's comes first.
+    A process can run only one profiler, and the user's takes precedence.
 
     Args:
         callbacks: The user's.

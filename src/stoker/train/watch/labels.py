@@ -16,7 +16,7 @@ def vocabulary_terms(transform: AnyTransform, name: str) -> list[str]:
     Raises:
         ConfigError: there is no such vocabulary; the nearest is named.
     """
-    # Raises with what is wrong with the name.
+    # Raises an error that says what is wrong with the name.
     transform.output.vocabulary_size(name)
     if not isinstance(transform, Transform):
         raise RuntimeError("only a transform of ours has vocabularies")

@@ -24,15 +24,15 @@ from stoker.train.watch.summaries import (
 _LOG = logging.getLogger(__name__)
 
 MOST_SHARE = 0.01
-"""Most of the wall time since training began that histograms may take where the settings do not say
-how often they are shown, but for"""
+"""Largest share of the wall time since training began that histograms may take, if the settings do
+not say how often they are shown; `FREE_S` is allowed in any case."""
 
 FREE_S = 0.5
-"""this: a short training shows them all."""
+"""Time that histograms may take in any case, seconds: a short training shows them all."""
 
 SMALL_WEIGHTS = 1_000_000
-"""A model of no more weights shows its gradients before the first step: in a larger one the pass for
-them would hold that step up."""
+"""Largest model (in weights) that shows its gradients before the first step: in a larger one, the
+pass for them would delay that step."""
 
 
 class ModelWatch:
@@ -100,7 +100,7 @@ class ModelWatch:
             self._writer.embeddings(embeddings_of(self._model, self._terms))
 
     def _within_budget(self, show: Callable[[], None]) -> None:
-        """Show histograms, unless that would take more than their share of the time."""
+        """Show histograms, unless that would exceed their share of the time."""
         begun_s = self._now_s()
         most_s = max(FREE_S, MOST_SHARE * (begun_s - self._began_s))
         if self._may_thin and self._usual_s and self._spent_s + self._usual_s > most_s:
@@ -108,7 +108,7 @@ class ModelWatch:
                 _LOG.warning(
                     "TensorBoard: histograms take %.2f s each time, so they are shown less often "
                     "than each epoch: at most %.0f %% of the training's time. Set "
-                    "train.tensorboard.histograms_every_steps for another rhythm",
+                    "train.tensorboard.histograms_every_steps to set the interval",
                     self._usual_s,
                     100 * MOST_SHARE,
                 )
@@ -117,7 +117,7 @@ class ModelWatch:
         show()
         took_s = self._now_s() - begun_s
         self._spent_s += took_s
-        # The first look traces what the others only run.
+        # The first look traces what later ones only run.
         self._usual_s = took_s if self._shown else 0.0
         self._shown = True
 

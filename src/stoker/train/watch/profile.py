@@ -58,7 +58,7 @@ class StepProfiler:
             steps: `START:STOP` of the settings.
             cuts: Calls end where a profile begins and ends, so that it holds just its steps. Of
                 several workers none may: they make the same calls. Theirs holds whole calls.
-            before_start: Called before the profiler is started: ends a trace of Stoker's own.
+            before_start: Called before the profiler starts: ends Stoker's own trace.
         """
         self._cuts, self._before_start = cuts, before_start
         self._request = folder / REQUEST

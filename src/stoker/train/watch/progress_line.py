@@ -37,11 +37,11 @@ class ProgressLine:
             step: Steps done.
             epoch: Epochs finished.
             scalars: What the writers were given, by the catalogue's names; U (`busy_fraction`)
-                and MFU (`mfu`) where they are known already.
+                and MFU (`mfu`) if they are known already.
 
         Returns:
             E.g. `epoch 3/10, step 1,250/4,000, 12.3 ms/step, 10,412 samples/s, U 93%, MFU 4.2%,
-            W 1.2%, loss 0.3123, val_loss 0.3344`. ASCII only: a log may hold nothing else.
+            W 1.2%, loss 0.3123, val_loss 0.3344`. ASCII only, for logs that support nothing else.
         """
         self._newest |= scalars
         at = min(epoch + 1, self._epochs)

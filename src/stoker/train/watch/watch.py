@@ -43,7 +43,7 @@ class Watch(Protocol):
         """A call of so many steps has ended at this step."""
 
     def scalars(self, samples_per_s: float) -> Mapping[str, float]:
-        """Metrics that are known of a call at this speed, beside the loop's own."""
+        """Metrics that are known for a call at this speed, in addition to the loop's own."""
 
     def close(self, step: int) -> None:
         """Training ends after so many steps."""
@@ -97,7 +97,7 @@ class Watched:
             folder: Where the file `profile` is looked for.
             alone: There is no other worker. With others there are no gradients, for which all would
                 have to meet, and a profile holds whole calls.
-            device: Measures what the devices do with their time.
+            device: Measures how the devices spend their time.
         """
         self._board, self._config, self._terms, self._alone = board, config, terms, alone
         self._device = device
@@ -153,7 +153,7 @@ class Watched:
             self._model.after(step, steps=steps)
 
     def scalars(self, samples_per_s: float) -> Mapping[str, float]:
-        """MFU, where it is known."""
+        """MFU, if it is known."""
         return {} if self._device is None else self._device.scalars(samples_per_s)
 
     def close(self, step: int) -> None:

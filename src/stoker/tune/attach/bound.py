@@ -42,7 +42,7 @@ _SCALED = (
 
 
 def _decodes_large(stage: Stage) -> bool:
-    """A map that decodes whole images and makes them smaller."""
+    """A map that decodes whole images and then shrinks them."""
     decodes = any(each.startswith("Decode") for each in stage.operations)
     return decodes and any("Resize" in each for each in stage.operations)
 

@@ -76,7 +76,7 @@ def _as_the_script(device: Mapping[str, Any]) -> str:
 
 
 def _device(trace: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The devices' time by class of kernel; why there is none."""
+    """The devices' time by kernel class, or why there is none."""
     if "folder" not in trace:
         return {"why": trace.get("why", "")}
     from stoker.measure.device_events import TraceError

@@ -31,7 +31,7 @@ class Diagnosed:
     """What is said of all that was seen."""
 
     findings: tuple[ScriptFinding, ...]
-    """That about the device's time first, then the largest gain."""
+    """The finding about device time first, then by largest gain."""
 
     minor: tuple[ScriptFinding, ...]
     """What was seen too, and is worth little here."""
@@ -54,7 +54,7 @@ def diagnose(processes: Iterable[Seen], machine: Machine) -> Diagnosed:
 
 
 def _weight(finding: ScriptFinding) -> tuple[bool, float]:
-    """What the device does with its time comes first, then the largest gain."""
+    """The finding about device time comes first, then by largest gain."""
     return finding.kind != DEVICE_TIME, -(finding.gain[1] if finding.gain else 1.0)
 
 
@@ -69,7 +69,7 @@ def _of_process(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
     yield from wall_findings(seen)
     for loop in seen.loops:
         found = _of_loop(loop, seen, machine)
-        # Of what takes next to no time only what is wrong is worth a line.
+        # For a loop that takes almost no time, only errors are reported.
         yield from (each for each in found if each.gain is None) if is_small(loop, seen) else found
     yield from function_findings(seen)
 

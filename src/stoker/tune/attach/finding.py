@@ -62,7 +62,7 @@ class ScriptFinding:
 
 
 DEVICE_TIME = "device_time"
-"""Kind of the finding about the class of kernels that costs most: its gain is an upper bound."""
+"""Kind of the finding about the most expensive kernel class: its gain is an upper bound."""
 
 LEAST_GAIN = 1.05
 """What is less is no promise."""

@@ -49,14 +49,14 @@ def _device_time(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]
             seen=found.seen,
             why=found.why,
             change=found.change,
-            # An upper bound: as if the whole share went.
+            # An upper bound, as if the whole share disappeared.
             gain=(1.0, found.most_gain),
             sure="measured",
         )
 
 
 def _line_of(loop: Loop, layer: str) -> Place:
-    """The line that made a layer; the loop's own, where that is not known."""
+    """The line that created a layer; the loop's own line if that is unknown."""
     lines = {name: place_told(at) for name, _, *at in loop.trace.get("layers", ())}
     return lines.get(layer) or loop.place
 

@@ -21,7 +21,7 @@ LEAST_WAIT = 0.05
 """Share of the step: below it the input is no matter, and its noise is as large."""
 
 LEAST_UNMEASURED = 0.2
-"""The same where W is not known, and Keras and Python are in the share."""
+"""The same if W is unknown, so that Keras and Python are part of the share."""
 
 LEAST_SHARE = 0.2
 """Of the input's CPU time: a stage below it is not worth a line."""
@@ -228,19 +228,19 @@ ROW_WISE = {
     "OneHot": "tf.one_hot(ids, ...)",
     "Cast": "tf.cast(rows, ...)",
 }
-"""Operation that a map does for each row -> the same for a whole batch."""
+"""Operation that a map runs for each row -> the equivalent for a whole batch."""
 
 _ROW_ONLY = re.compile(
     r"Decode(Jpeg|Png|Image|Bmp|Gif|AndCrop|Wav)|Resize|ReadFile|PyFunc|^While$|Crop|Audio|^If$"
 )
-"""Operations of which no batch can be made, or whose own work is what costs."""
+"""Operations that cannot be batched, or whose own work is what costs."""
 
 LEAST_BATCH = 2
-"""Rows of a batch."""
+"""Rows in a batch."""
 
 
 def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
-    """A map below a batch that does for each row what could be done for all of them at once."""
+    """A map before the batch that runs, row by row, operations that could run on a whole batch."""
     for number, stage in enumerate(loop.stages):
         share = map_share(loop, stage)
         if stage.kind != "map" or not stage.by_user or (share is not None and share < LEAST_SHARE):
@@ -248,7 +248,7 @@ def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
         batched = any(each.kind in BATCHES for each in loop.stages[:number])
         named = [each for each in ROW_WISE if each in stage.operations]
         alone = any(_ROW_ONLY.search(each) for each in stage.operations)
-        # What is drawn for each row alone would be drawn for a batch.
+        # Random numbers drawn per row would be drawn once per batch.
         alone |= stage.random or is_cached(loop, stage)
         if not batched or not named or alone or loop.rows < LEAST_BATCH:
             continue
@@ -265,7 +265,7 @@ def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
 
 
 NAMED = 3
-"""Operations that are named."""
+"""Largest number of operations in the message."""
 
 
 def nodes_of(loop: Loop, kind: str) -> dict[Place, Node]:

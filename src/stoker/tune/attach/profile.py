@@ -82,7 +82,7 @@ class ScriptProfile:
     """What went wrong with the watcher itself, and cost the script nothing."""
 
     time_parts: tuple[tuple[str, float], ...] = ()
-    """What the wall time of the process that trained most went to, the largest first: name and share."""
+    """Wall time of the process that trained most, by part, the largest first: name and share."""
 
     time_lines: tuple[Mapping[str, Any], ...] = ()
     """The same by line: `kind`, `file`, `line`, `wall_s`, `cpu_s`, `calls`."""
@@ -189,7 +189,7 @@ class ScriptProfile:
 
 
 def _device_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
-    """What a person is told of the devices' time: the largest class first."""
+    """The lines about device time for the user: the largest class first."""
     for loop in loops:
         if loop.device is not None:
             shares = sorted(loop.device.rows(), key=lambda row: -row[1])

@@ -70,7 +70,7 @@ class Stage:
     """Elements of a pass; negative where it is infinite or unknown."""
 
     operations: tuple[str, ...] = ()
-    """Types of TensorFlow's operations in the function of a map."""
+    """Types of the TensorFlow operations in a map's function."""
 
     row_bytes: int | None = None
     """Bytes of one row of an element of which only the number of rows is not known."""
@@ -214,11 +214,11 @@ class Loop:
     reached: Reached | None = None
     """What its step computes, and what the device reaches; None: nobody has asked."""
     trace: Mapping[str, Any] = field(default_factory=dict)
-    """Where a trace of its devices was written, or why it was not."""
+    """Where a trace of its devices was written, or why there is none."""
     device: DeviceTime | None = None
-    """Its devices' time by class of kernel, of that trace."""
+    """Device time by kernel class, from that trace."""
     no_device: str = ""
-    """Why there is none, where there is a device to trace."""
+    """Why there is none although there is a device to trace."""
     ours_s: float = 0.0
     """Time that the measurement took beside the steps, seconds."""
 
@@ -237,7 +237,7 @@ class Loop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WallPart:
-    """What one line took of a process's wall time, without what it called of other parts."""
+    """The wall time of one line in a process, without nested parts."""
 
     kind: str
     """`imports`, `fit`, `validation`, `evaluate`, `predict`, `callbacks` or `saving`."""
@@ -245,7 +245,7 @@ class WallPart:
     place: Place
     wall_s: float
     cpu_s: float
-    """Of all threads meanwhile."""
+    """CPU time of all threads during it."""
     calls: int
 
 
@@ -275,9 +275,9 @@ class Seen:
     on_batches: tuple[tuple[Place, int], ...] = ()
     """Lines that call `train_on_batch`, and how often."""
     wall_parts: tuple[WallPart, ...] = ()
-    """What its wall time went to; the rest is the script's own."""
+    """The parts of its wall time; the rest is the script's own."""
     since_start_s: float = 0.0
-    """From the process's start to the last that was seen of it, seconds; 0 where unknown."""
+    """Time from the process's start to its last report, seconds; 0 if unknown."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """What its TensorFlow ran on: `cores`, `intra_op_threads`, `tensor_float_32`."""
 

@@ -25,8 +25,8 @@ BESIDE = "Python, Keras, and the input's work beside the step"
 much of the cores."""
 
 LEAST_COST = 0.5
-"""CPU time of a batch, by the time of a step that is no computation: from here on the input is what
-takes it."""
+"""Ratio of a batch's CPU time to a step's time outside computation: from here on, the input is the
+cause."""
 
 MUCH_BESIDE = 0.2
 """Of the time of all cores that the script may use."""
@@ -105,7 +105,7 @@ def input_share(split: StepSplit | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputWait:
-    """How much of a step goes to its input, and how that is known."""
+    """The share of a step that waits for input, and how it is known."""
 
     share: float
     """In [0, 1]."""
@@ -114,13 +114,13 @@ class InputWait:
     """A clause: `the step waits 40% of its time`."""
 
     measured: bool
-    """It is W; else it follows from U and from what the input's stages cost."""
+    """Whether it is W; else it follows from U and from the cost of the input's stages."""
 
 
 def input_wait(loop: Loop, split: StepSplit | None) -> InputWait | None:
-    """What a step waits for its input: W, or where that is missing what U and the stages say.
+    """The share of a step that waits for input: W, or without W an estimate from U and the stages.
 
-    None where neither is known, or where the stages cost too little to be what the step waits for.
+    None if neither is known, or if the stages cost too little to be the cause.
     """
     if split is None:
         return None
@@ -131,8 +131,8 @@ def input_wait(loop: Loop, split: StepSplit | None) -> InputWait | None:
     if loop.kind != "fit" or share is None or cost_s < LEAST_COST * share * split.step_s:
         return None
     text = (
-        f"{share:.0%} of the step is no computation, and a batch costs {1e3 * cost_s:.3g} ms of CPU "
-        f"where a step takes {1e3 * split.step_s:.3g} ms (W was not measured)"
+        f"{share:.0%} of the step is not computation, and a batch costs {1e3 * cost_s:.3g} ms of "
+        f"CPU where a step takes {1e3 * split.step_s:.3g} ms (W was not measured)"
     )
     return InputWait(share=share, text=text, measured=False)
 

@@ -54,7 +54,7 @@ def with_reached(processes: Sequence[Seen], facts: Path, *, peak_s: float = PEAK
 
 
 def _unknown(loop: Loop) -> Loop:
-    """A loop of which nothing was asked."""
+    """A loop for which nothing was requested."""
     why = str(loop.trace.get("why", ""))
     return replace(loop, reached=Reached(no_operations=_why(loop)), no_device=why)
 
@@ -66,9 +66,9 @@ def _why(loop: Loop) -> str:
 
 
 def _asked(seen: Seen, loops: Sequence[Loop], facts: Path, *, peak_s: float) -> list[Loop]:
-    """The loops, with what the counting process says of each; why not, where it cannot."""
+    """The loops with the results of the counting process, or why there are none."""
     if find_spec("tensorflow") is None:
-        return [_failed(loop, "there is no TensorFlow beside Stoker") for loop in loops]
+        return [_failed(loop, "TensorFlow is not installed next to Stoker") for loop in loops]
     request = facts / "counting.json"
     answer = facts / "counted.json"
     steps = [

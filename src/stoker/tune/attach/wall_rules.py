@@ -1,4 +1,4 @@
-"""The wall time of a whole script: its parts, and what is said of those that are not training."""
+"""The wall time of a whole script: its parts, and findings about those that are not training."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.seen import Loop, Seen, WallPart
 
 LEAST_PART = 0.10
-"""Share of the time without imports from which on a part is a finding."""
+"""From this share of the time without imports, a part is a finding."""
 
 LEAST_WALL_S, LEAST_CPU_S, LONG_S = 2.0, 1.0, 10.0
-"""And so many seconds of both clocks, or so long: a busy machine makes short parts long."""
+"""It also needs this many seconds on both clocks, or this long: load makes short parts long."""
 
 LEAST_LOOP = 0.05
-"""Share of a script's time without imports: of a loop that takes less no advice about speed is given."""
+"""Share of a script's time without imports: loops that take less get no advice about speed."""
 
 MANY_CALLS = 20
-"""Calls of `predict` from which on each costs more than its rows."""
+"""From this number of calls of `predict`, each one costs more than its rows."""
 
 NAMES = {
     "imports": "imports",
@@ -30,13 +30,13 @@ NAMES = {
     "measuring": "measuring by Stoker",
     "rest": "the script's own code, and waiting",
 }
-"""Part -> what a person reads."""
+"""Part -> label for the user."""
 
 
 def wall_time(seen: Seen) -> Mapping[str, float]:
-    """Part of the process's time -> seconds, the largest first; empty where it is not known.
+    """Part of the process's time -> seconds, the largest first; empty if unknown.
 
-    They add up to the time from the process's start to the last that was seen of it.
+    They add up to the time from the process's start to its last report.
     """
     if seen.since_start_s <= 0:
         return {}
@@ -55,7 +55,7 @@ def wall_time(seen: Seen) -> Mapping[str, float]:
 
 
 def is_small(loop: Loop, seen: Seen) -> bool:
-    """Whether a loop takes so little of the script's time that its speed is no matter."""
+    """Whether a loop takes so little of the script's time that its speed does not matter."""
     parts = wall_time(seen)
     if not parts:
         return False
@@ -65,7 +65,7 @@ def is_small(loop: Loop, seen: Seen) -> bool:
 
 
 def wall_findings(seen: Seen) -> Iterator[ScriptFinding]:
-    """Parts of a script's time, other than training, that are much of it."""
+    """Parts of a script's time, other than training, that take much of it."""
     parts = wall_time(seen)
     base_s = sum(parts.values()) - parts.get("imports", 0.0)
     for part in seen.wall_parts:
@@ -102,12 +102,12 @@ _SAID = {
     ),
     "evaluate": (
         "evaluate",
-        "It runs its input as it is given, without what `fit` may cache.",
+        "It runs its input pipeline again, without the caches that `fit` may have.",
         "Use a larger batch_size, and cache what its dataset computes.",
     ),
     "predict": (
         "predict",
-        "It runs its input as it is given, and gathers all outputs on the host.",
+        "It runs its input pipeline again, and gathers all outputs on the host.",
         "Use a larger batch_size, or predict less often.",
     ),
     "callbacks": (
@@ -121,7 +121,7 @@ _SAID = {
         "Save less often, or weights only: ModelCheckpoint(save_best_only=True, save_weights_only=True)",
     ),
 }
-"""Kind of a part -> its name, why it costs, what to do."""
+"""Kind of a part -> its name, why it is slow, what to do."""
 
 _MANY = (
     "Each call builds an iterator and a dataset, which costs milliseconds whatever it predicts.",
@@ -130,7 +130,7 @@ _MANY = (
 
 
 def told_parts(seen: Seen) -> list[tuple[str, float]]:
-    """Name and share of each part, for a person; those below one percent are left out."""
+    """Label and share of each part, for the user; parts below one percent are left out."""
     parts = wall_time(seen)
     whole_s = sum(parts.values())
     shares = [(NAMES.get(name, name), value / whole_s) for name, value in parts.items() if whole_s]
@@ -138,7 +138,7 @@ def told_parts(seen: Seen) -> list[tuple[str, float]]:
 
 
 def parts_json(seen: Seen) -> list[dict[str, object]]:
-    """For profile.json: each line that took some of the time."""
+    """For profile.json: the lines that took part of the time."""
     return [_json(part) for part in sorted(seen.wall_parts, key=lambda each: -each.wall_s)]
 
 

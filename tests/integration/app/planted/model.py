@@ -46,7 +46,7 @@ def build(features):
 
 
 def build_biased(features):
-    """A bias that BatchNormalization takes out again; the step is shorter than that of `build`."""
+    """A bias that BatchNormalization cancels; the step is shorter than that of `build`."""
     x = layers.Conv2D(8, 3, strides=2, name="biased")(features["image"])
     x = layers.ReLU()(layers.BatchNormalization()(x))
     x = layers.Dense(64, activation="relu")(layers.Flatten()(x))

@@ -1,4 +1,4 @@
-"""A bias is reported where a BatchNormalization takes it out again, and nowhere else."""
+"""A bias is reported if a BatchNormalization cancels it, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script's device: the trace that the watcher takes, and what is said of it."""
+"""A script's device: the trace that the watcher takes, and the report about it."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def test_a_line_is_traced_once_and_read(tracer: Tracer, line: Line, tmp_path: Pa
     tracer.look()
 
     assert line.trace["layers"] == [["conv1", "Conv2D", "/home/me/train.py", 7]]
-    told = _device(line.trace, tmp_path)
-    assert told["why"] == ""
-    assert told["time"]["shares"]["products"] > 0.1
+    result = _device(line.trace, tmp_path)
+    assert result["why"] == ""
+    assert result["time"]["shares"]["products"] > 0.1
     line.trace = {}
     tracer.look()
     assert line.trace == {}
@@ -288,8 +288,8 @@ def test_the_page_and_the_json_have_the_devices_time(device: DeviceTime) -> None
 
     assert "Where the device&#x27;s time goes" in text
     assert "<title>layout transposes: 38.0%</title>" in text
-    told = profile.to_json()["loops"][0]
-    assert sum(told["device_time"]["shares"].values()) == pytest.approx(1.0)
+    result = profile.to_json()["loops"][0]
+    assert sum(result["device_time"]["shares"].values()) == pytest.approx(1.0)
     (said,) = [text for name, text in profile.machine() if name.startswith("device time")]
     assert said.startswith("layout transposes 38%, convolution and matrix product 30%")
 

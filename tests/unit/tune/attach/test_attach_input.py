@@ -309,11 +309,11 @@ def test_where_w_is_missing_u_and_the_stages_say_what_the_step_waits_for() -> No
     told = findings(fed_by(DECODES, cpu_s=0.002))["input_bound"]
 
     assert told.place == at(7)
-    assert "70% of the step is no computation" in told.seen
+    assert "70% of the step is not computation" in told.seen
     assert "W was not measured" in told.seen
     assert "a batch costs 2" in told.seen
     assert told.change.startswith("tf.io.decode_jpeg(data, ratio=4)")
-    # Python may take it, where the input costs next to nothing, or nobody knows what it costs.
+    # Python may be the cause if the input costs almost nothing, or if its cost is unknown.
     assert findings(fed_by(DECODES, cpu_s=1e-5)) == {}
     assert findings(without_gaps(stages=fed_by(DECODES, cpu_s=1.0).stages, nodes=())) == {}
 

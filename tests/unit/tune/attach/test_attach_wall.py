@@ -1,4 +1,4 @@
-"""The wall time of a whole script: parts that add up, and what is said of the largest."""
+"""The wall time of a whole script: parts that add up, and the findings about the largest."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_is_small_or_is_training_is_no_finding(small: WallPart) -> None:
 
 
 def test_a_busy_machine_makes_no_short_part_a_finding() -> None:
-    # On the clock a third of the time, but next to no work: others had the cores.
+    # A third of the wall time but almost no CPU time: other processes had the cores.
     assert findings(script(part("validation", 4.0, 30, cpu_s=0.3), since_start_s=12.0)) == {}
 
 

@@ -1,9 +1,10 @@
-"""Finds biases that a BatchNormalization behind them takes out again.
+"""Finds biases that a following BatchNormalization cancels.
 
-The layer subtracts the mean of the batch, channel by channel, and with it whatever constant was added to
-that channel: in training such a bias has no effect and a gradient of zero, up to rounding. It costs an
-addition over the whole output, and a sum over it for the gradient. This holds for no other normalization:
-the mean of LayerNormalization and GroupNormalization spans channels with different biases.
+The layer subtracts the mean of the batch, channel by channel, and with it any constant that was
+added to that channel: in training such a bias has no effect and a gradient of zero, up to rounding.
+It costs an addition over the whole output, and a sum over it for the gradient. This applies to no
+other normalization: the mean of LayerNormalization and GroupNormalization spans channels with
+different biases.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ WITH_BIAS = {
     *(f"DepthwiseConv{rank}D" for rank in (1, 2)),
     *(f"SeparableConv{rank}D" for rank in (1, 2)),
 }
-"""Keras's layers that end with a bias for each channel, and an activation."""
+"""Keras layers that end with a bias for each channel and an activation."""
 
 
 def useless_biases(model: Any) -> list[Any]:
     """Layers whose bias has no effect, in the order of the graph.
 
-    A layer counts where it and the BatchNormalization are each used once, the one's output goes to the
-    other alone, both are trained, and nothing else is asked of the bias.
+    A layer counts if it and the BatchNormalization are each used once, its output goes only to the
+    BatchNormalization, both are trained, and the bias has no regularizer or constraint.
 
     Args:
-        model: Of Keras. Only graphs of layers (functional, sequential) are seen, also inside of others;
-            what the `call` of a class does is not.
+        model: A Keras model. Only graphs of layers (functional, sequential) are examined, also when
+            nested; the `call` of a class is not.
     """
     return list(_of(model, set()))
 
@@ -39,7 +40,7 @@ def _of(model: Any, seen: set[int]) -> Iterator[Any]:
     if id(model) in seen:
         return
     seen.add(id(model))
-    # A Sequential that has been built holds the graph of its layers.
+    # A built Sequential contains the graph of its layers.
     graph = getattr(model, "_functional", None) or model
     nodes = _in_order(graph)
     uses = Counter(id(node.operation) for node in nodes)
@@ -47,14 +48,14 @@ def _of(model: Any, seen: set[int]) -> Iterator[Any]:
         once = uses[id(node.operation)] == uses[id(reader.operation)] == 1
         if once and _has_plain_bias(node.operation) and _takes_it_out(reader, node.operation):
             yield node.operation
-    # The layers of a model that is used in several places are shared.
+    # A model used in several places shares its layers.
     for inner in _inner_models(model, nodes):
         if uses[id(inner)] <= 1:
             yield from _of(inner, seen)
 
 
 def _only_readers(graph: Any, nodes: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Calls whose output one other call reads, and nothing else, with that call."""
+    """Calls whose output goes to exactly one other call, with that call."""
     readers: dict[tuple[int, int], list[Any]] = {}
     for node in nodes:
         for tensor in node.input_tensors:
@@ -68,7 +69,7 @@ def _only_readers(graph: Any, nodes: Iterable[Any]) -> Iterator[tuple[Any, Any]]
 
 
 def _in_order(graph: Any) -> list[Any]:
-    """The calls of a graph's layers; none of a model that is no graph."""
+    """The calls of a graph's layers; empty for a model that is not a graph."""
     by_depth = getattr(graph, "_nodes_by_depth", None) or {}
     return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
 
@@ -81,7 +82,7 @@ def _inner_models(model: Any, nodes: Iterable[Any]) -> Iterator[Any]:
 
 
 def _maker(tensor: Any) -> tuple[int, int]:
-    """The call that a tensor comes from."""
+    """The call that produced a tensor."""
     history = getattr(tensor, "_keras_history", None)
     return (0, 0) if history is None else (id(history.operation), history.node_index)
 
@@ -105,7 +106,7 @@ def _has_plain_bias(layer: Any) -> bool:
 
 
 def _takes_it_out(node: Any, layer: Any) -> bool:
-    """Whether a call is that of a BatchNormalization over the layer's channels, in training."""
+    """Whether a call is a BatchNormalization over the layer's channels, in training."""
     norm = node.operation
     if not _is_kerass(norm, {"BatchNormalization"}) or not norm.trainable or norm.renorm:
         return False

@@ -1,7 +1,8 @@
-"""A short trace of the device while the script trains, taken once by the watcher's own thread.
+"""A short trace of the device during the script's training, taken once by the watcher's own thread.
 
-It is taken when U has been measured, or cannot be. The script's steps are not changed, and the
-script comes first: where it starts TensorFlow's profiler itself, ours is ended and thrown away.
+It is taken after U has been measured, or if U cannot be measured. The script's steps do not change,
+and the script comes first: if it starts TensorFlow's profiler itself, our trace is stopped and
+deleted.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from .facts import FACTS
 from .places import NOWHERE, Place
 
 STAND_IN = "STOKER_TRACE_CPU"
-"""Environment variable of Stoker's tests: trace the CPU where there is no GPU."""
+"""Environment variable of Stoker's tests: trace the CPU if there is no GPU."""
 
 TRACED_STEPS = 5
 LEAST_S, MOST_S = 0.3, 2.0
-"""A trace is so many steps long, between these seconds."""
+"""Length of a trace: this many steps, within these limits in seconds."""
 
 LEAST_STEPS = 5
-"""Steps that have to end while it is taken; else it is taken once more. Of a loop inside of a
-tf.function a whole call is a step, and none has to end."""
+"""Steps that must end during the trace; otherwise it is taken again. For a loop inside a
+tf.function, a whole call is a step, and none has to end."""
 
 POLL_S = 0.02
-"""Between two looks at whether the trace shall end."""
+"""Interval between two checks of whether to end the trace."""
 
 END_S = 5.0
-"""Longest that the process's end waits for a trace that is being written, seconds."""
+"""Longest wait of the process's exit for a trace that is being written, seconds."""
 
 MOST_TRIES = 5
 MOST_LAYERS = 5000
@@ -56,11 +57,11 @@ class Tracer:
         *,
         lines: Callable[[], list[Any]],
     ) -> None:
-        """Know what trains in this process, and give way to the script's own profiler.
+        """Set up the trace, and yield to the script's own profiler.
 
         Args:
             tf: TensorFlow.
-            around: Puts a function around another.
+            around: Wraps a function in another one.
             lines: Every loop that trains: with `steps`, `step_s()`, `is_measured()`,
                 `whole_passes()` and `trace`.
         """
@@ -71,23 +72,23 @@ class Tracer:
         FACTS.ends.append(self.at_exit)
 
     def forget(self) -> None:
-        """Nothing was traced: this is a forked child."""
+        """Forget everything, because this is a forked child."""
         self._tries, self._done, self._running, self._is_on = 0, False, False, False
         self._lock, self._taking = threading.Lock(), threading.Lock()
 
     def knows_keras(
         self, fits: Callable[[], list[Any]], layers: Callable[[], list[tuple[str, str, Place]]]
     ) -> None:
-        """Keras is there: lines that call `fit`, and every layer that is alive."""
+        """Register the lines that call `fit`, and every live layer, once Keras is imported."""
         self._fits, self._layers = fits, layers
 
     def look(self) -> None:
-        """Take the trace, where it is time for it; this thread waits meanwhile."""
+        """Take the trace if it is due; this thread waits meanwhile."""
         with self._taking:
             self._look()
 
     def at_exit(self) -> None:
-        """The process ends: keep what there is of a trace."""
+        """The process ends: keep what exists of a trace."""
         self._running = False
         if self._taking.acquire(timeout=END_S):
             self._done = True
@@ -121,7 +122,7 @@ class Tracer:
         FACTS.seen += 1
 
     def _take(self, line: Any, seconds: float) -> None:
-        """Trace until the time is up, the pass over the data or the process ends, or facts are wanted."""
+        """Trace until the time is up, the epoch or the process ends, or facts are requested."""
         tf: Any = sys.modules["tensorflow"]
         level = 2 if _is_stand_in() else 1
         options = tf.profiler.experimental.ProfilerOptions(
@@ -136,11 +137,11 @@ class Tracer:
         while self._running and time.monotonic() < until_s:
             if line.whole_passes() != passes or os.path.exists(wanted):  # noqa: PTH110
                 break
-            time.sleep(POLL_S)  # the script steps meanwhile
+            time.sleep(POLL_S)  # the script continues to train meanwhile
         self._end()
 
     def _end(self) -> None:
-        """End a trace that is being taken."""
+        """End a trace in progress."""
         with self._lock:
             if self._is_on:
                 self._running = self._is_on = False
@@ -191,10 +192,10 @@ TRACER = Tracer()
 
 
 def layer_names(places: dict[int, tuple[Any, Place]]) -> list[tuple[str, str, Place]]:
-    """Name, type and line of every layer that is alive.
+    """Name, type and line of every live layer.
 
     Args:
-        places: Id of a layer -> a weak reference to it, and the line that made it.
+        places: ID of a layer -> a weak reference to it, and the line that created it.
     """
     found = []
     for reference, at in list(places.values()):

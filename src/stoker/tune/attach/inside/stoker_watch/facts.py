@@ -39,9 +39,9 @@ class Facts:
         self.forgets: list[Callable[[], None]] = []
         """What a forked child forgets of its parent's training."""
         self.looks: list[Callable[[], None]] = []
-        """What our own thread does each time that it looks."""
+        """Called by our own thread in each of its rounds."""
         self.ends: list[Callable[[], None]] = []
-        """What is ended before the process does."""
+        """Called before the process ends."""
         self.on = False
         """Something is watched in this process."""
         self.ours = False

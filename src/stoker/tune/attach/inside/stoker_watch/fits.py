@@ -60,7 +60,7 @@ class Fit:
         self.step: dict[str, Any] = {}
         """Where the step's graph was written."""
         self.trace: dict[str, Any] = {}
-        """Where a trace of the device was written, or why it was not."""
+        """Where a trace of the device was written, or why there is none."""
         self.ours_s = 0.0
         """What the measurement itself took, seconds."""
         self.iterator: Any = None
@@ -106,16 +106,16 @@ class Fit:
         return train_function
 
     def is_measured(self) -> bool:
-        """Whether it trains now, and U has been measured, or cannot be."""
+        """Whether it is training now, and U has been measured or cannot be."""
         done = len(self.rounds) >= ROUNDS or bool(self.no_ceiling)
         return self._original is not None and self.measured_steps > 0 and done
 
     def whole_passes(self) -> int:
-        """Passes over the data that have ended: between two of them nothing trains."""
+        """Completed epochs: between two of them nothing trains."""
         return self.epochs
 
     def step_s(self) -> float:
-        """What a call of the train function takes, seconds."""
+        """Time of a call of the train function, seconds."""
         return self.period_s / max(1, self.measured_steps)
 
     def begin_epoch(self) -> None:

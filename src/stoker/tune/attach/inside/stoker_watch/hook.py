@@ -42,7 +42,7 @@ def _look_after(loader: Any, name: str) -> None:
     run: Callable[[ModuleType], None] = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        # Here: a program that imports no TensorFlow does not pay for it.
+        # Imported here: a program without TensorFlow does not pay for it.
         from .wall import WALL
 
         with WALL.part("imports"):

@@ -58,7 +58,7 @@ def install(keras: ModuleType) -> None:
 
 
 def _wall(keras: Any) -> None:
-    """Time what a script does with a model beside its steps."""
+    """Time what a script does with a model outside its steps."""
     methods = {"predict": "predict", "save": "saving", "save_weights": "saving", "export": "saving"}
     for name, kind in methods.items():
         around(keras.Model, name, WALL.around_method(partial(str, kind), place))
@@ -71,7 +71,7 @@ def _itself(at: Place) -> Place:
 
 
 def _time_callbacks(keras: Any, given: Any) -> None:
-    """Time what callbacks do at the begin and the end of epochs and of the training."""
+    """Time the work of callbacks at the start and end of epochs and of training."""
     plain = keras.callbacks.Callback
     listed = given if isinstance(given, (list, tuple)) else [given]
     for callback in listed:

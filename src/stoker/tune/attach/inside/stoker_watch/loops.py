@@ -34,7 +34,7 @@ LEAST_MEASURED = 5
 """Steps after which a loop's device may be traced."""
 
 MOST_ROUNDS = 3
-"""As in `inner_ceiling`: pairs of windows of a loop inside of a tf.function."""
+"""As in `inner_ceiling`: pairs of windows of a loop inside a tf.function."""
 
 
 class Loop:
@@ -80,7 +80,7 @@ class Loop:
         self.step: dict[str, Any] = {}
         """Where the step's graph was written."""
         self.trace: dict[str, Any] = {}
-        """Where a trace of the device was written, or why it was not."""
+        """Where a trace of the device was written, or why there is none."""
         self.ours_s = 0.0
         self.mark = (0, 0.0)
         """Measured steps and their time when the latest window began."""
@@ -97,18 +97,18 @@ class Loop:
         """Steps after which the input is looked at next."""
 
     def is_measured(self) -> bool:
-        """Whether it trains now, and U has been measured, or cannot be."""
+        """Whether it is training now, and U has been measured or cannot be."""
         if self.kind == "inside":
             return self.steps > 0 and (len(self.rounds) >= MOST_ROUNDS or bool(self.no_ceiling))
         is_current = STATE.current is self and self.measured_steps >= LEAST_MEASURED
         return is_current and (not self.measures_again or bool(self.no_ceiling))
 
     def whole_passes(self) -> int:
-        """Passes over the data that have ended: between two of them nothing trains."""
+        """Completed passes over the data: between two of them nothing trains."""
         return self.passes
 
     def step_s(self) -> float:
-        """What a step takes, seconds; of a loop inside of a tf.function a call."""
+        """Time of a step, seconds; for a loop inside a tf.function, of a call."""
         return self.period_s / max(1, self.measured_steps)
 
     def begin_step(self, now_s: float) -> None:

@@ -41,7 +41,7 @@ def late_facts(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
 
 
 def _biases(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
-    """Layers whose bias a BatchNormalization takes out again, and how much of the model the biases are."""
+    """Layers whose bias a BatchNormalization cancels, and the share of parameters in them."""
     layers = useless_biases(model)
     return {
         "layers": [{"name": layer.name, "place": made_at(layer)} for layer in layers[:MOST_LAYERS]],

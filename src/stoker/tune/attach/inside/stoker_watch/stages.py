@@ -80,7 +80,7 @@ class Stage:
         """Rows of an element, where a shape says so."""
         self.dtypes: list[str] = []
         self.operations: list[str] = []
-        """Types of TensorFlow's operations in the function of a map."""
+        """Types of the TensorFlow operations in a map's function."""
         self.cardinality = -2
 
     def told(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _finish(tf: Any, stage: Stage | None, result: Any) -> None:
 
 
 def _operations(dataset: Any) -> list[str]:
-    """Types of the operations of a map's function; none where TensorFlow keeps them elsewhere."""
+    """Types of the operations in a map's function; empty if TensorFlow stores them elsewhere."""
     function = getattr(getattr(dataset, "_map_func", None), "function", None)
     graph = getattr(function, "graph", None)
     return [] if graph is None else sorted({each.type for each in graph.get_operations()})

@@ -1,7 +1,7 @@
-"""Where the wall time of the whole process goes: imports, `fit`, validation, predict, callbacks, saving.
+"""Where the process's wall time goes: imports, `fit`, validation, predict, callbacks, saving.
 
-Each moment belongs to the innermost of these that runs in the main thread, so the parts never count
-twice; what is left is the script's own.
+Each moment counts for the innermost of these that runs in the main thread, so no time counts
+twice; the rest is the script's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from .places import NOWHERE, Place
 
 EPOCH_HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end")
-"""Of `keras.callbacks.Callback`, those that are called between steps seldom."""
+"""Methods of `keras.callbacks.Callback` that are rarely called between steps."""
 
 
 class Wall:
@@ -26,11 +26,11 @@ class Wall:
         self._spent: dict[tuple[str, Place], list[float]] = {}
         """Kind and line -> wall seconds, CPU seconds, calls."""
         self._open: list[list[Any]] = []
-        """Key, begin by both clocks, and what others inside of it took of both."""
+        """Key, start on both clocks, and the time of nested parts on both."""
 
     @contextmanager
     def part(self, kind: str, at: Place = NOWHERE) -> Iterator[None]:
-        """What runs inside is of this kind; other threads than the main one count for nothing."""
+        """Count the body as this kind; only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -49,7 +49,7 @@ class Wall:
                 self._open[-1][4] += cpu_s
 
     def told(self) -> dict[str, Any]:
-        """As facts; what is open counts up to now."""
+        """As facts; open parts count up to now."""
         found = {key: list(spent) for key, spent in list(self._spent.items())}
         now_s, now_cpu_s = time.monotonic(), time.process_time()
         inner_s = inner_cpu_s = 0.0
@@ -65,14 +65,14 @@ class Wall:
         }
 
     def forget(self) -> None:
-        """Nothing was spent: this is a forked child."""
+        """Forget everything, because this is a forked child."""
         self._spent.clear()
         self._open.clear()
 
     def around_method(
         self, kind: Callable[[], str], where: Callable[[], Place]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What puts a function into a part."""
+        """Return a wrapper that counts a function as a part."""
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
