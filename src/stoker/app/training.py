@@ -342,7 +342,7 @@ def _step_facts(
     return StepFacts(
         of_script=False,
         precision=resolved.precision,
-        xla=resolved.xla,
+        xla=resolved.xla or bool(isinstance(result, TrainResult) and result.xla.get("used")),
         steps_per_call=resolved.steps_per_call,
         input_wait=wait,
     )

@@ -134,6 +134,8 @@ class CompileCache:
         It fails a step whose program it cannot write, and its folder can be set only once.
         """
         folder = self.folder(PROGRAMS)
+        if self._in_memory is not None:
+            raise FileExistsError(f"{folder} leads into memory already, which is full too")
         memory = str(_MEMORY) if _MEMORY.is_dir() else None
         self._in_memory = Path(tempfile.mkdtemp(prefix="stoker-xla-", dir=memory))
         folder.rename(folder.with_name("full"))

@@ -177,12 +177,15 @@ def give_way(error: Exception) -> bool:
     """
     if _active is None or str(_active.folder(PROGRAMS)) not in str(error):
         return False
+    try:
+        _active.go_on_in_memory()
+    except OSError:
+        return False
     _LOG.warning(
         "the disk with XLA's cache cannot be written: compiled programs are not kept (set %s to a "
         "folder with room)",
         FOLDER,
     )
-    _active.go_on_in_memory()
     return True
 
 

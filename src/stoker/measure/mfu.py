@@ -170,7 +170,8 @@ class PeakFile:
     def _write(self, known: Mapping[str, Any]) -> None:
         try:
             write_json(self._path, known)
-        except OSError:
+        except (OSError, UserError):
+            # A full disk is one too: the peak is measured again next time.
             return
 
 

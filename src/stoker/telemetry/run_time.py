@@ -49,7 +49,8 @@ class RunTime:
         self._last_step: int = before["step"]
         self._waited_s: float = before["input_wait_s"]
         self._first: tuple[int, float] | None = None
-        self._step, self._done = 0, 0
+        # Until training starts the last process's step stands: a second kill must not lose it.
+        self._step, self._done = self._last_step, 0
         self._over = threading.Event()
         self._file = -1
         self._thread: threading.Thread | None = None
@@ -95,6 +96,7 @@ class RunTime:
             step_s = self.wall.parts()[STEPS] / self._done
             self.wall.move(STEPS, REPEATED, lost * step_s)
             self._repeated += lost
+            self._done -= min(lost, self._done)
         self._step = step
 
     def settle(self, step_s: float) -> None:

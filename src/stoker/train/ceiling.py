@@ -93,7 +93,7 @@ class RunCeiling:
         Args:
             trained: Whether this process has trained; if not, earlier measurements suffice.
         """
-        missing = self._windows.missing
+        missing = self._windows.missing or (WINDOWS if self.step_s is None else 0)
         if missing and (trained or self.step_s is None):
             while not self.take(missing / WINDOWS):
                 missing = WINDOWS

@@ -187,7 +187,7 @@ class Run:
             # A rollback can go back to it, and it shows early whether the disk accepts checkpoints.
             # The first steps do not wait for it.
             self._save()
-        with self._within("measuring"):
+        with self._within("compile" if self.compiled.program.xla else "measuring"):
             while self.fitting(self._decided) is None:
                 continue
 
@@ -217,6 +217,7 @@ class Run:
 
     def _compile(self) -> None:
         """Compile what the settings and the position require; the ceiling is measured again."""
+        self.xla_trial.drop("not used, the step became a smaller one")
         self.compiled.compile()
         self._ceiling.restart()
 
@@ -264,7 +265,7 @@ class Run:
         turn = self.xla_trial.next_turn(source, steps, whole=self._feed.whole_calls)
         steps = turn.steps
         self._callbacks.on_train_batch_begin(position.in_epoch)
-        ending.save_after_call(self._saving.due())
+        ending.save_after_call(self._saving.due(after=steps))
         is_new = self.compiled.program.traced is None
         with self._guard.placements() as placements, self._within("compile" if is_new else "steps"):
             look = self._looks_after(steps) or turn.compared
@@ -321,12 +322,12 @@ class Run:
             return
         position.xla, position.xla_why = decision.xla, decision.why
         if decision.xla:
+            # The step changes with this checkpoint: its time and its ceiling are measured again.
+            position.timing = Timing()
+            self._ceiling.restart()
             self._save()
             self.xla_trial.adopt()
             self._guard.step_is_made_by(self.compiled.resolved)
-            # The step has changed: its time and its ceiling are measured again.
-            position.timing = Timing()
-            self._ceiling.restart()
 
     def _looks_after(self, steps: int) -> bool:
         """Whether the variables are looked at when a call of so many steps has ended.
@@ -362,7 +363,8 @@ class Run:
             if give_way(error):
                 return None
             if self.xla_trial.under_way and is_out_of_memory(error):
-                self.xla_trial.give_up("not used, memory ran out while it was tried")
+                with self._within("compile"):
+                    self.xla_trial.give_up("not used, memory ran out while it was tried", wait=True)
                 return None
             split = Split(batch_size=position.batch_size, accumulate=position.accumulate)
             split = self._guard.out_of_memory(error, split)
@@ -430,7 +432,10 @@ class Run:
             "xla": position.xla,
             "xla_why": position.xla_why,
         }
-        for name, value in (before.to_json() | decided | {"timing": before.timing}).items():
+        # The ceiling is the step's, wherever the run is: `restart` forgets it with the step.
+        now = position.timing
+        timing = replace(before.timing, ceiling_s=now.ceiling_s, ceiling_steps=now.ceiling_steps)
+        for name, value in (before.to_json() | decided | {"timing": timing}).items():
             setattr(position, name, value)
         with self._within("checkpoints"):
             self._saving.restore(found, decided=False)
@@ -508,7 +513,8 @@ class Run:
             self._end_early()
         if self._saves_after_epoch:
             self._saves_after_epoch = False
-            self._save()
+            if not position.over:
+                self._save()
 
     def _keep_best(self, metrics: Mapping[str, float]) -> None:
         with self._within("checkpoints"):
@@ -535,6 +541,10 @@ class Run:
         own, are validated too, and are what is kept where they are better than the best epoch's.
         """
         position = self.position
+        self.xla_trial.give_up("not used, the training ended before XLA could be compared")
+        if position.xla is None and (decision := self.xla_trial.decision) is not None:
+            # Not used by any step: what it would have been is for the next run to find out.
+            position.xla, position.xla_why = False, decision.why
         changed = self._end_callbacks()
         if changed:
             metrics = position.metrics | self._validated(eval_batches)

@@ -38,9 +38,9 @@ class Saving:
         self._writer = writer
         self._best: tuple[dict[str, NDArray[Any]], dict[str, Any], int, float] | None = None
 
-    def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
-        return self._writer is not None and self._writer.due(self._position.step)
+    def due(self, *, after: int) -> bool:
+        """Whether it is time for a checkpoint once the run has done this many more steps."""
+        return self._writer is not None and self._writer.due(self._position.step + after)
 
     def trained(self, steps: int, wall_s: float) -> None:
         """So many steps have taken so long."""

@@ -140,7 +140,8 @@ class XlaTrial:
     @property
     def under_way(self) -> bool:
         """Whether a second form of the step uses memory."""
-        return self._program is not None and self.decision is None
+        compiling = self._compiling is not None and not self._compiling.ended
+        return compiling or (self._program is not None and self.decision is None)
 
     def next_turn(self, source: Source, planned: int, *, whole: bool) -> Turn:
         """Plan the next call.
@@ -192,9 +193,22 @@ class XlaTrial:
         elif turn.program is None:
             self._step_s = wall_s / steps
 
-    def give_up(self, why: str) -> None:
-        """End the trial without XLA."""
+    def give_up(self, why: str, *, wait: bool = False) -> None:
+        """End the trial without XLA.
+
+        Args:
+            why: For a person.
+            wait: Return when the compiler has ended too, which uses memory until then.
+        """
         if self.wanted and self.decision is None:
+            self._decide(xla=False, why=why)
+        if wait and self._compiling is not None:
+            self._compiling.join()
+            self._compiling = None
+
+    def drop(self, why: str) -> None:
+        """End the trial without XLA, also if it has decided for XLA and nothing uses it yet."""
+        if self.wanted and self._program is not None and self._position.xla is None:
             self._decide(xla=False, why=why)
 
     def adopt(self) -> None:
@@ -262,6 +276,9 @@ class _Compiling:
     @property
     def ended(self) -> bool:
         return not self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join()
 
     def _run(self) -> None:
         try:

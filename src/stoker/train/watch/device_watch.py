@@ -156,6 +156,10 @@ class DeviceWatch:
         except TraceError as error:
             self._why = str(error)
             _LOG.warning("the device's time by kernel is not known: %s", error)
+        except Exception as error:  # noqa: BLE001 - see below
+            # Whatever a trace holds that was not foreseen, training goes on.
+            self._why = f"the trace cannot be read ({type(error).__name__}: {error})"
+            _LOG.exception("the device's time by kernel is not known")
         self._trace_s = time.monotonic() - begun_s
 
 
