@@ -20,6 +20,7 @@ from stoker.export.callpath import SERVE_TAG, LoadedModel
 from stoker.serve.reach import (
     INIT_COLLECTIONS,
     INIT_SIGNATURE,
+    functions_of,
     node_of,
     nodes_by_name,
     reached,
@@ -114,15 +115,28 @@ def _array(tensor: tf.Tensor) -> np.ndarray[Any, Any]:
 
 
 def checked_functions(meta_graph: meta_graph_pb2.MetaGraphDef) -> Sequence[str]:
-    """The functions that loading the object graph may run: all but those that save and restore."""
+    """The functions that loading the object graph may run: all but those that only save and restore.
+
+    The model's author chooses what `saver_def` names, so a function that an object names too is checked.
+    """
     nodes = nodes_by_name(meta_graph.graph_def)
     saver = meta_graph.saver_def
     own = {
-        value.func.name
+        function
         for name in (saver.save_tensor_name, saver.restore_op_name)
         if node_of(name) in nodes
-        for value in nodes[node_of(name)].attr.values()
-        if value.WhichOneof("value") == "func"
-    }
+        for function in functions_of(nodes[node_of(name)])
+    } - _functions_of_objects(meta_graph)
     library = meta_graph.graph_def.library.function
     return [found.signature.name for found in library if found.signature.name not in own]
+
+
+def _functions_of_objects(meta_graph: meta_graph_pb2.MetaGraphDef) -> set[str]:
+    """The functions that the object graph names; a node may name one that its own list lacks."""
+    objects = meta_graph.object_graph_def
+    found = set(objects.concrete_functions)
+    for node in objects.nodes:
+        found.update(node.function.concrete_functions)
+        found.add(node.bare_concrete_function.concrete_function_name)
+        found.add(node.captured_tensor.concrete_function)
+    return found
