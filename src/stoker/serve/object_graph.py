@@ -8,13 +8,15 @@ error (tensorflow/serving#2250). `tf.saved_model.load` joins the two.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from stoker.export.callpath import SERVE_TAG, LoadedModel
 from stoker.serve.reach import (
@@ -55,17 +57,21 @@ def unrestored_variables(meta_graph: meta_graph_pb2.MetaGraphDef) -> set[str]:
     return variables(roots_of(meta_graph)) - variables(filling)
 
 
-def load_object_graph(definitions: Mapping[str, Any], folder: Path) -> LoadedModel:
+def load_object_graph(
+    meta_graph: meta_graph_pb2.MetaGraphDef, definitions: Mapping[str, Any], folder: Path
+) -> LoadedModel:
     """Load a model whose variables a session would leave empty.
 
     Args:
-        definitions: Its signatures; all its functions were checked.
-        folder: Where it is.
+        meta_graph: Its graph; all its functions were checked.
+        definitions: Its signatures.
+        folder: Where its variables and assets are.
 
     Raises:
         ValueError: a signature has no function in the object graph.
     """
-    loaded = tf.saved_model.load(str(folder), tags=[SERVE_TAG])
+    with _only(meta_graph, folder) as checked:
+        loaded = tf.saved_model.load(str(checked), tags=[SERVE_TAG])
     callable_ = {
         name: definition
         for name, definition in definitions.items()
@@ -84,6 +90,22 @@ def load_object_graph(definitions: Mapping[str, Any], folder: Path) -> LoadedMod
         folder,
     )
     return LoadedModel(None, definitions, folder, runs=runs)
+
+
+@contextmanager
+def _only(meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path) -> Iterator[Path]:
+    """A private folder with this graph alone, and links to the files that it reads.
+
+    TensorFlow loads an object graph from a file only, and the one in `folder` may have changed since its
+    check.
+    """
+    saved = saved_model_pb2.SavedModel(saved_model_schema_version=1, meta_graphs=[meta_graph])
+    with tempfile.TemporaryDirectory(prefix="stoker-checked-") as name:
+        checked = Path(name)
+        (checked / "saved_model.pb").write_bytes(saved.SerializeToString())
+        for part in (tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.ASSETS_DIRECTORY):
+            (checked / part).symlink_to((folder / part).absolute())
+        yield checked
 
 
 def _run_of(loaded: Any, function: Any, definition: meta_graph_pb2.SignatureDef) -> Run:

@@ -20,6 +20,7 @@ from stoker.core.errors import DataError
 from stoker.export.callpath import load_model
 from stoker.serve.errors import ServeError
 from stoker.serve.grpc.predict import read_inputs
+from stoker.serve.loading import load_checked
 from stoker.serve.safety import check_model
 from stoker.serve.servable import LoadOptions, Servable
 from stoker.serve.server import Server
@@ -390,3 +391,17 @@ def test_a_function_that_the_saver_names_is_checked_where_an_object_names_it_too
     file.write_bytes(saved.SerializeToString())
     with pytest.raises(DataError, match="WriteFile in its function"):
         check_model(folder)
+
+
+def test_what_is_loaded_by_its_object_graph_is_what_was_checked(tmp_path: Path) -> None:
+    module, folder = Holder(), tmp_path / "1"
+    tf.saved_model.save(module, str(folder), signatures={"serving_default": module.serve})
+    checked = check_model(folder)
+    (folder / "saved_model.pb").write_bytes(b"not what was checked")
+
+    model = load_checked(folder, checked)
+    x = np.array([[1.0, 2.0]], np.float32)
+    found = model.call("serving_default", {"x": x})["y"]
+    model.close()
+
+    np.testing.assert_allclose(found, module.net(x), atol=1e-6)
