@@ -96,6 +96,63 @@ def test_each_worker_is_started_with_its_gpu_and_its_part_of_the_memory(
     assert said == [f"0 {flag} 0.25", f"1 {flag} 0.5", f"0 {flag} 0.25"]
 
 
+STUCK = """\
+import os, signal, sys, time
+from pathlib import Path
+from stoker.serve import workers
+from stoker.serve.config import ServeConfig
+folder = Path(sys.argv[1])
+say = "import os, pathlib, signal, sys; number = sys.argv[sys.argv.index('--worker') + 1]; "
+say += f"folder = pathlib.Path({str(folder)!r}); first = not (folder / '0.stuck').exists(); "
+say += "stays = number == '0' and first; "
+say += "stays and signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+say += "stays and (folder / '0.stuck').touch(); "
+say += "(folder / f'{number}.json').write_text(str(os.getpid())); sys.stdin.read()"
+workers._GRACE_S = 4.0
+config = ServeConfig(root=folder, workers=2, lame_duck_s=0.0, drain_s=1)
+crew = workers.Crew(config, [sys.executable, "-c", say], folder)
+until_s = time.monotonic() + 20
+def pid_of(number):
+    file = folder / f"{number}.json"
+    while not (file.is_file() and file.read_text()):
+        assert time.monotonic() < until_s, "a worker does not start"
+        time.sleep(0.02)
+    return int(file.read_text())
+stuck, other = pid_of(0), pid_of(1)
+begun_s = time.monotonic()
+crew.look()
+print("look", time.monotonic() - begun_s)
+os.kill(other, signal.SIGKILL)
+while (folder / "1.json").is_file() and pid_of(1) == other:
+    assert time.monotonic() < until_s, "a dead worker is not replaced"
+    crew.look()
+    time.sleep(0.02)
+print("replaced", time.monotonic() - begun_s)
+os.kill(stuck, 0)
+crew.end()
+print("ended", time.monotonic() - begun_s)
+"""
+
+
+def test_while_a_stuck_worker_of_a_gpu_ends_the_others_are_looked_at_and_its_time_counts_once(
+    driver: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK, str(tmp_path)],
+        env=os.environ | {"LD_LIBRARY_PATH": str(driver), GPUS: "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    took_s = {name: float(text) for name, text in map(str.split, done.stdout.splitlines())}
+    assert took_s["look"] < 2.0
+    assert took_s["replaced"] < 5.0
+    assert 5.0 <= took_s["ended"] < 8.0, "the 5 s were given once, from the first look on"
+
+
 def usable(driver: Path, environment: dict[str, str]) -> str:
     code = (
         "import os; from stoker.serve.gpu_shares import usable_gpus; print(usable_gpus(os.environ))"
