@@ -34,11 +34,13 @@ def test_a_fraction_is_divided_among_the_workers_of_each_gpu() -> None:
     assert [share.fraction for share in shares] == pytest.approx([0.3, 0.6, 0.3])
 
 
-def test_without_a_gpu_nothing_is_set_and_a_fraction_is_still_divided() -> None:
-    shares = gpu_shares([], workers=2, fraction=0.5)
+@pytest.mark.parametrize(("fraction", "each"), [(0.5, 0.25), (0.0, TOGETHER / 2)])
+def test_workers_divide_the_memory_of_a_gpu_that_has_no_name(fraction: float, each: float) -> None:
+    shares = gpu_shares([], workers=2, fraction=fraction)
 
     assert [share.environment() for share in shares] == [{}, {}]
-    assert [share.fraction for share in shares] == [0.25, 0.25]
+    assert [share.fraction for share in shares] == [each, each]
+    assert gpu_shares([], workers=1, fraction=0.0) == [GpuShare(gpu=None, fraction=0.0)]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,8 @@ def test_without_a_gpu_nothing_is_set_and_a_fraction_is_still_divided() -> None:
         ("1", "('1',)"),
         ("GPU-b, GPU-a", "('GPU-b', 'GPU-a')"),
         ("0,-1,1", "('0',)"),
+        ("1,2", "('1',)"),
+        ("GPU-b,GPU-c,GPU-a", "('GPU-b',)"),
         ("-1", "()"),
         ("", "()"),
     ],
@@ -56,6 +60,22 @@ def test_the_gpus_of_the_driver_are_used_as_far_as_the_environment_shows_them(
     driver: Path, visible: str | None, found: str
 ) -> None:
     assert usable(driver, {} if visible is None else {GPUS: visible}) == found
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, "('MIG-a1', 'MIG-a2', 'GPU-b')"),
+        ("MIG-a2,1", "('MIG-a2', '1')"),
+        ("MIG-a2,MIG-a3", "('MIG-a2',)"),
+    ],
+)
+def test_slices_of_a_divided_gpu_are_handed_out_one_each(
+    driver: Path, visible: str | None, found: str
+) -> None:
+    environment = {} if visible is None else {GPUS: visible}
+
+    assert usable(driver, environment | {"GPU_MIG": "1"}) == found
 
 
 def test_a_broken_driver_means_no_gpu(driver: Path) -> None:
