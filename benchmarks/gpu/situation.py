@@ -20,7 +20,7 @@ from figures import Figure, figure
 from sizes import CPU, GPU, Sizes
 from steps import MARK
 
-from stoker.cluster.machine.gpus import read_gpus
+from stoker.cluster.devices import find_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,9 +135,9 @@ class Situation:
         )  # fmt: skip
 
     def card_name(self) -> str:
-        """The card's name by NVML; empty on the CPU."""
-        states = read_gpus().states
-        return states[0].name if states and self.device == "gpu" else ""
+        """The name by NVML of the GPU that TensorFlow takes, or of its slice; empty on the CPU."""
+        gpus = find_devices().gpus
+        return gpus[0].name if gpus and self.device == "gpu" else ""
 
     def environment(self, cache: Path) -> dict[str, str]:
         """Folder of this process and its children for compiled programs and autotuning results."""

@@ -46,23 +46,16 @@ def share_threads(environ: Mapping[str, str], *, cores: int, processes: int) -> 
     return {name: each for name in THREADS if name not in environ}
 
 
-def share_gpus(environ: Mapping[str, str], *, gpus: int, processes: int) -> list[dict[str, str]]:
+def share_gpus(names: Sequence[str], *, processes: int) -> list[dict[str, str]]:
     """Equal parts of the GPUs for each process, as environment variables.
 
     Args:
-        environ: `CUDA_VISIBLE_DEVICES` there says which GPUs may be used.
-        gpus: Number of GPUs that this process may use.
+        names: The GPUs that may be used, as `CUDA_VISIBLE_DEVICES` names them.
         processes: How many share them.
 
     Raises:
         ConfigError: there are GPUs, but fewer than processes: two on one would wait for each other.
     """
-    asked = environ.get(GPUS)
-    names = [str(index) for index in range(gpus)]
-    if asked is not None:
-        # CUDA stops at the first that is not there: "-1" and "" hide all.
-        names = [name.strip() for name in asked.split(",")] if gpus else []
-        names = names[: next((i for i, n in enumerate(names) if n in ("", "-1")), len(names))]
     if not names:
         return [{} for _ in range(processes)]
     each = len(names) // processes

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.cluster.machine.gpus import read_gpus
+from stoker.cluster.machine.visible import visible_names
 from stoker.cluster.shares import GPUS
 
 TOGETHER = 0.9
@@ -14,9 +15,6 @@ TOGETHER = 0.9
 The rest is for memory that each process needs outside TensorFlow's allocator (CUDA context, cuDNN,
 cuBLAS). Not yet confirmed on a GPU: whether a tenth is enough.
 """
-
-_HIDDEN = ("", "-1")
-"""CUDA ignores CUDA_VISIBLE_DEVICES from the first such entry on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,17 +39,17 @@ def usable_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
         environ: Its `CUDA_VISIBLE_DEVICES` selects among the machine's GPUs.
 
     Returns:
-        One name for each. Empty if no driver answers, or if a GPU is divided into MIG instances
-        and the environment does not select one: CUDA then shows only one of them.
+        One name for each; empty without a driver that answers. Where a GPU is divided into MIG slices
+        and the environment chooses none, they are the UUIDs of all slices and of all other GPUs: CUDA
+        shows a process a single slice, so an index names none of them.
     """
     states = read_gpus().states
-    named = environ.get(GPUS)
-    if not states or (named is None and any(state.mig for state in states)):
-        return ()
-    if named is None:
-        return tuple(str(index) for index in range(len(states)))
-    names = [name.strip() for name in named.split(",")]
-    return tuple(names[: next((i for i, name in enumerate(names) if name in _HIDDEN), len(names))])
+    if environ.get(GPUS) is not None or not any(state.mig for state in states):
+        return visible_names(states, environ)
+    divided = (
+        [each.uuid for each in state.slices] if state.mig else [state.uuid] for state in states
+    )
+    return tuple(uuid for uuids in divided for uuid in uuids)
 
 
 def gpu_shares(gpus: Sequence[str], *, workers: int, fraction: float) -> list[GpuShare]:
@@ -60,16 +58,16 @@ def gpu_shares(gpus: Sequence[str], *, workers: int, fraction: float) -> list[Gp
     A session places a model without a device on the first GPU that it sees, so a worker sees one.
 
     Args:
-        gpus: The GPUs that may be used.
-        workers: Number of workers.
-        fraction: Share of each GPU's memory for all its workers; 0: no limit for a single worker.
+        gpus: The GPUs that may be used. Without one there may still be a GPU that all workers share,
+            such as in a container without NVML: its memory is divided, and without a GPU that does nothing.
+        workers: How many workers there are.
+        fraction: Share of each GPU's memory for all workers on it; 0 lets a single one grow freely.
     """
-    if not gpus:
-        return [GpuShare(gpu=None, fraction=fraction / workers) for _ in range(workers)]
+    names: Sequence[str | None] = gpus or [None]
     shares = []
     for number in range(workers):
-        place = number % len(gpus)
-        sharers = len(range(place, workers, len(gpus)))
+        place = number % len(names)
+        sharers = len(range(place, workers, len(names)))
         together = TOGETHER if not fraction and sharers > 1 else fraction
-        shares.append(GpuShare(gpu=gpus[place], fraction=together / sharers))
+        shares.append(GpuShare(gpu=names[place], fraction=together / sharers))
     return shares

@@ -82,7 +82,7 @@ def load_checked(
     unrestored = unrestored_variables(meta_graph)
     if unrestored:
         try:
-            return load_object_graph(_definitions(meta_graph), folder)
+            return load_object_graph(meta_graph, _definitions(meta_graph), folder)
         except tf.errors.ResourceExhaustedError as error:
             raise too_large(folder, error) from error
         except _FAILURES as error:

@@ -8,18 +8,21 @@ answer is an error (tensorflow/serving#2250). `tf.saved_model.load` joins the tw
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from stoker.export.callpath import SERVE_TAG, LoadedModel
 from stoker.serve.reach import (
     INIT_COLLECTIONS,
     INIT_SIGNATURE,
+    functions_of,
     node_of,
     nodes_by_name,
     reached,
@@ -55,17 +58,21 @@ def unrestored_variables(meta_graph: meta_graph_pb2.MetaGraphDef) -> set[str]:
     return variables(roots_of(meta_graph)) - variables(filling)
 
 
-def load_object_graph(definitions: Mapping[str, Any], folder: Path) -> LoadedModel:
-    """Load a model whose variables would be uninitialized in a session.
+def load_object_graph(
+    meta_graph: meta_graph_pb2.MetaGraphDef, definitions: Mapping[str, Any], folder: Path
+) -> LoadedModel:
+    """Load a model whose variables a session would leave empty.
 
     Args:
-        definitions: Its signatures; all its functions have been checked.
-        folder: The model's folder.
+        meta_graph: Its graph; all its functions were checked.
+        definitions: Its signatures.
+        folder: Where its variables and assets are.
 
     Raises:
         ValueError: a signature has no function in the object graph.
     """
-    loaded = tf.saved_model.load(str(folder), tags=[SERVE_TAG])
+    with _only(meta_graph, folder) as checked:
+        loaded = tf.saved_model.load(str(checked), tags=[SERVE_TAG])
     callable_ = {
         name: definition
         for name, definition in definitions.items()
@@ -84,6 +91,22 @@ def load_object_graph(definitions: Mapping[str, Any], folder: Path) -> LoadedMod
         folder,
     )
     return LoadedModel(None, definitions, folder, runs=runs)
+
+
+@contextmanager
+def _only(meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path) -> Iterator[Path]:
+    """A private folder with this graph alone, and links to the files that it reads.
+
+    TensorFlow loads an object graph from a file only, and the one in `folder` may have changed since its
+    check.
+    """
+    saved = saved_model_pb2.SavedModel(saved_model_schema_version=1, meta_graphs=[meta_graph])
+    with tempfile.TemporaryDirectory(prefix="stoker-checked-") as name:
+        checked = Path(name)
+        (checked / "saved_model.pb").write_bytes(saved.SerializeToString())
+        for part in (tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.ASSETS_DIRECTORY):
+            (checked / part).symlink_to((folder / part).absolute())
+        yield checked
 
 
 def _run_of(loaded: Any, function: Any, definition: meta_graph_pb2.SignatureDef) -> Run:
@@ -115,15 +138,28 @@ def _array(tensor: tf.Tensor) -> np.ndarray[Any, Any]:
 
 
 def checked_functions(meta_graph: meta_graph_pb2.MetaGraphDef) -> Sequence[str]:
-    """Functions that loading the object graph may run: all except those that save and restore."""
+    """The functions that loading the object graph may run: all but those that only save and restore.
+
+    The model's author chooses what `saver_def` names, so a function that an object names too is checked.
+    """
     nodes = nodes_by_name(meta_graph.graph_def)
     saver = meta_graph.saver_def
     own = {
-        value.func.name
+        function
         for name in (saver.save_tensor_name, saver.restore_op_name)
         if node_of(name) in nodes
-        for value in nodes[node_of(name)].attr.values()
-        if value.WhichOneof("value") == "func"
-    }
+        for function in functions_of(nodes[node_of(name)])
+    } - _functions_of_objects(meta_graph)
     library = meta_graph.graph_def.library.function
     return [found.signature.name for found in library if found.signature.name not in own]
+
+
+def _functions_of_objects(meta_graph: meta_graph_pb2.MetaGraphDef) -> set[str]:
+    """The functions that the object graph names; a node may name one that its own list lacks."""
+    objects = meta_graph.object_graph_def
+    found = set(objects.concrete_functions)
+    for node in objects.nodes:
+        found.update(node.function.concrete_functions)
+        found.add(node.bare_concrete_function.concrete_function_name)
+        found.add(node.captured_tensor.concrete_function)
+    return found

@@ -36,7 +36,8 @@ def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _
                 server.load()
                 while not asked_to_end.wait(_LOOK_S) and not server.may_listen():
                     pass
-                server.listen()
+                if not asked_to_end.is_set():
+                    server.listen()
             else:
                 server.start()
             _announce(server, asked_to_end, on_ready)

@@ -77,6 +77,11 @@ class Worker:
         """Whether it was asked to end, and should have by now."""
         return self._end_at_s is not None and time.monotonic() > self._end_at_s
 
+    @property
+    def left_s(self) -> float:
+        """What is left of the time in which it should end, 0 where it was not asked to."""
+        return max(0.0, (self._end_at_s or 0.0) - time.monotonic())
+
     def ask_to_end(self, patience_s: float) -> None:
         """SIGTERM: it drains and ends, in so many seconds."""
         if self._end_at_s is None and self.ended is None:

@@ -148,7 +148,7 @@ class Crew:
         for worker in workers:
             worker.ask_to_end(self._patience_s)
         for worker in workers:
-            worker.wait(self._patience_s)
+            worker.wait(worker.left_s)
 
     def _look_at(self, place: _Place) -> None:
         worker, following = place.worker, place.following
@@ -164,15 +164,16 @@ class Crew:
             place.start_at_s = time.monotonic() + place.backoff_s()
 
     def _trouble_of(self, worker: Worker) -> str | None:
+        if worker.is_stuck and not self._may_overlap:
+            worker.ask_to_end(self._patience_s)
+            if worker.ended is None and not worker.is_overdue:
+                return None  # later looks see its end, and look at the other places meanwhile
+            worker.wait(0.0)
+            return "is stuck"
         if worker.ended is not None:
             worker.wait(0.0)
             return f"ended by {worker.ended}"
-        if not worker.is_stuck:
-            return None
-        if not self._may_overlap:
-            worker.ask_to_end(self._patience_s)
-            worker.wait(self._patience_s)
-        return "is stuck"
+        return "is stuck" if worker.is_stuck else None
 
     def _bring_in(self, place: _Place, worker: Worker, following: Worker) -> None:
         """The next one takes the place when it is ready; until then the stuck one serves what it can."""

@@ -122,8 +122,8 @@ def _cases(built: BuiltModel, output: str, summary: LabelSummary, *, split: str)
         return
     if output == ONLY and len(output_names(built.model)) > 1:
         # One label for several outputs: each of them has a loss of its own.
-        for name in output_names(built.model):
-            yield from _cases(built, name, summary, split=split)
+        for each in output_names(built.model):
+            yield from _cases(built, each, summary, split=split)
         return
     tensor = _symbolic(built.model, output)
     for loss in built.losses(output):

@@ -16,10 +16,13 @@ from tensorflow.core.framework import tensor_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
+from stoker.core.errors import DataError
 from stoker.export.callpath import load_model
 from stoker.serve.errors import ServeError
 from stoker.serve.grpc.predict import read_inputs
-from stoker.serve.servable import Servable
+from stoker.serve.loading import load_checked
+from stoker.serve.safety import check_model
+from stoker.serve.servable import LoadOptions, Servable
 from stoker.serve.server import Server
 
 Ask = Callable[..., Any]
@@ -318,3 +321,87 @@ def test_functions_that_only_the_object_graph_holds_are_checked_too(tmp_path: Pa
 
     assert not servable.load()
     assert "ReadFile in its function" in servable.reason
+
+
+class Writer(Holder):
+    """A module with a second signature, which uses no variable."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 2), tf.float32, name="x")])
+    def second(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": x * 2.0}
+
+
+def hide_a_write(saved: saved_model_pb2.SavedModel, written: Path) -> str:
+    """Have the first signature of the object graph, and the saver, name a function that writes a file.
+
+    The graph, which the signature definitions describe, stays as it was.
+
+    Returns:
+        The function.
+    """
+    meta_graph = saved.meta_graphs[0]
+    objects, graph, saver = meta_graph.object_graph_def, meta_graph.graph_def, meta_graph.saver_def
+    (signatures,) = (n for n in objects.nodes if n.user_object.identifier == "signature_map")
+    named = {child.local_name: objects.nodes[child.node_id] for child in signatures.children}
+    evil = named["second"].bare_concrete_function.concrete_function_name
+    for name in ("serving_default", "second"):
+        named[name].bare_concrete_function.concrete_function_name = evil
+    (function,) = (f for f in graph.library.function if f.signature.name == evil)
+    for name, text in (("name", str(written)), ("text", "written")):
+        node = function.node_def.add(name=name, op="Const")
+        node.attr["dtype"].type = tf.string.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(text))
+    function.node_def.add(name="evil", op="WriteFile", input=["name:output:0", "text:output:0"])
+    function.control_ret["evil"] = "evil"
+    function.signature.control_output.append("evil")
+    function.signature.is_stateful = True
+    (saving,) = (n for n in graph.node if n.name == saver.save_tensor_name.split(":")[0])
+    (own,) = (f for f in graph.library.function if f.signature.name == saving.attr["f"].func.name)
+    graph.library.function.remove(own)
+    saving.attr["f"].func.name = evil
+    del meta_graph.signature_def["second"]
+    return evil
+
+
+def test_a_function_that_the_saver_names_is_checked_where_an_object_names_it_too(
+    tmp_path: Path,
+) -> None:
+    module, folder, written = Writer(), tmp_path / "1", tmp_path / "written"
+    signatures = {"serving_default": module.serve, "second": module.second}
+    tf.saved_model.save(module, str(folder), signatures=signatures)
+    file = folder / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    evil = hide_a_write(saved, written)
+    file.write_bytes(saved.SerializeToString())
+    trusting = Servable(1, folder, LoadOptions(allow_ops=frozenset({"WriteFile"})))
+    assert trusting.load(), trusting.reason
+    with trusting.use() as served:
+        assert served is not None
+        served.call("serving_default", {"x": np.ones((1, 2), np.float32)})
+    trusting.unload()
+    assert written.read_text() == "written", "the model does no harm, so this test shows nothing"
+    written.unlink()
+
+    servable = Servable(1, folder)
+
+    assert not servable.load()
+    assert "WriteFile in its function" in servable.reason
+    assert not written.exists()
+    del saved.meta_graphs[0].object_graph_def.concrete_functions[evil]  # its nodes name it still
+    file.write_bytes(saved.SerializeToString())
+    with pytest.raises(DataError, match="WriteFile in its function"):
+        check_model(folder)
+
+
+def test_what_is_loaded_by_its_object_graph_is_what_was_checked(tmp_path: Path) -> None:
+    module, folder = Holder(), tmp_path / "1"
+    tf.saved_model.save(module, str(folder), signatures={"serving_default": module.serve})
+    checked = check_model(folder)
+    (folder / "saved_model.pb").write_bytes(b"not what was checked")
+
+    model = load_checked(folder, checked)
+    x = np.array([[1.0, 2.0]], np.float32)
+    found = model.call("serving_default", {"x": x})["y"]
+    model.close()
+
+    np.testing.assert_allclose(found, module.net(x), atol=1e-6)

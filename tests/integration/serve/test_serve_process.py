@@ -273,6 +273,41 @@ def test_a_model_without_a_version_is_waited_for_without_a_port(
         server.stop()
 
 
+def test_sigterm_while_a_model_is_waited_for_opens_no_port(tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = ["--model_name", "later", "--model_base_path", str(tmp_path / "later"), "--port", "0"]
+    flags += ["--rest_api_port", str(port), "--max-run-s", "0"]
+    connected: list[int] = []
+
+    def hears() -> bool:
+        status = Path(f"/proc/{running.pid}/status").read_text()
+        (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+    def has_ended() -> bool:
+        with socket.socket() as client:
+            if not client.connect_ex(("127.0.0.1", port)):
+                connected.append(port)
+        return running.poll() is not None
+
+    with subprocess.Popen([*COMMAND, *flags], stderr=subprocess.PIPE, text=True) as running:
+        try:
+            assert wait_for(hears)
+            running.send_signal(signal.SIGTERM)
+            assert wait_for(has_ended)
+        finally:
+            running.kill()
+        assert running.stderr is not None
+        said = running.stderr.read()
+
+    assert running.returncode == 0, said
+    assert "Traceback" not in said
+    assert not connected
+
+
 def wait_for(holds: Callable[[], bool]) -> bool:
     until_s = time.monotonic() + 30
     while not holds() and time.monotonic() < until_s:

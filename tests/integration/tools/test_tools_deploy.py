@@ -130,6 +130,22 @@ def test_no_container_has_more_than_it_needs(
     assert waits_s + 30 <= pod["terminationGracePeriodSeconds"]
 
 
+def test_a_server_that_loads_and_warms_up_for_as_long_as_it_may_is_not_killed(
+    written: dict[tuple[str, str], Path],
+) -> None:
+    probe = pod_of(written["kubernetes", "stoker"])["containers"][0]["startupProbe"]
+    starts_s = probe["periodSeconds"] * probe["failureThreshold"]
+    deadline_s = objects(written["kubernetes", "stoker"])["Deployment"]["spec"][
+        "progressDeadlineSeconds"
+    ]
+    compose = yaml.safe_load((written["compose", "stoker"] / "compose.yaml").read_text())
+    period = compose["services"]["server"]["healthcheck"]["start_period"]
+
+    assert starts_s >= 2 * ServeConfig(root=Path()).warm_s
+    assert deadline_s > starts_s
+    assert period == f"{starts_s}s"
+
+
 @pytest.mark.parametrize("server", SERVERS)
 def test_the_objects_mean_the_same_pods(written: dict[tuple[str, str], Path], server: str) -> None:
     found = objects(written["kubernetes", server])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.cluster.machine.gpus import Gpus, GpuState, MigSlice
-from stoker.cluster.machine.visible import choose_gpus, unused_slices, visible_gpus
+from stoker.cluster.machine.visible import choose_gpus, unused_slices, visible_gpus, visible_names
 from stoker.core.errors import ConfigError
 
 GPU = GpuState(
@@ -56,6 +56,24 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(value: str | None, shown:
     found = visible_gpus(STATES, environ)
 
     assert [state.uuid if mig is None else mig.uuid for state, mig in found] == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (None, ("0", "1", "2", "3")),
+        ("", ()),
+        (" 2 , MIG-6e", ("2", "MIG-6e")),
+        ("1,-1,2", ("1",)),
+        ("0,7,1", ("0",)),
+    ],
+)
+def test_visible_gpus_are_named_as_cuda_visible_devices_names_them(
+    value: str | None, names: tuple[str, ...]
+) -> None:
+    environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+
+    assert visible_names(STATES, environ) == names
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stoker.cluster.devices import find_devices
 from stoker.cluster.launch.asked import AskedToEnd, asked_to_end
 from stoker.cluster.launch.beats import Beat
 from stoker.cluster.launch.group import Group
 from stoker.cluster.launch.member import Command, Log
 from stoker.cluster.launch.outcome import Failure, Outcome
 from stoker.cluster.limits import Refusals, allow_open_files, kernel_refusals
+from stoker.cluster.machine.gpus import read_gpus
+from stoker.cluster.machine.visible import visible_names
 from stoker.cluster.resolver import VARIABLE, ClusterSpec, held_ports, local_cluster
 from stoker.cluster.shares import GPUS, share_cores, share_gpus, share_threads
 from stoker.core.errors import EXIT_BUG, ConfigError, Plain, UserError
@@ -199,7 +200,8 @@ def _commands(
     cores = sorted(os.sched_getaffinity(0))
     shares = share_cores(cores, len(computing)) if settings.pin else [()] * len(computing)
     threads = share_threads(environ, cores=len(cores), processes=len(computing))
-    devices = share_gpus(environ, gpus=len(find_devices().gpus), processes=len(computing))
+    names = visible_names(read_gpus().states, environ)
+    devices = share_gpus(names, processes=len(computing))
     commands = []
     for rank, spec in enumerate(cluster):
         share = spec.index if spec.job == "worker" else None

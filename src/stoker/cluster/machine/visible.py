@@ -48,6 +48,20 @@ def visible_gpus(states: Sequence[GpuState], environ: Mapping[str, str]) -> list
     return found
 
 
+def visible_names(states: Sequence[GpuState], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """One name for each GPU that `visible_gpus` finds, as `CUDA_VISIBLE_DEVICES` names it.
+
+    Args:
+        states: All GPUs of the machine, in the driver's order.
+        environ: The process's environment.
+    """
+    visible = visible_gpus(states, environ)
+    listed = environ.get(GPUS)
+    if listed is None:
+        return tuple(str(state.index) for state, _ in visible)
+    return tuple(name.strip() for name in listed.split(",")[: len(visible)])
+
+
 def choose_gpus(text: str, gpus: Gpus) -> dict[str, str]:
     """Environment variables that make CUDA show only the listed GPUs.
 
