@@ -47,6 +47,13 @@ def memory_limit(root: Path = CGROUPS) -> int | None:
     return None
 
 
+def usable_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its container's where less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return physical if limit is None else min(physical, limit)
+
+
 def cpu_limit(root: Path = CGROUPS) -> float | None:
     """Cores that the control group of a container may use on average, version 2 or 1; None: no limit."""
     try:
