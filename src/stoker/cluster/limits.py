@@ -77,6 +77,14 @@ def usable_cores(root: Path = CGROUPS) -> int:
     return max(1, min(cores or 1, math.ceil(limit) if limit else cores or 1))
 
 
+def raise_open_files(need: int) -> None:
+    """Raise this process's limit of open files to so many, or to what the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = need if hard == resource.RLIM_INFINITY else min(need, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def kernel_refusals(
     *, membership: Path = Path("/proc/self/cgroup"), root: Path = CGROUPS
 ) -> Refusals:
@@ -135,6 +143,4 @@ def allow_open_files(processes: int) -> None:
             got=Plain(f"{hard}"),
             fix="Raise it with `ulimit -n`, or in the container's settings.",
         )
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < need:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+    raise_open_files(need)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import json
 import os
+import resource
 import socket
 import threading
 import time
@@ -20,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.cluster.limits import cpu_limit, usable_cores
-from stoker.core.errors import ConfigError, DataError, Plain
+from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.data.ingest import IngestConfig
 from stoker.data.sources import csv_files, jsonl_files, parquet_files, workers
 from stoker.data.sources.messages import receive, send, share
@@ -101,6 +104,47 @@ def test_shared_bytes_are_sent_without_a_file_that_stays_open() -> None:
         # A mapping holds its file open as long as there is one.
         del found, numbers
         assert open_files(0) == before
+
+
+@contextlib.contextmanager
+def open_files_limit(soft: int) -> Iterator[None]:
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+
+
+def test_a_message_for_which_no_descriptor_is_left_is_said_to_be_that() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(30)
+        send(ours, np.arange(1000))
+        with (
+            open_files_limit(1),
+            pytest.raises(OSError, match=os.strerror(errno.EMFILE)) as caught,
+        ):
+            receive(theirs)
+
+    assert caught.value.errno == errno.EMFILE
+
+
+def test_without_descriptors_for_the_results_the_limit_is_named() -> None:
+    with contextlib.closing(InProcesses(1)) as workers:
+        assert workers.call(abs, -1) == 1
+        with open_files_limit(1), pytest.raises(UserError, match=r"more open files.*ulimit -n"):
+            workers.call(np.arange, 1000)
+
+
+def test_workers_raise_the_limit_of_open_files_as_far_as_they_need() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with open_files_limit(200):
+        with started(2, processes=True) as workers:
+            assert workers.call(abs, -1) == 1
+        found, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    assert (found, hard) == (256 + 2 * 6, before)
 
 
 def test_a_closed_connection_is_the_end_of_the_messages() -> None:

@@ -9,6 +9,7 @@ the same.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import signal
@@ -20,7 +21,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from stoker.cluster.limits import kernel_refusals, usable_cores, usable_memory
+from stoker.cluster.limits import (
+    kernel_refusals,
+    raise_open_files,
+    usable_cores,
+    usable_memory,
+)
 from stoker.core.errors import Plain, UserError
 from stoker.data.sources.messages import Failure, receive, send
 
@@ -34,6 +40,10 @@ have one each, and one more: their parts are larger."""
 LEAST_BYTES, MOST_BYTES = 256 << 20, 2 << 30
 """Bytes of the parts that are under way: a sixteenth of the memory, within these. More cores would need
 more memory otherwise. While a part is typed it takes about three times its bytes."""
+
+FILES, FILES_EACH = 256, 6
+"""Descriptors that this process needs for itself, and for each worker: its connection, and two for each
+message that is under way."""
 
 END_S = 5.0
 """Longest wait for a killed worker to be gone, seconds."""
@@ -205,6 +215,14 @@ class _Worker:
             return receive(self._link)
         except (EOFError, ConnectionError) as error:
             raise self._lost() from error
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            raise UserError(
+                "The results of worker processes need more open files than this process may have",
+                got=Plain(str(error)),
+                fix="Raise the limit with `ulimit -n`, or set data.workers to fewer processes.",
+            ) from error
 
     def kill(self) -> None:
         """Kill it; whoever waits for its answer is told that it was lost."""
@@ -242,6 +260,7 @@ def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
     if not processes or found < 2 or not hasattr(os, "memfd_create"):
         yield InThreads(count)
         return
+    raise_open_files(FILES + FILES_EACH * found)
     with contextlib.closing(InProcesses(found)) as workers:
         yield workers
 
