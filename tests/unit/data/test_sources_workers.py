@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import importlib
 import json
 import os
 import resource
@@ -248,6 +249,44 @@ def test_a_table_is_read_no_further_ahead_than_its_bytes_allow(
     rows = [first, *blocks]
     assert len(rows) > 5
     assert sum(block.table.num_rows for block in rows) == 100
+
+
+ODD = """
+class OddError(Exception):
+    def __init__(self, *, reason):
+        super().__init__()
+        self.reason = reason
+
+    def __str__(self):
+        return self.reason
+
+def refuse(number):
+    raise OddError(reason=f"number {number} is odd")
+"""
+
+
+def test_an_error_that_cannot_be_sent_comes_as_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_code.py").write_text(ODD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    refuse = importlib.import_module("odd_code").refuse
+
+    with contextlib.closing(InProcesses(1)) as workers:
+        with pytest.raises(RuntimeError, match=r"(?s)In a worker process.*OddError: number 3"):
+            workers.call(refuse, 3)
+        assert workers.call(abs, -1) == 1
+
+
+def test_a_result_for_which_there_is_no_memory_is_an_error_of_that_part_alone() -> None:
+    limit, (_, hard) = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)
+    with contextlib.closing(InProcesses(1)) as workers:
+        workers.call(functools.partial(resource.setrlimit, limit), (4096, hard))
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)) as caught:
+            workers.call(np.arange, 100_000)
+        assert "In a worker process" in caught.value.__notes__[0]
+        assert workers.call(np.arange, 3).tolist() == [0, 1, 2]
 
 
 def test_an_error_while_parts_are_drawn_comes_after_the_results_before_it() -> None:
