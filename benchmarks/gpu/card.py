@@ -6,7 +6,6 @@ refused. No GPU has seen this file yet: it is tested with the stand-in driver of
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -138,10 +137,12 @@ def _sample(watch: Watch, mark: str, over: threading.Event) -> None:
 
 
 def _is_ours(pid: int, mark: str) -> bool:
-    with contextlib.suppress(OSError):
+    try:
         return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    # It has ended between NVML's answer and this look.
-    return True
+    except PermissionError:  # it is another user's
+        return False
+    except OSError:  # it has ended between NVML's answer and this look
+        return True
 
 
 def _ours(gpus: Gpus) -> GpuState | None:

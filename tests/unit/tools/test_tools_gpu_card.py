@@ -93,6 +93,31 @@ def test_a_power_cap_at_the_cards_own_limit_is_recorded_and_does_not_refuse() ->
     assert refusals_of(watch) == ["slowed by heat (hardware) in 6% of 16 looks"]
 
 
+LOOK_AT_OTHERS = """\
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import card
+if os.getuid() == 0:
+    os.setuid(65534)
+print(card._is_ours(int(sys.argv[2]), "mark"), card._is_ours(2**22 + 1, "mark"))
+"""
+
+
+def test_another_users_process_is_not_ours_and_one_that_has_ended_is() -> None:
+    another = os.getpid() if os.getuid() == 0 else 1
+    if os.getuid() and Path("/proc/1").stat().st_uid == os.getuid():
+        pytest.skip("every process here is of this user")
+
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK_AT_OTHERS, str(ROOT / "benchmarks" / "gpu"), str(another)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == "False True\n"
+
+
 def test_without_a_driver_there_is_no_card(driver: Path) -> None:
     found = look(driver, card="0", NO_DRIVER="1")
 
