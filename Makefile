@@ -31,7 +31,7 @@ endif
 INSTALLED := $(shell cat $(STAMP) 2>/dev/null)
 CHOICE := $(or $(filter 0 1 auto,$(CUDA)),$(firstword $(INSTALLED)),auto)
 ifeq ($(CHOICE),auto)
-CHOICE += $(or $(if $(CUDA),,$(filter cuda,$(INSTALLED))),$(shell \
+CHOICE += $(or $(if $(filter 0 1 auto,$(CUDA)),,$(filter cuda,$(INSTALLED))),$(shell \
 	timeout 60 $(PYTHON) .ci/nvidia_driver.py 2>/dev/null && echo cuda),cpu)
 else
 CHOICE += $(if $(filter 1,$(CHOICE)),cuda,cpu)

@@ -284,6 +284,7 @@ def test_make_setup_keeps_the_choice_and_syncs_again_where_it_changes(
     for stamp in settled:
         assert planned(stamp, NO_DRIVER="1") == []
     assert planned("auto cuda") == planned("0 cpu") == planned("1 cuda") == []
+    assert planned("auto cuda", NO_DRIVER="1", CUDA="/usr/local/cuda") == []  # is no choice
     assert "auto cuda" in planned("auto cpu")[0]  # a driver has come
     assert "0 cpu" in planned("auto cuda", "CUDA=0")[0]
     assert "1 cuda" in planned("0 cpu", "CUDA=1")[0]
