@@ -31,8 +31,10 @@ endif
 INSTALLED := $(shell cat $(STAMP) 2>/dev/null)
 CHOICE := $(or $(filter 0 1 auto,$(CUDA)),$(firstword $(INSTALLED)),auto)
 ifeq ($(CHOICE),auto)
-CHOICE += $(or $(if $(filter 0 1 auto,$(CUDA)),,$(filter cuda,$(INSTALLED))),$(shell \
-	timeout 60 $(PYTHON) .ci/nvidia_driver.py 2>/dev/null && echo cuda),cpu)
+# `make help` and `make clean` install nothing, so they do not wait for the driver.
+ASKS := $(filter-out help clean,$(or $(MAKECMDGOALS),help))
+CHOICE += $(or $(if $(filter 0 1 auto,$(CUDA)),,$(filter cuda,$(INSTALLED))),$(if $(ASKS),$(shell \
+	timeout 60 "$(PYTHON)" .ci/nvidia_driver.py 2>/dev/null && echo cuda)),cpu)
 else
 CHOICE += $(if $(filter 1,$(CHOICE)),cuda,cpu)
 endif
@@ -60,7 +62,7 @@ $(UV):
 	@test -n "$(PYTHON)" || { echo "stoker: Python 3.11, 3.12 or 3.13 must be on the PATH. \
 	Install one, or name it: make setup PYTHON=/path/to/python3.12"; exit 2; }
 	@echo "setup: uv $(UV_VERSION) into .tools"
-	@$(PYTHON) -m venv .tools || { echo "stoker: this Python has no venv module \
+	@"$(PYTHON)" -m venv .tools || { echo "stoker: this Python has no venv module \
 	(Debian: apt-get install python3-venv)"; exit 2; }
 	@.tools/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
@@ -200,7 +202,7 @@ bench-gpu: $(if $(NAMED),,$(STAMP)) ## benchmarks on a GPU (at most 8 minutes); 
 
 $(BENCH_STAMP): benchmarks/requirements.txt
 	@echo "setup: the peers that we measure against, in $(BENCH)"
-	@$(PYTHON) -m venv $(BENCH)
+	@"$(PYTHON)" -m venv $(BENCH)
 	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	@touch $@
 
