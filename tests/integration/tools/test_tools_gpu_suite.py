@@ -82,7 +82,9 @@ def test_a_part_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     assert "Received: trian." in said
 
 
-def test_code_is_imported_from_the_checkout_and_not_from_a_folder_that_all_users_can_write() -> None:
+def test_code_is_imported_from_the_checkout_and_not_from_a_folder_that_all_users_can_write() -> (
+    None
+):
     spec = importlib.util.spec_from_file_location("gpu_suite", RUN)
     assert spec is not None
     assert spec.loader is not None
