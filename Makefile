@@ -31,8 +31,10 @@ endif
 INSTALLED := $(shell cat $(STAMP) 2>/dev/null)
 CHOICE := $(or $(filter 0 1 auto,$(CUDA)),$(firstword $(INSTALLED)),auto)
 ifeq ($(CHOICE),auto)
-CHOICE += $(or $(if $(CUDA),,$(filter cuda,$(INSTALLED))),$(shell \
-	timeout 60 $(PYTHON) .ci/nvidia_driver.py 2>/dev/null && echo cuda),cpu)
+# `make help` and `make clean` install nothing, so they do not wait for the driver.
+ASKS := $(filter-out help clean,$(or $(MAKECMDGOALS),help))
+CHOICE += $(or $(if $(filter 0 1 auto,$(CUDA)),,$(filter cuda,$(INSTALLED))),$(if $(ASKS),$(shell \
+	timeout 60 "$(PYTHON)" .ci/nvidia_driver.py 2>/dev/null && echo cuda)),cpu)
 else
 CHOICE += $(if $(filter 1,$(CHOICE)),cuda,cpu)
 endif
@@ -60,7 +62,7 @@ $(UV):
 	@test -n "$(PYTHON)" || { echo "stoker: Python 3.11, 3.12 or 3.13 must be on the PATH. \
 	Install one, or name it: make setup PYTHON=/path/to/python3.12"; exit 2; }
 	@echo "setup: uv $(UV_VERSION) into .tools"
-	@$(PYTHON) -m venv .tools || { echo "stoker: this Python has no venv module \
+	@"$(PYTHON)" -m venv .tools || { echo "stoker: this Python has no venv module \
 	(Debian: apt-get install python3-venv)"; exit 2; }
 	@.tools/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
@@ -94,12 +96,15 @@ $(TRITON_STAMP): requirements-triton.lock $(STAMP)
 	@$(UV) pip install --quiet --python $(TRITON)/bin/python --no-deps --require-hashes -r requirements-triton.lock
 	@touch $@
 
+# pytest exits with 5 where it finds no test: ARGS may name tests of only one of the calls below.
+MAY_FIND_NONE = $(if $(ARGS),|| test $$? = 5)
+
 test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) ## every test
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
-	-m "not alone and not soak and not gpu" $(ARGS)
+	-m "not alone and not soak and not gpu" $(ARGS) $(MAY_FIND_NONE)
 	@echo "test: those that measure this machine, one after the other with nothing beside them"
-	@$(BIN)/python -m pytest -m "alone and not gpu" --durations=15 $(ARGS) || test $$? = 5 -a -n "$(ARGS)"
+	@$(BIN)/python -m pytest -m "alone and not gpu" --durations=15 $(ARGS) $(MAY_FIND_NONE)
 	@echo "test: those that need a GPU, which the other tests do not see; skipped where there is none"
 	@$(BIN)/python -m pytest -m "gpu and not soak" --durations=15 $(ARGS) || test $$? = 5
 
@@ -200,7 +205,7 @@ bench-gpu: $(if $(NAMED),,$(STAMP)) ## benchmarks on a GPU (at most 8 minutes); 
 
 $(BENCH_STAMP): benchmarks/requirements.txt
 	@echo "setup: the peers that we measure against, in $(BENCH)"
-	@$(PYTHON) -m venv $(BENCH)
+	@"$(PYTHON)" -m venv $(BENCH)
 	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	@touch $@
 

@@ -7,7 +7,6 @@ tests/integration/cluster.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -139,10 +138,12 @@ def _sample(watch: Watch, mark: str, over: threading.Event) -> None:
 
 
 def _is_ours(pid: int, mark: str) -> bool:
-    with contextlib.suppress(OSError):
+    try:
         return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    # It has ended between NVML's answer and this check.
-    return True
+    except PermissionError:  # it is another user's
+        return False
+    except OSError:  # it has ended between NVML's answer and this look
+        return True
 
 
 def _ours(gpus: Gpus) -> GpuState | None:

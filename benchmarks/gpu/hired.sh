@@ -10,7 +10,7 @@ set -u
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PARTS=${PARTS:-/opt/stoker-parts}
 SITE=${SITE:-/opt/stoker-site}
-OUT=${OUT:-/tmp/stoker-out}
+OUT=${OUT:-$HERE/../../build/gpu/out}
 mkdir -p "$OUT" "$PARTS"
 
 case "${1:-}" in

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import sys
 import tarfile
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -32,6 +31,9 @@ from steps import Step, StepResult, run_step, run_steps  # noqa: E402 - as above
 from stoker.cluster.machine.gpus import read_gpus  # noqa: E402 - as above
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
+
+WORK = ROOT / "build" / "gpu" / "work"
+"""Data, experiments and caches. Their code is imported, so no other user may be able to write here."""
 
 BENCH_BUDGET_S = 480.0
 """Time for all parts together, seconds."""
@@ -285,8 +287,8 @@ def _require_device(device: str) -> None:
         )
 
 
-def main() -> None:
-    """Read the command line."""
+def arguments() -> argparse.ArgumentParser:
+    """The command line of every command."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True, dest="command")
     for name, function in (("test", test), ("bench", bench), ("part", part), ("smoke", smoke)):
@@ -301,13 +303,16 @@ def main() -> None:
         command.add_argument("--only", type=_names, default=[], help="names with commas between")
         command.add_argument("--budget", type=float, default=0.0, help="seconds for all of it")
         command.add_argument("--out", type=Path, default=ROOT / "build" / "gpu" / "out")
-        command.add_argument(
-            "--work", type=Path, default=Path(tempfile.gettempdir()) / "stoker-gpu"
-        )
+        command.add_argument("--work", type=Path, default=WORK)
     command = commands.add_parser("merge", description=merge.__doc__)
     command.add_argument("files", type=Path, nargs="+")
     command.set_defaults(function=merge)
-    given = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Run the command that the command line names."""
+    given = arguments().parse_args()
     if given.command in ("test", "bench"):
         _require_device(given.device)
     raise SystemExit(given.function(given))

@@ -242,15 +242,15 @@ def device() -> dict[str, Any]:
     """The device that the models run on."""
     import tensorflow as tf
 
-    from stoker.cluster.devices import cpu_name
+    from stoker.cluster.devices import cpu_name, find_devices
     from stoker.cluster.machine.gpus import read_gpus
 
     seen = bool(tf.config.list_physical_devices("GPU"))
-    gpus = read_gpus()
+    gpus = find_devices().gpus
     return {
-        "device": gpus.states[0].name if seen and gpus.states else cpu_name(),
+        "device": gpus[0].name if seen and gpus else cpu_name(),
         "gpu": seen,
-        "driver": gpus.driver,
+        "driver": read_gpus().driver,
         "cores": len(os.sched_getaffinity(0)),
         "tensorflow": tf.__version__,
     }

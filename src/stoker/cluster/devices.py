@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.cluster.limits import memory_limit
+from stoker.cluster.limits import usable_memory
 from stoker.cluster.machine.gpus import read_gpus
 from stoker.cluster.machine.visible import visible_gpus
 
@@ -70,13 +70,6 @@ def hardware(devices: Devices) -> dict[str, Any]:
         "memory_gib": round(devices.memory_bytes / 2**30),
         "gpus": [gpu.name for gpu in devices.gpus],
     }
-
-
-def usable_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or its container's where less."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = memory_limit()
-    return physical if limit is None else min(physical, limit)
 
 
 def _usable_cores() -> int:

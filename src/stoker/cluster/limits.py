@@ -47,6 +47,13 @@ def memory_limit(root: Path = CGROUPS) -> int | None:
     return None
 
 
+def usable_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its container's where less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return physical if limit is None else min(physical, limit)
+
+
 def cpu_limit(root: Path = CGROUPS) -> float | None:
     """Average cores that the container's cgroup (version 2 or 1) allows; None: no limit."""
     try:
@@ -68,6 +75,14 @@ def usable_cores(root: Path = CGROUPS) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = cpu_limit(root)
     return max(1, min(cores or 1, math.ceil(limit) if limit else cores or 1))
+
+
+def raise_open_files(need: int) -> None:
+    """Raise this process's limit of open files to so many, or to what the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = need if hard == resource.RLIM_INFINITY else min(need, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def kernel_refusals(
@@ -128,6 +143,4 @@ def allow_open_files(processes: int) -> None:
             got=Plain(f"{hard}"),
             fix="Raise it with `ulimit -n`, or in the container's settings.",
         )
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < need:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+    raise_open_files(need)

@@ -4,7 +4,7 @@
  * not corrected, and a process on it. What is not here is a function that an older driver has not.
  *
  * By environment: NO_DRIVER, a driver that is not loaded; GPU_NAME and GPU_CAPABILITY (like 12.0), other
- * cards; GPU_WELL, GPU 1 is well too; GPU_MIG, GPU 0 is divided into two MIG slices.
+ * cards; GPU_1_NAME, another GPU 1; GPU_WELL, GPU 1 is well too; GPU_MIG, GPU 0 is divided into two MIG slices.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, const void **device) {
 }
 static int is_slice(const void *device) { return device == &slices[0] || device == &slices[1]; }
 int nvmlDeviceGetName(void *device, char *text, unsigned size) {
-  const char *name = getenv("GPU_NAME");
+  const char *name = getenv(device == &gpus[1] && getenv("GPU_1_NAME") ? "GPU_1_NAME" : "GPU_NAME");
   if (is_slice(device)) return put(text, size, "NVIDIA H100 80GB HBM3 MIG 3g.40gb");
   return put(text, size, name ? name : "NVIDIA H100 80GB HBM3");
 }

@@ -284,11 +284,37 @@ def test_make_setup_keeps_the_choice_and_syncs_again_where_it_changes(
     for stamp in settled:
         assert planned(stamp, NO_DRIVER="1") == []
     assert planned("auto cuda") == planned("0 cpu") == planned("1 cuda") == []
+    assert planned("auto cuda", NO_DRIVER="1", CUDA="/usr/local/cuda") == []  # is no choice
     assert "auto cuda" in planned("auto cpu")[0]  # a driver has come
     assert "0 cpu" in planned("auto cuda", "CUDA=0")[0]
     assert "1 cuda" in planned("0 cpu", "CUDA=1")[0]
     assert "auto cpu" in planned("1 cuda", "CUDA=auto", NO_DRIVER="1")[0]
     assert planned("0 cpu", "CUDA=0") == planned("1 cuda", "CUDA=1") == []
+
+
+def test_make_asks_the_driver_only_where_something_is_installed(
+    driver: Path, tmp_path: Path
+) -> None:
+    python, log = tmp_path / "a folder" / "python", tmp_path / "log"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\necho \"$@\" >> '{log}'\nexec '{sys.executable}' \"$@\"\n")
+    python.chmod(0o755)
+
+    def asked(*goals: str) -> tuple[bool, str]:
+        log.write_text("")
+        make = ["make", "--dry-run", "--directory", str(ROOT), *goals]
+        make += [f"PYTHON={python}", "VENV=no-such-venv"]
+        done = run(driver, "-c", "import os, sys; os.execvp('make', sys.argv[1:])", *make)
+        assert done.returncode == 0, done.stderr
+        return "nvidia_driver.py" in log.read_text(), done.stdout
+
+    assert not asked()[0]
+    assert not asked("help")[0]
+    assert not asked("clean")[0]
+    for goals in (["setup"], ["clean", "setup"]):
+        is_asked, planned = asked(*goals)
+        assert is_asked
+        assert 'echo "auto cuda" > no-such-venv/.stamp' in planned
 
 
 def test_make_refuses_a_choice_that_there_is_not(driver: Path) -> None:

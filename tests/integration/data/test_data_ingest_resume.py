@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.core.errors import UserError
+from stoker.data.dataset import SAMPLE
 from stoker.data.ingest import IngestConfig, ingest
 from stoker.data.ingest.journal import JOURNAL
 
@@ -111,6 +112,28 @@ def test_a_finished_ingest_has_nothing_to_do(source: Path, tmp_path: Path) -> No
     again = ingest(config(source), tmp_path / "out")
 
     assert again == first
+    assert shard.stat().st_mtime_ns == written_ns
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
+def test_a_damaged_sample_is_written_again_from_the_shards(
+    damage: str, source: Path, tmp_path: Path
+) -> None:
+    first = ingest(config(source), tmp_path)
+    whole, sample = files(tmp_path), tmp_path / SAMPLE
+    shard = first.paths("train")[0]
+    written_ns = shard.stat().st_mtime_ns
+    raw = sample.read_bytes()
+    sample.unlink()
+    if damage == "cut":
+        sample.write_bytes(raw[:-10])
+    elif damage == "changed":
+        sample.write_bytes(bytes([*raw[:100], raw[100] ^ 1, *raw[101:]]))
+
+    again = ingest(config(source), tmp_path)
+
+    assert again == first
+    assert files(tmp_path) == whole
     assert shard.stat().st_mtime_ns == written_ns
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -79,3 +80,18 @@ def test_a_part_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
 
     assert "ONLY must name some of train, start, " in said
     assert "Received: trian." in said
+
+
+def test_code_is_imported_from_the_checkout_and_not_from_a_folder_that_all_users_can_write() -> (
+    None
+):
+    spec = importlib.util.spec_from_file_location("gpu_suite", RUN)
+    assert spec is not None
+    assert spec.loader is not None
+    run = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(run)
+
+    for command in (["test"], ["bench"], ["smoke"], ["part", "train"]):
+        given = run.arguments().parse_args(command)
+        assert given.work.is_relative_to(ROOT)
+        assert given.out.is_relative_to(ROOT)

@@ -93,6 +93,62 @@ def test_a_power_cap_at_the_cards_own_limit_is_recorded_and_does_not_refuse() ->
     assert refusals_of(watch) == ["slowed by heat (hardware) in 6% of 16 looks"]
 
 
+NAME_CARD = """\
+import sys
+from pathlib import Path
+root, folder = map(Path, sys.argv[1:])
+sys.path[:0] = [str(root / "benchmarks" / name) for name in ("gpu", "train", "images")]
+from situation import Situation
+at = Situation(part="a", device="gpu", results=folder / "a.json", work=folder, limit_s=1.0)
+print(at.card_name())
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "name"),
+    [("1,0", "NVIDIA L4"), ("0", "NVIDIA H100 80GB HBM3"), ("MIG-a2", "MIG 3g.40gb"), ("-1", "")],
+)
+def test_a_figure_names_the_card_that_tensorflow_takes(
+    visible: str, name: str, driver: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NAME_CARD, str(ROOT), str(tmp_path)],
+        env=os.environ
+        | {"LD_LIBRARY_PATH": str(driver), "CUDA_VISIBLE_DEVICES": visible}
+        | {"GPU_1_NAME": "NVIDIA L4", "GPU_MIG": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.strip().removeprefix("NVIDIA H100 80GB HBM3 ") == name
+
+
+LOOK_AT_OTHERS = """\
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import card
+if os.getuid() == 0:
+    os.setuid(65534)
+print(card._is_ours(int(sys.argv[2]), "mark"), card._is_ours(2**22 + 1, "mark"))
+"""
+
+
+def test_another_users_process_is_not_ours_and_one_that_has_ended_is() -> None:
+    another = os.getpid() if os.getuid() == 0 else 1
+    if os.getuid() and Path("/proc/1").stat().st_uid == os.getuid():
+        pytest.skip("every process here is of this user")
+
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK_AT_OTHERS, str(ROOT / "benchmarks" / "gpu"), str(another)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == "False True\n"
+
+
 def test_without_a_driver_there_is_no_card(driver: Path) -> None:
     found = look(driver, card="0", NO_DRIVER="1")
 

@@ -156,7 +156,7 @@ class _Ingest:
             if kept is None or not self._is_whole(kept):
                 kept = self._begun()
             elif (self._out_dir / MANIFEST).is_file():
-                return load_dataset(self._out_dir)
+                return self._with_whole_sample(load_dataset(self._out_dir))
             with ThreadPoolExecutor(WORKERS) as pool:
                 writers = {name: self._writer(name, kept, pool) for name in self._rule.names}
                 try:
@@ -284,6 +284,20 @@ class _Ingest:
             image_store=None if kept.store is None else kept.store.why,
             bad_rows=self._faults.bad_rows(),
         )
+        return self._with_sample(dataset)
+
+    def _with_whole_sample(self, dataset: Dataset) -> Dataset:
+        """The dataset of a finished ingest; its sample is written again where it is missing or damaged."""
+        try:
+            if dataset.sample is not None:
+                verify_shard(self._out_dir, dataset.sample)
+        except DataError as damage:
+            _LOG.warning("the sample is written again: %s", damage)
+            return self._with_sample(replace(dataset, sample=None))
+        return dataset
+
+    def _with_sample(self, dataset: Dataset) -> Dataset:
+        """Write the sample of a dataset that has none, and the manifest."""
         dataset = replace(dataset, sample=self._sample(dataset))
         write_manifest(dataset)
         return dataset

@@ -6,7 +6,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -42,7 +42,7 @@ from stoker.data.sources.table import (
     stored_column,
 )
 from stoker.data.sources.text import Tally, clean, missing_texts, read_text
-from stoker.data.sources.workers import InThreads
+from stoker.data.sources.workers import InThreads, Made
 
 BLOCK_BYTES = 16 << 20
 """Text that is parsed at a time, and so the longest record: a few times this is the memory."""
@@ -66,6 +66,11 @@ class _Chunk:
     rows: NDArray[np.int64]
     broken: list[Fault]
     broken_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """What the values take in memory."""
+        return sum(column.nbytes for column in self.columns)
 
 
 @dataclass(slots=True)
@@ -152,7 +157,7 @@ class CsvFiles:
 
             for file in self.listing.files:
                 of_file = [Tally() for _ in names]
-                for count, found in self._workers().map(counted_chunk, self._chunks(file, names)):
+                for count, found in self._worked_on(counted_chunk, self._chunks(file, names)):
                     for tally, each in zip(of_file, found, strict=True):
                         tally.merge(each)
                     rows += count
@@ -197,10 +202,14 @@ class CsvFiles:
                 return with_content(found, content, scan.columns)
 
             names = [column.name for column in scan.columns]
-            yield from self._workers().map(block, self._all_chunks(names))
+            yield from self._worked_on(block, self._all_chunks(names))
 
-    def _workers(self) -> InThreads:
-        return InThreads(self.config.workers)
+    def _worked_on(
+        self, function: Callable[[_Chunk], Made], chunks: Iterator[_Chunk]
+    ) -> Iterator[Made]:
+        return InThreads(self.config.workers).map(
+            function, chunks, bytes_of=lambda chunk: chunk.size_bytes
+        )
 
     def _names(self) -> list[str]:
         first, *others = self.listing.files

@@ -73,6 +73,12 @@ class Gathered:
     broken_count: int
     """How many they are."""
 
+    @property
+    def size_bytes(self) -> int:
+        """What the values take in memory."""
+        values = [each for found in self.columns.values() for each in found]
+        return sum(v.flat.nbytes + v.rows.nbytes + v.counts.nbytes for v in values)
+
 
 Finish = Callable[[str, Held], Iterable[Values]]
 """Turns what was gathered under one kind into Arrow values, of one kind or several."""

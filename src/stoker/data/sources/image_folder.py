@@ -109,7 +109,8 @@ class ImageFolder:
             content=content,
             shared=self.workers.shares_memory,
         )
-        made = self.workers.map(read, (files[part] for run in runs for part in _parts(run)))
+        parts = (files[part] for run in runs for part in _parts(run))
+        made = self.workers.map(read, parts, bytes_of=_file_bytes)
         for run in runs:
             yield _block([next(made) for _ in _parts(run)], self.config.max_bad_rows + SHOWN_FAULTS)
 
@@ -139,6 +140,10 @@ class _Part:
 
     faults: list[Fault]
     """The others."""
+
+
+def _file_bytes(files: Sequence[SourceFile]) -> int:
+    return sum(file.size_bytes for file in files)
 
 
 def _parts(run: slice) -> list[slice]:

@@ -67,7 +67,7 @@ class JsonlFiles:
                 differ from line to line.
             ConfigError: `data.types` names a key that is not there.
         """
-        gathered = self.workers.map(_gathered, self._lines())
+        gathered = self.workers.map(_gathered, self._lines(), bytes_of=_text_bytes)
         return scan_named(
             gathered, self.config, labels=self.labels, in_order=True, progress=progress
         )
@@ -77,7 +77,7 @@ class JsonlFiles:
         reader = NamedReader(
             scan=scan, config=self.config, labels=tuple(self.labels), content=content
         )
-        return self.workers.map(partial(_block, reader=reader), self._lines())
+        return self.workers.map(partial(_block, reader=reader), self._lines(), bytes_of=_text_bytes)
 
     def _lines(self) -> Iterator[_Lines]:
         for file in self.listing.files:
@@ -103,6 +103,10 @@ class _Lines:
 
     is_cut: bool
     """True if the file's gzip data ends too early, after these lines."""
+
+
+def _text_bytes(lines: _Lines) -> int:
+    return len(lines.text)
 
 
 def _cut(file: SourceFile, path: Path) -> Iterator[_Lines]:

@@ -8,11 +8,13 @@ reach.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import pickle
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +49,7 @@ class Failure:
 def share(pieces: Iterable[bytes]) -> pa.Buffer:
     """Join bytes in an in-memory file, so that `send` need not copy them.
 
-    The next message must contain them: it takes over the file.
+    The next message must hold them: it takes the file, and closes those that it does not hold.
     """
     file = os.memfd_create("stoker-bytes", os.MFD_CLOEXEC)
     for piece in pieces:
@@ -55,7 +57,7 @@ def share(pieces: Iterable[bytes]) -> pa.Buffer:
     if not os.fstat(file).st_size:
         os.close(file)
         return pa.py_buffer(b"")
-    buffer = pa.py_buffer(mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
+    buffer = pa.py_buffer(_mapping(file))
     _shared[buffer.address] = file
     return buffer
 
@@ -79,6 +81,8 @@ def send(link: socket.socket, message: object) -> None:
         sent = socket.send_fds(link, [head], files) if files else 0
         link.sendall(head[sent:] + places.tobytes() + body)
     finally:
+        while _shared:
+            files.append(_shared.popitem()[1])
         for file in files:
             os.close(file)
 
@@ -114,10 +118,12 @@ def receive(link: socket.socket) -> Any:
 
     Raises:
         EOFError: the other end was closed.
-        OSError: the connection is broken.
+        OSError: the connection is broken, or this process has no descriptor left (EMFILE).
     """
-    head, files, _, _ = socket.recv_fds(link, _HEAD.size, _MOST_FILES)
+    head, files, flags, _ = socket.recv_fds(link, _HEAD.size, _MOST_FILES)
     try:
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not head:
             raise EOFError("the other end is closed")
         length, count = _HEAD.unpack(head + _exactly(link, _HEAD.size - len(head)))
@@ -142,12 +148,16 @@ def _write(file: int, data: memoryview, *, padded: bool = False) -> int:
 def _mapped(files: Sequence[int], places: Iterable[tuple[int, int, int]]) -> list[memoryview]:
     """The buffers, as views of the in-memory files."""
     whole = [
-        memoryview(mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
-        if os.fstat(file).st_size
-        else memoryview(b"")
-        for file in files
+        memoryview(_mapping(file)) if os.fstat(file).st_size else memoryview(b"") for file in files
     ]
     return [whole[file][start : start + size] for file, start, size in places]
+
+
+def _mapping(file: int) -> mmap.mmap:
+    """The file, mapped; before Python 3.13 the mapping holds a descriptor of its own."""
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED, trackfd=False)
+    return mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
 
 
 def _exactly(link: socket.socket, size: int) -> bytearray:

@@ -102,7 +102,9 @@ class ParquetFiles:
                 return with_content(found, content, scan.columns)
 
             parts = self._numbered(images=has_image)
-            yield from InThreads(self.config.workers).map(block, parts)
+            yield from InThreads(self.config.workers).map(
+                block, parts, bytes_of=lambda part: part[2].nbytes
+            )
 
     def _numbered(self, *, images: bool) -> Iterator[tuple[SourceFile, int, pa.RecordBatch]]:
         """Every batch, with the number of its first record in its file."""

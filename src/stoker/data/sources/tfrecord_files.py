@@ -50,7 +50,9 @@ class TfrecordFiles:
         )
         with ThreadPoolExecutor(WORKERS) as pool:
             yield from InThreads(self.config.workers).map(
-                partial(reader.block, pool=pool), self._gathered()
+                partial(reader.block, pool=pool),
+                self._gathered(),
+                bytes_of=lambda gathered: gathered.size_bytes,
             )
 
     def _gathered(self) -> Iterator[Gathered]:

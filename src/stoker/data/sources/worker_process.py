@@ -28,20 +28,31 @@ def main(link: socket.socket) -> None:
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             function, argument = receive(link)
-            send(link, _answer(function, argument))
+            answer = _answer(function, argument)
+            try:
+                send(link, answer)
+            except ConnectionError:
+                raise
+            except OSError as error:  # no memory for its buffers: of the message nothing was sent
+                send(link, _failure(error))
 
 
 def _answer(function: Callable[[Any], Any], argument: Any) -> Any:
     try:
         return function(argument)
     except Exception as error:  # noqa: BLE001  # the process that asked raises it again
-        text = f"In a worker process:\n{traceback.format_exc().rstrip()}"
-        try:
-            pickle.dumps(error)
-        except (pickle.PicklingError, TypeError, AttributeError):
-            return Failure(error=RuntimeError(text))
-        error.add_note(text)
-        return Failure(error=error)
+        return _failure(error)
+
+
+def _failure(error: Exception) -> Failure:
+    """The error, or its text where it cannot be sent to another process."""
+    text = f"In a worker process:\n{''.join(traceback.format_exception(error)).rstrip()}"
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  # what was dumped here
+    except Exception:  # noqa: BLE001  # an exception's own code may raise anything
+        return Failure(error=RuntimeError(text))
+    error.add_note(text)
+    return Failure(error=error)
 
 
 def end_with(parent: int) -> None:

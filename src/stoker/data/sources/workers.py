@@ -8,6 +8,7 @@ processes, each of which takes a whole part and returns Arrow buffers in shared 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import signal
@@ -19,7 +20,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from stoker.cluster.limits import kernel_refusals, usable_cores
+from stoker.cluster.limits import (
+    kernel_refusals,
+    raise_open_files,
+    usable_cores,
+    usable_memory,
+)
 from stoker.core.errors import Plain, UserError
 from stoker.data.sources.messages import Failure, receive, send
 
@@ -30,8 +36,21 @@ AHEAD = 2
 """Parts in progress or done per worker process, so that a slow one does not block the others.
 Threads have one each, plus one in all: their parts are larger."""
 
+LEAST_BYTES, MOST_BYTES = 256 << 20, 2 << 30
+"""Bytes of the parts that are under way: a sixteenth of the memory, within these. More cores would need
+more memory otherwise. While a part is typed it takes about three times its bytes."""
+
+FILES, FILES_EACH = 256, 6
+"""Descriptors that this process needs for itself, and for each worker: its connection, and two for each
+message that is under way."""
+
 END_S = 5.0
 """Longest wait for a killed worker to exit, seconds."""
+
+
+def _no_bytes(_: object) -> int:
+    """Size of parts that are names or numbers."""
+    return 0
 
 
 class Workers(Protocol):
@@ -47,12 +66,20 @@ class Workers(Protocol):
         """Whether results come from another process, see `messages.share`."""
         ...
 
-    def map(self, function: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[Made]:
-        """The results in the order of the parts; parts are drawn as needed.
+    def map(
+        self,
+        function: Callable[[Part], Made],
+        parts: Iterable[Part],
+        *,
+        bytes_of: Callable[[Part], int] = _no_bytes,
+    ) -> Iterator[Made]:
+        """The results, in the order of the parts, which are drawn as they are needed.
 
         Args:
-            function: A module-level function, so that another process can import it.
-            parts: Values that can be pickled.
+            function: Of a module, so that another process can import it.
+            parts: What can be pickled.
+            bytes_of: Memory that a part takes until its result is given. Where the parts are large, fewer
+                are worked on at a time.
 
         Raises:
             UserError: a worker was killed; or whatever the function raises.
@@ -77,10 +104,18 @@ class InThreads:
         """
         self.count = count or max(2, usable_cores())
 
-    def map(self, function: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[Made]:
-        """See `Workers`; any function is allowed."""
+    def map(
+        self,
+        function: Callable[[Part], Made],
+        parts: Iterable[Part],
+        *,
+        bytes_of: Callable[[Part], int] = _no_bytes,
+    ) -> Iterator[Made]:
+        """See `Workers`; any function will do."""
         with ThreadPoolExecutor(self.count, thread_name_prefix="source") as pool:
-            yield from _in_order(lambda part: pool.submit(function, part), parts, most=self.count)
+            yield from _in_order(
+                lambda part: pool.submit(function, part), parts, most=self.count, bytes_of=bytes_of
+            )
 
     def call(self, function: Callable[[Part], Made], part: Part) -> Made:
         """See `Workers`; runs in the calling thread."""
@@ -107,12 +142,19 @@ class InProcesses:
         for worker in self._workers:
             self._free.put(worker)
 
-    def map(self, function: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[Made]:
+    def map(
+        self,
+        function: Callable[[Part], Made],
+        parts: Iterable[Part],
+        *,
+        bytes_of: Callable[[Part], int] = _no_bytes,
+    ) -> Iterator[Made]:
         """See `Workers`."""
         yield from _in_order(
             lambda part: self._pool.submit(self.call, function, part),
             parts,
             most=self.count * AHEAD,
+            bytes_of=bytes_of,
         )
 
     def call(self, function: Callable[[Part], Made], part: Part) -> Made:
@@ -172,6 +214,14 @@ class _Worker:
             return receive(self._link)
         except (EOFError, ConnectionError) as error:
             raise self._lost() from error
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            raise UserError(
+                "The results of worker processes need more open files than this process may have",
+                got=Plain(str(error)),
+                fix="Raise the limit with `ulimit -n`, or set data.workers to fewer processes.",
+            ) from error
 
     def kill(self) -> None:
         """Kill it; a thread that waits for its answer gets an error."""
@@ -209,19 +259,38 @@ def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
     if not processes or found < 2 or not hasattr(os, "memfd_create"):
         yield InThreads(count)
         return
+    raise_open_files(FILES + FILES_EACH * found)
     with contextlib.closing(InProcesses(found)) as workers:
         yield workers
 
 
+def most_bytes(memory: int) -> int:
+    """Bytes of the parts that may be under way on a machine with this much memory."""
+    return max(LEAST_BYTES, min(memory // 16, MOST_BYTES))
+
+
 def _in_order(
-    begin: Callable[[Part], Future[Made]], parts: Iterable[Part], *, most: int
+    begin: Callable[[Part], Future[Made]],
+    parts: Iterable[Part],
+    *,
+    most: int,
+    bytes_of: Callable[[Part], int],
 ) -> Iterator[Made]:
     """Start up to this many parts, and yield each result after all those before it.
 
-    An error while parts are drawn is raised after the results of the parts before it.
+    A single part may be larger than `most_bytes`; then nothing else is under way. What goes wrong while
+    the parts are drawn is raised after the results of those before it.
     """
-    under_way: deque[Future[Made]] = deque()
+    under_way: deque[tuple[Future[Made], int]] = deque()
+    held, limit = 0, most_bytes(usable_memory())
     drawn = iter(parts)
+
+    def oldest() -> Made:
+        nonlocal held
+        future, size = under_way.popleft()
+        held -= size
+        return future.result()
+
     failed: Exception | None = None
     try:
         while True:
@@ -232,13 +301,17 @@ def _in_order(
             except Exception as error:  # noqa: BLE001  # raised below, in its turn
                 failed = error
                 break
-            under_way.append(begin(part))
+            size = bytes_of(part)
+            while under_way and held + size > limit:
+                yield oldest()
+            under_way.append((begin(part), size))
+            held += size
             if len(under_way) > most:
-                yield under_way.popleft().result()
+                yield oldest()
         while under_way:
-            yield under_way.popleft().result()
+            yield oldest()
     finally:
-        for future in under_way:
+        for future, _ in under_way:
             future.cancel()
     if failed is not None:
         raise failed

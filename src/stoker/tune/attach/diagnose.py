@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stoker.cluster.devices import usable_memory
+from stoker.cluster.limits import usable_memory
 from stoker.tune.attach.bound import bound_findings
 from stoker.tune.attach.feed_rules import feed_findings
 from stoker.tune.attach.finding import DEVICE_TIME, ScriptFinding
