@@ -43,6 +43,9 @@ def late_facts(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
 def _biases(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
     """Layers whose bias a BatchNormalization cancels, and the share of parameters in them."""
     layers = useless_biases(model)
+    if not layers:
+        # A model that is not built has no count of parameters.
+        return {"layers": [], "count": 0, "parameters": 0, "of_parameters": 0}
     return {
         "layers": [{"name": layer.name, "place": made_at(layer)} for layer in layers[:MOST_LAYERS]],
         "count": len(layers),
