@@ -106,10 +106,11 @@ def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
     # Ctrl-C: the person's own, and nothing is lost.
     before, lines = newest(runs).step, lines_of(runs)
     pid = trainer.start(folder, runs, environment=slow)
-    until(lambda: has_begun(runs, lines))
+    until(lambda: has_begun(runs, lines) and newest(runs).step > before)
+    saved = newest(runs).step
     os.kill(pid, signal.SIGINT)
     assert trainer.end() not in (0, EXIT_PREEMPTED)
-    assert newest(runs).step > before
+    assert newest(runs).step >= saved
 
     # Twice: at once, in the middle of a step, of which each takes half a second from now on.
     lines, slower = lines_of(runs), tmp_path / "slower"
