@@ -146,7 +146,9 @@ def test_an_own_step_whose_logs_have_no_loss_is_refused() -> None:
 
 
 def test_an_own_step_that_fails_is_told_with_the_users_line() -> None:
-    with pytest.raises(ConfigError, match=r"test_train_keras_model\.py, line \d+, in train_step\)\. .*: mine"):
+    with pytest.raises(
+        ConfigError, match=r"test_train_keras_model\.py, line \d+, in train_step\)\. .*: mine"
+    ):
         by_own_steps(made(Failing), *rows())
 
 

@@ -44,10 +44,18 @@ def test_every_name_of_tensorflow_and_keras_in_the_source_exists() -> None:
     assert seen > 200
 
 
+BETWEEN_OWN_PROCESSES = {"messages.py", "worker_process.py"}
+"""Of `data/sources`: a worker process of this program, over a socket pair that only the two hold, as
+`multiprocessing` does it. No file is read by it."""
+
+
 @pytest.mark.parametrize(
     "word", ["import pickle", "pickle.load", "joblib", "allow_pickle=True", "yaml.unsafe_load"]
 )
 def test_nothing_in_the_source_unpickles(word: str) -> None:
-    users = [path for path in SOURCES if word in path.read_text() and path.name != "code.py"]
+    allowed = {"code.py"}
+    if word.startswith(("import", "pickle")):
+        allowed |= BETWEEN_OWN_PROCESSES
+    users = [path for path in SOURCES if word in path.read_text() and path.name not in allowed]
 
     assert users == []

@@ -129,7 +129,8 @@ class Tracer:
             host_tracer_level=level, python_tracer_level=0, device_tracer_level=1
         )
         with self._lock:
-            tf.profiler.experimental.start.stoker_original(_path(), options=options)
+            start = tf.profiler.experimental.start  # ours by now
+            start.stoker_original(_path(), options=options)
             self._running = self._is_on = True
             self._spoiled = False
         wanted = os.path.join(FACTS.folder, "wanted")  # noqa: PTH118 - as in facts
