@@ -147,6 +147,7 @@ def test_a_file_that_cannot_be_written_costs_no_peak(
     assert found == {"convolutions": 2e9}
 
 
+@pytest.mark.alone
 def test_the_quick_peak_is_near_the_best_of_all_sizes() -> None:
     model_ = model(keras.layers.Dense(4))
     quick = model_rate(model_, rates=PeakFile(Path("/nonexistent/peaks.json")).rates)
