@@ -249,32 +249,6 @@ def test_patterns_of_stokerignore_never_count(tmp_path: Path) -> None:
     assert "train" not in ran(train(folder))
 
 
-FORKS = """
-import multiprocessing
-
-def lines(name):
-    with open(name) as file:
-        return len(file.readlines()) + len(os.environ["PATH"])
-
-def read_in_children(name):
-    lines(name)
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        return pool.map(lines, [name] * 40)
-"""
-
-
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-@pytest.mark.timeout(120)
-def test_children_that_the_code_forks_do_not_wait_for_the_observer(tmp_path: Path) -> None:
-    name = tmp_path / "mine" / "asset.txt"
-    folder = write(tmp_path / "mine", imports=FORKS, read=f"read_in_children({str(name)!r})")
-    name.write_text("one\n" * 100_000)
-
-    assert "train" in ran(train(folder))
-    name.write_text("two\n")
-    assert why(train(folder)) == "file asset.txt has changed: made again"
-
-
 def test_a_file_behind_a_link_counts_and_a_change_of_its_entry_does_not(tmp_path: Path) -> None:
     name, target = tmp_path / "mine" / "asset.bin", tmp_path / "elsewhere.bin"
     target.write_text("one")
