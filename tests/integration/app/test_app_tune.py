@@ -78,7 +78,7 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     (finding,) = profiled["findings"]
     assert finding["kind"] == "useless_bias"
     assert "1 layer has a bias" in finding["message"]
-    assert "again: biased (8 of" in finding["message"]
+    assert "cancels: biased (8 of" in finding["message"]
     dearest = max(profiled["stages"], key=lambda stage: stage["share"])
     assert dearest["name"].startswith("Generator")
     assert profiled["shares"]["input_wait"] + profiled["shares"]["rest"] > 0.4
