@@ -409,7 +409,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _opened(observer: Observer, full: str, *, writes: bool) -> None:
     if writes and _is_within(full, (str(observer.folder),)):
-        # A callback's log, whoever opens it: what the run writes is its own.
+        # A callback's log: what the run writes does not count, even if Keras opened it.
         observer.written(Path(full))
     elif not _is_of_the_system(full) and _called_by_the_user(observer):
         (observer.written if writes else observer.file)(Path(full))
