@@ -186,7 +186,7 @@ class Dataset:
                 raise DataError(
                     f"shard {path} must hold {shard.rows} records, as its manifest says",
                     got=Plain(f"{seen} records"),
-                    fix="Run `stoker ingest` again: the shard is made anew from the source.",
+                    fix=_MAKE_AGAIN,
                 )
 
     def first_rows(self, columns: Sequence[str]) -> pa.RecordBatch:
@@ -232,7 +232,7 @@ def verify_shard(root: Path, shard: Shard) -> None:
         )
 
 
-_MAKE_AGAIN = "Run `stoker ingest` again: the shard is made anew from the source."
+_MAKE_AGAIN = "Run `stoker ingest` again: that makes the shard again from the source."
 
 
 def verify_length(root: Path, shard: Shard) -> None:
@@ -298,7 +298,7 @@ def verify_index(root: Path, shard: Shard) -> None:
         raise DataError(
             f"{path} must have the hash in its manifest",
             got=Plain("other content" if path.is_file() else "no such file"),
-            fix="Run `stoker ingest` again: the shard is made anew from the source.",
+            fix=_MAKE_AGAIN,
         )
 
 
@@ -341,7 +341,7 @@ def _read_shard(path: Path, columns: Sequence[str] | None, rows: int) -> Iterato
         raise DataError(
             f"shard {path} must be whole Parquet",
             got=Plain(str(error).splitlines()[0]),
-            fix="Run `stoker ingest` again: the shard is made anew from the source.",
+            fix=_MAKE_AGAIN,
         ) from error
 
 

@@ -24,7 +24,7 @@ from stoker.data.feed.augment import (
 from stoker.data.feed.decode import JOB, REASONS, Engine, Status, Target, read_job
 from stoker.data.ingest.image_index import read_image_index
 
-_FIX = "Run `stoker ingest` again: the shard is made anew from the source."
+_FIX = "Run `stoker ingest` again: that makes the shard again from the source."
 
 
 class ImageSplit:

@@ -32,7 +32,7 @@ there."""
 TRAILER_BYTES = 8
 """The end of a Parquet file: the footer's length, and `PAR1`."""
 
-INGEST_AGAIN = "Run `stoker ingest` again: the shard is made anew from the source."
+INGEST_AGAIN = "Run `stoker ingest` again: that makes the shard again from the source."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
