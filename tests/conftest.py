@@ -99,6 +99,13 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None, item: pytest.Item) -> 
         _spare_what_stays()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Show a failure as it happens: a run that is ended from outside never comes to its summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        sys.__stderr__.write(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n")
+
+
 def _as_it_began() -> None:
     """Take back what a test has set for its whole process.
 
