@@ -27,7 +27,7 @@ from stoker.core.user_code import load_function
 from stoker.data.dataset import Dataset
 from stoker.data.features.label_summary import labels_from_facts
 from stoker.data.ingest import IngestConfig, ServiceConfig
-from stoker.measure.device_findings import StepFacts
+from stoker.measure.device_findings import StepFacts, nhwc_is_allowed
 from stoker.train.ahead import Ahead
 from stoker.train.callbacks import load_callbacks
 from stoker.train.checkpoints.store import STATE, best
@@ -345,6 +345,7 @@ def _step_facts(
         xla=resolved.xla or bool(isinstance(result, TrainResult) and result.xla.get("used")),
         steps_per_call=resolved.steps_per_call,
         input_wait=wait,
+        nhwc_allowed=nhwc_is_allowed(),
     )
 
 
