@@ -73,7 +73,7 @@ def class_of(kernel: Kernel) -> KernelClass:
     without a fused kernel consists of it.
     """
     # A driver's copy is one, whatever instruction of XLA's it carries out.
-    copies = "copies" if _COPIES.search(kernel.name) else None
+    copies: KernelClass | None = "copies" if _COPIES.search(kernel.name) else None
     found = copies or kernel.hlo or _by_name(kernel.name) or _by_operation(kernel.op) or "other"
     if found == "elementwise" and _is_normalization(kernel.scope):
         return "normalization"
