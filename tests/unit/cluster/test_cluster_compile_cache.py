@@ -18,6 +18,7 @@ import pytest
 
 from stoker.cluster import compile_cache, compile_flags
 from stoker.cluster.compile_cache import PROGRAMS, CompileCache
+from stoker.core.files import sha256_file
 
 KEY = {"cpu": "one"}
 
@@ -120,6 +121,7 @@ KILLED = """\
 import os, signal, sys
 from pathlib import Path
 from stoker.cluster.compile_cache import PROGRAMS, CompileCache
+from stoker.core.files import sha256_file
 
 cache = CompileCache(Path(sys.argv[1]), {"cpu": "one"})
 (cache.folder(PROGRAMS) / "published").write_text("one")
@@ -176,14 +178,13 @@ def test_processes_that_start_or_publish_together_do_not_wait_for_each_other(
     """While one checks or hashes files, another starts, without waiting for the lock."""
     filled(root, a="one")
     monkeypatch.setattr(compile_cache, "LOCK_S", 0.0)
-    whole = compile_cache.sha256_file
     others: list[CompileCache] = []
 
     def hashed(path: Path) -> str:
         with monkeypatch.context() as patch:
-            patch.setattr(compile_cache, "sha256_file", whole)
+            patch.setattr(compile_cache, "sha256_file", sha256_file)
             others.append(opened(root, KEY))
-        return whole(path)
+        return sha256_file(path)
 
     monkeypatch.setattr(compile_cache, "sha256_file", hashed)
     cache = opened(root, KEY)

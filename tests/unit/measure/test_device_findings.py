@@ -81,7 +81,7 @@ def test_transposes_that_are_not_of_a_fused_batch_normalization_have_other_advic
     name: str, facts: StepFacts
 ) -> None:
     """`norm1` may be a LayerNormalization; Keras's own BatchNormalization transposes nothing."""
-    types = {kind: {name: 0.5} for kind in CLASSES}
+    types = {str(kind): {name: 0.5} for kind in CLASSES}
     time = replace(time_of(transposes=0.5), layer_types=types)
 
     assert found(time, facts).change.startswith("Keep images in channels_last, NHWC")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.unit.train import profiling_callback
 
 from stoker.measure.device_findings import StepFacts
 from stoker.measure.device_time import DeviceTime
-from stoker.measure.device_trace import STAND_IN
+from stoker.measure.device_trace import STAND_IN, time_in
 from stoker.telemetry import catalogue
 from stoker.telemetry.wall_time import WallTime
 from stoker.train.watch import device_watch
@@ -163,7 +164,7 @@ def test_sizes_that_the_model_leaves_open_are_those_of_the_batch(tmp_path: Path)
     model = keras.Sequential([keras.Input((None, 64)), keras.layers.Dense(4)])
     for size, known in ((None, False), (7, True)):
         watch = DeviceWatch(tmp_path, replicas=1, forbidden="not here")
-        watch.begin(model, per_epoch=9, inputs=lambda size=size: tf.TensorSpec([32, size, 64]))
+        watch.begin(model, per_epoch=9, inputs=partial(tf.TensorSpec, [32, size, 64]))
         assert (watch.facts(1e4, FACTS)["mfu"] is not None) == known
 
 
@@ -204,11 +205,11 @@ def test_who_wants_the_profiler_ends_the_trace_first(
 ) -> None:
     monkeypatch.setattr(device_watch, "LEAST_TRACE_S", 60.0)
     monkeypatch.setattr(device_watch, "MOST_TRACE_S", 60.0)
-    read, reads = threading.Event(), device_watch.time_in
+    read = threading.Event()
 
     def slowly(data: bytes, **given: Any) -> DeviceTime:
         assert read.wait(20)
-        return reads(data, **given)
+        return time_in(data, **given)
 
     monkeypatch.setattr(device_watch, "time_in", slowly)
     watch = DeviceWatch(tmp_path, replicas=1)
