@@ -672,8 +672,8 @@ class Run:
     @property
     def resolved(self) -> ResolvedTraining:
         """What every `auto` is in the step that is used now."""
-        resolved = self.compiled.resolved
-        return replace(resolved, why={**resolved.why, "xla": self.xla()["why"]})
+        resolved, why = self.compiled.resolved, self.xla()["why"]
+        return replace(resolved, why={**resolved.why, "xla": why}) if why else resolved
 
     def health(self) -> dict[str, Any]:
         """What was found and done, as JSON values."""
