@@ -373,6 +373,10 @@ def _find_earlier(
             continue
         if record.data != _data_fingerprint(stage, state.outputs, record.columns):
             continue
+        if record.reads.listings:
+            # What another stage of that run has created in a folder is its own as well.
+            reads = record.reads.besides(earlier.reads().own)
+            record = dataclasses.replace(record, reads=reads)
         if changed := read_changes(record.reads, experiment.folder):
             why = f"{changed[0]}: made again"
             continue

@@ -12,7 +12,7 @@ from stoker.app.experiment import Experiment
 from stoker.app.tuning import TRIALS, alone, cannot
 from stoker.core.files import write_atomic, write_json
 from stoker.core.finding import Finding
-from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding
+from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding, nhwc_is_allowed
 from stoker.measure.device_time import DeviceTime
 from stoker.tune.compare import Gain
 from stoker.tune.device_page import device_section, finding_section
@@ -156,6 +156,7 @@ def _device_finding(
         xla=resolved["xla"],
         steps_per_call=measured.steps_per_call,
         input_wait=measured.input_wait,
+        nhwc_allowed=nhwc_is_allowed(),
     )
     return device_finding(device, facts)
 

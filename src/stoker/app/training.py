@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from stoker.core.user_code import load_function
 from stoker.data.dataset import Dataset
 from stoker.data.features.label_summary import labels_from_facts
 from stoker.data.ingest import IngestConfig, ServiceConfig
-from stoker.measure.device_findings import StepFacts
+from stoker.measure.device_findings import StepFacts, nhwc_is_allowed
 from stoker.train.ahead import Ahead
 from stoker.train.callbacks import load_callbacks
 from stoker.train.checkpoints.store import STATE, best
@@ -124,7 +124,10 @@ def train(context: Context, folder: Path) -> Trained:
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
         timed = held.enter_context(run_time(context, folder, is_chief=is_chief))
         writer, board = held.enter_context(writing(folder, is_chief=is_chief))
-        device = _device_watch(settings, folder, resolved, listed)
+        forbidden = forbids_trace(listed, profile=settings.tensorboard.profile)
+        device = DeviceWatch(
+            folder, replicas=resolved.replicas, forbidden=forbidden, wall=context.wall
+        )
         around = Surroundings(
             checkpoints=folder / CHECKPOINTS,
             writer=writer,
@@ -141,6 +144,8 @@ def train(context: Context, folder: Path) -> Trained:
         )
         with steps_are_the_users(workers=resolved.workers):
             result = _fit(built, (dataset, transform), place, settings, resolved, around)
+        if isinstance(result, TrainResult):
+            resolved = result.resolved
         context.wall.enter("ending")
         if board is not None:
             board.results(result.steps, result.metrics, succeeded=True)
@@ -324,16 +329,6 @@ def callbacks_of(experiment: Experiment) -> list[keras.callbacks.Callback]:
     return load_callbacks(experiment.folder, named)() if named else []
 
 
-def _device_watch(
-    settings: TrainConfig,
-    folder: Path,
-    resolved: ResolvedTraining,
-    callbacks: Sequence[keras.callbacks.Callback],
-) -> DeviceWatch:
-    forbidden = forbids_trace(callbacks, profile=settings.tensorboard.profile)
-    return DeviceWatch(folder, replicas=resolved.replicas, forbidden=forbidden)
-
-
 def _step_facts(
     result: TrainResult | ParameterServerResult, resolved: ResolvedTraining
 ) -> StepFacts:
@@ -342,9 +337,10 @@ def _step_facts(
     return StepFacts(
         of_script=False,
         precision=resolved.precision,
-        xla=resolved.xla or bool(isinstance(result, TrainResult) and result.xla.get("used")),
+        xla=resolved.xla,
         steps_per_call=resolved.steps_per_call,
         input_wait=wait,
+        nhwc_allowed=nhwc_is_allowed(),
     )
 
 

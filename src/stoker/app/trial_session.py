@@ -202,7 +202,8 @@ class Session:
         with watched_gpus() as gpus:
             probe.window("real", seconds)
         peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        rate = model_rate(probe.run.built.model, rates=full_rates(seconds))
+        run = probe.run
+        rate = model_rate(run.built.model, rates=full_rates(seconds), inputs=run.input_specs())
         reached = rate.to_json(devices=probe.run.distribution.replicas)
         return reached | {"peak_memory_bytes": peak_bytes, "gpus": gpus()}
 

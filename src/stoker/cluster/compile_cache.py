@@ -5,12 +5,14 @@ does not verify what it reads. So a process never works in the store itself:
 
 - The store, `xla/<key>/store`, holds files whose SHA-256 is in `xla/<key>/manifest.json`. One folder
   per key: GPUs, driver, CPU, TensorFlow version and flags.
-- A new process checks every file of its key against the manifest, removes what does not match or
-  is not listed, and links the rest into `xla/<key>/work-<random>`, its own folder. TensorFlow reads
-  and writes there.
+- A new process links every file of its key into `xla/<key>/work-<random>`, its own folder, checks
+  it against the manifest, and removes what does not match or is not listed. TensorFlow reads and
+  writes there.
 - `publish` moves files that TensorFlow has written since into the store: file first, manifest last.
   It runs after each compilation and at the end of the process. Files that a killed process had not
   published are dropped, because they may be incomplete.
+- A lock protects the store, but no file is read or made durable while it is held: processes that
+  start together check their files at the same time.
 
 Not yet tested: whether TensorFlow 2.21 can load a cached program on a GPU. If it cannot, the folder
 with XLA's autotuning results is what helps.
@@ -62,7 +64,7 @@ class Used:
     """Programs in the cache when the process began."""
 
     read: int
-    """Those of them that TensorFlow has read, if the file system records access times."""
+    """Those of them that this process has read, if the file system records access times."""
 
     written: int
     """Programs that this process added."""
@@ -88,23 +90,30 @@ class CompileCache:
         self._done: set[str] = set()
         self._written = 0
         self._in_memory: Path | None = None
+        self._held_memory = -1
         self._pid = os.getpid()
         _own_folders(root, self._home, self._store)
-        if shutil.disk_usage(root).free < LEAST_FREE_BYTES:
-            raise OSError(errno.ENOSPC, "little space is left")
+        _sweep_memory()
         with _alone(root / "lock"):
-            self._sweep()
+            _sweep(root)
+            if shutil.disk_usage(root).free < LEAST_FREE_BYTES:
+                raise OSError(errno.ENOSPC, "little space is left")
             self._work = Path(tempfile.mkdtemp(prefix="work-", dir=self._home))
             # Held by this process and its forks; the kernel frees it when the last of them ends.
             self._alive = (self._work / "alive").open("w")
             fcntl.flock(self._alive, fcntl.LOCK_EX)
             try:
                 write_json(self._home / "key.json", dict(key))
-                self._link_what_is_whole()
+                held = self._hold()
                 _shrink(root, MOST_BYTES)
             except BaseException:
                 self._end()
                 raise
+        try:
+            self._link_what_is_whole(held)
+        except BaseException:
+            self._end()
+            raise
 
     def folder(self, kind: str) -> Path:
         """The folder where TensorFlow reads and writes."""
@@ -122,8 +131,9 @@ class CompileCache:
         if self._in_memory is not None:
             return
         try:
+            added = self._durable()
             with _alone(self._root / "lock"):
-                self._publish()
+                self._publish(added)
                 _shrink(self._root, MOST_BYTES)
         except (OSError, UserError) as error:
             _LOG.info("compiled programs are not kept: %s", error)
@@ -136,8 +146,7 @@ class CompileCache:
         folder = self.folder(PROGRAMS)
         if self._in_memory is not None:
             raise FileExistsError(f"{folder} leads into memory already, which is full too")
-        memory = str(_MEMORY) if _MEMORY.is_dir() else None
-        self._in_memory = Path(tempfile.mkdtemp(prefix="stoker-xla-", dir=memory))
+        self._in_memory, self._held_memory = _memory_folder()
         folder.rename(folder.with_name("full"))
         folder.symlink_to(self._in_memory)
 
@@ -152,30 +161,36 @@ class CompileCache:
         remove(self._work)
         if self._in_memory is not None:
             remove(self._in_memory)
+            os.close(self._held_memory)
         self._alive.close()
 
-    def _publish(self) -> None:
+    def _durable(self) -> dict[str, dict[str, Any]]:
+        """Make what TensorFlow has written since the last time durable; its records."""
+        added = {}
+        for name, path in self._files():
+            if name not in self._done:
+                _fsync(path)
+                added[name] = {"sha256": sha256_file(path), "bytes": path.stat().st_size}
+        return added
+
+    def _publish(self, added: Mapping[str, Mapping[str, Any]]) -> None:
         listed = _manifest(self._home)
         now = int(time.time())
         for name in self._linked & set(listed):
             if self._was_read(name):
                 listed[name]["used"] = now
-        for name, path in self._files():
-            if name in self._linked or name in self._done:
-                continue
+        for name, record in added.items():
             self._done.add(name)
-            record = {"sha256": sha256_file(path), "bytes": path.stat().st_size, "used": now}
-            _fsync(path)
             # Another process may have compiled and recorded the same program meanwhile.
             with contextlib.suppress(FileExistsError):
-                os.link(path, self._store / name)
-                listed[name] = record
+                os.link(self._work / name, self._store / name)
+                listed[name] = {**record, "used": now}
                 self._written += name.startswith(PROGRAMS)
         write_json(self._home / "manifest.json", listed)
 
     def _was_read(self, name: str) -> bool:
         try:
-            return (self._work / name).stat().st_atime > _NEVER_READ
+            return (self._work / name).lstat().st_atime > _NEVER_READ
         except OSError:
             return False
 
@@ -188,34 +203,107 @@ class CompileCache:
                     if whole and entry.stat().st_size:
                         yield f"{kind}/{entry.name}", Path(entry.path)
 
-    def _link_what_is_whole(self) -> None:
+    def _hold(self) -> dict[str, dict[str, Any]]:
+        """Link every listed file of the store into this process's folder; their records."""
         listed = _manifest(self._home)
+        held = {}
         for kind in (PROGRAMS, TUNING):
             self.folder(kind).mkdir(mode=0o700)
+            (self._work / _HELD / kind).mkdir(mode=0o700, parents=True)
             folder = self._store / kind
             folder.mkdir(mode=0o700, exist_ok=True)
             for path in sorted(folder.iterdir()):
                 name = f"{kind}/{path.name}"
-                record = listed.get(name, {})
-                if not _is_whole(path, record):
+                record = listed.get(name)
+                if record is None or not _looks_whole(path, record):
                     remove(path)
                     continue
-                os.link(path, self._work / name)
-                os.utime(self._work / name, (_NEVER_READ, path.stat().st_mtime))
-                self._linked.add(name)
-        whole = {name: listed[name] for name in sorted(self._linked)}
-        write_json(self._home / "manifest.json", whole)
+                os.link(path, self._work / _HELD / name)
+                held[name] = record
+        write_json(self._home / "manifest.json", held)
+        return held
 
-    def _sweep(self) -> None:
-        """Remove the folders of processes that have ended."""
-        for work in self._home.glob("work-*"):
-            with contextlib.suppress(OSError), (work / "alive").open("a") as alive:
-                fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(work)
+    def _link_what_is_whole(self, held: Mapping[str, Mapping[str, Any]]) -> None:
+        """Show TensorFlow those of the held files whose content is right; remove the others."""
+        damaged = set()
+        for name, record in held.items():
+            if sha256_file(self._work / _HELD / name) != record["sha256"]:
+                damaged.add(name)
+                continue
+            # A link of this process's own: its access time shows what this process has read, while
+            # the file's is that of all processes.
+            link = self._work / name
+            link.symlink_to(Path("..", _HELD, name))
+            os.utime(link, (_NEVER_READ, link.lstat().st_mtime), follow_symlinks=False)
+            self._linked.add(name)
+        if damaged:
+            with _alone(self._root / "lock"):
+                self._remove_damaged(damaged)
 
+    def _remove_damaged(self, names: set[str]) -> None:
+        listed = _manifest(self._home)
+        for name in names:
+            held, stored = self._work / _HELD / name, self._store / name
+            # Another process may have removed it meanwhile, and stored it again.
+            if os.path.lexists(stored) and held.samefile(stored):
+                remove(stored)
+                listed.pop(name, None)
+            remove(held)
+        write_json(self._home / "manifest.json", listed)
+
+
+_HELD = "held"
+"""Folder of hard links to the files of the store: what is held stays, whoever removes it there."""
 
 _NEVER_READ = 1.0
-"""Access time that a file gets when it is linked: a later one shows that the file was read."""
+"""Access time that a link gets when it is made: a later one shows that the file was read."""
+
+
+def _sweep(root: Path) -> None:
+    """Remove the folders of processes that have ended, of all keys."""
+    for work in root.glob("*/work-*"):
+        with contextlib.suppress(OSError), (work / "alive").open("a") as alive:
+            fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(work)
+
+
+_IN_MEMORY = "stoker-xla-"
+"""Start of the name of a folder in memory."""
+
+
+def _memory_base() -> Path:
+    return _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
+
+
+def _memory_folder() -> tuple[Path, int]:
+    """A new folder in memory, and its descriptor.
+
+    The descriptor holds the folder's lock: the kernel frees it when this process and its forks have
+    ended, and `_sweep_memory` removes the folder then.
+    """
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_IN_MEMORY, dir=_memory_base()))
+        with contextlib.suppress(FileNotFoundError):
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(held, fcntl.LOCK_EX)
+            # Before it was locked, another process may have taken it for a left one.
+            if os.path.lexists(folder):
+                return folder, held
+            os.close(held)
+
+
+def _sweep_memory() -> None:
+    """Remove the folders in memory of this user's processes that have ended."""
+    for folder in _memory_base().glob(f"{_IN_MEMORY}*"):
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid != os.geteuid():
+                continue
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(folder)
+            finally:
+                os.close(held)
 
 
 def _manifest(home: Path) -> dict[str, dict[str, Any]]:
@@ -242,13 +330,13 @@ def _is_sound(name: str, record: Any) -> bool:
     )
 
 
-def _is_whole(path: Path, record: Mapping[str, Any]) -> bool:
+def _looks_whole(path: Path, record: Mapping[str, Any]) -> bool:
+    """Whether everything but the content is right."""
     facts = path.lstat()
     return (
         stat.S_ISREG(facts.st_mode)
         and facts.st_uid == os.geteuid()
-        and facts.st_size == record.get("bytes")
-        and sha256_file(path) == record.get("sha256")
+        and facts.st_size == record["bytes"]
     )
 
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
-from collections.abc import Callable, Collection
+import itertools
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 MAX_FILE_BYTES = 64 << 20
@@ -12,7 +18,7 @@ MAX_FILE_BYTES = 64 << 20
 
 SKIPPED = frozenset(
     [
-        *("runs", "models", "__pycache__", ".venv", ".git", ".ipynb_checkpoints", ".pytest_cache"),
+        *("__pycache__", ".venv", ".git", ".ipynb_checkpoints", ".pytest_cache"),
         *(".mypy_cache", ".ruff_cache", ".vscode", ".idea", "stoker.yaml", "stoker.lock.yaml"),
         *("nohup.out", ".stokerignore", ".DS_Store"),
     ]
@@ -64,24 +70,135 @@ has different values but is the same job."""
 _HALF_WRITTEN = ".stoker."
 """Start of the name of a temporary file that a killed process may leave behind."""
 
+_MADE_BY_STOKER = (("run.json", "lock"), ("stoker.manifest.json",))
+"""Files that a run, and a version of a model, have: their folders never count, wherever they are."""
 
-def ignored(folder: Path) -> Callable[[Path], bool]:
-    """Return a test for files that are not code of a user's folder; `.stokerignore` applies too.
+MOST_FILES = 100_000
+"""Most files and folders of an experiment's folder that are looked at: the state of each is kept."""
+
+
+class Ignored:
+    """Tells which files and folders are not code of a user's folder; `.stokerignore` applies too."""
+
+    def __init__(self, folder: Path) -> None:
+        """Args: folder: The user's folder."""
+        own = [line.strip("/") for line in _own_lines(folder) if not line.startswith("$")]
+        self._root = folder
+        self._passing, self._own = _matches_any(_PASSING), _matches_any(own)
+        self._folder = functools.cache(self._of_folder)
+
+    def __call__(self, path: Path) -> bool:
+        """Whether a file below the folder, or anything around it, is ignored."""
+        return self.file(path.relative_to(self._root).as_posix())
+
+    def file(self, name: str) -> bool:
+        """The same by its name, relative to the folder."""
+        parent, _, last = name.rpartition("/")
+        return self.named(name, last) or (bool(parent) and self._folder(parent))
+
+    def named(self, name: str, last: str) -> bool:
+        """Whether a file or folder is ignored for its own name; what is around it is not asked.
+
+        Args:
+            name: Relative to the folder.
+            last: Its last part.
+        """
+        return (
+            last in SKIPPED
+            or last.startswith(_HALF_WRITTEN)
+            or self._passing(last)
+            or self._own(last)
+            or self._own(name)
+        )
+
+    def keeps(self, entry: os.DirEntry[str], name: str) -> bool:
+        """Whether what is in a folder that is not ignored is not ignored either.
+
+        Args:
+            entry: A file or a folder; a folder behind a link is elsewhere.
+            name: Of it, relative to the user's folder.
+        """
+        if _is_folder(entry):
+            return not entry.is_symlink() and not self._folder(name)
+        return not self.named(name, entry.name)
+
+    def _of_folder(self, name: str) -> bool:
+        made = any(
+            all((self._root / name / file).is_file() for file in files) for files in _MADE_BY_STOKER
+        )
+        return made or self.file(name)
+
+
+def _matches_any(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """A test for names that match one of the patterns."""
+    each = re.compile("|".join(map(fnmatch.translate, patterns)) or "(?!)")
+    return lambda name: each.match(name) is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """One folder of a walk."""
+
+    name: str
+    """Relative to where the walk began; `.` for that folder itself."""
+
+    files: list[os.DirEntry[str]]
+    """Files in it, and links, that are not ignored, by name."""
+
+    left_out: bool = False
+    """Whether it holds too many: `files` is empty then, and what is below it is left out."""
+
+
+def walk(
+    folder: Path, *, is_ignored: Ignored, outputs: Collection[Path] = (), most: int = MOST_FILES
+) -> Iterator[Place]:
+    """The folder and those below it, without what is ignored; no file is opened.
+
+    Each folder may hold half of what may still be looked at, so that a large one leaves out no small
+    one that comes after it.
 
     Args:
-        folder: The user's folder; the test takes paths below it.
+        folder: The user's folder.
+        is_ignored: Of the same folder.
+        outputs: Folders that are left out with all that is below them.
+        most: Files and folders that are looked at.
     """
-    own = [line.strip("/") for line in _own_lines(folder) if not line.startswith("$")]
+    left, ahead = most, deque([ROOT])
+    while ahead:
+        name = ahead.popleft()
+        entries = _entries(folder / name, most=left // 2 + 1)
+        if len(entries) > left // 2:
+            yield Place(name=name, files=[], left_out=True)
+            continue
+        left -= len(entries)
+        kept = [entry for entry in entries if is_ignored.keeps(entry, within(name, entry.name))]
+        folders = [entry for entry in kept if _is_folder(entry)]
+        ahead += [within(name, each.name) for each in folders if Path(each.path) not in outputs]
+        yield Place(name=name, files=[each for each in kept if not _is_folder(each)])
 
-    def is_ignored(path: Path) -> bool:
-        relative = path.relative_to(folder)
-        if SKIPPED.intersection(relative.parts) or path.name.startswith(_HALF_WRITTEN):
-            return True
-        places = [relative.as_posix(), *relative.parts, *map(Path.as_posix, relative.parents)]
-        by_user = any(fnmatch.fnmatch(place, pattern) for place in places for pattern in own)
-        return by_user or any(fnmatch.fnmatch(path.name, pattern) for pattern in _PASSING)
 
-    return is_ignored
+ROOT = "."
+"""Name of the folder itself, relative to it."""
+
+
+def within(folder: str, name: str) -> str:
+    """The name of what is in a folder, relative to where the folder's name is."""
+    return name if folder == ROOT else f"{folder}/{name}"
+
+
+def _entries(folder: Path, *, most: int) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(itertools.islice(entries, most), key=lambda each: each.name)
+    except OSError:
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def ignored_outside(folder: Path) -> Callable[[str], bool]:
@@ -113,14 +230,8 @@ def folder_files(folder: Path, outputs: Collection[Path]) -> dict[str, str]:
         folder: The user's folder.
         outputs: Folders that Stoker writes, which do not count.
     """
-    is_ignored = ignored(folder)
-    files = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file()
-        and not is_ignored(path)
-        and not any(path.is_relative_to(output) for output in outputs)
-    )
+    places = walk(folder, is_ignored=Ignored(folder), outputs=outputs)
+    files = sorted(Path(each.path) for place in places for each in place.files if each.is_file())
     return {path.relative_to(folder).as_posix(): file_mark(path) for path in files}
 
 

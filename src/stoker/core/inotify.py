@@ -1,4 +1,4 @@
-"""Linux's inotify for reads below a folder: reports which files any process reads.
+"""Linux's inotify for reads in folders: reports which files and folders any process reads.
 
 Source: inotify(7).
 """
@@ -14,12 +14,14 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 
-_ACCESS, _CLOSE_NOWRITE, _OVERFLOW, _IS_FOLDER = 0x1, 0x10, 0x4000, 0x40000000
+_ACCESS, _CLOSE_NOWRITE, _MOVED_TO, _CREATE = 0x1, 0x10, 0x80, 0x100
+_OVERFLOW, _IS_FOLDER = 0x4000, 0x40000000
+_READ = _ACCESS | _CLOSE_NOWRITE
 _EVENT = struct.Struct("iIII")
 _BUFFER_BYTES = 1 << 16
 
@@ -33,59 +35,52 @@ def is_available() -> bool:
 
 
 class FolderWatch:
-    """Reports files that are read below a folder, until it is closed."""
+    """Reports files that are read in some folders, until it is closed."""
 
     def __init__(
         self,
-        folder: Path,
+        places: Iterable[Path],
         *,
-        skip: Callable[[Path], bool],
         on_read: Callable[[Path], None],
+        on_list: Callable[[Path], None],
+        on_create: Callable[[Path], None],
         on_overflow: Callable[[], None],
         on_pause: Callable[[], None],
     ) -> None:
         """Start watching; folders created later are not watched.
 
         Args:
-            folder: The folder to watch.
-            skip: Folders that are left out.
+            places: Folders, without those below them; and links to files that lie elsewhere.
             on_read: Called in a thread with each file that was read, often more than once.
+            on_list: The same with each of the folders that was listed.
+            on_create: The same with each file or folder that was created in them.
             on_overflow: Called if events were lost.
             on_pause: Called after each read of the queue.
 
         Raises:
             OSError: the system's limit of watches is reached.
         """
-        self._on_read, self._on_overflow, self._on_pause = on_read, on_overflow, on_pause
+        self._on_read, self._on_list, self._on_create = on_read, on_list, on_create
+        self._on_overflow, self._on_pause = on_overflow, on_pause
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._queue = self._checked(
             self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify_init1"
         )
         self._end_read, self._end_write = os.pipe2(os.O_CLOEXEC)
         self._places: dict[int, Path] = {}
-        self._seen: set[tuple[int, bytes]] = set()
+        self._seen: set[tuple[int, bytes, int]] = set()
         try:
-            self._watch(folder, skip)
+            for place in places:
+                self._add(place)
         except OSError:
             self._release()
             raise
         self._thread = threading.Thread(target=self._run, name="observed-reads", daemon=True)
         self._thread.start()
 
-    def _watch(self, folder: Path, skip: Callable[[Path], bool]) -> None:
-        for place, folders, names in os.walk(folder):
-            here = Path(place)
-            folders[:] = [name for name in folders if not skip(here / name)]
-            self._add(here)
-            for name in names:
-                # A read through a link is an event of the file that it names.
-                if (here / name).is_symlink() and (here / name).is_file() and not skip(here / name):
-                    self._add(here / name)
-
     def _add(self, place: Path) -> None:
-        number = self._libc.inotify_add_watch(
-            self._queue, os.fsencode(place), _ACCESS | _CLOSE_NOWRITE
-        )
+        mask = _READ | _CREATE | _MOVED_TO
+        number = self._libc.inotify_add_watch(self._queue, os.fsencode(place), mask)
         self._places[self._checked(number, f"inotify_add_watch {place}")] = place
 
     def _checked(self, result: int, what: str) -> int:
@@ -128,13 +123,22 @@ class FolderWatch:
             at += _EVENT.size + length
             if mask & _OVERFLOW:
                 self._on_overflow()
-            elif mask & _IS_FOLDER or (number, name) in self._seen or number not in self._places:
-                continue
-            else:
-                # One event of a file is enough.
-                self._seen.add((number, name))
+            elif (
+                key := (number, name, mask & ~_READ)
+            ) not in self._seen and number in self._places:
+                # One event of a kind is enough.
+                self._seen.add(key)
                 place = self._places[number]
-                self._on_read(place / os.fsdecode(name) if name else place)
+                self._tell(mask, place / os.fsdecode(name) if name else place, of_place=not name)
+
+    def _tell(self, mask: int, path: Path, *, of_place: bool) -> None:
+        if mask & (_CREATE | _MOVED_TO):
+            self._on_create(path)
+        elif not mask & _IS_FOLDER:
+            self._on_read(path)
+        elif of_place:
+            # The folder around it is told too, with the name.
+            self._on_list(path)
 
     def close(self) -> None:
         """Report the remaining reads, and stop."""

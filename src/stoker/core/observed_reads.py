@@ -8,11 +8,13 @@ because inotify does not identify the reader.
 
 A file counts with its content at the start of the run. A file that did not exist then, or was
 written before it was read, belongs to the run and never counts. File times are not used for that
-decision. A variable counts with its value, unless the code has set it itself.
+decision. A variable counts with its value, unless the code has set it itself. A folder below the
+user's that is listed counts with the names in it (`listings`).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import logging
@@ -23,20 +25,24 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stoker.core.code import python_fingerprint
 from stoker.core.folder_files import (
+    MOST_FILES,
+    Ignored,
     file_mark,
-    ignored,
     ignored_outside,
     ignored_variables,
     is_time_mark,
     time_mark,
+    walk,
+    within,
 )
 from stoker.core.inotify import FolderWatch, is_available
+from stoker.core.listings import Listings, listing_mark
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,8 +55,11 @@ _SWEEP = 20
 WRITE_S = 0.5
 """Least time between two writes of the list of reads, seconds: a long list takes long to write."""
 
-_HASHED_FILES = 2_000
-"""From this number of files on (a folder of images), size and time count instead of content."""
+_HASHED_FILES, _HASHED_BYTES = 2_000, 1 << 30
+"""Beyond so many files, or bytes in them (a folder of images), size and time count instead of content."""
+
+MAPS_EVERY_S = 2.0
+"""Interval between two looks at the files that are mapped into memory: a look takes some ms."""
 
 _STOKER = Path(__file__).resolve().parents[1]
 _NOT_THE_USERS = tuple(
@@ -80,7 +89,10 @@ State = tuple[int, int]
 one does not count."""
 
 Snapshot = Mapping[str, State]
-"""File, relative to the folder -> its state at the start of the run."""
+"""File, relative to the folder -> its state at the start of the run; a folder's name ends in `/`."""
+
+_FOLDER, _LEFT_OUT = (0, 0), (-1, 0)
+"""States of a folder: its files are in the snapshot, or they are too many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,19 +105,32 @@ class Reads:
     environment: dict[str, str] = field(default_factory=dict)
     """Variable -> hash of its value, or `ABSENT`; values can be secrets."""
 
+    listings: dict[str, str] = field(default_factory=dict)
+    """Folder that was listed, relative to the folder -> mark of the names in it."""
+
+    own: list[str] = field(default_factory=list)
+    """Names that the run has created, relative to the folder: they do not count in a listing."""
+
     def __bool__(self) -> bool:
         """Whether anything was read."""
-        return bool(self.files or self.environment)
+        return bool(self.files or self.environment or self.listings)
 
     def and_also(self, others: Reads) -> Reads:
         """Both combined; the mark that was recorded first counts."""
         return Reads(
-            files=others.files | self.files, environment=others.environment | self.environment
+            files=others.files | self.files,
+            environment=others.environment | self.environment,
+            listings=others.listings | self.listings,
+            own=sorted({*self.own, *others.own}),
         )
+
+    def besides(self, own: Collection[str]) -> Reads:
+        """The same, with more names that the run has created."""
+        return replace(self, own=sorted({*self.own, *own}))
 
     def as_identity(self) -> dict[str, dict[str, str]]:
         """The same as parts of an identity: absent files and variables have no entry."""
-        parts = {"file": self.files, "environment": self.environment}
+        parts = {"file": self.files, "environment": self.environment, "folder": self.listings}
         return {
             part: {name: mark for name, mark in marks.items() if mark != ABSENT}
             for part, marks in parts.items()
@@ -119,6 +144,8 @@ class Reads:
                 for name, mark in self.files.items()
             },
             environment={name: variable_mark(name) for name in self.environment},
+            listings={name: listing_mark(folder, name, own=self.own) for name in self.listings},
+            own=self.own,
         )
 
 
@@ -130,13 +157,34 @@ def mark_of(path: Path, *, by_time: bool = False) -> str:
         by_time: Use size and time instead, because the file is one of very many.
     """
     try:
-        if path.suffix == ".py":
-            return python_fingerprint(path)
-        return time_mark(path) if by_time else file_mark(path)
-    except RecursionError:
-        return file_mark(path)
+        if by_time and path.suffix != ".py":
+            return time_mark(path)
+        facts = path.stat()
+        key = (path, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+        if key not in _KNOWN:
+            mark = _content_mark(path)
+            if time.time() - facts.st_ctime < _SETTLED_S:
+                return mark
+            _KNOWN[key] = mark
+        return _KNOWN[key]
     except OSError:
         return ABSENT
+
+
+_KNOWN: dict[tuple[object, ...], str] = {}
+"""Marks that this process has made: a command asks several times for that of the same file."""
+
+_SETTLED_S = 2.0
+"""A file that was changed more recently could be changed again within the same tick of the clock."""
+
+
+def _content_mark(path: Path) -> str:
+    if path.suffix != ".py":
+        return file_mark(path)
+    try:
+        return python_fingerprint(path)
+    except RecursionError:
+        return file_mark(path)
 
 
 def variable_mark(name: str) -> str:
@@ -148,27 +196,44 @@ def variable_mark(name: str) -> str:
 def snapshot(folder: Path, *, outputs: Collection[Path] = ()) -> dict[str, State]:
     """The state of every file in a folder that may be read; no file is opened.
 
+    Folders beyond `MOST_FILES` files are left out, and named.
+
     Args:
         folder: The user's folder.
         outputs: Folders that Stoker writes.
     """
     found: dict[str, State] = {}
-    for path in _walk(folder, outputs):
-        state = _state(path)
-        if state is not None:
-            found[path.relative_to(folder).as_posix()] = state
+    for place in walk(folder, is_ignored=Ignored(folder), outputs=outputs):
+        found[f"{place.name}/"] = _LEFT_OUT if place.left_out else _FOLDER
+        for entry in place.files:
+            state = _state(entry)
+            if state is not None:
+                found[within(place.name, entry.name)] = state
+    left_out = [name for name, state in found.items() if state == _LEFT_OUT]
+    if left_out:
+        _say_left_out(tuple(left_out))
     return found
 
 
-def _walk(folder: Path, outputs: Collection[Path]) -> Iterator[Path]:
-    is_ignored = ignored(folder)
-    for place, folders, names in os.walk(folder):
-        here = Path(place)
-        folders[:] = [n for n in folders if not is_ignored(here / n) and here / n not in outputs]
-        yield from (here / name for name in names if not is_ignored(here / name))
+@functools.cache
+def _say_left_out(folders: tuple[str, ...]) -> None:
+    """Once in a process."""
+    named = ", ".join(folders[:_NAMED]) + (
+        f" and {more} more" if (more := len(folders) - _NAMED) > 0 else ""
+    )
+    _LOG.warning(
+        "a change of the files in %s is not seen: of this folder at most %s files are observed. Train "
+        "--again after a change, or name what is not the code's in .stokerignore",
+        named,
+        f"{MOST_FILES:,}",
+    )
 
 
-def _state(path: Path) -> State | None:
+_NAMED = 3
+"""Folders that the line names."""
+
+
+def _state(path: Path | os.DirEntry[str]) -> State | None:
     try:
         facts = path.stat()
     except OSError:
@@ -203,7 +268,7 @@ class Observer:
         self._at_begin, self._outputs = at_begin, tuple(path.resolve() for path in outputs)
         self._followed = frozenset(followed)
         self._write = write
-        self._ignored = ignored(self.folder)
+        self._ignored = Ignored(self.folder)
         self._ignored_variable = ignored_variables(self.folder)
         self._ignored_outside = ignored_outside(self.folder)
         self._environment = dict(os.environ)
@@ -211,6 +276,12 @@ class Observer:
         self._files: dict[str, str] = dict(before.files)
         self._before = dict(before.environment)
         self._judged: set[str] = set(before.files)
+        self._hashed_bytes, self._looked_s = 0, 0.0
+        self._listings = Listings(
+            {name for name, state in at_begin.items() if tuple(state) != _LEFT_OUT},
+            own=[*before.own, *self._of_outputs()],
+            counted=before.listings,
+        )
         self._variables: dict[str, str] = {}
         self._by_line: dict[tuple[str, int], set[str]] = {}
         self._has_more, self._written_s = False, 0.0
@@ -219,14 +290,32 @@ class Observer:
     def reads(self) -> Reads:
         """What was read so far."""
         with self._lock:
-            return Reads(files=dict(self._files), environment=self._counted_variables())
+            return Reads(
+                files=dict(self._files),
+                environment=self._counted_variables(),
+                listings=self._listings.marks(),
+                own=self._listings.own,
+            )
 
-    def skips(self, path: Path) -> bool:
-        """Whether nothing below a folder counts."""
-        return path in self._outputs or self._ignored(path)
+    def _of_outputs(self) -> Iterator[str]:
+        """Stoker's outputs and what is around them, for which the run may create a folder."""
+        for output in self._outputs:
+            if output.is_relative_to(self.folder):
+                name = output.relative_to(self.folder)
+                yield from (each.as_posix() for each in (name, *name.parents) if each.name)
+
+    def places(self) -> Iterator[Path]:
+        """Folders in which reads count, and links in them: a read is an event of the file behind one."""
+        for place in walk(self.folder, is_ignored=self._ignored, outputs=self._outputs):
+            if not place.left_out:
+                yield self.folder / place.name
+                yield from (
+                    Path(each.path) for each in place.files if each.is_symlink() and each.is_file()
+                )
 
     def write(self) -> None:
         """Keep what was read since the last time, at most once in `WRITE_S`."""
+        self.look_at_maps()
         if self._has_more and time.monotonic() - self._written_s >= WRITE_S:
             self.flush()
 
@@ -240,7 +329,45 @@ class Observer:
     def everything(self) -> None:
         """Count every file in the folder as read, because its reads are unknown."""
         for name in self._at_begin:
-            self.file(self.folder / name)
+            if not name.endswith("/"):
+                self.file(self.folder / name)
+
+    def look_at_maps(self, *, now: bool = False) -> None:
+        """Record files that are mapped into memory: reading them tells nobody until they are closed.
+
+        Args:
+            now: Also if the last look was not long ago.
+        """
+        if now or time.monotonic() - self._looked_s >= MAPS_EVERY_S:
+            self._looked_s = time.monotonic()
+            for path in _mapped(f"{self.folder}{os.sep}"):
+                self.file(path)
+
+    def listed(self, path: Path, *, by_user: bool) -> None:
+        """Record that a folder was listed, by the user's code or by somebody."""
+        with self._lock:
+            name = self._name_of(path)
+            if name is None or Path(name).is_absolute():
+                return
+            if by_user:
+                self._has_more |= self._listings.listed(name)
+            else:
+                self._listings.seen(name)
+                self._has_more = True
+
+    def imports_from(self, path: Path) -> None:
+        """Record that Python looks for modules in a folder."""
+        if path.is_relative_to(self.folder):
+            with self._lock:
+                self._listings.imported(path.relative_to(self.folder).as_posix())
+
+    def created(self, path: Path) -> None:
+        """Record that a file or folder below the folder was created."""
+        with self._lock:
+            name = self._name_of(path)
+            if name is not None and not Path(name).is_absolute() and self._listings.created(name):
+                # Soon: a process that is killed now would find a name that nobody knows.
+                self._has_more, self._written_s = True, -WRITE_S
 
     def written(self, path: Path) -> None:
         """Record a write: the file belongs to the run and does not count, also if it was read before."""
@@ -263,6 +390,7 @@ class Observer:
         if mark is not None:
             with self._lock:
                 self._files[name] = mark
+                self._listings.read(name)
                 self._has_more = True
 
     def _name_of(self, path: Path) -> str | None:
@@ -284,7 +412,9 @@ class Observer:
                 return None
         if not path.is_file():
             return None
-        mark = mark_of(path, by_time=len(self._files) >= _HASHED_FILES)
+        self._hashed_bytes += path.stat().st_size
+        many = len(self._files) >= _HASHED_FILES or self._hashed_bytes > _HASHED_BYTES
+        mark = mark_of(path, by_time=many)
         return None if mark == ABSENT else mark
 
     def variable(self, name: str, line: tuple[str, int]) -> None:
@@ -326,6 +456,24 @@ def _python_of(path: Path) -> Path:
         return path
 
 
+def _mapped(below: str) -> Iterator[Path]:
+    """Files that this process has mapped into memory, unless it can write them there.
+
+    Args:
+        below: Start of their paths.
+
+    Source: proc(5), /proc/pid/maps.
+    """
+    try:
+        with _not_observed(), Path("/proc/self/maps").open(errors="surrogateescape") as maps:
+            lines = [line.split(maxsplit=5) for line in maps if below in line]
+    except OSError:
+        return
+    for _, mode, *_, path in lines:
+        if path.startswith(below) and mode != "rw-s":
+            yield Path(path.rstrip("\n"))
+
+
 _ACTIVE: Observer | None = None
 _OURS = threading.local()
 
@@ -358,6 +506,7 @@ def observing(observer: Observer) -> Iterator[None]:
             watch.close()
         os._Environ.__getitem__ = getitem  # type: ignore[method-assign]  # noqa: SLF001 - as below
         _ACTIVE = before
+        observer.look_at_maps(now=True)
         observer.flush()
 
 
@@ -365,9 +514,10 @@ def _watch(observer: Observer) -> FolderWatch | None:
     if is_available():
         try:
             return FolderWatch(
-                observer.folder,
-                skip=observer.skips,
+                observer.places(),
                 on_read=observer.file,
+                on_list=functools.partial(observer.listed, by_user=False),
+                on_create=observer.created,
                 on_overflow=observer.everything,
                 on_pause=observer.write,
             )
@@ -399,12 +549,32 @@ def _forget() -> None:
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     observer = _ACTIVE
-    if event != "open" or observer is None or getattr(_OURS, "reads", False):
+    if event not in _EVENTS or observer is None or getattr(_OURS, "reads", False):
         return
-    path, _, flags = arguments
-    if isinstance(path, str | bytes | os.PathLike):
+    path, flags = arguments[0], arguments[-1]
+    if event != "open":
+        if path is None or isinstance(path, str | bytes | os.PathLike):
+            _listed(observer, os.path.realpath(os.fsdecode(path or ".")))
+    elif isinstance(path, str | bytes | os.PathLike):
         writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_APPEND)
         _opened(observer, os.path.realpath(os.fsdecode(path)), writes=bool(writes))
+
+
+_EVENTS = frozenset(("open", "os.listdir", "os.scandir"))
+"""Events of Python that say what is read."""
+
+
+def _listed(observer: Observer, full: str) -> None:
+    if not _is_within(full, (str(observer.folder),)):
+        return
+    if _IMPORTLIB in sys._getframe(2).f_code.co_filename:  # noqa: SLF001 - documented, and quick
+        observer.imports_from(Path(full))
+    elif _called_by_the_user(observer, ends=_IMPORTLIB):
+        observer.listed(Path(full), by_user=True)
+
+
+_IMPORTLIB = "importlib"
+"""Part of the names of the files by which Python looks for modules and packages."""
 
 
 def _opened(observer: Observer, full: str, *, writes: bool) -> None:
@@ -415,9 +585,15 @@ def _opened(observer: Observer, full: str, *, writes: bool) -> None:
         (observer.written if writes else observer.file)(Path(full))
 
 
-def _called_by_the_user(observer: Observer) -> bool:
+def _called_by_the_user(observer: Observer, *, ends: str = "") -> bool:
+    """Whether the user's code is behind an event.
+
+    Args:
+        observer: Knows the user's folder.
+        ends: Part of the name of a file; what it calls is not called by the user.
+    """
     frame = sys._getframe(3)  # noqa: SLF001 - documented, and the only quick way
-    while frame is not None:
+    while frame is not None and not (ends and ends in frame.f_code.co_filename):
         if observer.is_of_the_user(frame.f_code.co_filename):
             return True
         if _is_within(frame.f_code.co_filename, (str(_STOKER),)):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stoker.measure.batch_norm_kernels import batch_norm_kernels
 from stoker.measure.device_time import IDLE, DeviceTime
 from stoker.measure.kernel_class import CLASSES, LABELS
 
@@ -50,6 +52,9 @@ class StepFacts:
     input_wait: float | None = None
     """W, in [0, 1]."""
 
+    nhwc_allowed: bool = False
+    """Whether TensorFlow may use cuDNN's kernels of BatchNormalization for NHWC; False if unknown."""
+
     def with_mfu(self, mfu: float | None) -> StepFacts:
         """The same facts, with the MFU."""
         return replace(self, mfu=mfu)
@@ -88,6 +93,11 @@ class DeviceFinding:
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         return {name: getattr(self, name) for name in self.__slots__} | {"text": self.text}
+
+
+def nhwc_is_allowed() -> bool:
+    """Whether TensorFlow may normalize NHWC by cuDNN in Stoker's processes, which set what is unset."""
+    return os.environ.get(PERSISTENT, "1").lower() in ("1", "true")
 
 
 def shown_mfu(mfu: float) -> str:
@@ -145,35 +155,55 @@ Advice = tuple[str, str]
 
 
 def _transposes(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
+    del layer
     why = "Each of them reads and writes a whole tensor only to move its channels."
-    types = found.layer_types.get("transposes", {})
-    around = max(types, key=lambda each: types[each]) if types else layer
-    if not re.search(r"norm|(^|_)bn", around, re.IGNORECASE):
+    if not _of_fused_batch_norm(found):
         return why, f"Keep images in channels_last, NHWC{_or_xla(facts)}."
-    if facts.of_script:
-        return why, (
-            f'Set os.environ["{PERSISTENT}"] = "1" before TensorFlow is imported, with '
-            f"keras.mixed_precision.set_global_policy('mixed_float16'){_or_xla(facts)}."
+    sixteen_bits = "16" in facts.precision
+    if facts.nhwc_allowed and sixteen_bits:
+        return why, f"cuDNN refuses NHWC for these BatchNormalizations{_or_xla(facts)}."
+    ways = []
+    if not facts.nhwc_allowed:
+        ways.append(
+            f'os.environ["{PERSISTENT}"] = "1" before TensorFlow is imported'
+            if facts.of_script
+            else f"{PERSISTENT}=1"
         )
-    return why, (
-        f"Set {PERSISTENT}=1 and train.precision: mixed_float16 or mixed_bfloat16: only then cuDNN "
-        f"normalizes channels_last{_or_xla(facts)}."
+    if not sixteen_bits:
+        ways.append(_half(facts) if facts.of_script else f"{_half(facts)} or mixed_float16")
+    only = "only then cuDNN normalizes channels_last without them"
+    return why, f"Set {' and '.join(ways)}: {only}{_or_xla(facts)}."
+
+
+def _of_fused_batch_norm(found: DeviceTime) -> bool:
+    """Whether TensorFlow's kernel of a BatchNormalization transposes: no other normalization does."""
+    return any(
+        each.kind == "transposes" and "(FusedBatchNorm" in each.name for each in found.kernels
     )
 
 
 def _normalization(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
-    del layer
+    casts = f" {found.casts:.0%} of the step is casts." if found.casts >= MUCH_CASTS else ""
+    fused = "model.compile(..., jit_compile=True)" if facts.of_script else "train.xla: true"
+    fewer = "use fewer such layers, or a larger share of products"
+    if batch_norm_kernels(each.name for each in found.kernels).way in ("nhwc", "nchw"):
+        why = "Each BatchNormalization is one kernel already, and reads and writes whole tensors."
+        return why + casts, (
+            f"{fewer[0].upper()}{fewer[1:]}."
+            if facts.xla
+            else f"Fuse it with its neighbors: {fused}."
+        )
     why = (
         "Keras computes a normalization with many small kernels that each read and write all of it."
     )
     if facts.xla:
-        return (
-            why,
-            "XLA has fused it already: use fewer such layers, or a larger share of products.",
-        )
-    casts = f" {found.casts:.0%} of the step is casts." if found.casts >= MUCH_CASTS else ""
-    fused = "model.compile(..., jit_compile=True)" if facts.of_script else "train.xla: true"
-    return why + casts, f"Fuse it: {fused}; tf.nn.fused_batch_norm does it in one kernel."
+        return why, f"XLA has fused it already: {fewer}."
+    types = found.layer_types.get("normalization", {})
+    kind = max(types, key=lambda each: types[each]) if types else layer
+    # Stoker's own step does so where it can.
+    alone = facts.of_script and re.search(r"BatchNorm|batch_?norm|(^|_)bn", kind)
+    one = "; tf.nn.fused_batch_norm does it in one kernel" if alone else ""
+    return why + casts, f"Fuse it: {fused}{one}."
 
 
 def _elementwise(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:

@@ -44,6 +44,9 @@ class ModelFlops:
     not_counted: tuple[str, ...]
     """How the count differs from the real operations, in plain words; empty if it is complete."""
 
+    unknown: tuple[str, ...] = ()
+    """The part of it that could not be counted at all: each is a reason not to give a figure."""
+
 
 def count_flops(target: Any, *, inputs: Any = None, batch_size: int = BATCH_SIZE) -> ModelFlops:
     """Count the operations of one forward pass in inference mode; Dropout costs nothing there.
@@ -82,6 +85,7 @@ def count_flops(target: Any, *, inputs: Any = None, batch_size: int = BATCH_SIZE
         in_convolutions=convolutions / samples,
         in_products=products / samples,
         not_counted=(*tally.unknown, *tally.notes),
+        unknown=tally.unknown,
     )
 
 

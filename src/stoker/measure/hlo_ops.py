@@ -9,7 +9,9 @@ from typing import Any
 
 from stoker.measure.kernel_class import KernelClass
 
-CONTAINERS = frozenset(["while", "conditional", "call", "async-start", "async-done", "tuple"])
+CONTAINERS = frozenset(
+    ["while", "conditional", "call", "async-start", "async-update", "async-done", "tuple"]
+)
 """Opcodes of instructions that run others: on a CPU their events contain those of the others."""
 
 _STRUCTURE = frozenset(
@@ -62,8 +64,8 @@ _TARGETS: tuple[tuple[KernelClass, re.Pattern[str]], ...] = (
 class HloOp:
     """One instruction of a compiled program."""
 
-    kind: KernelClass
-    """Its class."""
+    kind: KernelClass | None
+    """Its class; None for a loop, a branch or a call, whose kernels are known by their names only."""
 
     scope: str
     """The TensorFlow operation that it comes from; for a fusion, that of its result."""
@@ -88,7 +90,7 @@ def hlo_ops(module: Any) -> dict[str, HloOp]:
         for instruction in computation.instructions:
             fused = _opcodes(instruction, computations)
             found[instruction.name] = HloOp(
-                kind=_kind(instruction, fused, operands),
+                kind=_kind(instruction, computations, operands),
                 scope=instruction.metadata.op_name,
                 casts=bool(fused) and "convert" in fused and not fused - _STRUCTURE,
                 runs_others=instruction.opcode in CONTAINERS,
@@ -109,7 +111,28 @@ def _opcodes(instruction: Any, computations: Mapping[int, Any]) -> set[str]:
     return {each.opcode for each in inner}
 
 
-def _kind(instruction: Any, opcodes: set[str], operands: Mapping[int, Any]) -> KernelClass:
+def _wrapped(
+    instruction: Any, computations: Mapping[int, Any], operands: Mapping[int, Any]
+) -> tuple[Any, Mapping[int, Any]] | None:
+    """What an asynchronous instruction runs, with the instructions around it; None if unknown."""
+    while instruction is not None and instruction.opcode in ("async-update", "async-done"):
+        instruction = operands.get(instruction.operand_ids[0]) if instruction.operand_ids else None
+    for called in () if instruction is None else instruction.called_computation_ids:
+        inner = {each.id: each for each in computations[called].instructions}
+        if (root := inner.get(computations[called].root_id)) is not None:
+            return root, inner
+    return None
+
+
+def _kind(
+    instruction: Any, computations: Mapping[int, Any], operands: Mapping[int, Any]
+) -> KernelClass | None:
+    if instruction.opcode.startswith("async-"):
+        wrapped = _wrapped(instruction, computations, operands)
+        return None if wrapped is None else _kind(wrapped[0], computations, wrapped[1])
+    if instruction.opcode in CONTAINERS:
+        return None
+    opcodes = _opcodes(instruction, computations)
     if instruction.opcode == "custom-call":
         target = instruction.custom_call_target
         return next((kind for kind, pattern in _TARGETS if pattern.search(target)), "other")

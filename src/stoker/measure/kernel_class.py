@@ -72,7 +72,9 @@ def class_of(kernel: Kernel) -> KernelClass:
     Element-wise work inside a normalization layer counts as normalization, because a Keras layer
     without a fused kernel consists of it.
     """
-    found = kernel.hlo or _by_name(kernel.name) or _by_operation(kernel.op) or "other"
+    # A driver's copy is one, whatever instruction of XLA's it carries out.
+    copies: KernelClass | None = "copies" if _COPIES.search(kernel.name) else None
+    found = copies or kernel.hlo or _by_name(kernel.name) or _by_operation(kernel.op) or "other"
     if found == "elementwise" and _is_normalization(kernel.scope):
         return "normalization"
     return found
@@ -84,8 +86,14 @@ def only_casts(name: str, op: str) -> bool:
     return op == "Cast" or converts or name.startswith("Cast_GPU_")
 
 
+_COPIES = re.compile(
+    r"^(\[?CUDA )?mem(cpy|set)(?!.*kernel)|^Memory(Alloc|Free)|^cu(da)?Mem(cpy|set)", re.IGNORECASE
+)
+"""`MemcpyD2D`, `[CUDA memcpy HtoD]`, `cudaMemcpyAsync`: events of the driver, not kernels."""
+
 _NAMES: tuple[tuple[KernelClass, re.Pattern[str]], ...] = (
-    ("copies", re.compile(r"^(Memcpy|Memset|memset|MemoryAlloc|MemoryFree)|cudaMemcpy")),
+    # XLA's for a copy that leaves the layout unchanged.
+    ("copies", re.compile(r"^(wrapped|loop)_copy(_fusion)?(_\d+)?$|^memcpy", re.IGNORECASE)),
     ("collectives", re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)),
     # Searches for the fastest kernel; not part of a step.
     ("other", re.compile(r"redzone", re.IGNORECASE)),

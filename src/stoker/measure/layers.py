@@ -8,9 +8,9 @@ from collections.abc import Iterable
 _NUMBERED = re.compile(r"_\d+$")
 _AROUND = re.compile(
     r"^(gradient_tape|gradients|while|body|cond|then|else|branch|(Stateful)?PartitionedCall"
-    r"|replica_\d+|_\d+|cond_\d+|while_\d+|tower_\d+|jit\(.*\)|XLA_.*)$"
+    r"|replica_\d+|_\d+|cond_\d+|while_\d+|jit\(.*\)|XLA_.*)$"
 )
-"""Parts of a name that say how the operation is run, not where it belongs."""
+"""Parts of a name that say how the operation is run, not where it belongs, unless they name a layer."""
 
 UNKNOWN_PARTS = 2
 """Parts of a name that are shown if the layers are unknown: the model and its outer layer."""
@@ -41,7 +41,11 @@ class LayerNames:
 
     def layer_of(self, scope: str) -> str:
         """The path of the innermost layer; if no layer is known, the outer parts of the name."""
-        parts = [part for part in scope.split("/") if part and not _AROUND.match(part)]
+        parts = [
+            part
+            for part in scope.split("/")
+            if part and (part in self._paths or not _AROUND.match(part))
+        ]
         names = [self._name(part) for part in parts]
         for at in range(len(names) - 1, -1, -1):
             paths = self._paths.get(names[at])

@@ -79,12 +79,14 @@ def model_rate(
     """
     try:
         flops = count_flops(model, inputs=inputs)
+        dtype = str(model.compute_dtype)
     except UserError as error:
         return ModelRate(why=error.line())
     except Exception as error:  # noqa: BLE001 - the user's own layers, traced once more
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return ModelRate(why=f"the model could not be traced: {lines[0][:200]}")
-    dtype = str(model.compute_dtype)
+    if flops.unknown:
+        return ModelRate(why=f"not all of the model could be counted: {flops.unknown[0]}")
     work = _work(flops)
     known = ModelRate(flops_per_sample=flops.step_per_sample, not_counted=flops.not_counted)
     if not work:
@@ -93,9 +95,9 @@ def model_rate(
         return _without_peak(known, f"the peak for {dtype} cannot be measured")
     try:
         measured = rates(dtype, tuple(work))
-    except tf.errors.OpError as error:
+        least_s = sum(operations / measured[kind] for kind, operations in work.items())
+    except Exception as error:  # noqa: BLE001 - a figure is left out, whatever it was: training goes on
         return _without_peak(known, f"the peak was not measured: {type(error).__name__}")
-    least_s = sum(operations / measured[kind] for kind, operations in work.items())
     return ModelRate(
         flops_per_sample=flops.step_per_sample,
         not_counted=flops.not_counted,

@@ -74,7 +74,7 @@ PARTS: Final = (
     ),
     Part(
         name="measuring",
-        label="measuring the ceiling of the step",
+        label="measuring U and MFU",
         advice="it takes about a second per process: its share is smaller in a longer training",
     ),
     Part(

@@ -266,7 +266,7 @@ class Compiled:
         sample = handed(self.sample, self._distribution)
         step = self.program.step
         if self._resident_of is not step:
-            self._run_resident = make_run_resident(step, sample)
+            self._run_resident = self._make_run_resident(sample)
             self._resident_of = step
         together = FIXED_STEPS if self._distribution.workers > 1 else None
         with self._distribution.strategy.scope():
@@ -279,7 +279,7 @@ class Compiled:
     def resident(self, state: TrainingState) -> Resident:
         """The compiled step on one batch in memory, to be timed by others."""
         sample = handed(self.sample, self._distribution)
-        run_resident = make_run_resident(self.program.step, sample)
+        run_resident = self._make_run_resident(sample)
         scope = self._distribution.strategy.scope
 
         def take(steps: int) -> None:
@@ -288,6 +288,11 @@ class Compiled:
 
         take(1)
         return Resident(take=take, state=state)
+
+    def _make_run_resident(self, sample: Any) -> busy.RunResident:
+        # The rows of a step that is cut out of those of a call are known only when it runs.
+        fixed = self._fixed and not self._feed.whole_calls
+        return make_run_resident(self.program.step, sample, fixed=fixed)
 
     def call_at_most(self, seconds: float) -> None:
         """Make calls shorter that would take longer than that."""

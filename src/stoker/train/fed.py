@@ -365,18 +365,22 @@ def step_of(call: Any, step: tf.Tensor | int, rows: int) -> Any:
     return tf.nest.map_structure(lambda tensor: tensor[step * rows : (step + 1) * rows], call)
 
 
-def make_run_resident(step: Step, sample: Any) -> Callable[[Any, tf.Tensor], tf.Tensor]:
+def make_run_resident(
+    step: Step, sample: Any, *, fixed: bool = False
+) -> Callable[[Any, tf.Tensor], tf.Tensor]:
     """The same steps on one element that stays on the device: the ceiling that input can reach.
 
     Args:
         step: What `make_train_step` made.
         sample: The element of one step, so that a step for any number of rows is compiled, as for
             fed batches; or of as many as each replica has been handed.
+        fixed: Compile it for the sample's number of rows: XLA would compile a step that is fed batches
+            of one known shape once more.
     """
     program = does_several(step)
     batch_spec = tf.nest.map_structure(
         lambda part: (
-            tf.TensorSpec([None, *part.shape[1:]], part.dtype)
+            tf.TensorSpec([part.shape[0] if fixed else None, *part.shape[1:]], part.dtype)
             if tf.is_tensor(part)
             else tf.type_spec_from_value(part)
         ),

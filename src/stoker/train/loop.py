@@ -127,6 +127,7 @@ def _result(run: Run, ceiling_s: float) -> TrainResult:
         metrics=position.best_metrics,
         busy=busy,
         samples_per_s=timing.rows / timing.wall_s,
+        resolved=run.resolved,
         health=run.health(),
         xla=run.xla(),
         agreement=run.agreement,

@@ -50,7 +50,7 @@ from stoker.train.step import losses_are_means, told
 from stoker.train.strategy import Distribution
 from stoker.train.surroundings import Progress, Surroundings
 from stoker.train.validation import EvalBatches, GivenUpError, make_validate, results
-from stoker.train.xla_trial import XlaTrial
+from stoker.train.xla_trial import Turn, XlaTrial
 
 _LOG = logging.getLogger(__name__)
 
@@ -180,6 +180,7 @@ class Run:
                 self.position.step,
                 per_epoch=self.position.per_epoch,
                 loss_of=self._loss_of_sample,
+                inputs=self.input_specs,
             )
         with self._within("callbacks"):
             self._callbacks.on_train_begin()
@@ -219,6 +220,7 @@ class Run:
         """Compile what the settings and the position require; the ceiling is measured again."""
         self.xla_trial.drop("not used, the step became a smaller one")
         self.compiled.compile()
+        self._watch.other_step(stays=True)
         self._ceiling.restart()
 
     def _save(self, *, now: bool = False) -> None:
@@ -261,8 +263,7 @@ class Run:
         if planned == 0:
             return False
         self._settle_xla()
-        steps = self._watch.next_steps(position.step, planned)
-        turn = self.xla_trial.next_turn(source, steps, whole=self._feed.whole_calls)
+        turn = self._next_turn(source, planned)
         steps = turn.steps
         self._callbacks.on_train_batch_begin(position.in_epoch)
         ending.save_after_call(self._saving.due(after=steps))
@@ -315,6 +316,13 @@ class Run:
             self._saves_after_epoch = True
         return self._window() or (steps < planned and self._feed.whole_calls)
 
+    def _next_turn(self, source: Source, planned: int) -> Turn:
+        steps = self._watch.next_steps(self.position.step, planned)
+        turn = self.xla_trial.next_turn(source, steps, whole=self._feed.whole_calls)
+        if turn.program is not None:
+            self._watch.other_step(stays=False)
+        return turn
+
     def _settle_xla(self) -> None:
         """Record the decision of the XLA trial; if XLA will be used, write a checkpoint first."""
         decision, position = self.xla_trial.decision, self.position
@@ -327,6 +335,7 @@ class Run:
             self._ceiling.restart()
             self._save()
             self.xla_trial.adopt()
+            self._watch.other_step(stays=True)
             self._guard.step_is_made_by(self.compiled.resolved)
 
     def _looks_after(self, steps: int) -> bool:
@@ -615,12 +624,23 @@ class Run:
         self._save(now=True)
         raise self.around.ending.end(step=self.position.step, steps=self.position.steps)
 
-    def _loss_of_sample(self) -> tf.Tensor:
-        """The loss of one pass over the resident batch, as in a step."""
-        model, most = self.built.model, self.position.batch_size
-        batch = self.compiled.load(
+    def _loaded_sample(self) -> Any:
+        most = self.position.batch_size
+        return self.compiled.load(
             tf.nest.map_structure(lambda tensor: tensor[:most], self.compiled.sample)
         )
+
+    def input_specs(self) -> Any:
+        """What the model is called with in a step, nested `tf.TensorSpec`s; None if not all are dense."""
+        specs = tf.nest.map_structure(
+            tf.type_spec_from_value, self.built.adapt(self._loaded_sample()[0])
+        )
+        dense = all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(specs))
+        return specs if dense else None
+
+    def _loss_of_sample(self) -> tf.Tensor:
+        """The loss of one pass over the resident batch, as in a step."""
+        model, batch = self.built.model, self._loaded_sample()
         with losses_are_means():
             outputs = model(self.built.adapt(batch[0]), training=True)
             return loss_of(model, told(batch, outputs), training=True)
@@ -648,6 +668,12 @@ class Run:
             "why": (resolved.xla_trial and self.position.xla_why) or resolved.why.get("xla", ""),
             "cache": None if cache is None else asdict(cache),
         }
+
+    @property
+    def resolved(self) -> ResolvedTraining:
+        """What every `auto` is in the step that is used now."""
+        resolved, why = self.compiled.resolved, self.xla()["why"]
+        return replace(resolved, why={**resolved.why, "xla": why}) if why else resolved
 
     def health(self) -> dict[str, Any]:
         """What was found and done, as JSON values."""

@@ -15,6 +15,7 @@ from stoker.telemetry.writers import MetricWriter
 from stoker.train.ahead import Ahead
 from stoker.train.busy import BusyReport
 from stoker.train.checkpoints.identity import Identity
+from stoker.train.config import ResolvedTraining
 from stoker.train.ending import Ending
 from stoker.train.feeds import Feeds
 from stoker.train.heartbeat import Heartbeat
@@ -50,6 +51,9 @@ class TrainResult:
 
     busy: BusyReport
     samples_per_s: float
+
+    resolved: ResolvedTraining
+    """What every `auto` was in the run's last step: XLA may have been chosen in training."""
 
     health: dict[str, Any] = field(default_factory=dict)
     """What was found and done: rollbacks, smaller batches, warnings; JSON values."""

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.cluster.compile_flags import give_way, publish
+from stoker.core.native_threads import outlives_python
 from stoker.core.user_code import first_line
 from stoker.train.compiled import Compiled
 from stoker.train.config import TEST_SWITCH
@@ -272,6 +273,7 @@ class _Compiling:
         self._ahead = source.ahead
         self._thread = threading.Thread(target=self._run, name="stoker-xla", daemon=True)
         self._thread.start()
+        outlives_python(self._thread, does="XLA compiles")
 
     @property
     def ended(self) -> bool:

@@ -19,6 +19,8 @@ import pytest
 
 from stoker.app.chain import ChainResult, run_chain
 from stoker.app.experiment import load_experiment
+from stoker.app.run_folder import read_changes, runs_newest_first
+from stoker.core.observed_reads import Reads
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
 
@@ -84,16 +86,40 @@ def ran(result: ChainResult) -> list[str]:
     return [outcome.stage for outcome in result.outcomes if not outcome.skipped]
 
 
+def reads(folder: Path) -> Reads:
+    """What the code of the newest training has read."""
+    record = runs_newest_first(load_experiment(folder).runs_root)[0].record("train")
+    assert record is not None
+    return record.reads
+
+
+def now_changed(folder: Path) -> list[str]:
+    """What would be trained again for, one line each."""
+    return [str(change) for change in read_changes(reads(folder), folder)]
+
+
 def why(result: ChainResult, stage: str = "train") -> str:
     return next(outcome.why for outcome in result.outcomes if outcome.stage == stage)
+
+
+LISTS = """
+def preprocessing_fn(inputs):
+    os.listdir(os.path.dirname(__file__))
+    return {"a": inputs["a"], "y": inputs["y"]}
+"""
 
 
 def test_what_a_run_writes_and_what_nobody_reads_trains_nothing_again(tmp_path: Path) -> None:
     folder = write(
         tmp_path / "mine",
+        # The folder is listed too, by a stage before training as well.
+        imports=LISTS,
+        read="os.listdir(os.path.dirname(__file__))",
         callbacks='keras.callbacks.ModelCheckpoint(f"{here}/best.keras"), '
         'keras.callbacks.CSVLogger(f"{here}/history.csv", append=True)',
     )
+    with (folder / "stoker.yaml").open("a") as settings:
+        settings.write("preprocessing: model:preprocessing_fn\n")
     (folder / ".git").mkdir()
     (folder / ".git" / "index").write_text("1")
     (folder / "nohup.out").write_text("begun\n")
@@ -101,6 +127,7 @@ def test_what_a_run_writes_and_what_nobody_reads_trains_nothing_again(tmp_path: 
     (folder / "history.csv").write_text("epoch,loss,val_loss\n")
     (folder / "plots.py").write_text("print(1)\n")
     assert "train" in ran(train(folder))
+    assert reads(folder).listings.keys() == {"."}
     for name in (".git/index", "nohup.out", "notes.txt", "plots.py", ".notes.txt.swp", "a.ipynb"):
         (folder / name).write_text("changed\n")
     os.utime(folder / "data.csv")
@@ -109,7 +136,9 @@ def test_what_a_run_writes_and_what_nobody_reads_trains_nothing_again(tmp_path: 
 
     assert (folder / "best.keras").exists()
     assert (folder / "history.csv").exists()
-    assert "train" not in ran(again), why(again)
+    assert ran(again) == [], [why(again, stage) for stage in ran(again)]
+    (folder / "more.csv").write_text("a,b\n")
+    assert why(train(folder)) == "folder . has changed: made again"
 
 
 def text(path: Path, content: str) -> None:
@@ -129,15 +158,6 @@ def table(path: Path, content: str) -> None:
     pq.write_table(pa.table({"x": [content]}), path)
 
 
-READ_VARIABLES = """
-def read_variables():
-    everything = dict(os.environ)
-    os.environ["SET_BY_THE_CODE"] = everything["PATH"]
-    os.environ["SET_BY_THE_CODE"]
-    os.getenv("NOT_SET")
-    os.getenv("OURS_RESTARTS"), os.getenv("SLURM_JOB_ID"), os.environ.get("HUB_TOKEN")
-    return os.environ.get("UNITS_SETTING")
-"""
 READ_TEXT = """
 def read_text(name):
     with open(name) as file:
@@ -159,108 +179,109 @@ READERS: dict[str, tuple[Callable[[Path, str], None], str, str]] = {
     "opencv": (image, "import cv2", "cv2.imread(NAME)"),
     "h5py": (hdf5, "import h5py", "h5py.File(NAME)['x'][()]"),
     "pyarrow": (table, "import pyarrow.parquet as pq", "pq.read_table(NAME)"),
+    "mapped": (text, "import pyarrow as pa\nKEPT = []", "KEPT.append(pa.memory_map(NAME))"),
     "duckdb": (table, "import duckdb", "duckdb.read_parquet(NAME).fetchall()"),
 }
 
 
-@pytest.mark.parametrize("reader", READERS)
-def test_a_file_that_the_code_reads_counts_whoever_reads_it(reader: str, tmp_path: Path) -> None:
-    make, imports, read = READERS[reader]
-    name = tmp_path / "mine" / f"asset.{'png' if reader == 'opencv' else 'bin'}"
-    folder = write(tmp_path / "mine", imports=imports, read=read.replace("NAME", repr(str(name))))
-    make(name, "one\n")
+def test_a_file_that_the_code_reads_counts_whoever_reads_it(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    names = {
+        reader: folder / f"{reader}.{'png' if reader == 'opencv' else 'bin'}" for reader in READERS
+    }
+    write(
+        folder,
+        imports="\n".join(imports for _, imports, _ in READERS.values()),
+        read="\n    ".join(
+            read.replace("NAME", repr(str(names[reader]))) for reader, (*_, read) in READERS.items()
+        ),
+    )
+    for reader, (make, *_) in READERS.items():
+        make(names[reader], "one\n")
     assert "train" in ran(train(folder))
     assert "train" not in ran(train(folder))
-    make(name, "another\n")
+    for reader, (make, *_) in READERS.items():
+        make(names[reader], "another\n")
 
+    assert now_changed(folder) == [
+        f"file {names[reader].name} has changed" for reader in sorted(READERS)
+    ]
     again = train(folder)
-
     assert "train" in ran(again)
-    assert why(again) == f"file {name.name} has changed: made again"
+    assert why(again) == f"file {names['duckdb'].name} has changed: made again"
 
 
-def test_a_file_outside_of_the_folder_that_python_opens_counts(tmp_path: Path) -> None:
-    outside = tmp_path / "elsewhere" / "words.txt"
-    outside.parent.mkdir()
-    outside.write_text("one")
-    folder = write(tmp_path / "mine", imports=READ_TEXT, read=f"read_text({str(outside)!r})")
-    train(folder)
-    assert "train" not in ran(train(folder))
-    outside.write_text("two")
+READ_ALL = """
+import importlib
+LAYERS = importlib.import_module("lay" + "ers_")
 
-    again = train(folder)
+def read_variables():
+    everything = dict(os.environ)
+    os.environ["SET_BY_THE_CODE"] = everything["PATH"]
+    os.environ["SET_BY_THE_CODE"]
+    os.getenv("NOT_SET")
+    os.getenv("OURS_RESTARTS"), os.getenv("SLURM_JOB_ID"), os.environ.get("HUB_TOKEN")
+    return os.environ.get("UNITS_SETTING")
 
-    assert why(again) == f"file {outside} has changed: made again"
+def read_all():
+    here = os.path.dirname(__file__)
+    with open(OUTSIDE) as file:
+        file.read()
+    tf.io.read_file(here + "/state.txt")
+    tf.io.read_file(here + "/link.bin")
+    list(tf.data.Dataset.list_files(here + "/images/*").map(tf.io.read_file))
+    return read_variables()
+"""
 
 
-def test_a_variable_that_the_code_reads_counts_and_its_value_is_not_kept(
+def test_variables_modules_links_listings_and_files_outside_count_with_what_they_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    outside, target = tmp_path / "elsewhere" / "words.txt", tmp_path / "elsewhere.bin"
+    outside.parent.mkdir()
+    outside.write_text("one")
+    target.write_text("one")
     monkeypatch.setenv("UNITS_SETTING", "a-secret-value")
     monkeypatch.setenv("OTHER", "1")
     folder = write(
         tmp_path / "mine",
-        imports=READ_VARIABLES,
-        read="read_variables()",
+        imports=READ_ALL.replace("OUTSIDE", repr(str(outside))),
+        read="read_all()",
     )
-    (folder / ".stokerignore").write_text("$OURS_*\n")
-    train(folder)
+    (folder / ".stokerignore").write_text("# ours\nstate.*\n$OURS_*\n")
+    (folder / "state.txt").write_text("1")
+    (folder / "layers_.py").write_text("SIZE = 1\n")
+    (folder / "link.bin").symlink_to(target)
+    (folder / "images").mkdir()
+    (folder / "images" / "1.png").write_text("1")
+    assert "train" in ran(train(folder))
+
+    # What is not asked for, what is ignored, comments, and a file's entry but not its content.
     for name in ("OTHER", "OURS_RESTARTS", "SLURM_JOB_ID", "HUB_TOKEN"):
         monkeypatch.setenv(name, "2")
-    assert "train" not in ran(train(folder))
-    kept = "".join(path.read_text() for path in folder.rglob("*.json"))
-    assert "a-secret-value" not in kept
-    monkeypatch.setenv("UNITS_SETTING", "another")
-
-    again = train(folder)
-
-    assert why(again) == "environment UNITS_SETTING has changed: made again"
-    monkeypatch.setenv("NOT_SET", "now")
-    assert why(train(folder)) == "environment NOT_SET is new: made again"
-
-
-def test_a_module_that_is_imported_by_a_computed_name_counts_and_its_comments_do_not(
-    tmp_path: Path,
-) -> None:
-    folder = write(
-        tmp_path / "mine",
-        imports='import importlib\nLAYERS = importlib.import_module("lay" + "ers_")',
-    )
-    (folder / "layers_.py").write_text("SIZE = 1\n")
-    train(folder)
-    (folder / "layers_.py").write_text("# a comment\nSIZE = 1\n")
-    assert "train" not in ran(train(folder))
-    (folder / "layers_.py").write_text("SIZE = 200\n")
-
-    again = train(folder)
-
-    assert why(again) == "file layers_.py has changed: made again"
-
-
-def test_patterns_of_stokerignore_never_count(tmp_path: Path) -> None:
-    folder = write(
-        tmp_path / "mine", read='tf.io.read_file(os.path.dirname(__file__) + "/state.txt")'
-    )
-    (folder / ".stokerignore").write_text("# ours\nstate.*\n")
-    (folder / "state.txt").write_text("1")
-    train(folder)
     (folder / "state.txt").write_text("2")
-
-    assert "train" not in ran(train(folder))
-
-
-def test_a_file_behind_a_link_counts_and_a_change_of_its_entry_does_not(tmp_path: Path) -> None:
-    name, target = tmp_path / "mine" / "asset.bin", tmp_path / "elsewhere.bin"
-    target.write_text("one")
-    folder = write(tmp_path / "mine", read=f"tf.io.read_file({str(name)!r})")
-    name.symlink_to(target)
-    train(folder)
+    (folder / "layers_.py").write_text("# a comment\nSIZE = 1\n")
     target.chmod(0o600)
     os.link(target, tmp_path / "backup")
     assert "train" not in ran(train(folder))
-    target.write_text("another")
+    kept = "".join(path.read_text() for path in folder.rglob("*.json"))
+    assert "a-secret-value" not in kept
 
-    assert "train" in ran(train(folder))
+    outside.write_text("two")
+    target.write_text("another")
+    (folder / "layers_.py").write_text("SIZE = 200\n")
+    (folder / "images" / "2.png").write_text("2")
+    monkeypatch.setenv("UNITS_SETTING", "another")
+    monkeypatch.setenv("NOT_SET", "now")
+    assert now_changed(folder) == [
+        "environment NOT_SET is new",
+        "environment UNITS_SETTING has changed",
+        f"file {outside} has changed",
+        f"file {target} has changed",
+        "file layers_.py has changed",
+        "folder images has changed",
+    ]
+    assert why(train(folder)) == "environment NOT_SET is new: made again"
 
 
 STOPS = """
@@ -272,21 +293,30 @@ class Waits(keras.callbacks.Callback):
 """
 
 
-@pytest.mark.parametrize(("reader", "edited"), [("tf_io", True), ("h5py", True), ("tf_io", False)])
-def test_a_killed_run_goes_on_unless_a_file_that_it_read_was_edited(
-    reader: str, edited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_killed_run_goes_on_unless_what_it_has_read_was_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make, imports, read = READERS[reader]
-    name = tmp_path / "mine" / "asset.bin"
-    folder = write(
-        tmp_path / "mine",
-        imports=f"{imports}\n{STOPS}",
-        read=read.replace("NAME", repr(str(name))),
+    folder = tmp_path / "mine"
+    names = {reader: folder / f"{reader}.bin" for reader in ("tf_io", "h5py")}
+    write(
+        folder,
+        imports=f"import h5py\n{STOPS}",
+        read="\n    ".join(
+            [
+                *(
+                    READERS[reader][2].replace("NAME", repr(str(name)))
+                    for reader, name in names.items()
+                ),
+                "os.listdir(os.path.dirname(__file__) + '/images')",
+            ]
+        ),
         callbacks='Waits(), keras.callbacks.ModelCheckpoint(f"{here}/best.keras")',
     )
     text_of = (folder / "stoker.yaml").read_text()
     (folder / "stoker.yaml").write_text(text_of.replace("epochs: 2", "epochs: 4"))
-    make(name, "one\n")
+    for reader, name in names.items():
+        READERS[reader][0](name, "one\n")
+    (folder / "images").mkdir()
     (folder / "notes.txt").write_text("first\n")
     go_on = tmp_path / "go_on"
     monkeypatch.setenv("GO_ON", str(go_on))
@@ -302,13 +332,36 @@ def test_a_killed_run_goes_on_unless_a_file_that_it_read_was_edited(
         child.wait()
     go_on.touch()
     (folder / "notes.txt").write_text("second\n")
-    if edited:
-        make(name, "another\n")
-    lines = Lines()
 
+    edits: dict[str, Callable[[], object]] = {
+        "file tf_io.bin has changed": lambda: text(names["tf_io"], "another\n"),
+        "file h5py.bin has changed": lambda: hdf5(names["h5py"], "another\n"),
+        "folder images has changed": (folder / "images" / "new.png").touch,
+    }
+    for said, edit in edits.items():
+        kept = {name: name.read_bytes() for name in names.values()}
+        edit()
+        (left,) = _left(folder)
+        assert left == said
+        for name, content in kept.items():
+            name.write_bytes(content)
+        (folder / "images" / "new.png").unlink(missing_ok=True)
+    edits["file h5py.bin has changed"]()
+    lines = Lines()
+    assert train(folder, lines).result("train")["epochs"] == 4
+    assert "file h5py.bin has changed" in "\n".join(lines.lines)
+    assert "(continued)" not in "\n".join(lines.lines)
+
+    names["h5py"].write_bytes(kept[names["h5py"]])
+    lines = Lines()
     result = train(folder, lines)
 
-    said = "\n".join(lines.lines)
     assert result.result("train")["epochs"] == 4
-    assert ("(continued)" in said) == (not edited), said
-    assert ("file asset.bin has changed" in said) == edited, said
+    assert "(continued)" in "\n".join(lines.lines)
+    assert "has changed" not in "\n".join(lines.lines)
+
+
+def _left(folder: Path) -> list[str]:
+    """Why the killed run, the only one, is not gone on with."""
+    (run,) = runs_newest_first(load_experiment(folder).runs_root)
+    return [str(change) for change in read_changes(run.reads(), folder)]

@@ -356,6 +356,36 @@ class OwnTest(keras.Model):  # type: ignore[misc]  # Keras has no types
         return {"loss": self.compute_loss(x, y, self(x, training=False))}
 
 
+def test_the_ceiling_of_batches_of_one_shape_is_that_of_the_step_that_is_fed(
+    tmp_path: Path,
+) -> None:
+    """XLA would compile another one for it, in the main thread."""
+    traced: list[Any] = []
+
+    class Traced(layers.Layer):  # type: ignore[misc]  # Keras has no types
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            if training and isinstance(inputs, tf.Tensor):
+                traced.append(inputs.shape[0])
+            return inputs
+
+    def build(features: Features) -> keras.Model:
+        model = keras.Model(features, layers.Dense(3, "softmax")(Traced()(joined(features))))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    whole = tuple(
+        tf.nest.map_structure(lambda part: np.resize(part, (STEPS * BATCH, *part.shape[1:])), part)
+        for part in rows()
+    )
+    ours(
+        build,
+        tmp_path,
+        make=lambda _: tf.data.Dataset.from_tensor_slices(whole).batch(BATCH, drop_remainder=True),
+    )
+
+    assert set(traced) == {BATCH}
+
+
 def own_test(features: Features) -> keras.Model:
     model = OwnTest(features, layers.Dense(3, activation="softmax")(joined(features)))
     model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")

@@ -17,6 +17,7 @@ from keras import layers
 from numpy.typing import NDArray
 from tests.integration.train.small import on_one_device, unwatched
 
+from stoker.core import native_threads
 from stoker.data.dataset import Dataset
 from stoker.data.features.transform import Transform
 from stoker.train import compile_notice, xla_trial
@@ -27,6 +28,7 @@ from stoker.train.model import BuiltModel, build_model, prepare_process
 from stoker.train.program import Program
 from stoker.train.strategy import one_device
 from stoker.train.surroundings import TrainResult
+from stoker.train.watch.watch import Unwatched
 
 EPOCHS = 20
 """Each of two calls."""
@@ -109,6 +111,34 @@ def tiny(features: dict[str, keras.KerasTensor], *, spelled: bool = False) -> ke
     return model
 
 
+@pytest.fixture(scope="module")
+def plain(
+    dataset: Dataset, transform: Transform, tmp_path_factory: pytest.TempPathFactory
+) -> BuiltModel:
+    """`tiny` after a training without XLA."""
+    folder = tmp_path_factory.mktemp("plain")
+    return run(dataset, transform, folder, function=tiny, xla_trial=False)[1]
+
+
+@pytest.fixture(scope="module")
+def plain_large(
+    dataset: Dataset, transform: Transform, tmp_path_factory: pytest.TempPathFactory
+) -> BuiltModel:
+    """`build` after such a training."""
+    folder = tmp_path_factory.mktemp("plain")
+    return run(dataset, transform, folder, xla_trial=False)[1]
+
+
+class Seen(Unwatched):
+    """Notes whether each change of the step stays."""
+
+    def __init__(self) -> None:
+        self.changes: list[bool] = []
+
+    def other_step(self, *, stays: bool) -> None:
+        self.changes.append(stays)
+
+
 def position_of(folder: Path) -> dict[str, Any]:
     found = newest_good(folder)
     assert found is not None
@@ -130,38 +160,47 @@ def test_the_faster_step_stays_from_a_checkpoint_on_and_learns_the_same(
     dataset: Dataset,
     transform: Transform,
     tmp_path: Path,
+    plain_large: BuiltModel,
     memory_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(xla_trial, "MARGIN", 0.0)
-    _, plain = run(dataset, transform, tmp_path / "plain", xla_trial=False)
+    watch = Seen()
 
-    result, built = run(dataset, transform, tmp_path / "tried", memory_bytes=memory_bytes)
+    result, built = run(
+        dataset, transform, tmp_path / "tried", memory_bytes=memory_bytes, watch=watch
+    )
 
     position = position_of(tmp_path / "tried")
     assert position["xla"] is True
     assert result.xla == {"used": True, "why": position["xla_why"], "cache": None}
     assert lines(caplog) == [f"XLA: {position['xla_why']}"]
     assert "used from the checkpoint at step" in position["xla_why"]
-    require_close(built, plain)
+    require_close(built, plain_large)
+    # What is reported and traced is the step that the run ends with.
+    assert (result.resolved.xla, result.resolved.why["xla"]) == (True, position["xla_why"])
+    assert watch.changes == [False] * (len(watch.changes) - 1) + [True]
+    assert len(watch.changes) > xla_trial.PAIRS
+    assert any(does == "XLA compiles" for _, does in native_threads._threads)
 
 
 def test_the_slower_step_goes_and_a_resumed_run_does_not_try_again(
     dataset: Dataset,
     transform: Transform,
     tmp_path: Path,
+    plain: BuiltModel,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(xla_trial, "MARGIN", 1e9)
-    _, plain = run(dataset, transform, tmp_path / "plain", function=tiny, xla_trial=False)
 
     result, built = run(dataset, transform, tmp_path / "tried", function=tiny)
     more, _ = run(dataset, transform, tmp_path / "tried", function=tiny, epochs=EPOCHS + 20)
 
     assert position_of(tmp_path / "tried")["xla"] is False
     assert not result.xla["used"]
+    assert not result.resolved.xla
     assert not more.xla["used"]
     (said,) = lines(caplog)
     assert said.endswith("ms a step), not used")
@@ -196,10 +235,13 @@ class Killed(Exception):
 
 
 def test_a_run_killed_before_the_record_tries_again_and_learns_the_same(
-    dataset: Dataset, transform: Transform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset,
+    transform: Transform,
+    tmp_path: Path,
+    plain: BuiltModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(xla_trial, "MARGIN", 0.0)
-    _, plain = run(dataset, transform, tmp_path / "plain", function=tiny, xla_trial=False)
 
     def killed(*_: Any, **__: Any) -> None:
         raise Killed
@@ -220,6 +262,7 @@ def test_where_memory_runs_out_the_trial_ends_and_the_batch_stays(
     dataset: Dataset,
     transform: Transform,
     tmp_path: Path,
+    plain: BuiltModel,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -233,7 +276,6 @@ def test_where_memory_runs_out_the_trial_ends_and_the_batch_stays(
         return sums
 
     monkeypatch.setattr(Program, "call", without_memory)
-    _, plain = run(dataset, transform, tmp_path / "plain", function=tiny, xla_trial=False)
 
     result, built = run(dataset, transform, tmp_path / "tried", function=tiny)
 
@@ -276,10 +318,13 @@ def test_only_the_background_compiles_and_the_next_process_nothing(tmp_path: Pat
 
 
 def test_what_xla_cannot_compile_costs_nothing(
-    dataset: Dataset, transform: Transform, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    dataset: Dataset,
+    transform: Transform,
+    tmp_path: Path,
+    plain: BuiltModel,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     spelled = partial(tiny, spelled=True)
-    _, plain = run(dataset, transform, tmp_path / "plain", function=spelled, xla_trial=False)
 
     result, built = run(dataset, transform, tmp_path / "tried", function=spelled)
 

@@ -18,6 +18,7 @@ import pytest
 
 from stoker.cluster import compile_cache, compile_flags
 from stoker.cluster.compile_cache import PROGRAMS, CompileCache
+from stoker.core.files import sha256_file
 
 KEY = {"cpu": "one"}
 
@@ -120,6 +121,7 @@ KILLED = """\
 import os, signal, sys
 from pathlib import Path
 from stoker.cluster.compile_cache import PROGRAMS, CompileCache
+from stoker.core.files import sha256_file
 
 cache = CompileCache(Path(sys.argv[1]), {"cpu": "one"})
 (cache.folder(PROGRAMS) / "published").write_text("one")
@@ -135,6 +137,8 @@ def test_of_a_killed_process_only_what_it_had_published_is_kept(root: Path) -> N
     (home,) = (path for path in root.iterdir() if path.is_dir())
     assert len(list(home.glob("work-*"))) == 1, "it is still there"
 
+    opened(root, {"cpu": "two"})
+    assert list(home.glob("work-*")) == [], "whatever the key of the next process"
     cache = opened(root, KEY)
 
     assert held(cache) == {"published": "one"}
@@ -154,6 +158,99 @@ def test_two_processes_at_once_do_not_see_each_others_unfinished_files(root: Pat
 
     # Of the program that both compiled, the first one's is kept, with its hash.
     assert held(opened(root, KEY)) == {"same": "one", "only_one": "1", "only_two": "2"}
+
+
+def test_each_process_counts_what_it_has_read_itself(root: Path) -> None:
+    filled(root, a="one", b="two")
+    one, two = opened(root, KEY), opened(root, KEY)
+    assert (one.folder(PROGRAMS) / "a").read_text() == "one"
+    if not one.used.read:
+        pytest.skip("this file system does not keep the time of access")
+
+    three = opened(root, KEY)
+
+    assert [each.used.read for each in (one, two, three)] == [1, 0, 0]
+
+
+def test_processes_that_start_or_publish_together_do_not_wait_for_each_other(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one checks or hashes files, another starts, without waiting for the lock."""
+    filled(root, a="one")
+    monkeypatch.setattr(compile_cache, "LOCK_S", 0.0)
+    others: list[CompileCache] = []
+
+    def hashed(path: Path) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(compile_cache, "sha256_file", sha256_file)
+            others.append(opened(root, KEY))
+        return sha256_file(path)
+
+    monkeypatch.setattr(compile_cache, "sha256_file", hashed)
+    cache = opened(root, KEY)
+    compiled(cache, b="two")
+    cache.publish()
+    monkeypatch.undo()
+
+    assert [held(each) for each in others] == [{"a": "one"}, {"a": "one"}]
+    assert held(cache) == held(opened(root, KEY)) == {"a": "one", "b": "two"}
+
+
+def test_a_program_that_is_removed_from_the_store_stays_for_those_that_hold_it(root: Path) -> None:
+    store = filled(root, a="one")
+    cache = opened(root, KEY)
+    (store / "a").unlink()
+
+    assert held(cache) == {"a": "one"}
+
+
+IN_MEMORY = """\
+import os, signal, sys
+from pathlib import Path
+from stoker.cluster import compile_cache
+
+compile_cache._MEMORY = Path(sys.argv[2])
+cache = compile_cache.CompileCache(Path(sys.argv[1]), {"cpu": "one"})
+cache.go_on_in_memory()
+(cache.folder("programs") / "large").write_text("x" * 1000)
+print("ready", flush=True)
+if sys.argv[3] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_left_in_memory_goes_and_that_of_a_living_one_stays(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "shm"
+    memory.mkdir()
+    monkeypatch.setattr(compile_cache, "_MEMORY", memory)
+    (memory / "stoker-xla-notes.txt").write_text("no folder of ours")
+    (memory / "elsewhere").mkdir()
+    (memory / "stoker-xla-link").symlink_to(memory / "elsewhere")
+    argv = [sys.executable, "-c", IN_MEMORY, str(root), str(memory)]
+    with subprocess.Popen([*argv, "lives"], stdin=-1, stdout=-1) as living:
+        assert living.stdout is not None
+        assert living.stdout.readline() == b"ready\n"
+        kept = set(memory.iterdir())
+        assert subprocess.run([*argv, "killed"], stdout=-1, check=False).returncode == -9
+        assert len(set(memory.iterdir()) - kept) == 1
+
+        # Of another root: the folders in memory are not told apart by it.
+        opened(tmp_path / "other" / "xla", KEY)
+
+        assert set(memory.iterdir()) == kept
+        assert living.stdin is not None
+        living.stdin.close()
+        assert living.wait(60) == 0
+    opened(root, KEY)
+
+    assert sorted(path.name for path in memory.iterdir()) == [
+        "elsewhere",
+        "stoker-xla-link",
+        "stoker-xla-notes.txt",
+    ]
 
 
 def test_what_is_written_under_another_name_first_is_not_kept(root: Path) -> None:

@@ -9,7 +9,7 @@ from tests.unit.measure.traces import resnet_step
 
 from stoker.measure.device_events import read_events
 from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding
-from stoker.measure.device_time import DeviceTime, device_time
+from stoker.measure.device_time import DeviceTime, KernelTime, device_time
 from stoker.measure.kernel_class import CLASSES
 
 SCRIPT, EXPERIMENT = StepFacts(of_script=True), StepFacts(of_script=False)
@@ -54,6 +54,66 @@ def test_transposes_around_a_normalization() -> None:
     assert "at most 1.6x" in finding.text
     scripted = found(time, SCRIPT)
     assert 'os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] = "1"' in scripted.change
+    assert 'set_global_policy("mixed_bfloat16")' in scripted.change
+
+
+@pytest.mark.parametrize(
+    ("precision", "nhwc_allowed", "expected"),
+    [
+        ("float32", True, "Set train.precision: mixed_bfloat16 or mixed_float16: only then"),
+        ("mixed_float16", False, "Set TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1: only then"),
+        ("mixed_float16", True, "cuDNN refuses NHWC for these BatchNormalizations, or train.xla"),
+    ],
+)
+def test_only_what_is_not_set_yet_is_advised(
+    precision: str, nhwc_allowed: bool, expected: str
+) -> None:
+    time = device_time(read_events(resnet_step().bytes()))
+
+    finding = found(time, replace(EXPERIMENT, precision=precision, nhwc_allowed=nhwc_allowed))
+
+    assert finding.change.startswith(expected)
+
+
+@pytest.mark.parametrize("name", ["norm1", "bn", "layer_norm", "conv1"])
+@pytest.mark.parametrize("facts", [SCRIPT, EXPERIMENT])
+def test_transposes_that_are_not_of_a_fused_batch_normalization_have_other_advice(
+    name: str, facts: StepFacts
+) -> None:
+    """`norm1` may be a LayerNormalization; Keras's own BatchNormalization transposes nothing."""
+    types = {str(kind): {name: 0.5} for kind in CLASSES}
+    time = replace(time_of(transposes=0.5), layer_types=types)
+
+    assert found(time, facts).change.startswith("Keep images in channels_last, NHWC")
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernel", "facts", "expected"),
+    [
+        ("BatchNormalization", "EigenMetaKernel", SCRIPT, "tf.nn.fused_batch_norm"),
+        # Stoker's own step does so already where it can.
+        ("BatchNormalization", "EigenMetaKernel", EXPERIMENT, "Fuse it: train.xla: true."),
+        ("LayerNormalization", "EigenMetaKernel", SCRIPT, "compile(..., jit_compile=True)."),
+        ("GroupNormalization", "EigenMetaKernel", SCRIPT, "compile(..., jit_compile=True)."),
+        (
+            "BatchNormalization",
+            "cudnn::bn_fw_tr_1C11_kernel_NCHW (FusedBatchNormV3)",
+            EXPERIMENT,
+            "with its neighbors: train.xla: true.",
+        ),
+    ],
+)
+def test_a_normalization_is_fused_by_what_can_fuse_it(
+    kind: str, kernel: str, facts: StepFacts, expected: str
+) -> None:
+    took = KernelTime(name=kernel, kind="normalization", layer="", share=0.5, times=1)
+    types = {"normalization": {kind: 0.5}}
+    time = replace(time_of(normalization=0.5), kernels=(took,), layer_types=types)
+
+    change = found(time, facts).change
+
+    assert change.endswith(expected) or expected in change
+    assert ("fused_batch_norm" in change) == ("fused_batch_norm" in expected)
 
 
 def test_nothing_is_found_where_products_take_the_time_near_the_peak() -> None:

@@ -123,6 +123,40 @@ def test_fusions_of_xla_go_by_their_program() -> None:
     assert {each.layer for each in found.layers} == {"norm1", "conv1"}
 
 
+@pytest.mark.parametrize(
+    ("opcode", "inner", "kernel", "expected"),
+    [
+        ("async-start", ["parameter", "all-to-all"], "loop_x", "collectives"),
+        ("async-start", ["parameter", "convolution"], "loop_x", "products"),
+        ("async-start", ["parameter", "dynamic-slice"], "MemcpyD2D", "copies"),
+        ("async-done", ["parameter", "reduce-scatter"], "loop_x", "collectives"),
+        # What they run has names of its own.
+        ("call", ["parameter", "add"], "sm90_xmma_gemm_f32", "products"),
+        ("while", ["parameter", "add"], "MemcpyD2H", "copies"),
+        ("async-update", [], "wrapped_transpose", "transposes"),
+    ],
+)
+def test_what_runs_others_has_their_class_or_that_of_the_kernels_name(
+    opcode: str, inner: list[str], kernel: str, expected: str
+) -> None:
+    module = program("step_1", {"it.1": ("model/conv1/x", inner)})
+    entry, fused = module.hlo_module.computations
+    (instruction,) = entry.instructions
+    if inner:
+        fused.root_id = fused.instructions[-1].id
+    if opcode == "async-done":
+        instruction.opcode, instruction.name = "async-start", "it.0"
+        instruction.id = 90
+        instruction = entry.instructions.add(name="it.1", id=91)
+        instruction.operand_ids.append(90)
+    if opcode == "async-update":
+        del instruction.called_computation_ids[:]
+    instruction.opcode = opcode
+    event = Ran(name=kernel, begin_us=0, length_us=1, hlo=("step_1", "it.1"))
+
+    assert of(Trace().program(module).gpu(0, event)).shares[expected] == 1.0
+
+
 def test_of_a_program_that_the_trace_does_not_hold_kernels_keep_their_names() -> None:
     events = Ran(name="wrapped_transpose", begin_us=0, length_us=1, hlo=("lost", "transpose.3"))
 
@@ -205,5 +239,16 @@ def test_where_a_model_is_called_twice_each_name_has_a_number_more() -> None:
     assert [names.layer_of(scope) for scope in scopes] == ["conv", "conv_1"]
 
 
+@pytest.mark.parametrize("name", ["tower_1", "branch", "replica_0", "else", "body", "while_2"])
+def test_a_layer_may_be_named_as_tensorflow_names_what_is_around_operations(name: str) -> None:
+    names = LayerNames([name, f"{name}/dense", "dense"])
+
+    assert names.layer_of(f"replica_1/gradients/model/{name}/MatMul") == name
+    assert names.layer_of(f"model/{name}/dense/MatMul") == f"{name}/dense"
+    # Not where it is no layer.
+    assert LayerNames(["dense"]).layer_of(f"{name}/model/dense/MatMul") == "dense"
+
+
 def test_without_layers_the_outer_parts_of_the_name_are_shown() -> None:
     assert LayerNames([]).layer_of("gradient_tape/model/conv1/Conv2D/x") == "model/conv1"
+    assert LayerNames([]).layer_of("model/tower_1/Conv2D") == "model/tower_1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.unit.measure import traces
 
@@ -50,6 +52,12 @@ from stoker.measure.kernel_class import CLASSES, LABELS, Kernel, class_of, only_
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long)", "collectives"),
         ("MemcpyH2D", "copies"),
         ("MemcpyD2D", "copies"),
+        ("[CUDA memcpy HtoD]", "copies"),
+        ("cudaMemcpyAsync", "copies"),
+        ("cuMemsetD32Async", "copies"),
+        ("wrapped_copy", "copies"),
+        ("loop_copy_fusion_3", "copies"),
+        ("loop_copy_transpose_fusion", "transposes"),
         ("Memset", "copies"),
         ("a_kernel_that_nobody_knows", "other"),
     ],
@@ -93,6 +101,12 @@ def test_element_wise_work_inside_of_a_normalization_is_normalization(
     scope: str, expected: str
 ) -> None:
     assert class_of(Kernel(name=traces.ADD, scope=scope, op="AddV2")) == expected
+
+
+@pytest.mark.parametrize("hlo", ["elementwise", "transposes", "other", None])
+def test_a_copy_of_the_driver_is_one_whatever_instruction_it_carries_out(hlo: Any) -> None:
+    for name in ("MemcpyD2D", "Memset", "[CUDA memcpy DtoD]"):
+        assert class_of(Kernel(name=name, scope="m/norm/slice", hlo=hlo)) == "copies"
 
 
 def test_what_xla_says_goes_before_a_kernels_name() -> None:

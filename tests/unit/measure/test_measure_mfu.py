@@ -77,24 +77,48 @@ def test_why_there_is_no_mfu_is_said() -> None:
     fails.broken = True
     whys = [
         model_rate(each, rates=rates).why
-        for each in (Own(), model(keras.layers.Flatten()), failing)
+        for each in (
+            Own(),
+            model(keras.layers.Flatten()),
+            failing,
+            model(
+                keras.layers.Conv2D(4, 3),
+                keras.layers.GlobalAveragePooling2D(),
+                keras.layers.Dense(2),
+                shape=(None, None, 3),
+            ),
+        )
     ]
 
     assert "counted for given inputs" in whys[0]
     assert whys[1] == "the model has no products of matrices and no convolutions"
     assert whys[2].startswith("the model could not be traced: ")
+    # Its largest part would be missing in the figure.
+    assert "Conv2D of a size that is not known" in whys[3]
     assert ModelRate(why=whys[1]).mfu(10.0) is None
 
 
-def test_a_peak_that_does_not_fit_in_memory_leaves_the_count() -> None:
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (tf.errors.ResourceExhaustedError(None, None, "OOM"), "ResourceExhaustedError"),
+        (ValueError("whatever the device's library raises"), "ValueError"),
+        ({}, "KeyError"),
+        ({"products of matrices": 0.0}, "ZeroDivisionError"),
+    ],
+    ids=["memory", "library", "no rate", "zero"],
+)
+def test_a_peak_that_cannot_be_measured_leaves_the_count(found: Any, why: str) -> None:
     def rates(_dtype: str, _kinds: tuple[str, ...]) -> dict[Any, float]:
-        raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+        if isinstance(found, Exception):
+            raise found
+        return dict(found)
 
     rate = model_rate(model(keras.layers.Dense(4)), rates=rates)
 
     assert rate.flops_per_sample
     assert rate.mfu(1.0) is None
-    assert rate.why == "the peak was not measured: ResourceExhaustedError"
+    assert rate.why == f"the peak was not measured: {why}"
 
 
 def test_a_peak_is_measured_once_for_a_device_and_a_type(

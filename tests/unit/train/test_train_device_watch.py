@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import tensorflow as tf
 from tests.unit.train import profiling_callback
 
 from stoker.measure.device_findings import StepFacts
-from stoker.measure.device_trace import STAND_IN
+from stoker.measure.device_time import DeviceTime
+from stoker.measure.device_trace import STAND_IN, time_in
 from stoker.telemetry import catalogue
+from stoker.telemetry.wall_time import WallTime
 from stoker.train.watch import device_watch
 from stoker.train.watch.device_watch import PEAKS, DeviceWatch, forbids_trace
 from stoker.train.watch.progress_line import ProgressLine
@@ -38,6 +42,11 @@ class Training:
             self.step += 4
             self.watch.after(self.step, steps=4)
 
+    def until_traced(self) -> None:
+        while self.watch._found is None:
+            self.calls(1)
+            assert (self.watch._why, self.step < 20_000) == ("", True)
+
 
 @pytest.fixture(autouse=True)
 def _of_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +63,7 @@ def test_mfu_is_known_after_the_first_calls_and_a_trace_is_taken_once(tmp_path: 
     mfu = watch.scalars(1e4)[catalogue.MFU.name]
     assert mfu > 0
     assert watch.scalars(2e4)[catalogue.MFU.name] == pytest.approx(2 * mfu)
-    while watch._thread is None or watch._thread.is_alive():
-        training.calls(1)
-    training.calls(3)
+    training.until_traced()
 
     facts = watch.facts(1e4, FACTS)
     assert facts["mfu"] == pytest.approx(mfu)
@@ -101,6 +108,66 @@ def test_a_run_of_one_call_has_its_mfu_at_the_end(tmp_path: Path) -> None:
     assert facts["device_time_not_measured"] == "too few calls"
 
 
+def test_measuring_has_a_part_of_the_wall_time_of_its_own(tmp_path: Path) -> None:
+    """Whatever part the caller is in, and at the end of a run of few calls too."""
+    wall = WallTime()
+    with wall.within("tensorboard"):
+        watch = DeviceWatch(tmp_path, replicas=1, wall=wall)
+        Training(watch).calls(1)
+        watch.facts(1e4, FACTS)
+
+    assert wall.parts()["measuring"] > 0.9 * watch._rate_s > 0
+
+
+def test_the_step_that_the_run_ends_with_is_traced(tmp_path: Path) -> None:
+    watch = DeviceWatch(tmp_path, replicas=1)
+    training = Training(watch)
+    training.until_traced()
+    first = watch._found
+
+    # A call of another step between two of this one: what is known stays.
+    watch.other_step(stays=False)
+    training.calls(2)
+    assert watch._found is first is not None
+    watch.other_step(stays=True)
+    assert watch.facts(1e4, FACTS)["device_time"] is None
+    assert watch.facts(1e4, FACTS)["device_time_not_measured"] == "too few calls"
+    training.until_traced()
+
+    assert watch.facts(1e4, FACTS)["device_time"] is not None
+    assert watch._found is not first
+
+
+def test_no_trace_holds_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As both forms take turns, none begins; one that has begun is dropped."""
+    monkeypatch.setattr(device_watch, "LEAST_TRACE_S", 60.0)
+    monkeypatch.setattr(device_watch, "MOST_TRACE_S", 60.0)
+    watch = DeviceWatch(tmp_path, replicas=1)
+    training = Training(watch)
+    training.calls(4)
+    begun = watch._trace
+    assert begun is not None
+
+    for _ in range(3):
+        watch.other_step(stays=False)
+        training.calls(2)
+    begun.join(20)
+
+    assert (begun.cancelled, begun.found) == (True, None)
+    assert watch._trace is begun
+    monkeypatch.setattr(device_watch, "MOST_TRACE_S", 0.3)
+    training.until_traced()
+    assert watch.facts(1e4, FACTS)["device_time"] is not None
+
+
+def test_sizes_that_the_model_leaves_open_are_those_of_the_batch(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((None, 64)), keras.layers.Dense(4)])
+    for size, known in ((None, False), (7, True)):
+        watch = DeviceWatch(tmp_path, replicas=1, forbidden="not here")
+        watch.begin(model, per_epoch=9, inputs=partial(tf.TensorSpec, [32, size, 64]))
+        assert (watch.facts(1e4, FACTS)["mfu"] is not None) == known
+
+
 def test_a_profiler_that_runs_costs_the_trace_and_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,11 +193,11 @@ def test_a_trace_ends_with_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyP
     watch = DeviceWatch(tmp_path, replicas=1)
     training = Training(watch, per_epoch=40)
     training.calls(10)
-    assert watch._thread is not None
+    assert watch._trace is not None
 
-    watch._thread.join(20)
+    watch._trace.join(20)
 
-    assert not watch._thread.is_alive()
+    assert not watch._trace.is_alive()
 
 
 def test_who_wants_the_profiler_ends_the_trace_first(
@@ -138,13 +205,22 @@ def test_who_wants_the_profiler_ends_the_trace_first(
 ) -> None:
     monkeypatch.setattr(device_watch, "LEAST_TRACE_S", 60.0)
     monkeypatch.setattr(device_watch, "MOST_TRACE_S", 60.0)
+    read = threading.Event()
+
+    def slowly(data: bytes, **given: Any) -> DeviceTime:
+        assert read.wait(20)
+        return time_in(data, **given)
+
+    monkeypatch.setattr(device_watch, "time_in", slowly)
     watch = DeviceWatch(tmp_path, replicas=1)
     Training(watch).calls(4)
 
-    watch.finish()
+    watch.release()
 
+    # It is free before our trace is read.
     tf.profiler.experimental.start(str(tmp_path / "theirs"))
     tf.profiler.experimental.stop()
+    read.set()
     assert watch.facts(1e4, FACTS)["device_time"] is not None
 
 

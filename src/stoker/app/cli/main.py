@@ -25,6 +25,7 @@ from stoker.app.cli import (
     tune,
 )
 from stoker.core.errors import EXIT_BUG, EXIT_DONE, UserError
+from stoker.core.native_threads import end_process
 
 app = typer.Typer(
     name="stoker",
@@ -71,7 +72,7 @@ def main() -> None:
     debug = "--debug" in arguments
     if debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
-    sys.exit(invoke([a for a in arguments if a != "--debug"], debug=debug))
+    end_process(invoke([a for a in arguments if a != "--debug"], debug=debug))
 
 
 def invoke(arguments: list[str], *, debug: bool) -> int:

@@ -1,8 +1,9 @@
 """Reports what a run's devices do with their time: MFU after the first calls, and one short trace.
 
 Both happen once per run and cost little: MFU takes a second at most, between two calls; the trace
-is taken and read by a separate thread while calls continue. Neither changes a step, and a failure
-is only reported in one line.
+is taken and read by a separate thread while calls continue. If the run goes on with another step
+(XLA's, or a smaller one), that one is traced instead. Neither changes a step, and a failure is only
+reported in one line.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 
+from stoker.core.native_threads import outlives_python
 from stoker.measure.device_events import TraceError
 from stoker.measure.device_findings import StepFacts, device_finding
 from stoker.measure.device_time import DeviceTime
 from stoker.measure.device_trace import DeviceTrace, can_trace, time_in
 from stoker.measure.mfu import ModelRate, PeakFile, model_rate
 from stoker.telemetry import catalogue
+from stoker.telemetry.wall_time import WallTime
 from stoker.train.layer_paths import layer_types
 
 _LOG = logging.getLogger(__name__)
@@ -44,46 +47,111 @@ LONGEST_END_S = 20.0
 """Longest wait for the trace to be read at the end of a run, seconds."""
 
 
+class _Trace(threading.Thread):
+    """Takes one trace, and reads it."""
+
+    def __init__(self, length_s: float, model: keras.Model) -> None:
+        super().__init__(name="device-trace", daemon=True)
+        self._length_s, self._model = length_s, model
+        self.ended, self.free = threading.Event(), threading.Event()
+        """Set to end the trace; and set when another profiler can start."""
+        self.cancelled = False
+        self.found: DeviceTime | None = None
+        self.why = ""
+        self.took_s = 0.0
+
+    def run(self) -> None:
+        begun_s = time.monotonic()
+        try:
+            try:
+                trace = DeviceTrace()
+                self.ended.wait(self._length_s)
+                data = trace.stop()
+            finally:
+                self.free.set()
+            if not self.cancelled:
+                self.found = time_in(data, layers=layer_types(self._model))
+        except TraceError as error:
+            self.why = str(error)
+            _LOG.warning("the device's time by kernel is not known: %s", error)
+        except Exception as error:  # noqa: BLE001 - see below
+            # Whatever a trace holds that was not foreseen, training goes on.
+            self.why = f"the trace cannot be read ({type(error).__name__}: {error})"
+            _LOG.exception("the device's time by kernel is not known")
+        self.took_s = time.monotonic() - begun_s
+
+
 class DeviceWatch:
     """Measures the devices of a run."""
 
-    def __init__(self, folder: Path, *, replicas: int, forbidden: str = "") -> None:
+    def __init__(
+        self, folder: Path, *, replicas: int, forbidden: str = "", wall: WallTime | None = None
+    ) -> None:
         """Set what the watch may do.
 
         Args:
             folder: Folder of the stage `train`; stores the peaks.
             replicas: Number of devices that compute together.
             forbidden: Why no trace may be taken; empty if it may.
+            wall: Accounts for the time that measuring takes.
         """
         self._peaks = PeakFile(folder / PEAKS)
         self._replicas, self._why = replicas, forbidden
+        self._wall = wall or WallTime()
         self._rate: ModelRate | None = None
         self._model: keras.Model | None = None
+        self._inputs: Callable[[], Any] = lambda: None
         self._per_epoch = 1
         self._calls = 0
         self._call_begun_s = self._step_s = 0.0
-        self._thread: threading.Thread | None = None
-        self._ended = threading.Event()
+        self._trace: _Trace | None = None
         self._found: DeviceTime | None = None
         self._rate_s = self._trace_s = 0.0
 
-    def begin(self, model: keras.Model, *, per_epoch: int) -> None:
+    def begin(
+        self, model: keras.Model, *, per_epoch: int, inputs: Callable[[], Any] = lambda: None
+    ) -> None:
         """Training starts or resumes.
 
         Args:
             model: The built and compiled model.
             per_epoch: Steps per epoch: the validation after them is not traced.
+            inputs: As for `count_flops`, of a step's batch: a model may leave sizes open.
         """
         if can_trace():
-            self._model, self._per_epoch = model, per_epoch
+            self._model, self._per_epoch, self._inputs = model, per_epoch, inputs
+
+    def other_step(self, *, stays: bool) -> None:
+        """The next call is one of another step: no trace holds both.
+
+        Args:
+            stays: Whether the run goes on with it; then that one is traced.
+        """
+        self._calls = 0
+        if self._trace is not None:
+            self._trace.cancelled = True
+            self._trace.ended.set()
+        if stays:
+            self._found = None
 
     def before(self) -> None:
         """A call is about to begin."""
         self._call_begun_s = time.monotonic()
-        due = self._calls >= WARM_CALLS and self._rate is not None and self._thread is None
-        if due and not self._why:
-            self._thread = threading.Thread(target=self._trace, name="device-trace", daemon=True)
-            self._thread.start()
+        due = self._calls > WARM_CALLS and self._rate is not None
+        if due and self._model is not None and not self._why and self._is_missing():
+            length_s = min(MOST_TRACE_S, max(LEAST_TRACE_S, TRACED_STEPS * self._step_s))
+            self._trace = _Trace(length_s, self._model)
+            self._trace.start()
+            outlives_python(self._trace, does="the trace of the device is read")
+
+    def _is_missing(self) -> bool:
+        """Whether there is no trace, and none is under way; takes up one that has ended."""
+        if self._trace is not None and not self._trace.is_alive():
+            trace, self._trace = self._trace, None
+            self._trace_s += trace.took_s
+            if not trace.cancelled:
+                self._found, self._why = trace.found, trace.why
+        return self._trace is None and self._found is None and not self._why
 
     def after(self, step: int, *, steps: int) -> None:
         """A call with this many steps has ended at this step."""
@@ -91,24 +159,28 @@ class DeviceWatch:
             return
         self._calls += 1
         self._step_s = (time.monotonic() - self._call_begun_s) / max(1, steps)
-        if step % self._per_epoch == 0:
-            self._ended.set()
-        if self._calls == WARM_CALLS:
+        if step % self._per_epoch == 0 and self._trace is not None:
+            self._trace.ended.set()
+        if self._calls >= WARM_CALLS and self._rate is None:
             self._rate = self._measured_rate(self._model)
-        if self._thread is None:
-            # An epoch that ended before the trace began does not end the trace.
-            self._ended.clear()
 
     def scalars(self, samples_per_s: float) -> Mapping[str, float]:
         """MFU at a speed, if it is known."""
         mfu = self._mfu(samples_per_s)
         return {} if mfu is None else {catalogue.MFU.name: mfu}
 
+    def release(self) -> None:
+        """End a trace in progress, because another profiler starts; it is read meanwhile."""
+        if self._trace is not None:
+            self._trace.ended.set()
+            self._trace.free.wait(LONGEST_END_S)
+
     def finish(self) -> None:
-        """End a trace in progress, because another profiler starts or the run ends."""
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join(LONGEST_END_S)
+        """End a trace in progress, because the run ends, and wait until it is read."""
+        if self._trace is not None:
+            self._trace.ended.set()
+            self._trace.join(LONGEST_END_S)
+            self._is_missing()
 
     def facts(self, samples_per_s: float, step: StepFacts) -> dict[str, Any]:
         """The results, as JSON values.
@@ -137,30 +209,13 @@ class DeviceWatch:
 
     def _measured_rate(self, model: keras.Model) -> ModelRate:
         begun_s = time.monotonic()
-        rate = model_rate(model, rates=self._peaks.rates)
+        with self._wall.within("measuring"):
+            rate = model_rate(model, rates=self._peaks.rates, inputs=self._inputs())
         self._rate_s = time.monotonic() - begun_s
         return rate
 
     def _mfu(self, samples_per_s: float) -> float | None:
         return None if self._rate is None else self._rate.mfu(samples_per_s, devices=self._replicas)
-
-    def _trace(self) -> None:
-        begun_s = time.monotonic()
-        try:
-            trace = DeviceTrace()
-            length_s = min(MOST_TRACE_S, max(LEAST_TRACE_S, TRACED_STEPS * self._step_s))
-            self._ended.wait(length_s)
-            data = trace.stop()
-            if self._model is not None:
-                self._found = time_in(data, layers=layer_types(self._model))
-        except TraceError as error:
-            self._why = str(error)
-            _LOG.warning("the device's time by kernel is not known: %s", error)
-        except Exception as error:  # noqa: BLE001 - see below
-            # Whatever a trace holds that was not foreseen, training goes on.
-            self._why = f"the trace cannot be read ({type(error).__name__}: {error})"
-            _LOG.exception("the device's time by kernel is not known")
-        self._trace_s = time.monotonic() - begun_s
 
 
 def forbids_trace(callbacks: Iterable[keras.callbacks.Callback], *, profile: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -22,7 +22,13 @@ class Watch(Protocol):
     """Whom the loop tells where it stands."""
 
     def begin(
-        self, model: keras.Model, step: int, *, per_epoch: int, loss_of: Callable[[], tf.Tensor]
+        self,
+        model: keras.Model,
+        step: int,
+        *,
+        per_epoch: int,
+        loss_of: Callable[[], tf.Tensor],
+        inputs: Callable[[], Any],
     ) -> None:
         """Training begins, or goes on, after so many steps.
 
@@ -31,10 +37,14 @@ class Watch(Protocol):
             step: Steps done.
             per_epoch: Steps of an epoch.
             loss_of: One batch's loss, forward pass as in training; the same batch each time.
+            inputs: What the model is called with in a step, nested `tf.TensorSpec`s; None if unknown.
         """
 
     def next_steps(self, step: int, steps: int) -> int:
         """How many of the `steps` that a call after `step` would have it shall have."""
+
+    def other_step(self, *, stays: bool) -> None:
+        """The next call is one of another step; `stays`: and so are those after it."""
 
     def graph(self, graph: tf.Graph) -> None:
         """The graph of a step is known."""
@@ -53,13 +63,22 @@ class Unwatched:
     """Nobody watches: a worker beside the first, or a run without TensorBoard."""
 
     def begin(
-        self, model: keras.Model, step: int, *, per_epoch: int, loss_of: Callable[[], tf.Tensor]
+        self,
+        model: keras.Model,
+        step: int,
+        *,
+        per_epoch: int,
+        loss_of: Callable[[], tf.Tensor],
+        inputs: Callable[[], Any],
     ) -> None:
         """Show nothing."""
 
     def next_steps(self, step: int, steps: int) -> int:  # noqa: ARG002 - as Watch has it
         """All of them."""
         return steps
+
+    def other_step(self, *, stays: bool) -> None:
+        """Nothing is traced."""
 
     def graph(self, graph: tf.Graph) -> None:
         """Show nothing."""
@@ -106,12 +125,18 @@ class Watched:
             tensorboard=board.folder,
             steps=config.profile,
             cuts=alone,
-            before_start=device.finish if device is not None else None,
+            before_start=device.release if device is not None else None,
         )
         self._model: ModelWatch | None = None
 
     def begin(
-        self, model: keras.Model, step: int, *, per_epoch: int, loss_of: Callable[[], tf.Tensor]
+        self,
+        model: keras.Model,
+        step: int,
+        *,
+        per_epoch: int,
+        loss_of: Callable[[], tf.Tensor],
+        inputs: Callable[[], Any],
     ) -> None:
         """Show what it begins with; see `Watch`.
 
@@ -131,13 +156,18 @@ class Watched:
         )
         self._model.begin(step)
         if self._device is not None:
-            self._device.begin(model, per_epoch=per_epoch)
+            self._device.begin(model, per_epoch=per_epoch, inputs=inputs)
 
     def next_steps(self, step: int, steps: int) -> int:
         """Cut a call where a profile begins or ends."""
         if self._device is not None:
             self._device.before()
         return self._profiler.next_steps(step, steps)
+
+    def other_step(self, *, stays: bool) -> None:
+        """Trace no two steps at once."""
+        if self._device is not None:
+            self._device.other_step(stays=stays)
 
     def graph(self, graph: tf.Graph) -> None:
         """Show it, where it is wanted."""

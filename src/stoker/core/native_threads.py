@@ -1,0 +1,61 @@
+"""Ends a process while a thread is inside of native code that cannot be interrupted.
+
+Python's end takes the interpreter and the libraries away below such a thread, which crashes, or
+changes the exit code. So a process of ours ends without that, once everything else is done; in a
+process of the user's, whose exit code only Python knows, the thread is waited for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+from typing import NoReturn
+
+_LOG = logging.getLogger("stoker")
+
+LONGEST_WAIT_S = 300.0
+"""Longest wait for such a thread at the end of a process of the user's."""
+
+_threads: list[tuple[threading.Thread, str]] = []
+
+
+def outlives_python(thread: threading.Thread, *, does: str) -> None:
+    """Register a daemon thread that may still run when the process ends.
+
+    Args:
+        thread: Has been started.
+        does: For the line that tells what is waited for, e.g. `XLA compiles`.
+    """
+    if not _threads:
+        atexit.register(_wait)
+    _threads[:] = [*_running(), (thread, does)]
+
+
+def _running() -> list[tuple[threading.Thread, str]]:
+    return [each for each in _threads if each[0].is_alive()]
+
+
+def _wait() -> None:
+    for thread, does in _running():
+        _LOG.warning("%s, which cannot be interrupted: waiting for its end", does)
+        thread.join(LONGEST_WAIT_S)
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process, which is ours, with this exit code; everything must be on the disk.
+
+    What is registered with `atexit` runs in any case.
+    """
+    if not _running():
+        sys.exit(code)
+    atexit.unregister(_wait)
+    # The user's callbacks may have registered something, such as the end of a tracker's upload.
+    atexit._run_exitfuncs()  # noqa: SLF001 - nothing public runs them
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
