@@ -213,16 +213,6 @@ def test_a_key_never_stands_in_two_splits(tmp_path: Path) -> None:
     assert len(keys["train"] | keys["eval"]) == 97
 
 
-def test_equal_rows_never_stand_in_two_splits(tmp_path: Path) -> None:
-    rows = [(i % 50, "same") for i in range(1000)]
-    source = write_csv(tmp_path / "data.csv", rows, ("id", "name"))
-
-    found = rows_by_split(ingest(IngestConfig(source=str(source)), tmp_path / "out"))
-
-    ids = {split: {row["id"] for row in rows} for split, rows in found.items()}
-    assert ids["train"].isdisjoint(ids["eval"])
-
-
 def test_an_unknown_split_by_names_the_nearest_column(tmp_path: Path) -> None:
     source = numbered(tmp_path / "data.csv", 10)
 

@@ -65,4 +65,9 @@ def _warn_of_copies(listing: Listing) -> None:
         for file in alike if len(alike) > 1 else ():
             first = seen.setdefault(file.sha256(), file.name)
             if first != file.name:
-                _LOG.warning("%s is a copy of %s: its records count twice", file.name, first)
+                _LOG.warning(
+                    "%s is a copy of %s: its records count twice; data.duplicates: drop leaves "
+                    "them out",
+                    file.name,
+                    first,
+                )
