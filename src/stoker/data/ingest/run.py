@@ -99,7 +99,7 @@ def ingest(
     """
     labels = () if label is None else tuple(by_output(label).values())
     listing = listing or list_source(config)
-    warn_of_listing(listing)
+    warn_of_listing(listing, config)
     out_dir.mkdir(parents=True, exist_ok=True)
     for folder in (out_dir, *(out_dir / name for name in config.splits)):
         sweep(folder, "*")
