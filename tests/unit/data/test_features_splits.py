@@ -47,7 +47,8 @@ def test_facts_of_splits_are_those_that_python_counts(tmp_path: Path) -> None:
         Column(name="v", dtype="float32", length=2),
         Column(name="y", dtype="int64"),
     )
-    tables, shards = {}, {}
+    tables: dict[str, list[tuple[Any, ...]]] = {}
+    shards: dict[str, tuple[Shard, ...]] = {}
     for split, count in (("train", 400), ("eval", 150), ("test", 50)):
         numbers = rng.integers(0, 3, (count, 5)).tolist()
         tables[split] = [
@@ -90,8 +91,8 @@ def test_facts_of_splits_are_those_that_python_counts(tmp_path: Path) -> None:
         seen = sum(row[:-1] in features for row in rows)
         assert facts.features_in_train == (None if is_train else seen)
         assert is_train or copies < seen
-    copies = statistics.split_facts["test"].copies_of_train
-    assert f"{copies} ({(copies or 0) / 50:.1%})" in report
+    copies = statistics.split_facts["test"].copies_of_train or 0
+    assert f"{copies} ({copies / 50:.1%})" in report
 
 
 def clicks(count: int, kinds: int) -> dict[str, Any]:
@@ -187,7 +188,7 @@ def test_ordinary_tables_have_no_anomaly_of_their_splits(
 
 def test_images_are_compared_by_their_bytes_where_both_splits_hold_them(tmp_path: Path) -> None:
     columns = (Column(name="image", dtype="image"), Column(name="label", dtype="string"))
-    shards = {}
+    shards: dict[str, tuple[Shard, ...]] = {}
     for split, first in (("train", 0), ("eval", 30)):
         path = tmp_path / f"{split}.parquet"
         images = [f"image {place}".encode() for place in range(first, first + 40)]

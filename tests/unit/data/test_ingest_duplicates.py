@@ -169,8 +169,8 @@ def test_order_and_names_of_files_change_nothing_in_what_a_split_holds(
         for name in ("one", "other")
     )
 
-    for split, rows in one.items():
-        assert rows == Counter({row[::-1]: count for row, count in other[split].items()})
+    for split, found in one.items():
+        assert found == Counter({row[::-1]: count for row, count in other[split].items()})
 
 
 @given(rows_of_few_kinds, rows_of_few_kinds, st.booleans())
@@ -206,14 +206,14 @@ def test_a_gap_elsewhere_moves_no_copy(tmp_path: Path) -> None:
 def test_dropped_copies_are_counted_and_the_first_of_each_stays(tmp_path: Path) -> None:
     rows = [(place % 100, "x") for place in range(1000)]
     source = write_rows(tmp_path / "rows.csv", rows, "ab")
-    settings = {"source": str(source), "duplicates": "drop"}
+    config = IngestConfig(source=str(source), duplicates="drop")
 
-    dataset = ingest(IngestConfig(**settings), tmp_path / "out")
+    dataset = ingest(config, tmp_path / "out")
 
     found = dealt(dataset)
     assert found["train"] + found["eval"] == Counter(set(rows))
     assert load_dataset(tmp_path / "out").copies_dropped == 900
-    assert ingest(IngestConfig(**settings), tmp_path / "out") == dataset
+    assert ingest(config, tmp_path / "out") == dataset
 
 
 @pytest.mark.parametrize("mode", [None, *MODES])
