@@ -359,8 +359,9 @@ def test_a_million_distinct_rows_take_16_bytes_each_and_the_disk_beyond_the_limi
             assert not counter.number(rng.integers(0, 2**64, block, np.uint64)).any()
 
     with contextlib.closing(CopyCounter(tmp_path)) as counter:
-        # 12 MiB for what one block takes while it is sorted and merged.
-        assert peak_of(lambda: count(counter)) < 16 * rows + (12 << 20)
+        # 32 MiB for what a block takes while it is sorted, and the allocator while a run grows;
+        # a set of as many numbers takes 60 bytes each.
+        assert peak_of(lambda: count(counter)) < 16 * rows + (32 << 20)
         assert mapped_files(tmp_path) == 0
     monkeypatch.setattr(copies_module, "MEMORY_BYTES", 2 << 20)
     with contextlib.closing(CopyCounter(tmp_path)) as counter:
