@@ -7,6 +7,7 @@ them. TensorFlow is imported only inside the stages that need it.
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -38,6 +39,8 @@ from stoker.export.repository import Repository
 
 if TYPE_CHECKING:
     from stoker.data.features.anomalies import Anomaly
+
+_LOG = logging.getLogger(__name__)
 
 VETTED_ROWS = 64
 """Rows of the eval split that the exported model must answer before it may be pushed."""
@@ -78,6 +81,7 @@ def _ingest(context: Context, folder: Path) -> Done:
             "rows": {split: dataset.rows(split) for split in dataset.splits},
             "columns": len(dataset.columns),
             "bad_rows": len(dataset.bad_rows),
+            "copies_dropped": dataset.copies_dropped,
             "fingerprint": dataset.fingerprint,
             "image_store": dataset.image_store,
         }
@@ -110,7 +114,13 @@ def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
 
 
 def _analyze_inputs(context: Context) -> dict[str, Any]:
-    return {"label": context.experiment.label, "columns": _column_types(context)}
+    experiment = context.experiment
+    return {
+        "label": experiment.label,
+        "label_only": experiment.label_only,
+        "columns": _column_types(context),
+        "dealt": [getattr(experiment.files, key) for key in ("splits", "split_by", "duplicates")],
+    }
 
 
 def _column_types(context: Context) -> list[tuple[str, str, bool, int | None]]:
@@ -120,13 +130,23 @@ def _column_types(context: Context) -> list[tuple[str, str, bool, int | None]]:
 
 def _analyze(context: Context, folder: Path) -> Done:
     from stoker.data.features.analyze import analyze
+    from stoker.data.features.splits import KINDS
 
-    dataset = context.shards()
-    _, _, anomalies = analyze(
-        dataset, folder, labels=_raw_labels(context, dataset), progress=_rows_of(context)
+    experiment, dataset = context.experiment, context.shards()
+    statistics, _, anomalies = analyze(
+        dataset,
+        folder,
+        labels=_raw_labels(context, dataset),
+        label_only=experiment.label_only,
+        config=experiment.files,
+        progress=_rows_of(context),
     )
+    for anomaly in anomalies:
+        if anomaly.kind in KINDS:
+            _LOG.warning("split %r: %s", anomaly.split, anomaly.message)
+    facts = {split: asdict(each) for split, each in statistics.split_facts.items()}
     return Done(
-        result=anomaly_facts(anomalies),
+        result=anomaly_facts(anomalies) | {"distinct": statistics.distinct, "splits": facts},
         columns=tuple(column.name for column in dataset.columns),
     )
 

@@ -102,6 +102,7 @@ class Dataset:
         image_store: How the training split's images are stored, and why, in one line; None for
             tables.
         bad_rows: The records that were left out (at most `data.max_bad_rows`).
+        copies_dropped: Copies of records that were left out (`data.duplicates: drop`).
         sample: The training split's first records, on which a transform is tested; None: they are
             read from its first shard.
     """
@@ -113,6 +114,7 @@ class Dataset:
     image: ImageShape | None = None
     image_store: str | None = None
     bad_rows: tuple[BadRow, ...] = field(default=())
+    copies_dropped: int = 0
     sample: Shard | None = None
 
     @property
@@ -360,6 +362,7 @@ def _to_json(dataset: Dataset) -> dict[str, Any]:
             {"file": b.file, "row": b.row, "column": b.column, "reason": b.reason}
             for b in dataset.bad_rows
         ],
+        "copies_dropped": dataset.copies_dropped,
     }
 
 
@@ -375,5 +378,6 @@ def _from_json(root: Path, raw: dict[str, Any]) -> Dataset:
         image=None if raw["image"] is None else ImageShape(**raw["image"]),
         image_store=raw["image_store"],
         bad_rows=tuple(BadRow(**row) for row in raw["bad_rows"]),
+        copies_dropped=raw.get("copies_dropped", 0),
         sample=None if raw.get("sample") is None else Shard(**raw["sample"]),
     )

@@ -24,21 +24,22 @@ INGEST = """
 import sys
 from pathlib import Path
 from stoker.data.ingest import IngestConfig, ingest
-ingest(IngestConfig(source=sys.argv[1], shard_rows=20_000), Path(sys.argv[2]))
+ingest(IngestConfig(source=sys.argv[1], shard_rows=10_000), Path(sys.argv[2]))
 """
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("resume") / "numbers.parquet"
-    numbers = pa.array(range(ROWS))
-    texts = pa.array([f"text {n % 97}" for n in range(ROWS)])
-    pq.write_table(pa.table({"number": numbers, "text": texts}), path)
+    # 20 copies of each row, in many blocks: what a killed ingest had counted decides their splits.
+    numbers = pa.array([n % 20_000 for n in range(ROWS)])
+    texts = pa.array([f"text {n % 20_000 % 97}" for n in range(ROWS)])
+    pq.write_table(pa.table({"number": numbers, "text": texts}), path, row_group_size=10_000)
     return path
 
 
 def config(source: Path) -> IngestConfig:
-    return IngestConfig(source=str(source), shard_rows=20_000)
+    return IngestConfig(source=str(source), shard_rows=10_000)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -65,7 +66,7 @@ def test_an_ingest_killed_again_and_again_ends_as_if_nothing_had_happened(
 ) -> None:
     undisturbed = ingest(config(source), tmp_path / "undisturbed")
     out = tmp_path / "killed"
-    for wanted in (1, 4, 9):
+    for wanted in (1, 5, 16):
         kill_once(source, out, after=wanted)
     kept = {p: p.stat().st_mtime_ns for p in out.glob("*/*.parquet")}
 
@@ -79,7 +80,7 @@ def test_an_ingest_killed_again_and_again_ends_as_if_nothing_had_happened(
 
 def test_a_shard_damaged_since_the_kill_is_not_gone_on_from(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    kill_once(source, out, after=4)
+    kill_once(source, out, after=8)
     shard = out / "train" / "shard-00000.parquet"
     raw = bytearray(shard.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -95,7 +96,7 @@ def test_what_was_done_with_another_source_is_not_gone_on_from(
     source: Path, tmp_path: Path
 ) -> None:
     out, other = tmp_path / "out", tmp_path / "other.parquet"
-    kill_once(source, out, after=4)
+    kill_once(source, out, after=8)
     pq.write_table(pq.read_table(source).slice(1000), other)
 
     dataset = ingest(config(other), out)

@@ -50,21 +50,21 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_jsonl(path: Path) -> Path:
-    rows = [json.dumps({"a": n, "b": n / 7, "c": f"text {n % 97}"}) for n in range(ROWS)]
+    rows = [json.dumps({"a": n % 50, "b": n % 50 / 7, "c": f"text {n % 97}"}) for n in range(ROWS)]
     rows[123], rows[20_000], rows[-1] = '{"a": 1', '{"a": "x", "b": 1, "c": "d"}', "[1]"
     path.write_text("\n".join(rows) + "\n")
     return path
 
 
 def write_csv(path: Path) -> Path:
-    rows = [f"{n},{n / 7:.3f},text {n % 97}" for n in range(ROWS)]
+    rows = [f"{n % 50},{n % 50 / 7:.3f},text {n % 97}" for n in range(ROWS)]
     rows[123], rows[20_000], rows[-1] = "1,2", "one,2,3", "1,2,3,4"
     path.write_text("a,b,c\n" + "\n".join(rows) + "\n")
     return path
 
 
 def write_parquet(path: Path) -> Path:
-    numbers = pa.array([1e300 if n == 20_000 else n / 7 for n in range(ROWS)])
+    numbers = pa.array([1e300 if n == 20_000 else n % 50 / 7 for n in range(ROWS)])
     texts = pa.array([f"text {n % 97}" for n in range(ROWS)])
     pq.write_table(pa.table({"a": numbers, "c": texts}), path, row_group_size=3000)
     return path

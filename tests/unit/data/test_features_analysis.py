@@ -23,6 +23,7 @@ from stoker.data.features.analyze import analyze
 from stoker.data.features.anomalies import Anomaly, find_anomalies
 from stoker.data.features.measure import compute_statistics
 from stoker.data.features.schema import Schema, infer_schema, load_schema
+from stoker.data.features.splits import relate_splits
 from stoker.data.features.statistics import (
     HISTOGRAM_BINS,
     TOP_VALUES,
@@ -261,14 +262,19 @@ def written(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files_are_json_and_read_back(
-    written: Path, statistics: Statistics, schema: Schema, anomalies: list[Anomaly]
+    written: Path,
+    dataset: Dataset,
+    statistics: Statistics,
+    schema: Schema,
+    anomalies: list[Anomaly],
 ) -> None:
     def refuse(name: str) -> Any:
         raise AssertionError(name)
 
     for name in ("statistics.json", "schema.json", "anomalies.json"):
         json.loads((written / name).read_text(), parse_constant=refuse)
-    assert load_statistics(written / "statistics.json") == statistics
+    related = relate_splits(statistics, dataset, labels=["label"], label_only=())
+    assert load_statistics(written / "statistics.json") == related
     assert load_schema(written / "schema.json") == schema
     assert len(json.loads((written / "anomalies.json").read_text())) == len(anomalies)
 

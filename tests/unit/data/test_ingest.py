@@ -213,16 +213,6 @@ def test_a_key_never_stands_in_two_splits(tmp_path: Path) -> None:
     assert len(keys["train"] | keys["eval"]) == 97
 
 
-def test_equal_rows_never_stand_in_two_splits(tmp_path: Path) -> None:
-    rows = [(i % 50, "same") for i in range(1000)]
-    source = write_csv(tmp_path / "data.csv", rows, ("id", "name"))
-
-    found = rows_by_split(ingest(IngestConfig(source=str(source)), tmp_path / "out"))
-
-    ids = {split: {row["id"] for row in rows} for split, rows in found.items()}
-    assert ids["train"].isdisjoint(ids["eval"])
-
-
 def test_an_unknown_split_by_names_the_nearest_column(tmp_path: Path) -> None:
     source = numbered(tmp_path / "data.csv", 10)
 
@@ -412,11 +402,15 @@ def test_a_copied_file_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFix
     (tmp_path / "in" / "part-9.csv").write_bytes(first.read_bytes())
 
     with caplog.at_level(logging.WARNING):
-        dataset = ingest(IngestConfig(source=str(tmp_path / "in")), tmp_path / "out")
+        twice = ingest(IngestConfig(source=str(tmp_path / "in")), tmp_path / "out")
 
-    assert "part-9.csv is a copy of part-1.csv" in caplog.text
-    ids = {s: {row["id"] for row in rows} for s, rows in rows_by_split(dataset).items()}
-    assert ids["train"].isdisjoint(ids["eval"])
+    assert "part-9.csv is a copy of part-1.csv: its records count twice" in caplog.text
+    assert "data.duplicates: drop leaves them out" in caplog.text
+    assert sum(twice.rows(split) for split in twice.splits) == 100
+    caplog.clear()
+    once = IngestConfig(source=str(tmp_path / "in"), duplicates="drop")
+    assert ingest(once, tmp_path / "once").copies_dropped == 50
+    assert caplog.text == ""
 
 
 def test_progress_ends_at_the_number_of_rows(tmp_path: Path) -> None:

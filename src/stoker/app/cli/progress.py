@@ -111,5 +111,6 @@ def _worth_saying(outcome: StageOutcome) -> list[str]:
         return [] if line is None else [f"goodput {line}"]
     if outcome.stage != "ingest":
         return []
-    lines = [f"{facts['bad_rows']:,} bad rows left out"] if facts.get("bad_rows") else []
+    left_out = {"bad rows": facts.get("bad_rows"), "copies": facts.get("copies_dropped")}
+    lines = [f"{count:,} {what} left out" for what, count in left_out.items() if count]
     return lines + ([f"images: {facts['image_store']}"] if facts.get("image_store") else [])

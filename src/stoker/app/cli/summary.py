@@ -117,7 +117,9 @@ def _wrote(outcome: StageOutcome) -> str:
                 return f"{facts['columns']} tensors of your own dataset; nothing copied"
             rows = ", ".join(f"{count:,} {split}" for split, count in facts["rows"].items())
             bad = f", {facts['bad_rows']} bad rows left out" if facts["bad_rows"] else ""
-            return f"{rows} rows{bad}"
+            dropped = facts.get("copies_dropped")
+            copies = f", {dropped:,} copies left out" if dropped else ""
+            return f"{rows} rows{bad}{copies}"
         case "analyze":
             return f"statistics, schema, report; {len(facts['anomalies'])} anomalies"
         case "transform":

@@ -12,10 +12,12 @@ from stoker.data.features.engine import Progress, unseen
 from stoker.data.features.measure import compute_statistics
 from stoker.data.features.report import render_report
 from stoker.data.features.schema import Schema, infer_schema, schema_to_json
+from stoker.data.features.splits import find_split_anomalies, relate_splits
 from stoker.data.features.statistics import (
     Statistics,
     statistics_to_json,
 )
+from stoker.data.sources.config import IngestConfig
 
 
 def analyze(
@@ -23,6 +25,8 @@ def analyze(
     out_dir: Path,
     *,
     labels: Collection[str] = (),
+    label_only: Collection[str] = (),
+    config: IngestConfig | None = None,
     progress: Progress = unseen,
 ) -> tuple[Statistics, Schema, list[Anomaly]]:
     """Look at every record, and write down what the data is.
@@ -34,6 +38,9 @@ def analyze(
         dataset: What to look at; every shard's hash is checked first.
         out_dir: Where the files go.
         labels: The labels, where they are raw columns: their anomalies weigh more.
+        label_only: Further columns that are not features.
+        config: How the records were dealt out, to find what chance does not explain; None: nothing
+            of this is looked for.
         progress: Told of columns done, columns in all, and the split.
 
     Returns:
@@ -43,16 +50,23 @@ def analyze(
         DataError: a shard is damaged, the training split is empty.
     """
     statistics = compute_statistics(dataset, progress=progress)
-    schema, anomalies = write_analysis(statistics, out_dir, labels=labels)
+    statistics = relate_splits(statistics, dataset, labels=labels, label_only=label_only)
+    schema, anomalies = write_analysis(statistics, out_dir, labels=labels, config=config)
     return statistics, schema, anomalies
 
 
 def write_analysis(
-    statistics: Statistics, out_dir: Path, *, labels: Collection[str]
+    statistics: Statistics,
+    out_dir: Path,
+    *,
+    labels: Collection[str],
+    config: IngestConfig | None = None,
 ) -> tuple[Schema, list[Anomaly]]:
     """Write down statistics, and what follows from them; see `analyze`."""
     schema = infer_schema(statistics, labels=labels)
     anomalies = find_anomalies(statistics, schema)
+    if config is not None:
+        anomalies += find_split_anomalies(statistics, labels=schema.labels, config=config)
     write_json(out_dir / "statistics.json", statistics_to_json(statistics))
     write_json(out_dir / "schema.json", schema_to_json(schema))
     write_json(out_dir / "anomalies.json", anomalies_to_json(anomalies))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from stoker.data.features.anomalies import Anomaly
@@ -54,8 +54,42 @@ def render_report(statistics: Statistics, schema: Schema, anomalies: Sequence[An
         f"<title>Data report</title><style>{_STYLE}</style></head><body>"
         f"<h1>Data report</h1><p>{rows} &middot; {len(schema.columns)} columns &middot; "
         f"dataset {escape(statistics.fingerprint[:12])}</p>"
-        f"<h2>Anomalies</h2>{_anomalies(anomalies)}{sections}</body></html>\n"
+        f"<h2>Anomalies</h2>{_anomalies(anomalies)}{_splits(statistics)}{sections}</body></html>\n"
     )
+
+
+def _splits(statistics: Statistics) -> str:
+    """Shares, label rates and common rows of the splits, where they were compared."""
+    if not statistics.split_facts:
+        return ""
+    heads = ("Split", "Rows", "Share", "Distinct", "Copies of train", "Features in train", "Labels")
+    lines = "".join(
+        f"<tr><td>{escape(split)}</td>"
+        + "".join(
+            f'<td class="number">{value}</td>'
+            for value in (
+                f"{statistics.rows[split]:,}",
+                f"{facts.share:.1%}",
+                f"{facts.distinct:,}",
+                _share(facts.copies_of_train, statistics.rows[split]),
+                _share(facts.features_in_train, statistics.rows[split]),
+            )
+        )
+        + f"<td>{'<br>'.join(_rates(*each) for each in facts.label_rates.items())}</td></tr>"
+        for split, facts in statistics.split_facts.items()
+    )
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    return f'<h2>Splits</h2><div class="card"><table><tr>{head}</tr>{lines}</table></div>'
+
+
+def _share(count: int | None, rows: int) -> str:
+    return "" if count is None else f"{count:,} ({count / rows:.1%})"
+
+
+def _rates(label: str, rates: Mapping[str, float]) -> str:
+    shown = [f"{escape(_short(value))} {rate:.1%}" for value, rate in rates.items()]
+    more = ["..."] if len(shown) > _SHOWN_VALUES else []
+    return f"{escape(label)}: {', '.join([*shown[:_SHOWN_VALUES], *more]) or 'many values'}"
 
 
 def _anomalies(anomalies: Sequence[Anomaly]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,28 @@ class ColumnStatistics:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SplitFacts:
+    """How one split relates to the others. Rows with images are compared by these alone."""
+
+    share: float
+    """Its rows by those of all splits."""
+
+    distinct: int
+    """Different rows in it."""
+
+    label_rates: dict[str, dict[str, float]]
+    """Label -> value -> its share of the split's labels; empty for vectors and for labels with more
+    than `TOP_VALUES` values."""
+
+    copies_of_train: int | None
+    """Rows that the training split holds too; None for the training split, and for images that are
+    stored there in another form."""
+
+    features_in_train: int | None
+    """The same of rows without their labels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Statistics:
     """All splits of a dataset."""
 
@@ -124,6 +146,12 @@ class Statistics:
 
     splits: dict[str, tuple[ColumnStatistics, ...]]
     """Split -> columns, in the dataset's order."""
+
+    distinct: int | None = None
+    """Different rows in all splits together; None where they were not compared."""
+
+    split_facts: dict[str, SplitFacts] = field(default_factory=dict)
+    """Split that holds a record -> how it relates to the others; empty where they were not compared."""
 
     def column(self, split: str, name: str) -> ColumnStatistics:
         """One column of one split.
@@ -156,6 +184,10 @@ def load_statistics(path: Path) -> Statistics:
             splits={
                 split: tuple(_from_json(item) for item in columns)
                 for split, columns in raw["splits"].items()
+            },
+            distinct=raw.get("distinct"),
+            split_facts={
+                split: SplitFacts(**facts) for split, facts in raw.get("split_facts", {}).items()
             },
         )
     except (KeyError, TypeError) as error:

@@ -1,7 +1,7 @@
-"""Which split a record belongs to: a pure function of the seed and the record's content.
+"""Which split a record belongs to: a function of the seed, its content and which copy of it it is.
 
-Equal records fall into one split, whatever file or place they stand in, so that a copy never leaks
-from training into evaluation. The numbers below must never change: they decide every split.
+What is equal cannot be told apart, so the order of files and records changes nothing in what a split
+holds. The numbers below must never change: they decide every split.
 
 Source: splitmix64 (Steele, Lea, Flood 2014), finaliser by David Stafford (variant 13).
 """
@@ -61,23 +61,43 @@ class SplitRule:
             table: The records, as a shard stores them.
             columns: What its columns are.
         """
-        total = np.zeros(table.num_rows, np.uint64)
-        for column in self._deciding(columns):
-            salt = np.uint64(_digest(column.name.encode()))
-            # A sum does not depend on the order of the columns.
-            total += _mixed(_value_hashes(column, table.column(column.name)) ^ salt)
-        return total
+        return hash_rows(table, self.deciding(columns))
 
-    def deal(self, content: Hashes) -> NDArray[np.intp]:
-        """[rows] the index into `names` of the split of each record with that content."""
+    def deal(self, content: Hashes, copies: NDArray[np.int64] | None = None) -> NDArray[np.intp]:
+        """[rows] the index into `names` of each record's split.
+
+        Args:
+            content: [rows] their hashes, see `content`.
+            copies: [rows] which copy of its content each is, from 0; None: all go where the first
+                goes.
+        """
+        if copies is not None:
+            salts = _mixed(copies.astype(np.uint64))
+            content = np.where(copies == 0, content, content ^ salts)
         uniform = (_mixed(content ^ self._seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return np.searchsorted(self._bounds, uniform, side="right")
 
-    def _deciding(self, columns: Sequence[Column]) -> list[Column]:
+    def deciding(self, columns: Sequence[Column]) -> list[Column]:
+        """The columns that decide a record's split."""
         if self._split_by is not None:
             return [column for column in columns if column.name == self._split_by]
         images = [column for column in columns if column.dtype == "image"]
         return images or list(columns)
+
+
+def hash_rows(table: pa.Table, columns: Sequence[Column]) -> Hashes:
+    """[rows] a hash of each record's values in those columns, the sum of one for each column.
+
+    Args:
+        table: The records, as a shard stores them.
+        columns: What counts, in any order.
+    """
+    total = np.zeros(table.num_rows, np.uint64)
+    for column in columns:
+        salt = np.uint64(_digest(column.name.encode()))
+        # A sum does not depend on the order of the columns.
+        total += _mixed(_value_hashes(column, table.column(column.name)) ^ salt)
+    return total
 
 
 def _value_hashes(column: Column, values: pa.ChunkedArray) -> Hashes:

@@ -49,11 +49,12 @@ def fingerprint_of(listing: Listing) -> str:
     return found
 
 
-def warn_of_listing(listing: Listing) -> None:
-    """Say which folders are no class, and which files of a table are copies."""
+def warn_of_listing(listing: Listing, config: IngestConfig) -> None:
+    """Say which folders are no class, and which files of a table are copies, if copies count."""
     for name in listing.empty_classes:
         _LOG.warning("folder %s holds no image: the model will not know this class", name)
-    _warn_of_copies(listing)
+    if config.duplicates != "drop":
+        _warn_of_copies(listing)
 
 
 def _warn_of_copies(listing: Listing) -> None:
@@ -65,4 +66,9 @@ def _warn_of_copies(listing: Listing) -> None:
         for file in alike if len(alike) > 1 else ():
             first = seen.setdefault(file.sha256(), file.name)
             if first != file.name:
-                _LOG.warning("%s is a copy of %s: its records count twice", file.name, first)
+                _LOG.warning(
+                    "%s is a copy of %s: its records count twice; data.duplicates: drop leaves "
+                    "them out",
+                    file.name,
+                    first,
+                )

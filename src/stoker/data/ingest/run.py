@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from stoker.data.dataset import (
 )
 from stoker.data.ingest.assign import SplitRule
 from stoker.data.ingest.content import warn_of_listing
+from stoker.data.ingest.duplicates import Dealer
 from stoker.data.ingest.faults import Faults
 from stoker.data.ingest.image_store import (
     ChosenStore,
@@ -41,6 +43,7 @@ from stoker.data.ingest.journal import JOURNAL, Journal, Kept, Mark, identity_of
 from stoker.data.ingest.shards import SplitWriter, write_table
 from stoker.data.ingest.stored_images import stored_table
 from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.image_folder import PATH
 from stoker.data.sources.listing import Listing, no_record
 from stoker.data.sources.records import WORKERS, Block, Progress, Scan, Source, silent
 from stoker.data.sources.source import list_source, open_source, workers_for
@@ -96,7 +99,7 @@ def ingest(
     """
     labels = () if label is None else tuple(by_output(label).values())
     listing = listing or list_source(config)
-    warn_of_listing(listing)
+    warn_of_listing(listing, config)
     out_dir.mkdir(parents=True, exist_ok=True)
     for folder in (out_dir, *(out_dir / name for name in config.splits)):
         sweep(folder, "*")
@@ -146,6 +149,7 @@ class _Ingest:
         self._journal = Journal(out_dir, identity=identity, splits=self._rule.names)
         self._faults = Faults(config)
         self._share_done = 0.0
+        self._dropped = 0
 
     def run(self) -> Dataset:
         """Go on where an earlier ingest stopped, or begin."""
@@ -226,12 +230,13 @@ class _Ingest:
         scan, done = kept.scan, kept.mark.done
         self._journal.go_on(kept)
         self._faults.go_on(kept.mark.faults, bad=kept.mark.bad)
-        read = self._source.blocks(scan, self._rule.content)
-        blocks = itertools.islice(read, kept.mark.blocks, None)
-        for number, block in enumerate(blocks, kept.mark.blocks + 1):
+        for number, (block, split) in enumerate(self._dealt(scan), 1):
+            if number <= kept.mark.blocks:
+                # In the shards already; it was dealt for those that are copies of its records.
+                continue
             self._faults.add(block)
             if not self._faults.too_many:
-                self._deal_block(block, kept, writers, pool)
+                self._write(block.table, split, kept, writers, pool)
             done += block.table.num_rows + block.bad
             self._share_done = done / max(done, scan.rows, 1)
             self._progress(done, max(done, scan.rows))
@@ -246,17 +251,28 @@ class _Ingest:
             )
         self._source.listing.check_unchanged()
         self._faults.check()
-        _check_splits(self._config, writers)
+        _check_splits(self._config, scan, writers, dropped=self._dropped)
 
-    def _deal_block(
+    def _dealt(self, scan: Scan) -> Iterator[tuple[Block, NDArray[np.intp]]]:
+        """Every block of the source, and the split of each of its records."""
+        ignored = (PATH,) if self._source.listing.format == "images" else ()
+        dealer = Dealer(
+            self._config, self._rule, scan.columns, folder=self._out_dir, ignored=ignored
+        )
+        with contextlib.closing(dealer):
+            for block in self._source.blocks(scan, self._rule.content):
+                yield block, dealer.deal(block)
+            self._dropped = dealer.dropped
+
+    def _write(
         self,
-        block: Block,
+        table: pa.Table,
+        split: NDArray[np.intp],
         kept: Kept,
         writers: dict[str, SplitWriter],
         pool: ThreadPoolExecutor,
     ) -> None:
-        table, columns = block.table, kept.scan.columns
-        split = self._split_of(block, columns)
+        columns = kept.scan.columns
         for index, name in enumerate(self._rule.names):
             chosen = np.flatnonzero(split == index)
             if not len(chosen):
@@ -268,11 +284,6 @@ class _Ingest:
                 )
             writers[name].add(part)
 
-    def _split_of(self, block: Block, columns: Sequence[Column]) -> NDArray[np.intp]:
-        if block.content is None:
-            return self._rule.assign(block.table, columns)
-        return self._rule.deal(block.content)
-
     def _published(self, kept: Kept, writers: dict[str, SplitWriter]) -> Dataset:
         scan = kept.scan
         dataset = Dataset(
@@ -283,6 +294,7 @@ class _Ingest:
             image=_image_shape(scan, self._config),
             image_store=None if kept.store is None else kept.store.why,
             bad_rows=self._faults.bad_rows(),
+            copies_dropped=self._dropped,
         )
         return self._with_sample(dataset)
 
@@ -319,17 +331,27 @@ def _check_split_by(config: IngestConfig, scan: Scan) -> None:
         )
 
 
-def _check_splits(config: IngestConfig, writers: Mapping[str, SplitWriter]) -> None:
+def _check_splits(
+    config: IngestConfig, scan: Scan, writers: Mapping[str, SplitWriter], *, dropped: int
+) -> None:
     total = sum(writer.rows for writer in writers.values())
     if not total:
         raise no_record(config.source)
+    duplicates = config.duplicates_for(column.dtype for column in scan.columns)
+    how, spread = f" without {dropped:,} copies" if dropped else "", ""
+    if config.split_by:
+        how += f" with their {config.split_by!r} kept together"
+    elif duplicates == "together":
+        how += " with copies kept together"
+    if dropped or (duplicates == "together" and not config.split_by):
+        spread = " or set data.duplicates: spread,"
     for name, share in config.splits.items():
         if not writers[name].rows:
-            keys = f" with their {config.split_by!r} kept together" if config.split_by else ""
             raise DataError(
                 f"split {name!r} must hold at least one record",
-                got=Plain(f"a share of {share:g} of {total:,} records{keys}, which gave none"),
-                fix=f"Bring more records, or raise data.splits.{name}, or set another data.seed.",
+                got=Plain(f"a share of {share:g} of {total:,} records{how}, which gave none"),
+                fix=f"Bring more records, or raise data.splits.{name},{spread} or set another "
+                "data.seed.",
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -21,6 +22,9 @@ _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 ImageStore = Literal["original", "resized", "raw"]
 """How the training split's images lie in the shards."""
+
+Duplicates = Literal["spread", "together", "drop"]
+"""What becomes of equal records."""
 
 REACH_KEYS = (
     *("cache_bytes", "cache_dir", "store_attempts", "store_backoff_s", "service"),
@@ -166,10 +170,16 @@ class IngestConfig:
     """What stands between two fields of a CSV file, one character; `\\t` is a tab."""
 
     splits: dict[str, float] = field(default_factory=lambda: {"train": 0.8, "eval": 0.2})
-    """Split -> its share of the records. A record's split depends on its content, not its place."""
+    """Split -> its share of the records. A record's split depends on its content, not its place; see
+    `duplicates` for equal records."""
 
     split_by: str | None = None
     """A key column: records with the same key (a user, a patient) never stand in two splits."""
+
+    duplicates: Duplicates | None = None
+    """What becomes of equal records. spread: each copy is dealt out by itself, as in a random split.
+    together: all copies go to one split. drop: only the first is kept. none: spread for tables,
+    together for images, which are compared by their bytes. `split_by` goes before spread."""
 
     seed: int = 0
     """Salts the split: another seed, another split of the same shares."""
@@ -241,12 +251,7 @@ class IngestConfig:
         ):
             if not value <= most:
                 raise ConfigError(f"data.{name} must be at most {most:,}", got=value)
-        if self.format not in ("auto", *get_args(Format)):
-            raise ConfigError(
-                f"data.format must be auto, {', '.join(get_args(Format))}",
-                got=self.format,
-                fix="Leave it out to go by the names of the files.",
-            )
+        _check_choices(self)
         for column, override in self.types.items():
             if override not in ("int", "float", "string"):
                 raise ConfigError(
@@ -254,6 +259,25 @@ class IngestConfig:
                     got=override,
                     fix="Leave the column out to go by its values.",
                 )
+
+    def duplicates_for(self, dtypes: Iterable[str]) -> Duplicates:
+        """`duplicates` as it is for columns of those types, where it is not set."""
+        return self.duplicates or ("together" if "image" in dtypes else "spread")
+
+
+def _check_choices(config: IngestConfig) -> None:
+    if config.format not in ("auto", *get_args(Format)):
+        raise ConfigError(
+            f"data.format must be auto, {', '.join(get_args(Format))}",
+            got=config.format,
+            fix="Leave it out to go by the names of the files.",
+        )
+    if config.duplicates not in (None, *get_args(Duplicates)):
+        raise ConfigError(
+            f"data.duplicates must be {', '.join(get_args(Duplicates))}",
+            got=config.duplicates,
+            fix="Leave it out: spread for tables, together for images.",
+        )
 
 
 def _check_source(source: str) -> None:

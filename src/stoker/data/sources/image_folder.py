@@ -28,10 +28,13 @@ from stoker.data.sources.records import (
 )
 from stoker.data.sources.workers import InThreads, Workers
 
+PATH = "path"
+"""The column that names the file."""
+
 IMAGE_COLUMNS = (
     Column(name="image", dtype="image"),
     Column(name="label", dtype="string"),
-    Column(name="path", dtype="string"),
+    Column(name=PATH, dtype="string"),
 )
 """The encoded bytes as they lie in the file, the folder's name, the file's relative name."""
 
