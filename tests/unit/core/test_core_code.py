@@ -206,8 +206,11 @@ def test_no_change_that_can_reach_the_function_is_missed(
 def test_runs_and_models_beside_the_code_do_not_count(folder: Path) -> None:
     edit(folder / "model.py", "import helpers", "import helpers\nfrom helpers import *")
     before = function_fingerprint(folder, "model", "build")
-    (folder / "runs").mkdir()
-    (folder / "runs" / "copy.py").write_text("x = 1\n")
+    made = {"runs/r1": ["run.json", "lock"], "models/taxi/1": ["stoker.manifest.json"]}
+    for name, files in made.items():
+        (folder / name).mkdir(parents=True)
+        for file in [*files, "copy.py"]:
+            (folder / name / file).write_text("x = 1\n")
 
     assert function_fingerprint(folder, "model", "build") == before
 
