@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,10 +17,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
-from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.config import IngestConfig, Override
 from stoker.data.sources.gathered import Gathered, Gathering, Held, Values, values_of
 from stoker.data.sources.listing import Listing, SourceFile
-from stoker.data.sources.named_columns import NUMBER, TEXT, TRUTH, WHOLE_NUMBER
+from stoker.data.sources.named_columns import (
+    NULLS,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    WHOLE_NUMBER,
+    WIDE_NUMBER,
+)
 from stoker.data.sources.named_records import NamedReader, scan_named
 from stoker.data.sources.opening import kind_of, reading
 from stoker.data.sources.records import Block, Content, Progress, Scan
@@ -67,7 +75,8 @@ class JsonlFiles:
                 differ from line to line.
             ConfigError: `data.types` names a key that is not there.
         """
-        gathered = self.workers.map(_gathered, self._lines(), bytes_of=_text_bytes)
+        parse = partial(_gathered, types=self.config.types)
+        gathered = self.workers.map(parse, self._lines(), bytes_of=_text_bytes)
         return scan_named(
             gathered, self.config, labels=self.labels, in_order=True, progress=progress
         )
@@ -161,11 +170,17 @@ def _block_lines(ends: NDArray[np.int64]) -> int:
 
 def _block(lines: _Lines, *, reader: NamedReader) -> Block:
     with ThreadPoolExecutor(1) as pool:
-        return reader.block(_gathered(lines), pool=pool)
+        return reader.block(_gathered(lines, types=reader.config.types), pool=pool)
 
 
-def _gathered(lines: _Lines) -> Gathered:
-    """Parse each line into its columns."""
+def _gathered(lines: _Lines, *, types: Mapping[str, Override]) -> Gathered:
+    """Parse each line into its columns.
+
+    Args:
+        lines: Some lines of a file.
+        types: `data.types`: a number in a column of strings becomes text here, with all its digits.
+    """
+    as_text = frozenset(name for name, override in types.items() if override == "string")
     block, file, is_start = Gathering(lines.file), lines.file, lines.is_start
     *whole, rest = lines.text.split(b"\n")
     number = lines.first - 1
@@ -176,13 +191,13 @@ def _gathered(lines: _Lines) -> Gathered:
         if is_start and text.lstrip().startswith(b"["):
             raise _no_json_lines(file, "a JSON array")
         is_start = False
-        _take(block, text, number)
+        _take(block, text, number, as_text)
     if lines.is_cut:
         block.refuse(number + 1, "the gzip data is cut: everything after this is lost")
     return block.finished(_finish)
 
 
-def _take(block: Gathering, line: bytes, number: int) -> None:
+def _take(block: Gathering, line: bytes, number: int, as_text: Collection[str]) -> None:
     try:
         record = _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
@@ -208,6 +223,10 @@ def _take(block: Gathering, line: bytes, number: int) -> None:
             kinds = names[name] = {}
         given = value if type(value) is list else [value]
         kind = _KINDS.get(type(value)) or _kind_of_list(given)
+        if not kind and value:
+            kind = NULLS
+        if name in as_text and kind in (NUMBER, TRUTH) and math.inf not in map(_size, given):
+            kind, given = TEXT, list(map(_text, given))
         if kind:
             held = kinds.get(kind)
             if held is None:
@@ -215,6 +234,15 @@ def _take(block: Gathering, line: bytes, number: int) -> None:
             held.rows.append(row)
             held.counts.append(len(given))
             held.flat += given
+
+
+def _size(number: float | None) -> float:
+    return 0 if number is None else abs(number)
+
+
+def _text(number: float | None) -> str | None:
+    whole = int(number) if isinstance(number, bool) else number
+    return None if whole is None else repr(whole).removesuffix(".0")
 
 
 def _kind_of_list(given: list[Any]) -> str:
@@ -226,8 +254,11 @@ def _kind_of_list(given: list[Any]) -> str:
 
 def _finish(kind: str, held: Held) -> list[Values]:
     if kind == NUMBER:
-        if float not in set(map(type, held.flat)) and _fits(held.flat):
-            return [values_of(WHOLE_NUMBER, held, pa.array(held.flat, pa.int64()))]
+        if float not in set(map(type, held.flat)):
+            if _fits(held.flat):
+                return [values_of(WHOLE_NUMBER, held, pa.array(held.flat, pa.int64()))]
+            texts = [None if number is None else str(number) for number in held.flat]
+            return [values_of(WIDE_NUMBER, held, pa.array(texts, pa.string()))]
         return [values_of(NUMBER, held, pa.array(_floats(held.flat), from_pandas=True))]
     if kind == TEXT:
         return [values_of(TEXT, held, _texts(held.flat))]
