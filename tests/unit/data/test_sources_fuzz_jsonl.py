@@ -11,7 +11,6 @@ import io
 import json
 import math
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never

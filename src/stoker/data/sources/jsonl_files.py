@@ -21,6 +21,7 @@ from stoker.data.sources.config import IngestConfig, Override
 from stoker.data.sources.gathered import Gathered, Gathering, Held, Values, values_of
 from stoker.data.sources.listing import Listing, SourceFile
 from stoker.data.sources.named_columns import (
+    NOTHING,
     NULLS,
     NUMBER,
     TEXT,
@@ -198,22 +199,9 @@ def _gathered(lines: _Lines, *, types: Mapping[str, Override]) -> Gathered:
 
 
 def _take(block: Gathering, line: bytes, number: int, as_text: Collection[str]) -> None:
-    try:
-        record = _DECODER.decode(line.decode())
-    except UnicodeDecodeError as error:
-        block.refuse(number, f"byte {error.start + 1} of the line is not UTF-8")
-        return
-    except RecursionError:
-        block.refuse(number, "it is nested too deeply")
-        return
-    except json.JSONDecodeError as error:
-        block.refuse(number, f"it is no JSON: {error.msg}, at character {error.pos + 1}")
-        return
-    except ValueError as error:
-        block.refuse(number, f"it is no JSON that can be read: {error}")
-        return
-    if not isinstance(record, dict) or not record:
-        block.refuse(number, "it is no JSON object with at least one key")
+    record = _record(line)
+    if isinstance(record, str):
+        block.refuse(number, record)
         return
     row, names = len(block.rows), block.names
     block.rows.append(number)
@@ -222,9 +210,7 @@ def _take(block: Gathering, line: bytes, number: int, as_text: Collection[str]) 
         if kinds is None:
             kinds = names[name] = {}
         given = value if type(value) is list else [value]
-        kind = _KINDS.get(type(value)) or _kind_of_list(given)
-        if not kind and value:
-            kind = NULLS
+        kind = _KINDS.get(type(value)) or _kind_of_list(given) or (NULLS if value else NOTHING)
         if name in as_text and kind in (NUMBER, TRUTH) and math.inf not in map(_size, given):
             kind, given = TEXT, list(map(_text, given))
         if kind:
@@ -234,6 +220,22 @@ def _take(block: Gathering, line: bytes, number: int, as_text: Collection[str]) 
             held.rows.append(row)
             held.counts.append(len(given))
             held.flat += given
+
+
+def _record(line: bytes) -> dict[str, Any] | str:
+    """A line's object, or why there is none."""
+    try:
+        record = _DECODER.decode(line.decode())
+    except UnicodeDecodeError as error:
+        return f"byte {error.start + 1} of the line is not UTF-8"
+    except RecursionError:
+        return "it is nested too deeply"
+    except json.JSONDecodeError as error:
+        return f"it is no JSON: {error.msg}, at character {error.pos + 1}"
+    except ValueError as error:
+        return f"it is no JSON that can be read: {error}"
+    is_usable = isinstance(record, dict) and record
+    return record if is_usable else "it is no JSON object with at least one key"
 
 
 def _size(number: float | None) -> float:
