@@ -42,12 +42,13 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Refuse too many values, or levels of them, before the rest is read."""
         self._values, self._levels = self._values + 1, self._levels + 1
-        _require_few(self._values, self._levels, self.peek_event().start_mark)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        _require_few(self._values, self._levels, mark)
         node = super().compose_node(parent, index)
         self._levels -= 1
         return node
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Refuse a key that stands twice: the first value would be lost silently."""
         mapping = super().compose_mapping_node(anchor)
         seen: set[str] = set()

@@ -110,16 +110,15 @@ def dataset(seed: int, split: str) -> tf.data.Dataset[Any]:
 
 def feature(name: str, rng: np.random.Generator, rows: int) -> NDArray[Any]:
     shape, dtype = INPUTS[name]
-    if dtype.startswith("int"):
-        found = rng.integers(1, TOKENS, (rows, *shape))
-        if shape:  # sequences of many lengths, 0 where nothing is
-            found *= np.arange(shape[0]) < rng.integers(1, shape[0] + 1, (rows, 1))
-        return found.astype(dtype)
     if dtype == "bool":
         return rng.random((rows, *shape)) < 0.5
-    found = rng.normal(size=(rows, *shape))
-    if name == "series":
-        found *= (np.arange(shape[0]) < rng.integers(1, shape[0] + 1, (rows, 1)))[..., None]
+    if dtype.startswith("int"):
+        found: NDArray[Any] = rng.integers(1, TOKENS, (rows, *shape))
+    else:
+        found = rng.normal(size=(rows, *shape))
+    if name in ("tokens", "series"):  # of many lengths, 0 where nothing is
+        used = np.arange(shape[0]) < rng.integers(1, shape[0] + 1, (rows, 1))
+        found = found * used.reshape(rows, shape[0], *[1] * (len(shape) - 1))
     return found.astype(dtype)
 
 
@@ -152,7 +151,7 @@ def build(seed: int, features: Any) -> keras.Model:
             layers.Dense, units, kernel_initializer=weights_of(drawn, next(names)), **options
         )
 
-    given = dict(zip(drawn.inputs, features.values(), strict=True))
+    given = {name: features["inputs" if drawn.single_tensor else name] for name in drawn.inputs}
     towers = [tower(name, x, rng, drawn, named) for name, x in given.items()]
     x = towers[0]
     if len(towers) > 1:
@@ -254,6 +253,7 @@ def sequence(x: Any, rng: np.random.Generator, drawn: Drawn, named: Any) -> Any:
 
 def body(x: Any, rng: np.random.Generator, named: Any, dense: Any, shared: Any) -> Any:
     """From [batch, 6] to [batch, 6]."""
+    nested = f"nested{rng.integers(10**9)}"
     penalties = {"kernel_regularizer": regularizers.L1L2(0.001, 0.01), "bias_regularizer": "l2"}
     kinds = [
         lambda: dense(6, activation=str(rng.choice(["relu", "elu", "tanh", "gelu", "selu"])))(x),
@@ -270,7 +270,6 @@ def body(x: Any, rng: np.random.Generator, named: Any, dense: Any, shared: Any) 
         lambda: keras.Sequential([dense(5, activation="relu"), dense(6)], name=nested)(x),
         lambda: keras.ops.silu(x),
     ]
-    nested = f"nested{rng.integers(10**9)}"
     return kinds[rng.integers(len(kinds))]()
 
 
