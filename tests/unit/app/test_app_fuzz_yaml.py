@@ -22,7 +22,7 @@ from stoker.core.config import build
 from stoker.core.errors import ConfigError, UserError
 from stoker.data.sources.source import list_source
 
-EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "250"))
 """About 7 s for both tests; `make soak` sets more."""
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
@@ -112,7 +112,12 @@ def written(raw: dict[str, Any], depth: int = 0) -> Iterator[tuple[str, str]]:
             yield key, "  " * depth + f"{key}: {value}"
 
 
-BASE = {"name": "x", "data": {"source": "data.csv"}, "model": "model:build", "label": "y"}
+BASE: dict[str, Any] = {
+    "name": "x",
+    "data": {"source": "data.csv"},
+    "model": "model:build",
+    "label": "y",
+}
 
 
 @st.composite

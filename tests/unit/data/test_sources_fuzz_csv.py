@@ -30,7 +30,7 @@ from stoker.data.sources.records import Block, Scan, silent
 from stoker.data.sources.source import open_source
 from stoker.data.sources.text import MISSING
 
-EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "250"))
 """About 8 s; `make soak` sets more."""
 
 BOM = b"\xef\xbb\xbf"
