@@ -47,6 +47,7 @@ BLOCK_BYTES = 16 << 20
 _BOM = b"\xef\xbb\xbf"
 _LINE_END = 0x0A
 _NESTED, _MIXED = "an object or a list of lists", "a list of unlike values"
+_ENDLESS = "a number beyond all 64-bit floats"
 
 _KINDS = {int: NUMBER, float: NUMBER, bool: TRUTH, str: TEXT}
 _WIDEST = 1 << 63
@@ -211,8 +212,8 @@ def _take(block: Gathering, line: bytes, number: int, as_text: Collection[str]) 
             kinds = names[name] = {}
         given = value if type(value) is list else [value]
         kind = _KINDS.get(type(value)) or _kind_of_list(given) or (NULLS if value else NOTHING)
-        if name in as_text and kind in (NUMBER, TRUTH) and math.inf not in map(_size, given):
-            kind, given = TEXT, list(map(_text, given))
+        if name in as_text and kind in (NUMBER, TRUTH):
+            kind, given = _as_text(given)
         if kind:
             held = kinds.get(kind)
             if held is None:
@@ -238,13 +239,12 @@ def _record(line: bytes) -> dict[str, Any] | str:
     return record if is_usable else "it is no JSON object with at least one key"
 
 
-def _size(number: float | None) -> float:
-    return 0 if number is None else abs(number)
-
-
-def _text(number: float | None) -> str | None:
-    whole = int(number) if isinstance(number, bool) else number
-    return None if whole is None else repr(whole).removesuffix(".0")
+def _as_text(numbers: list[Any]) -> tuple[str, list[Any]]:
+    """The kind and texts of numbers, true or false in a column of strings: 7.0 is 7, as 7 is."""
+    if any(isinstance(number, float) and math.isinf(number) for number in numbers):
+        return _ENDLESS, numbers
+    plain = [int(number) if isinstance(number, bool) else number for number in numbers]
+    return TEXT, [None if n is None else repr(n).removesuffix(".0") for n in plain]
 
 
 def _kind_of_list(given: list[Any]) -> str:
