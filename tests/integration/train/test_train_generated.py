@@ -59,7 +59,8 @@ def by_stoker(seed: int, folder: Path) -> dict[str, NDArray[Any]]:
 
 def by_fit(seed: int) -> keras.Model:
     batches = generated.dataset(seed, "train")
-    spec = batches.element_spec[0]
+    element: Any = batches.element_spec
+    spec = element[0]
     features = spec if isinstance(spec, dict) else {"inputs": spec}
     inputs = {
         name: keras.Input(part.shape[1:], dtype=part.dtype.name, name=name)
