@@ -113,13 +113,16 @@ tf-serving-oracle: $(STAMP) ## TensorFlow Serving's own integration test against
 	portpicker==1.6.0 six==1.17.0 tf-keras==2.21.0
 	@PYTHONPATH=.tools/oracle $(BIN)/python tests/oracle_tensorflow_serving.py "$(SRC)" $(ARGS)
 
-soak: $(STAMP) ## what is too long for `make test`: kills, swaps, all levers, the server's image, memory (35 minutes)
+soak: $(STAMP) ## what is too long for `make test`: kills, swaps, levers, fuzzing, generated models, memory (2 hours)
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 	@STOKER_ALL_LEVERS=1 $(BIN)/python -m pytest -m alone $(ARGS)
 	@$(BIN)/python benchmarks/gpu/run.py test --device cpu
 	@$(BIN)/python benchmarks/gpu/run.py bench --device cpu
 	@STOKER_FUZZ_EXAMPLES=50000 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_rest.py $(ARGS)
+	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py \
+	tests/unit/data/test_sources_fuzz_csv.py tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
+	@STOKER_GENERATED_MODELS=300 $(BIN)/python -m pytest tests/integration/train/test_train_generated.py $(ARGS)
 	@STOKER_SWAPS=20 $(BIN)/python -m pytest tests/integration/serve/test_serve_swaps.py $(ARGS)
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 

@@ -77,7 +77,7 @@ def page() -> str:
         "# stoker.yaml",
         "",
         "Made by `docs/make_reference.py` from the dataclasses that read it. An unknown key, a wrong",
-        "type or a broken rule is one line of error. Paths are relative to the file.",
+        "type or a broken rule is one line of error with file, line and key. Paths are relative to the file.",
     ]
     for title, cls in SECTIONS:
         lines += ["", f"## {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.cluster.resources import Resources
 from stoker.core.code import function_fingerprint, source_fingerprint
-from stoker.core.config import build, read_yaml, with_overrides
+from stoker.core.config import build, located, names_key, read_yaml, with_overrides
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.fingerprint import fingerprint
 from stoker.core.outputs import by_output
@@ -95,7 +95,7 @@ class Experiment:
             self._check_own_dataset()
         else:
             self._check_files()
-        checked_name(self.model_name)
+        checked_name(self.model_name, what="serve.model_name" if self.serve.model_name else "name")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -238,10 +238,16 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
     from_file = _paths_from(read_yaml(file), folder)
     given = _paths_from(with_overrides({}, overrides), Path.cwd())
     raw = _merged(_with_section(from_file, given), given)
-    if "folder" in raw:
-        raise ConfigError("folder is not set in stoker.yaml", got=raw["folder"])
-    _check_service(raw.get("data"))
-    return build(Experiment, raw | {"folder": folder})
+    try:
+        if "folder" in raw:
+            raise ConfigError("folder is not set in stoker.yaml", got=raw["folder"])
+        _check_service(raw.get("data"))
+        return build(Experiment, raw | {"folder": folder})
+    except ConfigError as error:
+        keys = {assignment.partition("=")[0].strip() for assignment in overrides}
+        if any(names_key(error.rule, key) for key in keys):
+            raise
+        raise located(error, file) from None
 
 
 def _check_service(data: Any) -> None:
@@ -268,7 +274,7 @@ def _own_dataset(reference: str) -> OwnDatasetConfig:
         raise ConfigError(
             "data must be a section, or MODULE:FUNCTION of a tf.data.Dataset",
             got=reference,
-            fix=f"Write `data: {{source: {reference}}}` for files.",
+            fix=f"Write `data: {{source: {reference!r}}}` for files.",
         )
     return OwnDatasetConfig(dataset=reference)
 

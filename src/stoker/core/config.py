@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime as dt
 import difflib
+import math
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -17,25 +21,70 @@ from stoker.core.errors import ConfigError, Plain
 ConfigType = TypeVar("ConfigType")
 
 
+MOST_BYTES = 1 << 20
+"""Largest YAML file: 20,000 columns in `data.types`."""
+
+MOST_VALUES = 100_000
+"""Most values of a YAML text, with what aliases and merges repeat. PyYAML takes 5 s for so many."""
+
+MOST_LEVELS = 100
+"""Most values inside each other, with what aliases repeat. PyYAML takes time that grows with the square."""
+
+_OCTAL = re.compile(r"[-+]?0[0-7_]+")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+
 class _Loader(yaml.SafeLoader):
     """YAML 1.2 where PyYAML is otherwise: a key stands once in a mapping, and 20:30 is a text."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    _values = _levels = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Refuse too many values, or levels of them, before the rest is read."""
+        self._values, self._levels = self._values + 1, self._levels + 1
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        _require_few(self._values, self._levels, mark)
+        node = super().compose_node(parent, index)
+        self._levels -= 1
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Refuse a key that stands twice: the first value would be lost silently."""
+        mapping = super().compose_mapping_node(anchor)
         seen: set[str] = set()
-        for key_node, _ in node.value:
-            if isinstance(key_node, yaml.ScalarNode):
-                if key_node.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key {key_node.value!r} stands twice", key_node.start_mark
-                    )
-                seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
+        for key, _ in mapping.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise _refused(f"key {key.value!r} stands twice", key.start_mark)
+                seen.add(key.value)
+        return mapping
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Refuse a value that Python cannot read as what it looks like, or that nothing can use."""
+        try:
+            value = super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, ValueError):
+            kind = node.tag.rpartition(":")[2]
+            raise _refused(
+                f"{str(node.value)[:40]!r} cannot be read as {kind}", node.start_mark
+            ) from None
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise _refused(f"{node.value[:40]} does not fit 64 bits", node.start_mark)
+        if isinstance(value, str) and _NO_TEXT.search(value):
+            raise _refused(
+                "text with a NUL character, or half of a surrogate pair", node.start_mark
+            )
+        return value
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         """A number; what YAML 1.1 takes for one to the base 60 is a text."""
         if ":" in node.value:
             return node.value
+        if _OCTAL.fullmatch(node.value):
+            problem = (
+                f"{node.value} is octal in YAML 1.1 and decimal in YAML 1.2; write it without the"
+            )
+            raise _refused(f"{problem} leading 0, or in quotes if it is text", node.start_mark)
         if node.tag.endswith(":int"):
             return self.construct_yaml_int(node)
         return self.construct_yaml_float(node)
@@ -45,6 +94,17 @@ for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 
 
+def _refused(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, mark)
+
+
+def _require_few(values: int, levels: int, mark: yaml.Mark) -> None:
+    if values > MOST_VALUES:
+        raise _refused(f"more than {MOST_VALUES:,} values, with all that aliases repeat", mark)
+    if levels > MOST_LEVELS:
+        raise _refused(f"more than {MOST_LEVELS} values inside each other", mark)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds one mapping.
 
@@ -52,7 +112,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: no such file, no YAML (with line and column), or no mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as stream:
+            raw = stream.read(MOST_BYTES + 1)
+        text = raw.decode()
     except OSError as error:
         raise ConfigError(
             f"{path} must be a file that can be read",
@@ -60,8 +122,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
             fix="`stoker init --from YOUR_DATA` writes one.",
         ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} must be UTF-8 text", got=Plain(str(error))) from None
-    value = _parse(text, str(path))
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path} must be UTF-8 text (line {line})", got=raw[error.start : error.end]
+        ) from None
+    if len(raw) > MOST_BYTES:
+        raise ConfigError(
+            f"{path} must be at most {MOST_BYTES >> 20} MiB", got=Plain("a larger file")
+        )
+    value = parse_yaml(text, str(path))
     if not isinstance(value, dict):
         raise ConfigError(
             f"{path} must hold `key: value` lines", got=Plain(_type_name(type(value)))
@@ -97,7 +166,7 @@ def with_overrides(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[s
                     fix="Set the whole section, or a key that it has.",
                 )
             where = below
-        where[parts[-1]] = _parse(text, f"--set {key}")
+        where[parts[-1]] = parse_yaml(text, f"--set {key}")
     return result
 
 
@@ -174,18 +243,92 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"Known: {', '.join(names)}." if names else "There are none."
 
 
-def _parse(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of one YAML document.
+
+    Args:
+        text: The document.
+        where: What a message calls it.
+
+    Raises:
+        ConfigError: it is not YAML, with line and column; or it is too large or too deep.
+    """
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
-    except RecursionError:
-        raise ConfigError(
-            f"{where} must not be nested so deeply", got=Plain("more levels than are read")
-        ) from None
+        node = _composed(text)
+        if node is None:
+            return None
+        _require_bounded(node, {})
+        return _Loader("").construct_document(node)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problem = f"character {chr(error.character)!r}"
+        raise ConfigError(f"{where} must be YAML (line {line})", got=Plain(problem)) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{where} must be YAML{place}", got=Plain(problem)) from None
+
+
+def _composed(text: str) -> yaml.Node | None:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node()
+    except (OverflowError, ValueError) as error:  # "\\UFFFFFFFF"
+        raise yaml.scanner.ScannerError(None, None, str(error), loader.get_mark()) from None
+
+
+def _require_bounded(node: yaml.Node, sizes: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
+    """How many values a node holds with all that its aliases repeat, and how many inside each other.
+
+    Args:
+        node: Any.
+        sizes: Node -> its result; (0, 0) for one that is being counted.
+    """
+    if node not in sizes:
+        sizes[node] = 0, 0
+        children = () if isinstance(node, yaml.ScalarNode) else node.value
+        if isinstance(node, yaml.MappingNode):
+            children = [child for pair in children for child in pair]
+        found = [_require_bounded(child, sizes) for child in children]
+        values = 1 + sum(values for values, _ in found)
+        levels = 1 + max((levels for _, levels in found), default=0)
+        _require_few(values, levels, node.start_mark)
+        sizes[node] = values, levels
+    if sizes[node] == (0, 0):
+        raise _refused("a value that holds itself", node.start_mark)
+    return sizes[node]
+
+
+def located(error: ConfigError, path: Path) -> ConfigError:
+    """The error with the file, and with the line of the key that it names, if the file has it.
+
+    Args:
+        error: What `build` says of the file's values.
+        path: The file, which was read before.
+    """
+    node = _composed(path.read_text(encoding="utf-8"))
+    lines = {} if node is None else _key_lines(node, "")
+    named = [key for key in lines if names_key(error.rule, key)]
+    line = f", line {lines[max(named, key=len)]}" if named else ""
+    return ConfigError(f"{path}{line}: {error.rule}", got=error.got, fix=error.fix)
+
+
+def names_key(rule: str, key: str) -> bool:
+    """Whether a rule names a dotted key; a plain one only where it begins with it."""
+    found = re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", rule)
+    return found is not None and (found.start() == 0 or "." in key)
+
+
+def _key_lines(node: yaml.Node, where: str) -> dict[str, int]:
+    """Dotted key -> its line, counted from 1."""
+    found: dict[str, int] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(key, yaml.ScalarNode):
+            name = _dotted(where, key.value)
+            found[name] = key.start_mark.line + 1
+            found |= _key_lines(value, name)
+    return found
 
 
 def _copied(value: Any) -> Any:
@@ -217,7 +360,7 @@ def _convert_union(args: tuple[Any, ...], value: object, where: str) -> Any:
         except ConfigError:
             continue
     expected = " or ".join(dict.fromkeys(_type_name(choice) for choice in choices))
-    raise ConfigError(f"{where} must be {expected}", got=value)
+    raise ConfigError(f"{where} must be {expected}", got=value, fix=_in_quotes(choices, value))
 
 
 def _convert_literal(args: tuple[Any, ...], value: object, where: str) -> Any:
@@ -242,23 +385,32 @@ def _convert_sequence(args: tuple[Any, ...], value: object, where: str) -> Any:
 
 
 def _convert_scalar(hint: Any, value: object, where: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, str):
-        return _float_text(value, where)
+    if hint is float:
+        return _float(value, where)
     if hint is Path and isinstance(value, str):
         return Path(value)
     if type(value) is hint or (hint is Path and isinstance(value, Path)):
         return value
-    raise ConfigError(f"{where} must be {_type_name(hint)}", got=value)
+    raise ConfigError(
+        f"{where} must be {_type_name(hint)}", got=value, fix=_in_quotes([hint], value)
+    )
 
 
-def _float_text(value: str, where: str) -> float:
-    # YAML 1.1 reads 1e-3 (no dot) as text; everyone means a number by it.
-    try:
-        return float(value)
-    except ValueError:
-        raise ConfigError(f"{where} must be {_type_name(float)}", got=value) from None
+def _in_quotes(hints: Sequence[Any], value: object) -> str:
+    """What to do where YAML takes a text for something else: `no`, `on`, `12`, `2026-01-31`."""
+    is_other = isinstance(value, bool | int | float | dt.date)
+    return "Write it in quotes if it is text." if str in hints and is_other else ""
+
+
+def _float(value: object, where: str) -> float:
+    number = math.nan
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        # YAML 1.1 reads 1e-3 (no dot) as text; everyone means a number by it.
+        with contextlib.suppress(ValueError, OverflowError):
+            number = float(value)
+    if math.isnan(number):
+        raise ConfigError(f"{where} must be {_type_name(float)}", got=value)
+    return number
 
 
 def _type_name(hint: Any) -> str:

@@ -166,16 +166,20 @@ def is_model_name(name: str) -> bool:
     return plain and 0 < len(name.encode()) <= _NAME_CHARS and not name.startswith((".", " "))
 
 
-def checked_name(name: str) -> str:
+def checked_name(name: str, *, what: str = "a model's name and an alias") -> str:
     """The name itself.
+
+    Args:
+        name: Of a model, or an alias.
+        what: What a message calls it.
 
     Raises:
         ConfigError: it could lead out of the repository or hide itself there.
     """
     if not is_model_name(name):
         raise ConfigError(
-            "a model's name and an alias must be one plain folder name, without path separators, "
-            "colons, quotes or a leading dot",
+            f"{what} must be one plain folder name, without path separators, colons, quotes or a "
+            "leading dot",
             got=name,
             fix="Choose letters, digits, - and _.",
         )

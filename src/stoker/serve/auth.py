@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from stoker.core.config import parse_yaml
 from stoker.core.errors import ConfigError, Plain
 from stoker.serve.errors import Code, ServeError
 
@@ -90,11 +89,12 @@ def read_keys(path: Path) -> Keys:
         ConfigError: the file is not there or not in that form.
     """
     try:
-        entries = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "the keys must be read from a YAML file", got=Plain(f"{path} ({type(error).__name__})")
         ) from error
+    entries = parse_yaml(text, str(path))
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{path} must hold a list of keys", got=Plain(type(entries).__name__))
     return Keys(keys=tuple(_key(entry, path, number) for number, entry in enumerate(entries, 1)))
@@ -119,7 +119,7 @@ def _key(entry: Any, path: Path, number: int) -> Key:
     if not isinstance(entry, dict) or not set(entry) <= known or not {"name", "role"} <= set(entry):
         raise ConfigError(f"{place} must have name, role, and key or sha256")
     roles = {role.name.lower(): role for role in Role}
-    if entry["role"] not in roles:
+    if not isinstance(entry["role"], str) or entry["role"] not in roles:
         raise ConfigError(f"the role of {place} must be predict or admin", got=entry["role"])
     if ("key" in entry) == ("sha256" in entry):
         raise ConfigError(f"{place} must have either key or sha256")

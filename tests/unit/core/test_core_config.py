@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from stoker.core.config import build, read_yaml, with_overrides
+from stoker.core.config import build, parse_yaml, read_yaml, with_overrides
 from stoker.core.errors import ConfigError
 
 
@@ -49,6 +49,10 @@ def test_plain_values_become_nested_frozen_dataclasses() -> None:
         ({"name": "a", "train": {"batch_size": "big"}}, "train.batch_size must be"),
         ({"name": "a", "train": {"batch_size": True}}, "train.batch_size must be"),
         ({"name": "a", "train": {"rate": "fast"}}, "train.rate must be a number. Received: 'fast'"),
+        ({"name": "a", "train": {"rate": float("nan")}}, "train.rate must be a number"),
+        ({"name": "a", "train": {"rate": "nan"}}, "train.rate must be a number"),
+        ({"name": "a", "train": {"rate": 10**400}}, "train.rate must be a number"),
+        ({"name": False}, "Write it in quotes if it is text."),
         ({"name": "a", "train": {"rate": -1}}, "train.rate must be above 0"),
         ({"name": "a", "tags": "x"}, "tags must be a list"),
         ({"name": "a", "size": [1, 2, 3]}, "size must hold 2 values"),
@@ -101,6 +105,28 @@ def test_an_assignment_of_another_form_is_refused(assignment: str) -> None:
         ("", "must hold `key: value` lines"),
         ("a: 1\na: 2", "stands twice"),
         ("a: !!python/object/apply:os.system [ls]", "must be YAML"),
+        ("a:\n  b: 2026-13-45", r"line 2, column 6\).*'2026-13-45' cannot be read as timestamp"),
+        ("a: 2001-12-14T21:59:43-99:30", "cannot be read as timestamp"),
+        ("a: !!int x", "'x' cannot be read as int"),
+        ("a: !!int ''", "cannot be read as int"),
+        ("a: !!bool x", "cannot be read as bool"),
+        ("a: !!float x", "cannot be read as float"),
+        ("a: !!timestamp x", "cannot be read as timestamp"),
+        ("a: 0x_", "cannot be read as int"),
+        ("a: 0b_", "cannot be read as int"),
+        ("a: " + "9" * 5000, "line 1, column 4"),
+        ("a: 0x" + "F" * 5000, "does not fit 64 bits"),
+        ("a: 9223372036854775808", "does not fit 64 bits"),
+        ("a: 010", "octal in YAML 1.1 and decimal in YAML 1.2"),
+        (r'a: "\UFFFFFFFF"', "must be YAML .line 1"),
+        (r'a: "\uD800"', "half of a surrogate pair"),
+        (r'a: "\0"', "a NUL character"),
+        ("a: 1\nb: \x07", r"line 2\).*'\\x07'"),
+        ("a: &a {b: *a}", "a value that holds itself"),
+        ("? [a]\n: 1", "unhashable key"),
+        ("a: " + "[" * 101, "more than 100 values inside each other"),
+        ("k0: &k0 []\n" + "".join(f"k{n}: &k{n} [*k{n - 1}]\n" for n in range(1, 2000)), "inside"),
+        ("a: &a [" + "1, " * 400 + "]\nb: &b [" + "*a, " * 400 + "]", "more than 100,000 values"),
     ],
 )
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -109,6 +135,12 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, said: s
 
     with pytest.raises(ConfigError, match=said):
         read_yaml(file)
+
+
+def test_a_key_that_a_merge_brings_does_not_stand_twice() -> None:
+    text = "a: {b: &x {<<: {k: 1}, k: 2}}\nc: {<<: *x, k: 3}"
+
+    assert parse_yaml(text, "it") == {"a": {"b": {"k": 2}}, "c": {"k": 3}}
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

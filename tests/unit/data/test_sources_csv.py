@@ -69,6 +69,7 @@ def column(folder: Path, values: list[str], **settings_: Any) -> tuple[Column, l
         (["1.5", "nan", "N/A", " 2.5 "], ("float32", False), [1.5, None, None, 2.5]),
         (["1.5", "inf", "-Infinity"], ("float32", False), [1.5, float("inf"), float("-inf")]),
         (["true", "False", "TRUE"], ("int64", False), [1, 0, 1]),
+        (["true", "", "FALSE"], ("float32", True), [1.0, None, 0.0]),
         (["a", "", "NA"], ("string", False), ["a", "", "NA"]),
         (["", "", ""], ("string", False), ["", "", ""]),
         (["0x1F", "0x2A"], ("string", False), ["0x1F", "0x2A"]),
@@ -93,6 +94,7 @@ def test_a_column_takes_the_type_that_all_its_values_suggest(
         ("int", ["1.0", "", "3.0"], ("float32", True), [1.0, None, 3.0]),
         ("int", ["20000001.0", ""], ("float64", True), [20000001.0, None]),
         ("int", ["true", "false"], ("int64", False), [1, 0]),
+        ("int", ["true", "NA"], ("float32", True), [1.0, None]),
     ],
 )
 def test_data_types_overrides_what_the_values_suggest(

@@ -144,7 +144,7 @@ def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(
-            "a tf.data service must be named by host:port",
+            "a tf.data service (data.service.address) must be named by host:port",
             got=address,
             fix="Write for example 127.0.0.1:5050, or grpc://127.0.0.1:5050.",
         )

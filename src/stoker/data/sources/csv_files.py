@@ -19,7 +19,7 @@ from stoker.core.errors import DataError, Plain
 from stoker.data.columns import Column
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.listing import Listing, SourceFile
-from stoker.data.sources.opening import EndMarked, open_text, reading
+from stoker.data.sources.opening import EndMarked, open_text, reading, unescaped
 from stoker.data.sources.records import (
     SHOWN_FAULTS,
     WORKERS,
@@ -54,7 +54,7 @@ _JSON = re.compile(r"\s*(\[\s*)?\{\s*[\"}]")
 """How objects of JSON begin; no header of CSV does, whose quotes stand at the start of a field."""
 
 _LAST = b"\x00end\x00"
-"""What the line after the last one holds: no good value has a NUL byte."""
+"""What the line after the last one holds; in others a NUL stands before hexadecimal digits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +88,7 @@ class _Numbering:
     faults: list[Fault] = field(default_factory=list)
     left_out: list[int] = field(default_factory=list)
     counted: int = 0
+    is_escaped: bool = False
 
     def leave_out(self, record: pa.csv.InvalidRow) -> str:
         """Note a record that has the wrong number of fields."""
@@ -239,6 +240,8 @@ class CsvFiles:
             ended, stop = ended or last, batch.num_rows - last
             broken, count = numbering.take()
             columns = [batch.column(index)[first:stop] for index in order]
+            if numbering.is_escaped:
+                columns = [unescaped(column) for column in columns]
             yield _Chunk(
                 file=file.name,
                 columns=columns,
@@ -305,7 +308,7 @@ def _batches(
         EndMarked(open_text(path, location=file.location), last_line=last_line) as stream,
     ):
         try:
-            yield from pa.csv.open_csv(
+            for batch in pa.csv.open_csv(
                 stream,
                 # More threads would lose the numbers of the records that are left out.
                 read_options=pa.csv.ReadOptions(
@@ -319,7 +322,9 @@ def _batches(
                 convert_options=pa.csv.ConvertOptions(
                     column_types=dict.fromkeys(names, pa.binary())
                 ),
-            )
+            ):
+                numbering.is_escaped = stream.is_escaped
+                yield batch
         except pa.ArrowInvalid as error:
             if "straddling" in str(error):
                 raise _endless_record(file, numbering.last_row + 1) from None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,10 +17,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
-from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.config import IngestConfig, Override
 from stoker.data.sources.gathered import Gathered, Gathering, Held, Values, values_of
 from stoker.data.sources.listing import Listing, SourceFile
-from stoker.data.sources.named_columns import NUMBER, TEXT, TRUTH, WHOLE_NUMBER
+from stoker.data.sources.named_columns import (
+    NOTHING,
+    NULLS,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    WHOLE_NUMBER,
+    WIDE_NUMBER,
+)
 from stoker.data.sources.named_records import NamedReader, scan_named
 from stoker.data.sources.opening import kind_of, reading
 from stoker.data.sources.records import Block, Content, Progress, Scan
@@ -38,6 +47,7 @@ BLOCK_BYTES = 16 << 20
 _BOM = b"\xef\xbb\xbf"
 _LINE_END = 0x0A
 _NESTED, _MIXED = "an object or a list of lists", "a list of unlike values"
+_ENDLESS = "a number beyond all 64-bit floats"
 
 _KINDS = {int: NUMBER, float: NUMBER, bool: TRUTH, str: TEXT}
 _WIDEST = 1 << 63
@@ -67,7 +77,8 @@ class JsonlFiles:
                 differ from line to line.
             ConfigError: `data.types` names a key that is not there.
         """
-        gathered = self.workers.map(_gathered, self._lines(), bytes_of=_text_bytes)
+        parse = partial(_gathered, types=self.config.types)
+        gathered = self.workers.map(parse, self._lines(), bytes_of=_text_bytes)
         return scan_named(
             gathered, self.config, labels=self.labels, in_order=True, progress=progress
         )
@@ -161,11 +172,17 @@ def _block_lines(ends: NDArray[np.int64]) -> int:
 
 def _block(lines: _Lines, *, reader: NamedReader) -> Block:
     with ThreadPoolExecutor(1) as pool:
-        return reader.block(_gathered(lines), pool=pool)
+        return reader.block(_gathered(lines, types=reader.config.types), pool=pool)
 
 
-def _gathered(lines: _Lines) -> Gathered:
-    """Parse each line into its columns."""
+def _gathered(lines: _Lines, *, types: Mapping[str, Override]) -> Gathered:
+    """Parse each line into its columns.
+
+    Args:
+        lines: Some lines of a file.
+        types: `data.types`: a number in a column of strings becomes text here, with all its digits.
+    """
+    as_text = frozenset(name for name, override in types.items() if override == "string")
     block, file, is_start = Gathering(lines.file), lines.file, lines.is_start
     *whole, rest = lines.text.split(b"\n")
     number = lines.first - 1
@@ -176,29 +193,16 @@ def _gathered(lines: _Lines) -> Gathered:
         if is_start and text.lstrip().startswith(b"["):
             raise _no_json_lines(file, "a JSON array")
         is_start = False
-        _take(block, text, number)
+        _take(block, text, number, as_text)
     if lines.is_cut:
         block.refuse(number + 1, "the gzip data is cut: everything after this is lost")
     return block.finished(_finish)
 
 
-def _take(block: Gathering, line: bytes, number: int) -> None:
-    try:
-        record = _DECODER.decode(line.decode())
-    except UnicodeDecodeError as error:
-        block.refuse(number, f"byte {error.start + 1} of the line is not UTF-8")
-        return
-    except RecursionError:
-        block.refuse(number, "it is nested too deeply")
-        return
-    except json.JSONDecodeError as error:
-        block.refuse(number, f"it is no JSON: {error.msg}, at character {error.pos + 1}")
-        return
-    except ValueError as error:
-        block.refuse(number, f"it is no JSON that can be read: {error}")
-        return
-    if not isinstance(record, dict) or not record:
-        block.refuse(number, "it is no JSON object with at least one key")
+def _take(block: Gathering, line: bytes, number: int, as_text: Collection[str]) -> None:
+    record = _record(line)
+    if isinstance(record, str):
+        block.refuse(number, record)
         return
     row, names = len(block.rows), block.names
     block.rows.append(number)
@@ -207,7 +211,9 @@ def _take(block: Gathering, line: bytes, number: int) -> None:
         if kinds is None:
             kinds = names[name] = {}
         given = value if type(value) is list else [value]
-        kind = _KINDS.get(type(value)) or _kind_of_list(given)
+        kind = _KINDS.get(type(value)) or _kind_of_list(given) or (NULLS if value else NOTHING)
+        if name in as_text and kind in (NUMBER, TRUTH):
+            kind, given = _as_text(given)
         if kind:
             held = kinds.get(kind)
             if held is None:
@@ -215,6 +221,30 @@ def _take(block: Gathering, line: bytes, number: int) -> None:
             held.rows.append(row)
             held.counts.append(len(given))
             held.flat += given
+
+
+def _record(line: bytes) -> dict[str, Any] | str:
+    """A line's object, or why there is none."""
+    try:
+        record = _DECODER.decode(line.decode())
+    except UnicodeDecodeError as error:
+        return f"byte {error.start + 1} of the line is not UTF-8"
+    except RecursionError:
+        return "it is nested too deeply"
+    except json.JSONDecodeError as error:
+        return f"it is no JSON: {error.msg}, at character {error.pos + 1}"
+    except ValueError as error:
+        return f"it is no JSON that can be read: {error}"
+    is_usable = isinstance(record, dict) and record
+    return record if is_usable else "it is no JSON object with at least one key"
+
+
+def _as_text(numbers: list[Any]) -> tuple[str, list[Any]]:
+    """The kind and texts of numbers, true or false in a column of strings: 7.0 is 7, as 7 is."""
+    if any(isinstance(number, float) and math.isinf(number) for number in numbers):
+        return _ENDLESS, numbers
+    plain = [int(number) if isinstance(number, bool) else number for number in numbers]
+    return TEXT, [None if n is None else repr(n).removesuffix(".0") for n in plain]
 
 
 def _kind_of_list(given: list[Any]) -> str:
@@ -226,8 +256,11 @@ def _kind_of_list(given: list[Any]) -> str:
 
 def _finish(kind: str, held: Held) -> list[Values]:
     if kind == NUMBER:
-        if float not in set(map(type, held.flat)) and _fits(held.flat):
-            return [values_of(WHOLE_NUMBER, held, pa.array(held.flat, pa.int64()))]
+        if float not in set(map(type, held.flat)):
+            if _fits(held.flat):
+                return [values_of(WHOLE_NUMBER, held, pa.array(held.flat, pa.int64()))]
+            texts = [None if number is None else str(number) for number in held.flat]
+            return [values_of(WIDE_NUMBER, held, pa.array(texts, pa.string()))]
         return [values_of(NUMBER, held, pa.array(_floats(held.flat), from_pandas=True))]
     if kind == TEXT:
         return [values_of(TEXT, held, _texts(held.flat))]

@@ -17,18 +17,21 @@ from stoker.data.sources.config import Override
 from stoker.data.sources.gathered import Gathered, Values
 from stoker.data.sources.parquet_columns import ParquetColumn
 from stoker.data.sources.records import Cells, Reading, with_fault
-from stoker.data.sources.text import NUMBER_SHARE
+from stoker.data.sources.text import NUMBER_SHARE, clean, read_text
 from stoker.data.sources.vectors import vector_cells
 
 NUMBER, WHOLE_NUMBER, TRUTH = "a number", "a whole number", "true or false"
-TEXT, IMAGE, NOTHING = "text", "an image", ""
-"""Kinds of values that are known beyond one source; `NOTHING` where no record has a value."""
+WIDE_NUMBER = "a whole number of any size"
+TEXT, IMAGE, NOTHING, NULLS = "text", "an image", "", "a list of nulls"
+"""Kinds of values that are known beyond one source; `NOTHING` where no record has a value. Values of
+`WIDE_NUMBER` are text: whether they fit is known once all of the column is."""
 
 FAMILIES: dict[str, Family] = {
     NOTHING: "null",
     "an int64_list": "int",
     "a float_list": "float",
     WHOLE_NUMBER: "int",
+    WIDE_NUMBER: "int",
     NUMBER: "float",
     TRUTH: "int",
     TEXT: "string",
@@ -80,18 +83,30 @@ class NamedColumn:
 
         def read(flat: pa.Array) -> Cells:
             wide = self.column.dtype == "float64"
+            if own.kind == WIDE_NUMBER:
+                return read_text(clean(flat), self.how, missing, wide=wide)
             return typed.typed(flat, how=self.how, wide=wide, missing=missing)
 
         cells = self._folded(own, len(block.rows), read)
         for values in given:
-            if not self._takes(values.kind):
+            if values.kind == NULLS:
+                cells = self._without_other_lengths(cells, values)
+            elif not self._takes(values.kind):
                 wrong = _at(values.rows, len(block.rows))
                 reason = f"it holds {values.kind} where {self.kind} is the rule"
                 cells = with_fault(cells, wrong, reason)
         return cells
 
     def _takes(self, kind: str) -> bool:
-        return kind == self.kind or (kind == WHOLE_NUMBER and self.kind == NUMBER)
+        both_numbers = kind in (WHOLE_NUMBER, WIDE_NUMBER) and self.kind in (WHOLE_NUMBER, NUMBER)
+        return kind == self.kind or both_numbers
+
+    def _without_other_lengths(self, cells: Cells, nulls: Values) -> Cells:
+        """A list of nulls is a missing value only if it is as long as other records' lists."""
+        length = self.column.length or 1
+        other = nulls.counts != length if self.kind else np.zeros(len(nulls.rows), np.bool_)
+        reason = f"it holds another number of nulls than {length}"
+        return with_fault(cells, _at(nulls.rows[other], len(cells.bad)), reason)
 
     def _folded(self, own: Values, rows: int, read: Callable[[pa.Array], Cells]) -> Cells:
         length = self.column.length
@@ -130,7 +145,9 @@ class LearnedColumn:
     def look(self, block: Gathered, missing: pa.Array) -> None:
         """Take one block into account."""
         for values in block.columns.get(self.name, ()):
-            kind = NUMBER if values.kind == WHOLE_NUMBER else values.kind
+            if values.kind == NULLS:
+                continue
+            kind = NUMBER if values.kind in (WHOLE_NUMBER, WIDE_NUMBER) else values.kind
             counts, first, records = np.unique(values.counts, return_index=True, return_counts=True)
             for count, at, number in zip(
                 counts.tolist(), first.tolist(), records.tolist(), strict=True
@@ -143,7 +160,8 @@ class LearnedColumn:
                     kind, ParquetColumn(name=self.name, override=self.override)
                 )
                 typed.families.setdefault(FAMILIES[values.kind], block.file.name)
-                typed.look(values.flat, missing)
+                is_text = values.kind == WIDE_NUMBER
+                typed.look(values.flat.cast(pa.float64()) if is_text else values.flat, missing)
 
     def settled(self, *, rows: int, is_label: bool, most_bad: int) -> NamedColumn:
         """How the column is read.

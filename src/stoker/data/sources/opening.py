@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stoker.core.errors import DataError, Plain
 
@@ -84,15 +87,22 @@ def open_text(path: Path, *, location: str) -> BinaryIO:
 
 
 class EndMarked(io.RawIOBase):
-    """A stream with one more line at its end.
+    """A stream of UTF-8 with one more line at its end.
 
     Arrow takes a quote that is never closed for one value that reaches to the end of the file, and
     says nothing. Where that happens the line added here is swallowed too, and its absence tells.
+    PyArrow raises for a record with too few or too many fields that is not UTF-8: a byte that is not
+    part of a character, and a NUL, is given as a NUL and two hexadecimal digits.
     """
+
+    is_escaped = False
+    """True once there was such a byte."""
 
     def __init__(self, stream: BinaryIO, *, last_line: bytes) -> None:
         self._stream = stream
         self._tail = b"\n" + last_line + b"\n"
+        self._held = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(_ESCAPING)
 
     def readable(self) -> bool:
         """It is."""
@@ -106,20 +116,59 @@ class EndMarked(io.RawIOBase):
         parts: list[bytes] = []
         wanted = size
         while size < 0 or wanted > 0:
-            found = self._stream.read(wanted)
-            if not found:
-                found, self._tail = self._cut_tail(wanted)
+            found = self._held or self._next(wanted)
             if not found:
                 break
+            if size >= 0:
+                found, self._held = found[:wanted], found[wanted:]
             parts.append(found)
             wanted -= len(found)
         return b"".join(parts)
 
-    def _cut_tail(self, size: int) -> tuple[bytes, bytes]:
-        cut = len(self._tail) if size < 0 else size
-        return self._tail[:cut], self._tail[cut:]
+    def _next(self, size: int) -> bytes:
+        """Some more bytes, b"" at the end."""
+        while found := bytes(self._stream.read(size)):
+            if found.isascii() and b"\0" not in found and not self._decoder.getstate()[0]:
+                return found
+            if text := self._decoder.decode(found.replace(b"\0", _NUL)):
+                self.is_escaped = self.is_escaped or "\0" in text
+                return text.encode()
+        text = self._decoder.decode(b"", final=True)
+        self.is_escaped = self.is_escaped or bool(text)
+        last, self._tail = text.encode() + self._tail, b""
+        return last
 
     def close(self) -> None:
         """Close the stream below."""
         self._stream.close()
         super().close()
+
+
+def unescaped(values: pa.Array) -> pa.Array:
+    """The bytes as they stand in the file.
+
+    Args:
+        values: [rows] binary, of an `EndMarked` stream that is escaped.
+    """
+    if not pc.any(pc.match_substring(values, "\0")).as_py():
+        return values
+    return pa.array([_ESCAPED.sub(_byte, value) for value in values.to_pylist()], pa.binary())
+
+
+_ESCAPING = "stoker-nul-and-hex"
+_NUL = b"\x00" + b"00"
+_ESCAPED = re.compile(rb"\x00([0-9a-f]{2})")
+
+
+def _byte(found: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(found[1].decode())
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    bad = error.object[error.start : error.end]
+    return "".join(f"\0{byte:02x}" for byte in bad), error.end
+
+
+codecs.register_error(_ESCAPING, _escape)

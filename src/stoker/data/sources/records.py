@@ -16,7 +16,7 @@ from stoker.cluster.limits import usable_cores
 from stoker.data.columns import Column
 from stoker.data.sources.listing import Listing
 
-Reading = Literal["int", "bool", "whole", "float", "string", "image"]
+Reading = Literal["int", "bool", "whole", "bool_with_gaps", "float", "string", "image"]
 """How a column's values are read; `whole` is an integer column with gaps."""
 
 Progress = Callable[[int, int | None], None]

@@ -30,7 +30,7 @@ def stored_column(name: str, how: Reading, *, widest: float) -> Column:
         how: How it is read.
         widest: Largest magnitude of its whole numbers, which decides what holds them with gaps.
     """
-    if how == "whole":
+    if how in ("whole", "bool_with_gaps"):
         dtype: Dtype = "float64" if widest > WIDEST_FLOAT32 else "float32"
         return Column(name=name, dtype=dtype, whole=True)
     return Column(name=name, dtype=_DTYPES[how])

@@ -110,11 +110,13 @@ class Tally:
         """
         whole: Reading = "int" if gaps_end_records or not self.missing else "whole"
         mostly_bool = self.present > 0 and self.bools >= NUMBER_SHARE * self.present
-        if override is not None:
-            as_int: Reading = "bool" if mostly_bool and whole == "int" else whole
-            return as_int if override == "int" else override
+        truth: Reading = "bool" if whole == "int" else "bool_with_gaps"
+        if override is not None and override != "int":
+            return override
         if mostly_bool:
-            return "bool"
+            return truth
+        if override == "int":
+            return whole
         if not self.present or self.ints + self.floats < NUMBER_SHARE * self.present:
             return "string"
         return "float" if self.floats else whole
@@ -158,12 +160,12 @@ def read_text(column: Cells, reading: Reading, missing: pa.Array, *, wide: bool)
     values = _present(column.values, missing)
     if reading == "float":
         found = _read_floats(values, column.raw)
-    elif reading == "bool":
+    elif reading in ("bool", "bool_with_gaps"):
         found = _read_bools(values, column.raw)
     else:
         found = _read_ints(values, column.raw)
-        if reading == "whole":
-            found = gapped(found, wide=wide)
+    if reading in ("whole", "bool_with_gaps"):
+        found = gapped(found, wide=wide)
     return joined(column, found, retype=True)
 
 
