@@ -250,6 +250,7 @@ def _export(context: Context, folder: Path) -> Done:
                 for output, label in labels.items()
             }
         ),
+        "multi_hot": alone(dict.fromkeys(labels, False) | _multi_hot(context)),
         "classes": alone({output: label.classes for output, label in labels.items()}),
         "outputs": vetted["outputs"],
         "signatures": vetted["signatures"],
@@ -258,6 +259,15 @@ def _export(context: Context, folder: Path) -> Done:
     }
     write_json(folder / LINEAGE, _lineage(context) | facts)
     return Done(result=facts, columns=context.hashed(transform.serving_columns))
+
+
+def _multi_hot(context: Context) -> dict[str, bool]:
+    """Output -> whether some row of some split has no class or several."""
+    found: dict[str, bool] = {}
+    for by_output in context.labels().values():
+        for output, summary in by_output.items():
+            found[output] = found.get(output, False) or summary.multi_hot
+    return found
 
 
 def _lineage(context: Context) -> dict[str, Any]:

@@ -153,6 +153,13 @@ def _judged(case: _Case, *, monitor: str, train: bool) -> Iterator[Finding]:
             "Use activation='sigmoid' for two classes, or one output for each class.",
         )
         return
+    if case.rank is not None and case.rank > 1:
+        yield case.warning(
+            "not_evaluated",
+            f"the model gives values of {case.rank} axes a row: training works, and `evaluate` "
+            "refuses it",
+            "Stop after `stoker train`, or reduce the output to one answer a row.",
+        )
     rule = _RULES.get(case.loss)
     if rule is not None:
         yield from rule(case)
@@ -192,22 +199,25 @@ def _binary(case: _Case) -> Iterator[Finding]:
             "has one label",
             _for_class_ids(case),
         )
+    elif case.rank == 1 and case.units and case.label.shape not in ((), (1,), (case.units,)):
+        yield case.error(
+            "label_shape",
+            f"{case.loss} compares each output with a label of its own: the model gives {case.units} "
+            f"values a row, and {case.subject} has {case.label.shape[-1]}",
+            f"Give the last layer {case.label.shape[-1]} units.",
+        )
     elif least < 0 or most > 1:
         yield case.error(
             "label_range",
             f"{case.loss} needs labels from 0 to 1: {case.goes}",
             _to_zero_and_one(case),
         )
-    elif (
-        (case.label.most_sum or 0) > 1
-        and case.label.zero_or_one
-        and case.rank == 1
-        and case.label.shape == (case.units,)
-    ):
+    elif case.activation == "softmax" and case.label.multi_hot:
         yield case.warning(
-            "multi_label",
-            f"{case.subject} has several classes in a row: training works, and `evaluate` refuses it",
-            "Train one model for each class to have it evaluated, or stop after `stoker train`.",
+            "several_labels",
+            f"the outputs of softmax add up to 1, and rows of {case.subject} have "
+            f"{case.label.least_sum:g} to {case.label.most_sum:g} classes",
+            "For several classes at once use activation='sigmoid'.",
         )
     yield from _activations(case, "sigmoid")
 

@@ -36,6 +36,7 @@ def judged(model: BuiltModel, labels: ArrayLike, monitor: str = "val_loss") -> l
 
 CLASSES = np.arange(5)
 ONE_HOT = np.eye(5, dtype="float32")
+MULTI_HOT = [[1, 1, 0, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ ONE_HOT = np.eye(5, dtype="float32")
         (5, "softmax", "categorical_crossentropy", CLASSES, "sparse_categorical_crossentropy"),
         (5, "softmax", "categorical_crossentropy", ONE_HOT * 2, "add up to 1"),
         (1, "softmax", "binary_crossentropy", [0, 1], "sigmoid"),
+        (1, "sigmoid", "binary_crossentropy", MULTI_HOT, "5 units"),
         (1, None, "hinge", [0, 1, 2], "-1 and 1"),
         (1, None, "poisson", [-1, 3], "can be negative"),
         (1, None, "msle", [-0.5, 3], "can be negative"),
@@ -86,6 +88,9 @@ def test_labels_outside_of_what_the_loss_reads_are_refused_with_the_remedy(
         (5, "softmax", keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), [-1, 2]),
         (5, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True), CLASSES),
         (5, "softmax", "categorical_crossentropy", ONE_HOT),
+        (5, "sigmoid", "binary_crossentropy", MULTI_HOT),
+        (5, "sigmoid", "binary_crossentropy", ONE_HOT),
+        (5, None, keras.losses.BinaryFocalCrossentropy(from_logits=True), MULTI_HOT),
         (5, "softmax", "kl_divergence", np.full((3, 5), 0.2)),
         (1, None, "hinge", [-1, 1]),
         (1, None, "squared_hinge", [0, 1]),
@@ -115,7 +120,7 @@ def test_labels_that_the_loss_can_learn_pass_without_a_word(
             ONE_HOT + ONE_HOT[::-1] * (CLASSES != 2),
             "label_sum",
         ),
-        (5, "sigmoid", "binary_crossentropy", [[1, 1, 0, 0, 0], [0, 0, 0, 1, 0]], "multi_label"),
+        (5, "softmax", "binary_crossentropy", MULTI_HOT, "several_labels"),
         (1, "sigmoid", "mse", [1, 5], "label_range"),
         (1, "tanh", "huber", [-3.0, 3.0], "label_range"),
         (1, "sigmoid", "binary_crossentropy", [1, 1, 1], "one_label"),
@@ -125,6 +130,17 @@ def test_what_is_most_likely_a_mistake_is_a_warning(
     units: int, activation: str | None, loss: Any, labels: ArrayLike, kind: str
 ) -> None:
     assert f"warning {kind}" in judged(built(units, activation, loss), labels)
+
+
+def test_an_answer_that_evaluation_refuses_is_a_warning() -> None:
+    inputs = keras.Input((4, 3))
+    model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(inputs))
+    model.compile(loss="sparse_categorical_crossentropy")
+    labels = [[0, 1, 1, 0], [1, 1, 0, 1]]
+
+    found = judged(BuiltModel(model=model, adapt=lambda features: features), labels)
+
+    assert found == ["warning not_evaluated"]
 
 
 def test_a_rare_class_is_a_warning_only_where_accuracy_chooses_the_best_epoch() -> None:

@@ -44,6 +44,12 @@ class LabelSummary:
     counts: dict[str, int] | None
     """Value -> rows with it; None for vectors, or with more than `MOST_CLASSES` values."""
 
+    @property
+    def multi_hot(self) -> bool:
+        """Whether labels are vectors of 0 and 1, and some have no 1 or several."""
+        vectors = len(self.shape) == 1 and self.most_sum is not None
+        return vectors and self.zero_or_one and (self.least_sum, self.most_sum) != (1.0, 1.0)
+
     def to_json(self) -> dict[str, Any]:
         """The summary as JSON values."""
         return asdict(self) | {"shape": list(self.shape)}
