@@ -133,8 +133,11 @@ def _analyze(context: Context, folder: Path) -> Done:
 
 def anomaly_facts(anomalies: Sequence[Anomaly]) -> dict[str, Any]:
     """The facts that the stage `analyze` records: what was found, and what ends the chain."""
+    from stoker.data.features.input_checks import anomalies_as_facts
+
     return {
         "anomalies": [f"{a.column}: {a.message}" for a in anomalies],
+        "of_columns": anomalies_as_facts(anomalies),
         "refused": [f"{a.column}: {a.message}" for a in anomalies if a.severity == "error"],
     }
 
@@ -160,6 +163,7 @@ def _weight_inputs(experiment: Experiment) -> dict[str, str]:
 
 def _transform(context: Context, folder: Path) -> Done:
     from stoker.data.features.build import build_transform
+    from stoker.data.features.input_checks import vocabulary_losses
     from stoker.data.features.labels import require_known_labels
 
     experiment = context.experiment
@@ -181,6 +185,9 @@ def _transform(context: Context, folder: Path) -> Done:
     return Done(
         result={
             "labels": labels_as_facts(labels),
+            "vocabulary_losses": [
+                asdict(loss) for loss in vocabulary_losses(dataset, transform.spec, transform.root)
+            ],
             "features": [feature.name for feature in transform.features],
             "serving_columns": [column.name for column in transform.serving_columns],
         },

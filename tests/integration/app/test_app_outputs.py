@@ -110,6 +110,9 @@ def test_both_outputs_are_trained_gated_and_served_over_rest_and_grpc(
         "val_species_accuracy",
         "val_width_loss",
     }
+    [warning] = chain.result("train")["warnings"]
+    assert warning.startswith("column 'a' of train: it alone decides the label 'kind' in every row")
+    assert "data.columns: {exclude: ['a']}" in warning
     passed = {v["key"]: v["passed"] for v in chain.result("evaluate")["verdicts"]}
     assert passed.keys() >= {"evaluate.gates.species_accuracy.min", "evaluate.gates.width_rmse.max"}
     assert all(passed.values())

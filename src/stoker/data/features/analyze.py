@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from stoker.core.files import write_atomic, write_json
 from stoker.data.dataset import Dataset
 from stoker.data.features.anomalies import Anomaly, anomalies_to_json, find_anomalies
 from stoker.data.features.engine import Progress, unseen
+from stoker.data.features.leaks import find_leaks
 from stoker.data.features.measure import compute_statistics
 from stoker.data.features.report import render_report
 from stoker.data.features.schema import Schema, infer_schema, schema_to_json
@@ -43,16 +44,21 @@ def analyze(
         DataError: a shard is damaged, the training split is empty.
     """
     statistics = compute_statistics(dataset, progress=progress)
-    schema, anomalies = write_analysis(statistics, out_dir, labels=labels)
+    leaks = find_leaks(dataset, statistics, labels)
+    schema, anomalies = write_analysis(statistics, out_dir, labels=labels, leaks=leaks)
     return statistics, schema, anomalies
 
 
 def write_analysis(
-    statistics: Statistics, out_dir: Path, *, labels: Collection[str]
+    statistics: Statistics,
+    out_dir: Path,
+    *,
+    labels: Collection[str],
+    leaks: Iterable[Anomaly] = (),
 ) -> tuple[Schema, list[Anomaly]]:
     """Write down statistics, and what follows from them; see `analyze`."""
     schema = infer_schema(statistics, labels=labels)
-    anomalies = find_anomalies(statistics, schema)
+    anomalies = [*find_anomalies(statistics, schema), *leaks]
     write_json(out_dir / "statistics.json", statistics_to_json(statistics))
     write_json(out_dir / "schema.json", schema_to_json(schema))
     write_json(out_dir / "anomalies.json", anomalies_to_json(anomalies))
