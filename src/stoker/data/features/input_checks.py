@@ -18,6 +18,7 @@ from stoker.data.features import engine
 from stoker.data.features.anomalies import Anomaly
 from stoker.data.features.schema import TRAIN
 from stoker.data.features.spec import LabelSpec, TransformSpec
+from stoker.data.sources.config import leaving_out
 
 LOST_SHARE = 0.5
 """Share of a split's rows out of vocabulary from which the vocabulary says too little."""
@@ -120,11 +121,7 @@ def input_findings(
         name = each["column"]
         # Vectors of zeros and masks of ones are ordinary in elements made by code.
         if name in served and not served[name]:
-            leave_out = (
-                "Leave it out of the elements"
-                if own
-                else f"Set data.columns: {{exclude: [{name!r}]}}"
-            )
+            leave_out = "Leave it out of the elements" if own else f"Set {leaving_out(name)}"
             if each["kind"] == "decides_label":
                 yield _warning(
                     "decides_label",

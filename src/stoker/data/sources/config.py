@@ -110,6 +110,19 @@ class ImagesConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnsConfig:
+    """Which columns of the files are read."""
+
+    exclude: tuple[str, ...] = ()
+    """Columns that are left out, whatever they hold: nothing of them is checked or kept."""
+
+
+def leaving_out(column: str) -> str:
+    """The setting that leaves a column out, for a message."""
+    return f"data.columns: {{exclude: [{column!r}]}}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceConfig:
     """A tf.data service on whose workers training's batches are made."""
 
@@ -173,6 +186,9 @@ class IngestConfig:
 
     seed: int = 0
     """Salts the split: another seed, another split of the same shares."""
+
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    """Which columns of the files are read; all by default."""
 
     types: dict[str, Override] = field(default_factory=dict)
     """Column -> type, where the type that the values suggest is not the one that is meant."""

@@ -38,6 +38,7 @@ from stoker.data.sources.table import (
     bad_names,
     check_names,
     check_same_columns,
+    kept_names,
     known_types,
     stored_column,
 )
@@ -213,12 +214,13 @@ class CsvFiles:
 
     def _names(self) -> list[str]:
         first, *others = self.listing.files
-        names = read_header(first, self.config.delimiter)
+        names = self._kept(first)
         for other in others:
-            check_same_columns(
-                names, read_header(other, self.config.delimiter), first=first.name, other=other
-            )
+            check_same_columns(names, self._kept(other), first=first.name, other=other)
         return names
+
+    def _kept(self, file: SourceFile) -> list[str]:
+        return kept_names(self.config, read_header(file, self.config.delimiter))
 
     def _all_chunks(self, names: Sequence[str]) -> Iterator[_Chunk]:
         for file in self.listing.files:

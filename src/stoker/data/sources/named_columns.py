@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stoker.core.errors import DataError, Plain
+from stoker.core.errors import Plain
 from stoker.data.columns import Column
 from stoker.data.sources.arrow_types import Family
-from stoker.data.sources.config import Override
+from stoker.data.sources.config import Override, leaving_out
 from stoker.data.sources.gathered import Gathered, Values
 from stoker.data.sources.parquet_columns import ParquetColumn
 from stoker.data.sources.records import Cells, Reading, with_fault
+from stoker.data.sources.table import UnusableColumn
 from stoker.data.sources.text import NUMBER_SHARE
 from stoker.data.sources.vectors import vector_cells
 
@@ -176,7 +177,7 @@ class LearnedColumn:
         how = typed.reading(is_label=is_label)
         return NamedColumn(column=typed.column(how), how=how, kind=kind, override=self.override)
 
-    def _unlike(self) -> DataError:
+    def _unlike(self) -> UnusableColumn:
         parts = [
             f"{f'{count} values, each ' if count > 1 else ''}{kind}, in {records:,} "
             f"record{'s' if records > 1 else ''} (first {self.first[kind, count]})"
@@ -184,11 +185,13 @@ class LearnedColumn:
         ]
         more = len(self.lengths) - len(parts)
         rest = f"; and {more} other numbers of values" if more else ""
-        return DataError(
+        return UnusableColumn(
+            self.name,
             f"column {self.name!r} must hold the same in every record: a number, a text or an "
             "encoded image, or a fixed number of numbers or texts",
             got=Plain("; ".join(parts) + rest),
-            fix="Cut, pad or convert it where the records are written, or leave it out of them.",
+            fix=f"Set {leaving_out(self.name)}, or cut, pad or convert it where the records are "
+            "written.",
         )
 
 

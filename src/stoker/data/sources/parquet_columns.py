@@ -10,12 +10,12 @@ import pyarrow as pa
 from stoker.core.errors import DataError, Plain
 from stoker.data.columns import Column
 from stoker.data.sources.arrow_types import Family, family_of, item_type, plain
-from stoker.data.sources.config import Override
+from stoker.data.sources.config import Override, leaving_out
 from stoker.data.sources.image_check import begins_as_image
 from stoker.data.sources.images import ImageTally
 from stoker.data.sources.listing import SourceFile
 from stoker.data.sources.records import Cells, Reading, joined
-from stoker.data.sources.table import stored_column
+from stoker.data.sources.table import UnusableColumn, stored_column
 from stoker.data.sources.text import Tally, clean, gapped, narrowed, read_text
 from stoker.data.sources.vectors import common_length, lengths_of
 
@@ -73,11 +73,13 @@ class ParquetColumn:
         item = item_type(kind)
         family = family_of(kind if item is None else item)
         if family is None or (item is not None and family == "image"):
-            raise DataError(
+            raise UnusableColumn(
+                self.name,
                 f"{file.location}: column {self.name!r} must hold numbers, text, times or encoded "
                 "images, or lists of numbers or text",
                 got=Plain(str(kind)),
-                fix="Drop or convert the column; nested values become columns of their own.",
+                fix=f"Set {leaving_out(self.name)}, or convert it: nested values become columns of "
+                "their own.",
             )
         self.families.setdefault(family, file.name)
         if item is not None or family != "null":
@@ -139,10 +141,12 @@ class ParquetColumn:
             DataError: nothing in it even begins as an image does.
         """
         if not self.holds_images:
-            raise DataError(
+            raise UnusableColumn(
+                self.name,
                 f"column {self.name!r} of bytes must hold encoded images",
                 got=Plain("no image in any record"),
-                fix=f"Drop the column, or set data.types: {{{self.name}: string}} if it is text.",
+                fix=f"Set {leaving_out(self.name)}, or data.types: {{{self.name}: string}} if it is "
+                "text.",
             )
 
     def reading(self, *, is_label: bool) -> Reading:

@@ -36,6 +36,37 @@ def stored_column(name: str, how: Reading, *, widest: float) -> Column:
     return Column(name=name, dtype=_DTYPES[how])
 
 
+def kept_names(config: IngestConfig, names: Sequence[str]) -> list[str]:
+    """The columns of the files that `data.columns` does not exclude.
+
+    Raises:
+        ConfigError: an excluded column is not there, or none is left.
+    """
+    excluded = config.columns.exclude
+    for name in excluded:
+        if name not in names:
+            raise ConfigError(
+                "data.columns.exclude must name columns of the data",
+                got=name,
+                fix=nearest(name, names),
+            )
+    kept = [name for name in names if name not in excluded]
+    if not kept:
+        raise ConfigError(
+            "data.columns.exclude must leave a column", got=list(excluded), fix="Exclude fewer."
+        )
+    return kept
+
+
+class UnusableColumn(DataError):
+    """A column that no feature can be made of, in files that are otherwise fine."""
+
+    def __init__(self, column: str, rule: str, *, got: object, fix: str) -> None:
+        """Name the column; see `DataError`."""
+        super().__init__(rule, got=got, fix=fix)
+        self.column = column
+
+
 def check_names(names: Sequence[str], *, location: str) -> None:
     """Hold that a file names each of its columns once.
 
@@ -96,5 +127,6 @@ def check_same_columns(
     raise DataError(
         f"{other.location} must have the columns of {first}",
         got=Plain(" and ".join(parts)),
-        fix="Rename or drop columns so that all files agree, or leave the file out by a glob.",
+        fix="Rename columns or exclude them (data.columns) so that all files agree, or leave the file "
+        "out by a glob.",
     )
