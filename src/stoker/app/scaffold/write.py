@@ -17,6 +17,7 @@ from stoker.data.ingest import IngestConfig, SourceDescription, describe_source
 from stoker.data.sources.config import ColumnsConfig
 from stoker.data.sources.table import UnusableColumn
 from stoker.data.sources.uri import is_uri, parse_uri
+from stoker.data.sources.written_numbers import NumberText
 
 EXAMPLES_SEEN = 300_000
 """Rows times epochs that training on a table aims at: about a minute on two cores."""
@@ -116,16 +117,26 @@ def _described(
     config: IngestConfig, label: str | None
 ) -> tuple[IngestConfig, SourceDescription, list[str]]:
     """What a source holds, without the columns that nothing can be made of, each with a line."""
-    left_out: list[str] = []
+    told: list[str] = []
     while True:
         try:
-            return config, describe_source(config), left_out
+            seen = describe_source(config)
         except UnusableColumn as error:
             if error.column == label:
                 raise
-            left_out.append(f"Column {error.column!r} is left out: {error.got}.")
+            told.append(f"Column {error.column!r} is left out: {error.got}.")
             columns = ColumnsConfig(exclude=(*config.columns.exclude, error.column))
             config = replace(config, columns=columns)
+            continue
+        written = {each.column: each.number for each in seen.assumptions if each.number}
+        if not written:
+            return config, seen, told + [f"{each.text}." for each in seen.assumptions]
+        told += [
+            f"Column {name!r} is read as numbers such as {number}."
+            for name, number in written.items()
+        ]
+        numbers = {name: NumberText(number=number) for name, number in written.items()}
+        config = replace(config, types=config.types | numbers)
 
 
 def _require_rows(seen: SourceDescription, source: Path | str) -> None:
@@ -241,9 +252,14 @@ def _data_options(label: Label, seen: SourceDescription, config: IngestConfig) -
     if config.images.size is not None:
         size = list(config.images.size)
         lines.append(f"images: {{size: {size}}}  # height, width to which all are brought")
+    numbers = {name: f"{{number: {yaml_flow(each.number)}}}" for name, each in _written(config)}
+    types = {yaml_flow(name): spelled for name, spelled in numbers.items()}
     if label.form == "as text":
-        types = yaml_flow({label.name: "string"})
-        lines.append(f"types: {types}  # its numbers are names of classes")
+        types[yaml_flow(label.name)] = "string"
+    if types:
+        why = "  # its numbers are names of classes" if label.form == "as text" else ""
+        spelled = ", ".join(f"{name}: {how}" for name, how in types.items())
+        lines.append(f"types: {{{spelled}}}{why}")
     if label.missing:
         lines.append(f"max_bad_rows: {label.missing}  # rows without a label")
     if config.columns.exclude:
@@ -253,6 +269,10 @@ def _data_options(label: Label, seen: SourceDescription, config: IngestConfig) -
         total = seen.bad + label.missing
         lines.append(f"# max_bad_rows: {total}  # would leave out what cannot be read, too")
     return "".join(f"  {line}\n" for line in lines)
+
+
+def _written(config: IngestConfig) -> list[tuple[str, NumberText]]:
+    return [(name, how) for name, how in config.types.items() if isinstance(how, NumberText)]
 
 
 def _epochs(seen: SourceDescription) -> int:

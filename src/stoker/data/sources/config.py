@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.sources.uri import is_uri, parse_uri
+from stoker.data.sources.written_numbers import NumberText
 
 Format = Literal["csv", "jsonl", "parquet", "tfrecord", "images"]
 """What the files of a source can hold."""
@@ -190,8 +191,9 @@ class IngestConfig:
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     """Which columns of the files are read; all by default."""
 
-    types: dict[str, Override] = field(default_factory=dict)
-    """Column -> type, where the type that the values suggest is not the one that is meant."""
+    types: dict[str, Override | NumberText] = field(default_factory=dict)
+    """Column -> type, where the type that the values suggest is not the one that is meant; of text
+    that is numbers as people write them an example, `{number: "1,234.5"}`."""
 
     missing_values: tuple[str, ...] = ()
     """Texts that mean "missing" in number columns, besides the empty text, NA, N/A, NaN, nan, null,
@@ -264,9 +266,9 @@ class IngestConfig:
                 fix="Leave it out to go by the names of the files.",
             )
         for column, override in self.types.items():
-            if override not in ("int", "float", "string"):
+            if not isinstance(override, NumberText) and override not in get_args(Override):
                 raise ConfigError(
-                    f"data.types.{column} must be int, float or string",
+                    f"data.types.{column} must be int, float or string, or {{number: ...}}",
                     got=override,
                     fix="Leave the column out to go by its values.",
                 )

@@ -16,10 +16,11 @@ from stoker.data.sources.arrow_types import Family
 from stoker.data.sources.config import Override, leaving_out
 from stoker.data.sources.gathered import Gathered, Values
 from stoker.data.sources.parquet_columns import ParquetColumn
-from stoker.data.sources.records import Cells, Reading, with_fault
+from stoker.data.sources.records import Assumption, Cells, Reading, with_fault
 from stoker.data.sources.table import UnusableColumn
-from stoker.data.sources.text import NUMBER_SHARE
+from stoker.data.sources.text import NUMBER_SHARE, assumed_of, clean
 from stoker.data.sources.vectors import vector_cells
+from stoker.data.sources.written_numbers import NumberText
 
 NUMBER, WHOLE_NUMBER, TRUTH = "a number", "a whole number", "true or false"
 TEXT, IMAGE, NOTHING = "text", "an image", ""
@@ -59,7 +60,7 @@ class NamedColumn:
     kind: str
     """The kind of value that a record must hold."""
 
-    override: Override | None
+    override: Override | NumberText | None
     """What `data.types` says of it."""
 
     def cells(self, block: Gathered, missing: pa.Array) -> Cells:
@@ -116,7 +117,7 @@ class LearnedColumn:
     name: str
     """As the records spell it."""
 
-    override: Override | None
+    override: Override | NumberText | None
     """What `data.types` says of it."""
 
     kinds: dict[str, ParquetColumn] = field(default_factory=dict)
@@ -145,6 +146,15 @@ class LearnedColumn:
                 )
                 typed.families.setdefault(FAMILIES[values.kind], block.file.name)
                 typed.look(values.flat, missing)
+                if values.kind == TEXT:
+                    typed.tally.keep(clean(values.flat).values)
+
+    def assumed(self, how: Reading) -> Assumption | None:
+        """What is worth a word about how the column is read."""
+        typed = self.kinds.get(TEXT)
+        if typed is None or self.override is not None:
+            return None
+        return assumed_of(self.name, how, typed.tally)
 
     def settled(self, *, rows: int, is_label: bool, most_bad: int) -> NamedColumn:
         """How the column is read.

@@ -64,12 +64,14 @@ def scan_named(
         )
         for name in names
     ]
+    assumed = [looked.columns[each.column.name].assumed(each.how) for each in settled]
     has_image = any(each.kind == IMAGE for each in settled)
     return Scan(
         columns=tuple(each.column for each in settled),
         readings=tuple(each.how for each in settled),
         kinds=tuple(each.kind for each in settled),
         rows=looked.rows,
+        assumptions=tuple(filter(None, assumed)),
         image=looked.images.shape(config.images) if has_image else None,
     )
 

@@ -18,6 +18,7 @@ from stoker.data.sources.records import Cells, Reading, joined
 from stoker.data.sources.table import UnusableColumn, stored_column
 from stoker.data.sources.text import Tally, clean, gapped, narrowed, read_text
 from stoker.data.sources.vectors import common_length, lengths_of
+from stoker.data.sources.written_numbers import NumberText
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class ParquetColumn:
 
     name: str
     """As the files spell it."""
-    override: Override | None
+    override: Override | NumberText | None
     """What `data.types` says of it."""
     families: dict[Family, str] = field(default_factory=dict)
     """What its values are -> the first file that says so."""
@@ -121,7 +122,7 @@ class ParquetColumn:
             values = self._values_of_lists(values)
         found = plain(values).values
         if self.by_text:
-            self.tally.add(clean(_as_text(found)).values, missing)
+            self.tally.add(clean(_as_text(found), self.override).values, missing)
         elif self.family == "int":
             self.tally.missing += found.null_count
             self.tally.widen(found)
@@ -153,7 +154,7 @@ class ParquetColumn:
         """How the column is read."""
         gaps_end_records = is_label or self.is_vector
         if self.by_text:
-            return self.tally.reading(self.override, gaps_end_records=gaps_end_records)
+            return self.tally.settled(self.override, gaps_end_records=gaps_end_records)
         if self.family == "int":
             return "int" if gaps_end_records or not self.tally.missing else "whole"
         return "string" if self.family == "null" else self.family
@@ -173,7 +174,7 @@ class ParquetColumn:
         """The values as they are stored."""
         found = plain(values)
         if self.by_text:
-            text = clean(_as_text(found.values))
+            text = clean(_as_text(found.values), self.override)
             return joined(found, read_text(text, how, missing, wide=wide), retype=how != "string")
         if how == "float":
             numbers = found.values.cast(pa.float64(), safe=False)

@@ -12,6 +12,7 @@ from stoker.data.sources.config import IngestConfig, Override
 from stoker.data.sources.listing import SourceFile
 from stoker.data.sources.records import Reading
 from stoker.data.sources.text import WIDEST_FLOAT32
+from stoker.data.sources.written_numbers import NumberText
 
 _DTYPES: dict[Reading, Dtype] = {
     "int": "int64",
@@ -96,7 +97,7 @@ def _is_unfit(character: str) -> bool:
     return character < " " or character == "\x7f" or "\ud800" <= character <= "\udfff"
 
 
-def known_types(config: IngestConfig, names: Sequence[str]) -> dict[str, Override]:
+def known_types(config: IngestConfig, names: Sequence[str]) -> dict[str, Override | NumberText]:
     """`data.types`, every column of which must be there.
 
     Raises:
