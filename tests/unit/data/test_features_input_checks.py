@@ -22,9 +22,9 @@ _DTYPES: dict[str, Any] = {"int64": "int64", "double": "float64", "string": "str
 
 
 def write(root: Path, **splits: dict[str, Any]) -> Dataset:
-    shards = {}
-    for split, columns in splits.items():
-        table, path = pa.table(columns), root / f"{split}.parquet"
+    shards: dict[str, tuple[Shard, ...]] = {}
+    for split, given in splits.items():
+        table, path = pa.table(given), root / f"{split}.parquet"
         pq.write_table(table, path, write_page_checksum=True)
         size = path.stat().st_size
         shard = Shard(file=path.name, rows=len(table), size_bytes=size, sha256=sha256_file(path))

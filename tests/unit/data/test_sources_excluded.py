@@ -57,7 +57,8 @@ def read(path: Path, *exclude: str) -> list[str]:
 def test_a_column_that_cannot_be_read_is_named_with_the_setting_that_leaves_it_out(
     name: str, tmp_path: Path
 ) -> None:
-    path, left_out = write(tmp_path, name), []
+    path = write(tmp_path, name)
+    left_out: list[str] = []
 
     for column in UNUSABLE[name]:
         with pytest.raises(UnusableColumn) as refused:

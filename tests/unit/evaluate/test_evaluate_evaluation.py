@@ -225,13 +225,13 @@ def test_a_gate_of_one_output_refuses_the_model_whatever_the_other_says() -> Non
 def test_several_labels_are_measured_together_and_one_by_one() -> None:
     evaluation = EVERY[SHAPES.index("several labels")]
 
-    metrics = evaluation.metrics
+    metrics: Any = evaluation.metrics
     each = [metrics[f"label_{label}_auc"] for label in range(3)]
     assert evaluation.outputs[ONLY].task == Task(kind="multilabel", classes=3)
     assert metrics["macro_auc"] == pytest.approx(np.mean(each))
     assert isinstance(metrics["subset_accuracy"], float)
     assert evaluation.main_metric == "macro_auc"
-    by_day = {piece.value: piece.metrics for piece in evaluation.slices}
+    by_day: Any = {piece.value: piece.metrics for piece in evaluation.slices}
     assert by_day["a"]["label_2_recall"] > 0.5
     assert isinstance(by_day["c"]["macro_auc"], Undefined)
     assert not evaluation.outputs[ONLY].confusion
