@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.app.experiment import Experiment
 from stoker.app.opening import open_dataset, open_transform
 from stoker.data.dataset import Dataset, load_dataset
+from stoker.data.features.label_summary import LabelSummary, labels_from_facts
 from stoker.data.ingest import list_source
 from stoker.data.sources.listing import Listing
 from stoker.telemetry.wall_time import WallTime
@@ -62,6 +63,11 @@ class Context:
     def transform(self) -> AnyTransform:
         """What makes features of it."""
         return open_transform(self.experiment, self.outputs["transform"])
+
+    def labels(self) -> dict[str, dict[str, LabelSummary]]:
+        """Split -> output -> label summary; nothing in the record of an earlier version."""
+        stage = "transform" if self.experiment.own_dataset is None else "analyze"
+        return labels_from_facts(self.results[stage].get("labels", {}))
 
     def hashed(self, columns: Iterable[AnyColumn]) -> tuple[str, ...]:
         """The names of columns whose values ingest has hashed: none of a user's own dataset."""

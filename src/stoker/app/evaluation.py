@@ -142,13 +142,19 @@ def _examples(asked: Asked, lineage: dict[str, Any]) -> dict[str, Examples]:
     """By output labels and predictions, and what they mean by what the model says of itself."""
     is_regression = by_output(lineage.get("is_regression", False))
     from_logits = by_output(lineage["from_logits"])
+    multi_hot = by_output(lineage.get("multi_hot", False))
     examples: dict[str, Examples] = {}
     for output, labels in asked.labels.items():
         predictions = asked.predictions[output]
         if is_regression.get(output, False):
             task = Task(kind="regression", classes=0)
         else:
-            task = infer_task(labels, predictions.shape, from_logits=from_logits[output])
+            task = infer_task(
+                labels,
+                predictions.shape,
+                from_logits=from_logits[output],
+                multi_hot=multi_hot.get(output, False),
+            )
         examples[output] = pair(labels, predictions, task=task)
     return examples
 

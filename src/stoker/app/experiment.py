@@ -117,7 +117,7 @@ class Experiment:
                 got=self.label,
                 fix=f"Write `label: {next(iter(self.label.values()), '...')}`.",
             )
-        require_metrics_of(self.evaluate, list(self.labels))
+        require_metrics_of(self.evaluate, list(self.labels), any_label=True)
 
     def _check_own_dataset(self) -> None:
         what = "where data is a dataset of your own"

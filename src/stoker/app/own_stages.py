@@ -87,7 +87,7 @@ def _transform_inputs(context: Context) -> dict[str, Any]:
 def _transform(context: Context, folder: Path) -> Done:
     description = read_description(context.outputs["ingest"] / DESCRIPTION)
     slices_of(context.experiment, description.columns)
-    require_metrics_of(context.experiment.evaluate, list(description.labels))
+    require_metrics_of(context.experiment.evaluate, list(description.labels), any_label=True)
     write_description(folder / DESCRIPTION, description)
     names = [column.name for column in description.features]
     return Done(result={"features": names, "serving_columns": names})

@@ -25,6 +25,7 @@ from stoker.core.errors import CheckFailed, Plain
 from stoker.core.files import read_json
 from stoker.core.outputs import ONLY
 from stoker.data.dataset import BATCH_ROWS
+from stoker.evaluate.evaluation import read_evaluation
 
 ASKED_ROWS = 5
 """Rows of the eval split that the server is asked about."""
@@ -90,7 +91,11 @@ def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
         answered = {ONLY: next(iter(answered.values()))}
     grpc = {name: answered[name] for name in rest}
     _check(rest, grpc, served, version)
-    classes = {output: label.classes for output, label in transform.labels.items()}
+    evaluated = read_evaluation(chain.output("evaluate") / "evaluation.json").outputs
+    classes = {
+        output: label.classes if evaluated[output].task.kind in ("binary", "multiclass") else ()
+        for output, label in transform.labels.items()
+    }
     truth = labels_of(transform, rows)
     return Proof(
         version=served,
@@ -175,7 +180,10 @@ def _check(rest: Answers, grpc: Answers, served: int, version: int) -> None:
 
 
 Classes = Sequence[str] | None
-"""Class id -> what the data calls it; None of numbers."""
+"""Class id -> what the data calls it; None where ids have no names, none where there are no ids."""
+
+_SHOWN_VALUES = 8
+"""Values of a row that is not one of classes."""
 
 
 def _by_row(
@@ -193,6 +201,8 @@ def _by_row(
 
 def _shown_labels(labels: NDArray[Any], classes: Classes) -> list[str]:
     flat = labels.reshape(len(labels), -1)
+    if classes is not None and not classes:
+        return _values(flat)
     if classes:
         return [classes[int(row[0])] for row in flat]
     # Of a one-hot label the class.
@@ -203,8 +213,15 @@ def _shown(answers: NDArray[Any], classes: Classes) -> list[str]:
     flat = answers.reshape(len(answers), -1)
     if flat.shape[1] == 1:
         return [f"{row[0]:.4g}" for row in flat]
+    if classes is not None and not classes:
+        return _values(flat)
     best = flat.argmax(axis=1)
     return [
         f"{classes[index] if classes else index} ({row[index]:.3f})"
         for index, row in zip(best, flat, strict=True)
     ]
+
+
+def _values(rows: NDArray[Any]) -> list[str]:
+    more = " ..." if rows.shape[1] > _SHOWN_VALUES else ""
+    return [" ".join(f"{value:.4g}" for value in row[:_SHOWN_VALUES]) + more for row in rows]

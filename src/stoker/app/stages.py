@@ -153,8 +153,11 @@ def _analyze(context: Context, folder: Path) -> Done:
 
 def anomaly_facts(anomalies: Sequence[Anomaly]) -> dict[str, Any]:
     """The facts that the stage `analyze` records: what was found, and what ends the chain."""
+    from stoker.data.features.input_checks import anomalies_as_facts
+
     return {
         "anomalies": [f"{a.column}: {a.message}" for a in anomalies],
+        "of_columns": anomalies_as_facts(anomalies),
         "refused": [f"{a.column}: {a.message}" for a in anomalies if a.severity == "error"],
     }
 
@@ -180,6 +183,7 @@ def _weight_inputs(experiment: Experiment) -> dict[str, str]:
 
 def _transform(context: Context, folder: Path) -> Done:
     from stoker.data.features.build import build_transform
+    from stoker.data.features.input_checks import vocabulary_losses
     from stoker.data.features.labels import require_known_labels
 
     experiment = context.experiment
@@ -201,6 +205,9 @@ def _transform(context: Context, folder: Path) -> Done:
     return Done(
         result={
             "labels": labels_as_facts(labels),
+            "vocabulary_losses": [
+                asdict(loss) for loss in vocabulary_losses(dataset, transform.spec, transform.root)
+            ],
             "features": [feature.name for feature in transform.features],
             "serving_columns": [column.name for column in transform.serving_columns],
         },
@@ -270,6 +277,7 @@ def _export(context: Context, folder: Path) -> Done:
                 for output, label in labels.items()
             }
         ),
+        "multi_hot": alone(dict.fromkeys(labels, False) | _multi_hot(context)),
         "classes": alone({output: label.classes for output, label in labels.items()}),
         "outputs": vetted["outputs"],
         "signatures": vetted["signatures"],
@@ -278,6 +286,15 @@ def _export(context: Context, folder: Path) -> Done:
     }
     write_json(folder / LINEAGE, _lineage(context) | facts)
     return Done(result=facts, columns=context.hashed(transform.serving_columns))
+
+
+def _multi_hot(context: Context) -> dict[str, bool]:
+    """Output -> whether some row of some split has no class or several."""
+    found: dict[str, bool] = {}
+    for by_output in context.labels().values():
+        for output, summary in by_output.items():
+            found[output] = found.get(output, False) or summary.multi_hot
+    return found
 
 
 def _lineage(context: Context) -> dict[str, Any]:

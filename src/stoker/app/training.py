@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,8 +25,9 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.finding import Finding
 from stoker.core.user_code import load_function
 from stoker.data.dataset import Dataset
-from stoker.data.features.label_summary import labels_from_facts
+from stoker.data.features.input_checks import input_findings
 from stoker.data.ingest import IngestConfig, ServiceConfig
+from stoker.evaluate.config import outputs_and_labels, require_metrics_of
 from stoker.measure.device_findings import StepFacts, nhwc_is_allowed
 from stoker.train.ahead import Ahead
 from stoker.train.callbacks import load_callbacks
@@ -119,7 +120,7 @@ def train(context: Context, folder: Path) -> Trained:
         built = _build(build, experiment, transform, place)
         if feeds is not None:
             feeds.wait()
-        checked = _check_labels(context, built)
+        checked = _check_data(context, transform, built)
         listed = callbacks_of(experiment)
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
         timed = held.enter_context(run_time(context, folder, is_chief=is_chief))
@@ -192,19 +193,43 @@ def _open_ahead(
     return ahead
 
 
-def _check_labels(context: Context, built: BuiltModel) -> tuple[Finding, ...]:
-    """Check the labels against the model, and show the warnings.
+def _check_data(
+    context: Context, transform: AnyTransform, built: BuiltModel
+) -> tuple[Finding, ...]:
+    """Check labels, columns and metrics against the model, and show the warnings.
 
     Raises:
-        ConfigError: the loss cannot learn these labels.
+        ConfigError: the loss cannot learn these labels, or a metric is of no output or label.
     """
-    stage = "transform" if context.experiment.own_dataset is None else "analyze"
-    # A record of an earlier version has no label summary.
-    labels = labels_from_facts(context.results[stage].get("labels", {}))
-    found = require_labels_that_fit(built, labels, monitor=context.experiment.train.monitor)
+    experiment = context.experiment
+    shapes = {output: spec.shape for output, spec in transform.labels.items()}
+    require_metrics_of(experiment.evaluate, outputs_and_labels(shapes))
+    labels = context.labels()
+    found = [
+        *require_labels_that_fit(
+            built,
+            labels,
+            monitor=experiment.train.monitor,
+            class_weight=experiment.train.class_weight,
+        ),
+        *_input_findings(context, transform),
+    ]
     for finding in found:
         _LOG.warning("%s", finding.line())
-    return found
+    return tuple(found)
+
+
+def _input_findings(context: Context, transform: AnyTransform) -> Iterator[Finding]:
+    # Records of an earlier version have neither.
+    analyzed, transformed = context.results["analyze"], context.results["transform"]
+    return input_findings(
+        anomalies=analyzed.get("of_columns", ()),
+        losses=transformed.get("vocabulary_losses", ()),
+        served={column.name: column.shape for column in transform.serving_columns},
+        labels=transform.labels,
+        label_columns=[column.name for column in transform.label_columns],
+        own=context.experiment.own_dataset is not None,
+    )
 
 
 def begin_process(settings: TrainConfig, resolved: ResolvedTraining) -> Distribution:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
-from stoker.evaluate.metrics import METRICS, better_direction, metrics_of
+from stoker.core.outputs import of_output
+from stoker.evaluate.metrics import METRICS, better_direction, metrics_of, of_label, without_label
 from stoker.evaluate.slices import columns_of
 
 
@@ -54,7 +55,8 @@ class EvaluateConfig:
 
     metrics: tuple[str, ...] = ()
     """Names of metrics; empty: chosen by the task. Metrics that a gate names are added. Of a model
-    of several outputs they are `OUTPUT_METRIC`, also in the gates."""
+    of several outputs they are `OUTPUT_METRIC`, of one label of several `label_N_METRIC` with its
+    place N from 0, also in the gates."""
 
     slices: tuple[str, ...] = ()
     """Raw columns to break the metrics down by; `a*b` crosses two or more."""
@@ -103,12 +105,15 @@ def slice_columns(config: EvaluateConfig, columns: Sequence[str]) -> tuple[str, 
     return tuple(needed)
 
 
-def require_metrics_of(config: EvaluateConfig, outputs: Sequence[str]) -> None:
+def require_metrics_of(
+    config: EvaluateConfig, outputs: Sequence[str], *, any_label: bool = False
+) -> None:
     """Refuse metrics that the model's outputs have not.
 
     Args:
         config: What to evaluate.
         outputs: Names of the outputs with a label.
+        any_label: Accept the metrics of any label of an output: how many a row has is not known.
 
     Raises:
         ConfigError: a metric is of no output; names the nearest.
@@ -121,11 +126,25 @@ def require_metrics_of(config: EvaluateConfig, outputs: Sequence[str]) -> None:
     }
     for key, names in asked.items():
         for name in names:
-            if name not in known:
+            whole = without_label(name) if any_label else name
+            if name not in known and whole not in known:
                 several = " of one of the model's outputs, OUTPUT_METRIC" * (len(outputs) > 1)
                 raise ConfigError(
                     f"{key} must name a metric{several}", got=name, fix=nearest(name, known)
                 )
+
+
+def outputs_and_labels(shapes: Mapping[str, Sequence[int | None]]) -> list[str]:
+    """The outputs, and each label of those whose rows may have several.
+
+    Args:
+        shapes: Output -> shape of its label, without the batch axis.
+    """
+    found = list(shapes)
+    for output, shape in shapes.items():
+        if len(shape) == 1 and (shape[0] or 0) > 1:
+            found += [of_output(output, of_label(label)) for label in range(shape[0] or 0)]
+    return found
 
 
 def _require_metric(key: str, name: str) -> None:

@@ -61,8 +61,11 @@ def _calibration_bin(labels: FloatArray, said: FloatArray) -> CalibrationBin:
 
 
 def confusion_matrix(examples: Examples) -> tuple[tuple[int, ...], ...]:
-    """[label][prediction] number of rows, the broken ones left out; empty beyond 100 classes."""
-    classes = examples.task.classes
+    """[label][prediction] number of rows, the broken ones left out; empty beyond 100 classes.
+
+    Empty also where a row may have several labels.
+    """
+    classes = 0 if examples.task.kind == "multilabel" else examples.task.classes
     if not 0 < classes <= _MAX_CLASSES:
         return ()
     whole = examples.take(examples.finite)

@@ -16,7 +16,15 @@ from stoker.core.outputs import ONLY, alone, of_output
 from stoker.evaluate.config import EvaluateConfig, require_metrics_of
 from stoker.evaluate.curves import CalibrationBin, calibration_bins, confusion_matrix
 from stoker.evaluate.gates import BaselineMetrics, SliceResult, Verdict, check_gates
-from stoker.evaluate.metrics import MetricValue, Undefined, default_metrics, measure_all
+from stoker.evaluate.metrics import (
+    MetricValue,
+    Undefined,
+    by_label,
+    default_metrics,
+    measure_all,
+    metrics_of,
+    metrics_of_labels,
+)
 from stoker.evaluate.slices import slice_rows
 from stoker.evaluate.task import Examples, Task
 
@@ -32,7 +40,7 @@ class OutputEvaluation:
     """Mean prediction against mean label by tenths of the predictions; not for many classes."""
 
     confusion: tuple[tuple[int, ...], ...] = ()
-    """[label][prediction] rows; empty for a regression and beyond 100 classes."""
+    """[label][prediction] rows; empty for a regression, several labels, and beyond 100 classes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +97,12 @@ def evaluate(
     Raises:
         ConfigError: a metric is asked for that no output has.
     """
-    require_metrics_of(config, list(outputs))
+    labelled = by_label(outputs)
+    require_metrics_of(config, list(labelled))
     rows = _rows(outputs)
     names = _metric_names(config, outputs)
-    metrics = measure_all(names, outputs)
-    slices = tuple(_measure_slices(names, outputs, slice_columns, config.all_slices))
+    metrics = measure_all(names, labelled)
+    slices = tuple(_measure_slices(names, labelled, slice_columns, config.all_slices))
     gates = check_gates(config, rows=rows, metrics=metrics, slices=slices, baseline=baseline)
     return Evaluation(
         rows=rows,
@@ -125,7 +134,7 @@ def measure_baseline(
     Returns:
         Its metrics.
     """
-    metrics = measure_all(_metric_names(config, outputs), outputs)
+    metrics = measure_all(_metric_names(config, outputs), by_label(outputs))
     return BaselineMetrics(version=version, rows=_rows(outputs), metrics=metrics)
 
 
@@ -194,7 +203,7 @@ def _metric_names(config: EvaluateConfig, outputs: Mapping[str, Examples]) -> tu
     chosen = config.metrics or [
         of_output(output, metric)
         for output, examples in outputs.items()
-        for metric in default_metrics(examples.task)
+        for metric in (*default_metrics(examples.task), *metrics_of_labels(examples.task))
     ]
     return tuple(dict.fromkeys([*chosen, *config.gates, *config.slice_gates]))
 
@@ -205,6 +214,9 @@ def _measure_slices(
     columns: Mapping[str, NDArray[Any]],
     names: tuple[str, ...],
 ) -> list[SliceResult]:
+    known = metrics_of(outputs)
+    measured = {known[name][0] for name in metrics}
+    outputs = {name: examples for name, examples in outputs.items() if name in measured}
     return [
         SliceResult(
             column=piece.column,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,7 +44,7 @@ class Metric:
     """Reads at least one row; all labels and predictions are finite."""
 
     tasks: tuple[Kind, ...]
-    """What it is defined for; a model of two columns also has the binary ones."""
+    """What it is defined for; a multiclass model of two columns also has the binary ones."""
 
     direction: Direction
     """Which way is better."""
@@ -120,6 +121,12 @@ def default_metrics(task: Task) -> tuple[str, ...]:
     """The metrics for a task where nobody chose; the first is the one to look at."""
     if task.kind == "regression":
         return ("rmse", "mae", "r2", "mean_label", "mean_prediction")
+    if task.kind == "multilabel":
+        return (
+            *("macro_auc", "micro_auc", "macro_auc_pr", "macro_f1", "micro_f1"),
+            *("macro_precision", "micro_precision", "macro_recall", "micro_recall"),
+            *("subset_accuracy", "hamming_loss", "log_loss"),
+        )
     if task.classes == 2:
         return (
             *("auc", "accuracy", "auc_pr", "precision", "recall", "f1", "log_loss"),
@@ -131,27 +138,71 @@ def default_metrics(task: Task) -> tuple[str, ...]:
 
 def applies(metric: Metric, task: Task) -> bool:
     """Whether a metric is defined for a task at all."""
-    return task.kind in metric.tasks or (task.classes == 2 and "binary" in metric.tasks)
+    return task.kind in metric.tasks or (task.two_classes and "binary" in metric.tasks)
+
+
+def metrics_of_labels(task: Task) -> tuple[str, ...]:
+    """The metrics of each label where nobody chose; none for more than `LABELS_MEASURED` labels."""
+    if task.kind != "multilabel" or task.classes > LABELS_MEASURED:
+        return ()
+    names = ("precision", "recall", "f1", "auc")
+    return tuple(of_label(label, name) for label in range(task.classes) for name in names)
+
+
+def by_label(outputs: Mapping[str, Examples]) -> dict[str, Examples]:
+    """The outputs, and each label of the multi-label ones as an output of its own."""
+    found = dict(outputs)
+    for output, examples in outputs.items():
+        if examples.task.kind == "multilabel":
+            for label in range(examples.task.classes):
+                found[of_output(output, of_label(label))] = examples.of_label(label)
+    return found
+
+
+def of_label(label: int, metric: str = "") -> str:
+    """The name of a label, or of a metric of it, by the label's place in the row."""
+    return f"label_{label}_{metric}" if metric else f"label_{label}"
+
+
+def without_label(name: str) -> str:
+    """The name of a metric of one label, as that of all labels of its output."""
+    return re.sub(r"(^|_)label_\d+_", r"\1", name, count=1)
+
+
+def is_of_label(name: str) -> bool:
+    """Whether a metric is one of a single label."""
+    return without_label(name) != name
+
+
+LABELS_MEASURED = 20
+"""Most labels that are measured one by one unless asked for by name."""
 
 
 def predicted_ids(examples: Examples) -> NDArray[np.int64]:
-    """[rows] the class that the model says: above 0.5 for one column, else the largest column."""
-    if examples.predictions.ndim == 1:
+    """The predicted class, [rows]: above 0.5 for one column, else the largest column.
+
+    Of a multi-label task [rows, labels]: 1 for each label above 0.5.
+    """
+    if examples.predictions.ndim == 1 or examples.task.kind == "multilabel":
         return (examples.predictions > 0.5).astype(np.int64)
     return examples.predictions.argmax(axis=1).astype(np.int64)
 
 
 def probability_of_one(examples: Examples) -> FloatArray:
     """[rows] the probability of class 1, or the predicted value."""
-    two_columns = examples.predictions.ndim == 2 and examples.task.classes == 2
+    two_columns = examples.predictions.ndim == 2 and examples.task.two_classes
     return examples.predictions[:, 1] if two_columns else examples.predictions
 
 
 def _hindrance(name: str, metric: Metric, examples: Examples) -> str:
     task = examples.task
     if not applies(metric, task):
-        kind = f"{task.kind}, {task.classes} classes" if task.classes else task.kind
-        return f"{name} is for {' or '.join(metric.tasks)} models, and this one is {kind}"
+        others = [other for other in default_metrics(task) if other.endswith(f"_{name}")]
+        fix = f" (it has {' and '.join(others)})" if others else ""
+        return (
+            f"{name} is for {' or '.join(metric.tasks)} models, and this one is "
+            f"{task.described}{fix}"
+        )
     if not examples.rows:
         return "there are no rows"
     broken = int((~examples.finite).sum())
@@ -168,7 +219,8 @@ def _hindrance(name: str, metric: Metric, examples: Examples) -> str:
 def _needs_probabilities(metric: Metric, examples: Examples) -> bool:
     if examples.task.kind == "regression":
         return False
-    by_threshold = metric.reads == "classes" and examples.predictions.ndim == 1
+    one_by_one = examples.predictions.ndim == 1 or examples.task.kind == "multilabel"
+    by_threshold = metric.reads == "classes" and one_by_one
     return by_threshold or metric.reads == "probabilities"
 
 
@@ -237,8 +289,48 @@ def _f1(examples: Examples) -> MetricValue:
     return 2.0 * hits / (said + true)
 
 
+def _micro(compute: Callable[[Examples], MetricValue]) -> Callable[[Examples], MetricValue]:
+    """A binary metric over every label of every row."""
+
+    def over_all(examples: Examples) -> MetricValue:
+        value = compute(examples.flat())
+        if isinstance(value, Undefined):
+            return Undefined(reason=f"each label of each row counted as a row, {value.reason}")
+        return value
+
+    return over_all
+
+
+def _macro(compute: Callable[[Examples], MetricValue]) -> Callable[[Examples], MetricValue]:
+    """The plain mean of a binary metric over the labels that define it.
+
+    Source: scikit-learn, `average="macro"` with `zero_division=numpy.nan`.
+    """
+
+    def over_labels(examples: Examples) -> MetricValue:
+        values = [compute(examples.of_label(label)) for label in range(examples.task.classes)]
+        defined = [value for value in values if not isinstance(value, Undefined)]
+        if not defined:
+            return Undefined(reason="no label of these rows defines it")
+        return float(np.mean(defined))
+
+    return over_labels
+
+
+def _subset_accuracy(examples: Examples) -> MetricValue:
+    """The share of rows of which every label is right."""
+    return float((predicted_ids(examples) == examples.labels).all(axis=1).mean())
+
+
+def _hamming_loss(examples: Examples) -> MetricValue:
+    """The share of wrong labels over all labels of all rows."""
+    return float((predicted_ids(examples) != examples.labels).mean())
+
+
 def _macro_f1(examples: Examples) -> MetricValue:
     """The plain mean of F1 over the classes that occur as label or as prediction."""
+    if examples.task.kind == "multilabel":
+        return _macro(_f1)(examples)
     said, true = predicted_ids(examples), examples.labels.astype(np.int64)
     size = examples.task.classes
     hits = np.bincount(true[said == true], minlength=size)
@@ -248,8 +340,9 @@ def _macro_f1(examples: Examples) -> MetricValue:
 
 
 def _log_loss(examples: Examples) -> MetricValue:
+    """The mean over rows, and over the labels of each row, as Keras has it."""
     ids = examples.labels.astype(np.int64)
-    if examples.predictions.ndim == 1:
+    if examples.predictions.ndim == 1 or examples.task.kind == "multilabel":
         of_label = np.where(ids == 1, examples.predictions, 1.0 - examples.predictions)
     else:
         total = examples.predictions.sum(axis=1)
@@ -338,11 +431,24 @@ METRICS: dict[str, Metric] = {
     "precision": _metric(_precision, "binary", reads="classes"),
     "recall": _metric(_recall, "binary", reads="classes"),
     "f1": _metric(_f1, "binary", reads="classes"),
-    "macro_f1": _metric(_macro_f1, "binary", "multiclass", reads="classes"),
+    "macro_f1": _metric(_macro_f1, "binary", "multiclass", "multilabel", reads="classes"),
     "top_5_accuracy": _metric(_top_5_accuracy, "multiclass", reads="scores"),
     "log_loss": _metric(
-        _log_loss, "binary", "multiclass", direction="lower", reads="probabilities"
+        *(_log_loss, "binary", "multiclass", "multilabel"),
+        direction="lower",
+        reads="probabilities",
     ),
+    "macro_auc": _metric(_macro(_auc), "multilabel", reads="scores"),
+    "micro_auc": _metric(_micro(_auc), "multilabel", reads="scores"),
+    "macro_auc_pr": _metric(_macro(_average_precision), "multilabel", reads="scores"),
+    "micro_auc_pr": _metric(_micro(_average_precision), "multilabel", reads="scores"),
+    "macro_precision": _metric(_macro(_precision), "multilabel", reads="classes"),
+    "micro_precision": _metric(_micro(_precision), "multilabel", reads="classes"),
+    "macro_recall": _metric(_macro(_recall), "multilabel", reads="classes"),
+    "micro_recall": _metric(_micro(_recall), "multilabel", reads="classes"),
+    "micro_f1": _metric(_micro(_f1), "multilabel", reads="classes"),
+    "subset_accuracy": _metric(_subset_accuracy, "multilabel", reads="classes"),
+    "hamming_loss": _metric(_hamming_loss, "multilabel", direction="lower", reads="classes"),
     "mae": _metric(_mae, "regression", direction="lower", reads="values"),
     "mse": _metric(_mse, "regression", direction="lower", reads="values"),
     "rmse": _metric(_rmse, "regression", direction="lower", reads="values"),

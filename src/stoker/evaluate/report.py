@@ -95,8 +95,7 @@ def _header(evaluation: Evaluation, heading: str) -> str:
 
 
 def _kind(output: str, task: Task) -> str:
-    kind = f"{task.kind}, {task.classes} classes" if task.classes else task.kind
-    return f"{escape(output)}: {kind}" if output else kind
+    return f"{escape(output)}: {task.described}" if output else task.described
 
 
 def _gates(verdicts: Sequence[Verdict]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError, DataError, Plain
 
-Kind = Literal["binary", "multiclass", "regression"]
+Kind = Literal["binary", "multiclass", "multilabel", "regression"]
 FloatArray = NDArray[np.float64]
 
 
@@ -20,14 +20,25 @@ class Task:
     """What the model's output means."""
 
     kind: Kind
-    """`binary`: one column, the probability of class 1. `multiclass`: one column a class.
-    `regression`: numbers."""
+    """`binary`: one column, the probability of class 1. `multiclass`: one column a class, one class
+    a row. `multilabel`: one column a label, any number of labels a row. `regression`: numbers."""
 
     classes: int
-    """Number of classes: 2 for `binary`, 0 for `regression`."""
+    """Number of classes or labels: 2 for `binary`, 0 for `regression`."""
 
     from_logits: bool = False
     """True when the output still lacks its sigmoid or softmax."""
+
+    @property
+    def two_classes(self) -> bool:
+        """Whether a row is of one of two classes."""
+        return self.classes == 2 and self.kind != "multilabel"
+
+    @property
+    def described(self) -> str:
+        """The kind and the number of classes, for people."""
+        what = "labels" if self.kind == "multilabel" else "classes"
+        return f"{self.kind}, {self.classes} {what}" if self.classes else self.kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,14 +49,16 @@ class Examples:
     """What they mean."""
 
     labels: FloatArray
-    """[rows] class ids or values; [rows, k] values where a regression has k outputs."""
+    """[rows] class ids or values; [rows, k] values where a regression has k outputs, or 0 and 1
+    where a row has k labels."""
 
     predictions: FloatArray
-    """[rows] probability of class 1, or value; [rows, k] probability by class, or k values."""
+    """[rows] probability of class 1, or value; [rows, k] probability by class or label, or k
+    values."""
 
     scores: FloatArray
     """[rows] what ranks the rows by class 1 (a logit where there is one, since a sigmoid makes
-    ties of large ones); empty where there are not exactly two classes."""
+    ties of large ones), [rows, k] by each label; empty where there are not exactly two classes."""
 
     finite: NDArray[np.bool_]
     """[rows] True where label and prediction are finite numbers."""
@@ -65,9 +78,33 @@ class Examples:
             finite=self.finite[rows],
         )
 
+    def of_label(self, label: int) -> Examples:
+        """One label of a multi-label task, a binary task of its own."""
+        return self._as_binary(lambda values: values[:, label], finite=self.finite)
+
+    def flat(self) -> Examples:
+        """Every label of every row as a row of one binary task."""
+        finite = np.repeat(self.finite, self.task.classes)
+        return self._as_binary(lambda values: values.reshape(-1), finite=finite)
+
+    def _as_binary(
+        self, part: Callable[[FloatArray], FloatArray], *, finite: NDArray[np.bool_]
+    ) -> Examples:
+        return Examples(
+            task=Task(kind="binary", classes=2),
+            labels=part(self.labels),
+            predictions=part(self.predictions),
+            scores=part(self.scores),
+            finite=finite,
+        )
+
 
 def infer_task(
-    labels: NDArray[Any], prediction_shape: Sequence[int], *, from_logits: bool = False
+    labels: NDArray[Any],
+    prediction_shape: Sequence[int],
+    *,
+    from_logits: bool = False,
+    multi_hot: bool = False,
 ) -> Task:
     """Read off labels and output shape what the model does.
 
@@ -75,13 +112,15 @@ def infer_task(
         labels: [rows], [rows, 1] or one-hot [rows, k]; any numeric dtype. NaN is left out.
         prediction_shape: [rows], [rows, 1] or [rows, k].
         from_logits: The loss was compiled with `from_logits=True`.
+        multi_hot: A row of the whole data set has no class or several, even if none here has.
 
     Returns:
-        k > 1 outputs and class ids: multiclass; one output and labels 0 and 1: binary; else
-        regression, whose output is taken as it is.
+        k > 1 outputs and class ids, or one-hot labels: multiclass; k > 1 outputs and labels of 0
+        and 1, with any number of ones a row: multilabel; one output and labels 0 and 1: binary;
+        else regression, whose output is taken as it is.
 
     Raises:
-        ConfigError: the output has another rank, or the labels are multi-label.
+        ConfigError: the output has another rank.
         DataError: labels and outputs do not belong together.
     """
     outputs = _outputs(prediction_shape)
@@ -91,19 +130,19 @@ def infer_task(
     if values.ndim == 1:
         _require_class_ids(values[np.isfinite(values)], outputs)
         return Task(kind="multiclass", classes=outputs, from_logits=from_logits)
-    return _many_labels(values, outputs, from_logits=from_logits)
+    return _many_labels(values, outputs, from_logits=from_logits, multi_hot=multi_hot)
 
 
 def pair(labels: NDArray[Any], predictions: NDArray[Any], *, task: Task) -> Examples:
     """Bring labels and predictions into the one form that metrics read.
 
     Args:
-        labels: [rows], [rows, 1] or one-hot [rows, k].
+        labels: [rows], [rows, 1], or one-hot or multi-hot [rows, k].
         predictions: [rows], [rows, 1] or [rows, k].
         task: What they mean.
 
     Raises:
-        DataError: the numbers of rows differ, or a label is no class of the model.
+        DataError: the numbers of rows differ, or a label is not a class of the model.
     """
     values, raw = _numbers(labels), _numbers(predictions)
     if len(values) != len(raw):
@@ -117,7 +156,8 @@ def pair(labels: NDArray[Any], predictions: NDArray[Any], *, task: Task) -> Exam
     if task.kind == "multiclass" and values.ndim == 2:
         values = _argmax_labels(values)
     if task.kind != "regression":
-        _require_class_ids(values[np.isfinite(values)], task.classes)
+        classes = 2 if task.kind == "multilabel" else task.classes
+        _require_class_ids(values[np.isfinite(values)], classes)
     return Examples(
         task=task,
         labels=values,
@@ -163,7 +203,7 @@ def _one_output(values: FloatArray, *, from_logits: bool) -> Task:
     return Task(kind="regression", classes=0)
 
 
-def _many_labels(values: FloatArray, outputs: int, *, from_logits: bool) -> Task:
+def _many_labels(values: FloatArray, outputs: int, *, from_logits: bool, multi_hot: bool) -> Task:
     if values.ndim != 2 or values.shape[1] != outputs:
         raise DataError(
             f"a model with {outputs} outputs needs one class id or {outputs} labels a row",
@@ -172,19 +212,17 @@ def _many_labels(values: FloatArray, outputs: int, *, from_logits: bool) -> Task
     present = values[_finite_rows(values)]
     if not np.isin(present, (0.0, 1.0)).all():
         return Task(kind="regression", classes=0)
-    if not (present.sum(axis=1) == 1.0).all():
-        raise ConfigError(
-            "a row must have exactly one class to be evaluated (several at once are not supported)",
-            got=Plain(f"labels with {int(present.sum(axis=1).max())} classes in one row"),
-            fix="Train one model a class, or choose a label with one class a row.",
-        )
-    return Task(kind="multiclass", classes=outputs, from_logits=from_logits)
+    one_hot = not multi_hot and (present.sum(axis=1) == 1.0).all()
+    kind: Kind = "multiclass" if one_hot else "multilabel"
+    return Task(kind=kind, classes=outputs, from_logits=from_logits)
 
 
 def _require_shapes(labels: FloatArray, outputs: FloatArray, task: Task) -> None:
     of_label, of_output = labels.shape[1:], outputs.shape[1:]
     if task.kind == "multiclass":
         fits = of_output == (task.classes,) and of_label in ((), of_output)
+    elif task.kind == "multilabel":
+        fits = of_output == of_label == (task.classes,)
     else:
         fits = of_label == of_output and len(of_output) <= (task.kind == "regression")
     if not fits:
@@ -223,13 +261,15 @@ def _activated(raw: FloatArray, task: Task) -> FloatArray:
     if task.kind == "regression" or not task.from_logits:
         return raw
     with np.errstate(invalid="ignore", over="ignore"):
-        if raw.ndim == 1:
+        if raw.ndim == 1 or task.kind == "multilabel":
             return 1.0 / (1.0 + np.exp(-raw))
         shifted = np.exp(raw - raw.max(axis=1, keepdims=True))
         return shifted / shifted.sum(axis=1, keepdims=True)
 
 
 def _scores(raw: FloatArray, task: Task) -> FloatArray:
+    if task.kind == "multilabel":
+        return raw
     if task.classes != 2:
         return np.empty(0)
     if raw.ndim == 1:

@@ -31,6 +31,15 @@ _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Goal:
+    monitor: str
+    """The metric that selects the best epoch."""
+
+    class_weight: Mapping[int, float]
+    """Class -> weight."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Case:
     """The labels of one output in one split, and the model's expectations."""
 
@@ -55,6 +64,9 @@ class _Case:
     activation: str | None
     """Activation of the last layer; None if unknown."""
 
+    goal: _Goal
+    """How the best epoch is chosen, and the classes weighted."""
+
     @property
     def limits(self) -> tuple[float, float]:
         """The smallest and the largest label."""
@@ -78,7 +90,11 @@ class _Case:
 
 
 def require_labels_that_fit(
-    built: BuiltModel, labels: Summaries, *, monitor: str
+    built: BuiltModel,
+    labels: Summaries,
+    *,
+    monitor: str,
+    class_weight: Mapping[int, float] | None = None,
 ) -> tuple[Finding, ...]:
     """Raise an error for labels that the compiled loss cannot learn.
 
@@ -89,6 +105,7 @@ def require_labels_that_fit(
         built: The compiled model.
         labels: Summaries of the labels of each split.
         monitor: The metric that selects the best epoch.
+        class_weight: Class -> weight.
 
     Returns:
         The warnings.
@@ -96,34 +113,43 @@ def require_labels_that_fit(
     Raises:
         ConfigError: the first error found.
     """
-    found = list(findings(built, labels, monitor=monitor))
+    found = list(findings(built, labels, monitor=monitor, class_weight=class_weight))
     for finding in found:
         if finding.severity == "error":
             raise ConfigError(finding.message, fix=finding.fix)
     return tuple(found)
 
 
-def findings(built: BuiltModel, labels: Summaries, *, monitor: str) -> Iterator[Finding]:
+def findings(
+    built: BuiltModel,
+    labels: Summaries,
+    *,
+    monitor: str,
+    class_weight: Mapping[int, float] | None = None,
+) -> Iterator[Finding]:
     """Every problem with the labels, each once, errors and warnings; see above."""
+    goal = _Goal(monitor=monitor, class_weight=class_weight or {})
     if overrides(built.model) & {"train_step", "compute_loss"}:
         return
     seen: set[tuple[str, str]] = set()
     for split, by_output in labels.items():
         for output, summary in by_output.items():
-            for case in _cases(built, output, summary, split=split):
-                for finding in _judged(case, monitor=monitor, train=split == "train"):
+            for case in _cases(built, output, summary, split=split, goal=goal):
+                for finding in _judged(case, train=split == "train"):
                     if (output, finding.kind) not in seen:
                         seen.add((output, finding.kind))
                         yield finding
 
 
-def _cases(built: BuiltModel, output: str, summary: LabelSummary, *, split: str) -> Iterator[_Case]:
+def _cases(
+    built: BuiltModel, output: str, summary: LabelSummary, *, split: str, goal: _Goal
+) -> Iterator[_Case]:
     if not summary.rows or summary.min is None:
         return
     if output == ONLY and len(output_names(built.model)) > 1:
         # One label for several outputs: each of them has a loss of its own.
         for each in output_names(built.model):
-            yield from _cases(built, each, summary, split=split)
+            yield from _cases(built, each, summary, split=split, goal=goal)
         return
     tensor = _symbolic(built.model, output)
     for loss in built.losses(output):
@@ -142,10 +168,11 @@ def _cases(built: BuiltModel, output: str, summary: LabelSummary, *, split: str)
             rank=None if tensor is None else len(tensor.shape) - 1,
             output=output,
             activation=None if tensor is None else _activation(tensor),
+            goal=goal,
         )
 
 
-def _judged(case: _Case, *, monitor: str, train: bool) -> Iterator[Finding]:
+def _judged(case: _Case, *, train: bool) -> Iterator[Finding]:
     if case.activation == "softmax" and case.units == 1:
         yield case.error(
             "softmax_of_one",
@@ -153,26 +180,33 @@ def _judged(case: _Case, *, monitor: str, train: bool) -> Iterator[Finding]:
             "Use activation='sigmoid' for two classes, or one output for each class.",
         )
         return
+    if case.rank is not None and case.rank > 1:
+        yield case.warning(
+            "not_evaluated",
+            f"the model gives values of {case.rank} axes a row: training works, and `evaluate` "
+            "refuses it",
+            "Stop after `stoker train`, or reduce the output to one answer a row.",
+        )
     rule = _RULES.get(case.loss)
     if rule is not None:
         yield from rule(case)
     if train:
-        yield from _balance(case, monitor)
+        yield from _balance(case)
+        yield from _class_weights(case)
+    elif case.label.rows >= LEAST_JUDGED:
+        yield from _one_label(case, "its metrics say nothing")
 
 
-def _balance(case: _Case, monitor: str) -> Iterator[Finding]:
-    counts = case.label.counts
-    if not counts:
+def _balance(case: _Case) -> Iterator[Finding]:
+    label, monitor = case.label, case.goal.monitor
+    if label.rows > 1 and len(label.counts or ()) == 1:
+        yield from _one_label(case, "there is nothing to learn")
         return
-    if len(counts) == 1 and case.label.rows > 1:
-        yield case.warning(
-            "one_label",
-            f"{case.subject} is {next(iter(counts))} in every row: there is nothing to learn",
-            "Check how the label is computed, and how the data was split.",
-        )
-        return
-    value, most = max(counts.items(), key=lambda item: item[1])
-    share = most / sum(counts.values())
+    if label.multi_hot and label.rows >= LEAST_JUDGED:
+        yield from _never_set(case)
+    counts = label.counts or _zeros_and_ones(label)
+    value, most = max(counts.items(), key=lambda item: item[1], default=("", 0))
+    share = most / max(sum(counts.values()), 1)
     watched = case.output == ONLY or f"val_{case.output}_" in monitor
     if monitor.endswith("accuracy") and watched and share >= MAJORITY:
         yield case.warning(
@@ -181,6 +215,62 @@ def _balance(case: _Case, monitor: str) -> Iterator[Finding]:
             f"answering {value} has that accuracy",
             "Choose the best epoch by val_loss or by the AUC.",
         )
+
+
+def _one_label(case: _Case, so: str) -> Iterator[Finding]:
+    counts = case.label.counts or {}
+    if len(counts) == 1:
+        yield case.warning(
+            "one_label",
+            f"{case.subject} is {next(iter(counts))} in every row: {so}",
+            "Check how the label is computed, and how the data was split.",
+        )
+
+
+def _zeros_and_ones(label: LabelSummary) -> dict[str, int]:
+    """The values of several labels a row, all together."""
+    if label.ones is None or not label.multi_hot:
+        return {}
+    return {"0": label.rows * len(label.ones) - sum(label.ones), "1": sum(label.ones)}
+
+
+def _never_set(case: _Case) -> Iterator[Finding]:
+    never = [str(place) for place, count in enumerate(case.label.ones or ()) if not count]
+    if never:
+        more = "..." if len(never) > _SHOWN else ""
+        yield case.warning(
+            "never_set",
+            f"{len(never)} of {len(case.label.ones or ())} labels of {case.subject} are 0 in every "
+            f"row: {', '.join(never[:_SHOWN])}{more}",
+            "Leave them out, or check how the label is computed.",
+        )
+
+
+def _class_weights(case: _Case) -> Iterator[Finding]:
+    weights = case.goal.class_weight
+    if weights and case.label.multi_hot:
+        yield case.error(
+            "class_weight",
+            f"train.class_weight needs one class a row, and rows of {case.subject} have "
+            f"{case.label.least_sum:g} to {case.label.most_sum:g}",
+            "Weight rows by train.sample_weight, or labels in a loss of your own.",
+        )
+    counts = case.label.counts
+    unknown = [key for key in weights if counts and str(key) not in counts]
+    if unknown and case.label.integral:
+        yield case.warning(
+            "class_weight",
+            f"train.class_weight has {', '.join(map(str, unknown))}, which {case.subject} never is",
+            f"It is one of {', '.join(sorted(counts or (), key=float)[:_SHOWN])}: text is numbered "
+            "in the order of transform.classes.",
+        )
+
+
+LEAST_JUDGED = 30
+"""Rows below which it may be chance that eval has a single class, or that a label is never set."""
+
+_SHOWN = 5
+"""Values that one message names."""
 
 
 def _binary(case: _Case) -> Iterator[Finding]:
@@ -192,22 +282,25 @@ def _binary(case: _Case) -> Iterator[Finding]:
             "has one label",
             _for_class_ids(case),
         )
+    elif case.rank == 1 and case.units and case.label.shape not in ((), (1,), (case.units,)):
+        yield case.error(
+            "label_shape",
+            f"{case.loss} compares each output with a label of its own: the model gives {case.units} "
+            f"values a row, and {case.subject} has {case.label.shape[-1]}",
+            f"Give the last layer {case.label.shape[-1]} units.",
+        )
     elif least < 0 or most > 1:
         yield case.error(
             "label_range",
             f"{case.loss} needs labels from 0 to 1: {case.goes}",
             _to_zero_and_one(case),
         )
-    elif (
-        (case.label.most_sum or 0) > 1
-        and case.label.zero_or_one
-        and case.rank == 1
-        and case.label.shape == (case.units,)
-    ):
+    elif case.activation == "softmax" and case.label.multi_hot:
         yield case.warning(
-            "multi_label",
-            f"{case.subject} has several classes in a row: training works, and `evaluate` refuses it",
-            "Train one model for each class to have it evaluated, or stop after `stoker train`.",
+            "several_labels",
+            f"the outputs of softmax add up to 1, and rows of {case.subject} have "
+            f"{case.label.least_sum:g} to {case.label.most_sum:g} classes",
+            "For several classes at once use activation='sigmoid'.",
         )
     yield from _activations(case, "sigmoid")
 

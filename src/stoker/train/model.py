@@ -98,7 +98,7 @@ def build_model(build: Callable[..., Any], transform: AnyTransform, *, what: str
     }
     arguments = (features, transform.output) if _takes_transform(build) else (features,)
     model = call(build, *arguments, what=what)
-    _check(model, what)
+    _check(model, what, feature=transform.features[0].name)
     if model.run_eagerly:
         _LOG.warning("compile(run_eagerly=True) has no effect: Stoker compiles every step")
     return BuiltModel(model=model, adapt=input_adapter(model, names))
@@ -110,7 +110,7 @@ def _takes_transform(build: Callable[..., Any]) -> bool:
     return len(positional) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
-def _check(model: object, what: str) -> None:
+def _check(model: object, what: str, *, feature: str) -> None:
     if not isinstance(model, keras.Model):
         raise ConfigError(
             f"{what} must return a compiled keras.Model",
@@ -125,10 +125,18 @@ def _check(model: object, what: str) -> None:
         )
     own = overrides(model)
     if model.loss is None and "compute_loss" not in own:
-        _check_without_loss(own, what)
+        _check_without_loss(model, what, feature=feature)
+    if type(model).call is keras.Model.call:
+        raise ConfigError(
+            f"{what} must return a model that can be called: the served model answers what call does",
+            got=Plain(f"{type(model).__name__} without call"),
+            fix=f"Add to the class: def call(self, inputs), which gets the features as a dict by name, "
+            f"inputs[{feature!r}], and returns e.g. the answer of one of its parts.",
+        )
 
 
-def _check_without_loss(own: frozenset[str], what: str) -> None:
+def _check_without_loss(model: keras.Model, what: str, *, feature: str) -> None:
+    own = overrides(model)
     if "train_step" not in own:
         raise ConfigError(
             f"{what} must return a model that is compiled with a loss",
@@ -139,8 +147,15 @@ def _check_without_loss(own: frozenset[str], what: str) -> None:
         raise ConfigError(
             f"{what} must return a model that can be validated",
             got=Plain("an overridden train_step, no loss and Keras's test_step"),
-            fix="Override test_step too, or compile the model with a loss.",
+            fix="Add to the class: def test_step(self, data), which returns a dict of what train_step "
+            f"measures without training, and name one of it, train.monitor: val_{_measured(model)}. "
+            f"data is (features, label), features[{feature!r}]. Or compile the model with a loss.",
         )
+
+
+def _measured(model: keras.Model) -> str:
+    """The name of a metric of the user's own, for an example."""
+    return next((metric.name for metric in model.metrics if metric.name != "loss"), "loss")
 
 
 def _input_name(feature: str) -> str:

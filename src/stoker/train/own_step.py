@@ -38,6 +38,17 @@ def has_own_step(model: keras.Model) -> bool:
     return "train_step" in overrides(model)
 
 
+def _trained_by(model: keras.Model, optimizer: str) -> str:
+    """The part of a model that an optimizer most likely trains, by their first letters."""
+    parts = [
+        name
+        for name, value in vars(model).items()
+        if isinstance(value, keras.layers.Layer) and value.trainable_variables
+    ]
+    alike = [name for name in parts if name[0] == optimizer[0]]
+    return f"{(alike or parts)[0]}." if parts else ""
+
+
 def first_pass(built: BuiltModel, batch: Batch) -> Any:
     """Make all that a step changes, in the strategy's scope: what is traced must not make variables.
 
@@ -167,10 +178,14 @@ def check_own_step(model: keras.Model, config: TrainConfig, resolved: ResolvedTr
             got=Plain(" and ".join(wrong)),
             fix="Do it inside train_step, or override compute_loss instead of it.",
         )
-    for name, optimizer in own_optimizers(model).items():
-        if not optimizer.built:
-            raise ConfigError(
-                f"{kind}.{name} must be built before the first step",
-                got=Plain("an optimizer that is not built"),
-                fix=f"Call `model.{name}.build(VARIABLES)` in build, with those that it trains.",
-            )
+    unbuilt = [name for name, each in own_optimizers(model).items() if not each.built]
+    if unbuilt:
+        calls = "; ".join(
+            f"model.{name}.build(model.{_trained_by(model, name)}trainable_variables)"
+            for name in unbuilt
+        )
+        raise ConfigError(
+            f"{' and '.join(f'{kind}.{name}' for name in unbuilt)} must be built before the first step",
+            got=Plain("optimizers that are not built"),
+            fix=f"Add to build, after compile, with the variables that each trains: {calls}",
+        )

@@ -16,6 +16,7 @@ from stoker.app.experiment import load_experiment
 from stoker.app.opening import open_transform
 from stoker.app.scaffold import write_experiment
 from stoker.core.user_code import load_function
+from stoker.data.features.input_checks import input_findings
 from stoker.data.features.label_summary import labels_from_facts
 from stoker.train.label_checks import findings
 from stoker.train.model import build_model
@@ -74,11 +75,21 @@ def test_the_generated_model_of_an_ordinary_table_gets_no_finding(
     name: str, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
+    label = ordinary_labels()[name]
+    extras: dict[str, Sequence[Any]] = {
+        "country": ["DE" if row % 50 else "AT" for row in range(ROWS)],
+        "cabin": [f"C{row}" if row % 6 == 0 else "" for row in range(ROWS)],
+        "currency": ["EUR"] * ROWS,
+        "fax": [""] * ROWS,
+        "before": [*label[1:], label[0]],
+    }
+    extra = list(extras)[list(ordinary_labels()).index(name) % len(extras)]
     columns = {
         "key": list(range(ROWS)),
         "width": rng.normal(size=ROWS).round(3).tolist(),
         "color": rng.choice(["red", "", "blue"], ROWS).tolist(),
-        name: ordinary_labels()[name],
+        extra: extras[extra],
+        name: label,
     }
     write_experiment(tmp_path / "made", write_csv(tmp_path / "data.csv", columns), label=name)
     experiment = load_experiment(tmp_path / "made")
@@ -94,6 +105,15 @@ def test_the_generated_model_of_an_ordinary_table_gets_no_finding(
     labels = labels_from_facts(chain.result("transform")["labels"])
     assert set(labels) == {"train", "eval"}
     assert list(findings(built, labels, monitor=experiment.train.monitor)) == []
+    told = input_findings(
+        anomalies=chain.result("analyze")["of_columns"],
+        losses=chain.result("transform")["vocabulary_losses"],
+        served={column.name: column.shape for column in transform.serving_columns},
+        labels=transform.labels,
+        label_columns=[column.name for column in transform.label_columns],
+        own=False,
+    )
+    assert list(told) == []
 
 
 MODEL = """

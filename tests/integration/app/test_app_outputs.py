@@ -110,6 +110,9 @@ def test_both_outputs_are_trained_gated_and_served_over_rest_and_grpc(
         "val_species_accuracy",
         "val_width_loss",
     }
+    [warning] = chain.result("train")["warnings"]
+    assert warning.startswith("column 'a' of train: it alone decides the label 'kind' in every row")
+    assert "data.columns: {exclude: ['a']}" in warning
     passed = {v["key"]: v["passed"] for v in chain.result("evaluate")["verdicts"]}
     assert passed.keys() >= {"evaluate.gates.species_accuracy.min", "evaluate.gates.width_rmse.max"}
     assert all(passed.values())
@@ -226,6 +229,10 @@ def dataset(split):
     rng = np.random.default_rng(len(split))
     x = rng.normal(size=(200, 2)).astype(np.float32)
     labels = {"width": x[:, :1] * 2.0, "species": (x[:, 1] > 0).astype(np.int64)}
+    # Several at once; every row of eval has exactly one.
+    labels["signs"] = (x > 0).astype(np.int64)
+    if split == "eval":
+        labels["signs"][:, 1] = 1 - labels["signs"][:, 0]
     return tf.data.Dataset.from_tensor_slices(({"numbers": x}, labels)).batch(20)
 """
 
@@ -236,15 +243,25 @@ def test_a_dict_of_labels_in_a_dataset_of_ones_own_is_trained_evaluated_and_push
     path = tmp_path / "own"
     path.mkdir()
     model = MODEL_PY.replace('transform.num_classes["species"]', "2")
+    model = model.replace(
+        "    model = keras.Model(",
+        '    outputs["signs"] = layers.Dense(2, activation="sigmoid")(x)\n    model = keras.Model(',
+    ).replace('"width": "mse",', '"width": "mse", "signs": "binary_crossentropy",')
     (path / "model.py").write_text(model + OWN_PY)
     (path / "stoker.yaml").write_text(
         "name: own\ndata: model:dataset\nmodel: model:build\ntrain: {epochs: 10}\n"
-        "evaluate: {gates: {species_auc: {min: 0.9}, width_rmse: {max: 1.0}}}\n"
+        "evaluate: {gates: {species_auc: {min: 0.9}, width_rmse: {max: 1.0}, "
+        "signs_label_0_auc: {min: 0.9}}}\n"
     )
 
     chain = run(path)
 
     assert chain.result("push")["version"] == 1
-    assert chain.result("evaluate")["main_metric"] == "species_auc"
+    evaluated = chain.result("evaluate")
+    assert evaluated["main_metric"] == "signs_macro_auc"
+    # The training split has rows of no label and of two, so those of eval are not classes.
+    assert evaluated["metrics"].keys() >= {"signs_subset_accuracy", "signs_label_1_recall"}
+    with pytest.raises(ConfigError, match=r"'signs_label_2_auc'. Did you mean 'signs_label_"):
+        run(path, "evaluate.metrics=[signs_label_2_auc]")
     with pytest.raises(ConfigError, match=r"gates.*'wide_rmse'. Did you mean 'width_"):
         run(path, "evaluate.gates={wide_rmse: {max: 1.0}}")

@@ -107,6 +107,22 @@ def sequential() -> keras.Model:
     return keras.Sequential([keras.Input((1,)), layers.Dense(1)])
 
 
+class OwnSteps(keras.Model):  # type: ignore[misc]
+    """As a GAN of Keras's guide is, with a `test_step`."""
+
+    def train_step(self, data: Any) -> Any:
+        return {}
+
+    def test_step(self, data: Any) -> Any:
+        return {}
+
+
+def with_own_steps() -> keras.Model:
+    model = OwnSteps()
+    model.compile()
+    return model
+
+
 def raising(features: Features) -> keras.Model:
     raise ValueError("first line\nsecond line")
 
@@ -117,7 +133,11 @@ def raising(features: Features) -> keras.Model:
         (lambda features: None, "must return a compiled keras.Model"),
         (lambda features: keras.Model(features, features["a"]), "compiled with an optimizer"),
         (lambda features: without_loss(keras.Model), "compiled with a loss"),
-        (lambda features: without_loss(OwnStep), "can be validated"),
+        (
+            lambda features: without_loss(OwnStep),
+            r"can be validated.*def test_step\(self, data\).*monitor: val_.*features\['\w+'\]",
+        ),
+        (lambda features: with_own_steps(), r"def call\(self, inputs\).*inputs\['\w+'\]"),
         (lambda features: compiled(sequential()), "one of the features"),
         (raising, r"model:build failed \(test_train_model.py, line \d+, in raising\)"),
     ],

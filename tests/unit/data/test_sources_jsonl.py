@@ -139,7 +139,7 @@ def test_a_last_line_that_is_cut_is_named(tmp_path: Path) -> None:
         (b"\n\n", "an empty file"),
         (b'[{"x": 1}]', "a JSON array"),
         (b"PAR1....", "Parquet"),
-        ('{"x":1}'.encode("utf-16"), "UTF-16 text"),
+        (b"PK\x03\x04rest", "a zip archive"),
     ],
 )
 def test_a_file_that_is_no_json_lines_is_named(tmp_path: Path, text: bytes, said: str) -> None:

@@ -19,6 +19,10 @@ from stoker.evaluate.task import Task, infer_task, pair
         ([0, 1, 1], (3, 2), Task(kind="multiclass", classes=2)),
         ([0.0, 4.0], (2, 10), Task(kind="multiclass", classes=10)),
         (np.eye(3), (3, 3), Task(kind="multiclass", classes=3)),
+        ([[1, 1, 0], [0, 1, 0]], (2, 3), Task(kind="multilabel", classes=3)),
+        ([[0, 0], [0, 1]], (2, 2), Task(kind="multilabel", classes=2)),
+        ([[True, True], [False, True]], (2, 2), Task(kind="multilabel", classes=2)),
+        ([[1, np.nan], [1, 1]], (2, 2), Task(kind="multilabel", classes=2)),
         ([0, 1, 2], (3, 1), Task(kind="regression", classes=0)),
         ([0.5, 1.0], (2, 1), Task(kind="regression", classes=0)),
         ([[0.5, 1.0], [2.0, 3.0]], (2, 2), Task(kind="regression", classes=0)),
@@ -56,9 +60,9 @@ def test_labels_that_do_not_fit_the_output_are_refused(
         )
 
 
-def test_a_row_of_several_classes_is_refused() -> None:
-    with pytest.raises(ConfigError, match="exactly one class"):
-        infer_task(np.array([[1, 1, 0], [0, 1, 0]]), (2, 3))
+def test_rows_of_one_label_each_are_multi_label_where_others_of_the_data_are_not() -> None:
+    assert infer_task(np.eye(3), (3, 3)).kind == "multiclass"
+    assert infer_task(np.eye(3), (3, 3), multi_hot=True).kind == "multilabel"
 
 
 @pytest.mark.parametrize("shape", [(), (4, 0), (4, 2, 2)])
@@ -78,6 +82,8 @@ def test_an_output_that_is_no_row_of_numbers_is_refused(shape: tuple[int, ...]) 
         (np.zeros((3, 2)), np.zeros((3, 3)), Task(kind="multiclass", classes=3)),
         (np.zeros((3, 2, 2)), np.zeros((3, 2, 2)), Task(kind="regression", classes=0)),
         (np.full(3, 2), np.zeros(3), Task(kind="binary", classes=2)),
+        (np.zeros(3), np.zeros((3, 2)), Task(kind="multilabel", classes=2)),
+        (np.full((3, 2), 2), np.zeros((3, 2)), Task(kind="multilabel", classes=2)),
         (np.full(3, -1), np.zeros((3, 3)), Task(kind="multiclass", classes=3)),
     ],
 )
@@ -94,6 +100,15 @@ def test_one_column_and_no_column_are_the_same() -> None:
 
     assert flat.predictions.tolist() == column.predictions.tolist() == [0.2, 0.9]
     assert flat.labels.tolist() == column.labels.tolist() == [0.0, 1.0]
+
+
+def test_the_logits_of_several_labels_each_have_a_sigmoid_of_their_own() -> None:
+    task = Task(kind="multilabel", classes=2, from_logits=True)
+
+    examples = pair(np.array([[1, 1]]), np.array([[0.0, 100.0]]), task=task)
+
+    assert examples.predictions.tolist() == [[0.5, 1.0]]
+    assert examples.scores.tolist() == [[0.0, 100.0]]
 
 
 def test_the_softmax_of_large_logits_is_finite() -> None:

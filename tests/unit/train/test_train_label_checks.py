@@ -36,6 +36,7 @@ def judged(model: BuiltModel, labels: ArrayLike, monitor: str = "val_loss") -> l
 
 CLASSES = np.arange(5)
 ONE_HOT = np.eye(5, dtype="float32")
+MULTI_HOT = [[1, 1, 0, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ ONE_HOT = np.eye(5, dtype="float32")
         (5, "softmax", "categorical_crossentropy", CLASSES, "sparse_categorical_crossentropy"),
         (5, "softmax", "categorical_crossentropy", ONE_HOT * 2, "add up to 1"),
         (1, "softmax", "binary_crossentropy", [0, 1], "sigmoid"),
+        (1, "sigmoid", "binary_crossentropy", MULTI_HOT, "5 units"),
         (1, None, "hinge", [0, 1, 2], "-1 and 1"),
         (1, None, "poisson", [-1, 3], "can be negative"),
         (1, None, "msle", [-0.5, 3], "can be negative"),
@@ -86,6 +88,9 @@ def test_labels_outside_of_what_the_loss_reads_are_refused_with_the_remedy(
         (5, "softmax", keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), [-1, 2]),
         (5, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True), CLASSES),
         (5, "softmax", "categorical_crossentropy", ONE_HOT),
+        (5, "sigmoid", "binary_crossentropy", MULTI_HOT),
+        (5, "sigmoid", "binary_crossentropy", ONE_HOT),
+        (5, None, keras.losses.BinaryFocalCrossentropy(from_logits=True), MULTI_HOT),
         (5, "softmax", "kl_divergence", np.full((3, 5), 0.2)),
         (1, None, "hinge", [-1, 1]),
         (1, None, "squared_hinge", [0, 1]),
@@ -115,7 +120,7 @@ def test_labels_that_the_loss_can_learn_pass_without_a_word(
             ONE_HOT + ONE_HOT[::-1] * (CLASSES != 2),
             "label_sum",
         ),
-        (5, "sigmoid", "binary_crossentropy", [[1, 1, 0, 0, 0], [0, 0, 0, 1, 0]], "multi_label"),
+        (5, "softmax", "binary_crossentropy", MULTI_HOT, "several_labels"),
         (1, "sigmoid", "mse", [1, 5], "label_range"),
         (1, "tanh", "huber", [-3.0, 3.0], "label_range"),
         (1, "sigmoid", "binary_crossentropy", [1, 1, 1], "one_label"),
@@ -125,6 +130,67 @@ def test_what_is_most_likely_a_mistake_is_a_warning(
     units: int, activation: str | None, loss: Any, labels: ArrayLike, kind: str
 ) -> None:
     assert f"warning {kind}" in judged(built(units, activation, loss), labels)
+
+
+def test_weights_of_classes_that_rows_do_not_have_one_of_are_refused() -> None:
+    model = built(5, "sigmoid", "binary_crossentropy")
+
+    with pytest.raises(ConfigError, match=r"needs one class a row, and rows .* have 0 to 2"):
+        require_labels_that_fit(
+            model, {"train": {ONLY: summary(MULTI_HOT)}}, monitor="val_loss", class_weight={1: 9}
+        )
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ({0: 1, 1: 30}, []),
+        ({1: 1, 2: 30}, ["warning class_weight"]),
+        ({-1: 2}, ["warning class_weight"]),
+    ],
+)
+def test_a_weight_of_a_class_that_no_row_has_is_a_warning(
+    weights: dict[int, float], said: list[str]
+) -> None:
+    splits = {"train": {ONLY: summary([0, 1, 1])}}
+    model = built(1, "sigmoid", "binary_crossentropy")
+
+    found = findings(model, splits, monitor="val_loss", class_weight=weights)
+
+    assert [f"{each.severity} {each.kind}" for each in found] == said
+
+
+def test_labels_that_are_never_set_and_mostly_zeros_are_warnings() -> None:
+    labels = np.zeros((50, 5))
+    labels[:4, 1:3] = 1
+    model = built(5, "sigmoid", "binary_crossentropy")
+
+    assert judged(model, labels, monitor="val_binary_accuracy") == [
+        "warning never_set",
+        "warning imbalanced",
+    ]
+
+
+def test_an_eval_split_of_one_class_is_a_warning_if_it_is_large_enough() -> None:
+    model = built(1, "sigmoid", "binary_crossentropy")
+    train = {"train": {ONLY: summary([0, 1, 1])}}
+
+    small = findings(model, train | {"eval": {ONLY: summary([0] * 9)}}, monitor="val_auc")
+    large = findings(model, train | {"eval": {ONLY: summary([0] * 40)}}, monitor="val_auc")
+
+    assert list(small) == []
+    assert [each.kind for each in large] == ["one_label"]
+
+
+def test_an_answer_that_evaluation_refuses_is_a_warning() -> None:
+    inputs = keras.Input((4, 3))
+    model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(inputs))
+    model.compile(loss="sparse_categorical_crossentropy")
+    labels = [[0, 1, 1, 0], [1, 1, 0, 1]]
+
+    found = judged(BuiltModel(model=model, adapt=lambda features: features), labels)
+
+    assert found == ["warning not_evaluated"]
 
 
 def test_a_rare_class_is_a_warning_only_where_accuracy_chooses_the_best_epoch() -> None:
@@ -178,3 +244,10 @@ def test_a_summary_is_the_same_in_whatever_batches_labels_come_and_as_json() -> 
     assert counter.summary() == summary(labels)
     assert counter.summary().counts == {"0": 1, "1": 1, "2": 1, "3": 3}
     assert LabelSummary.from_json(counter.summary().to_json()) == counter.summary()
+    several = summary(MULTI_HOT)
+    assert several.ones == (1, 1, 0, 1, 0)
+    assert LabelSummary.from_json(several.to_json()) == several
+    # As an earlier version recorded it.
+    assert LabelSummary.from_json(
+        {k: v for k, v in several.to_json().items() if k != "ones"}
+    ).multi_hot

@@ -18,6 +18,7 @@ from stoker.app.chain import ChainResult, StageOutcome
 from stoker.app.cli.goodput import goodput_line
 from stoker.app.experiment import Experiment
 from stoker.app.proof import Proof
+from stoker.evaluate.metrics import is_of_label
 from stoker.measure.device_findings import shown_mfu
 from stoker.measure.kernel_class import LABELS
 
@@ -186,8 +187,11 @@ def _metrics(evaluation: Mapping[str, Any]) -> str:
         if isinstance(value, float | int)
         else f"{name} undefined ({value['undefined']})"
         for name, value in evaluation["metrics"].items()
+        if not is_of_label(name)
     ]
-    return f"{escape(', '.join(shown))} on {evaluation['rows']:,} held-out rows"
+    single = len(evaluation["metrics"]) - len(shown)
+    more = f", and {single} of single labels" if single else ""
+    return f"{escape(', '.join(shown))}{more} on {evaluation['rows']:,} held-out rows"
 
 
 def _verdict(verdict: Mapping[str, Any]) -> str:

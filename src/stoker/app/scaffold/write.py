@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.app.scaffold.label import Label, TaskKind, find_label
@@ -14,7 +14,10 @@ from stoker.app.scaffold.spelling import dns_name, fill, python_text, yaml_flow
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import write_atomic
 from stoker.data.ingest import IngestConfig, SourceDescription, describe_source
+from stoker.data.sources.config import ColumnsConfig
+from stoker.data.sources.table import UnusableColumn
 from stoker.data.sources.uri import is_uri, parse_uri
+from stoker.data.sources.written_numbers import NumberText
 
 EXAMPLES_SEEN = 300_000
 """Rows times epochs that training on a table aims at: about a minute on two cores."""
@@ -90,13 +93,12 @@ def write_experiment(
     files = (folder / "stoker.yaml", folder / "model.py")
     _require_free(folder, files)
     _require_outside(folder, source)
-    config = reading_of(_located(source))
-    seen = describe_source(config)
+    config, seen, unusable = _described(reading_of(_located(source)), label)
     _require_rows(seen, source)
     images = seen.format == "images"
     found = _folder_label(seen, label) if images else find_label(seen, config, label)
     code = image_model(_IMAGE, found) if images else table_model(seen, found)
-    note = _note(found, seen)
+    note = _note(found, seen) + "".join(f" {line}" for line in unusable)
     settings = _settings(
         found,
         seen,
@@ -109,6 +111,32 @@ def write_experiment(
     write_atomic(files[1], code)
     write_atomic(files[0], settings)  # last: it makes the folder an experiment
     return Scaffolded(files=files, label=found.name, task=found.task, note=note)
+
+
+def _described(
+    config: IngestConfig, label: str | None
+) -> tuple[IngestConfig, SourceDescription, list[str]]:
+    """What a source holds, without the columns that nothing can be made of, each with a line."""
+    told: list[str] = []
+    while True:
+        try:
+            seen = describe_source(config)
+        except UnusableColumn as error:
+            if error.column == label:
+                raise
+            told.append(f"Column {error.column!r} is left out: {error.got}.")
+            columns = ColumnsConfig(exclude=(*config.columns.exclude, error.column))
+            config = replace(config, columns=columns)
+            continue
+        written = {each.column: each.number for each in seen.assumptions if each.number}
+        if not written:
+            return config, seen, told + [f"{each.text}." for each in seen.assumptions]
+        told += [
+            f"Column {name!r} is read as numbers such as {number}."
+            for name, number in written.items()
+        ]
+        numbers = {name: NumberText(number=number) for name, number in written.items()}
+        config = replace(config, types=config.types | numbers)
 
 
 def _require_rows(seen: SourceDescription, source: Path | str) -> None:
@@ -224,15 +252,27 @@ def _data_options(label: Label, seen: SourceDescription, config: IngestConfig) -
     if config.images.size is not None:
         size = list(config.images.size)
         lines.append(f"images: {{size: {size}}}  # height, width to which all are brought")
+    numbers = {name: f"{{number: {yaml_flow(each.number)}}}" for name, each in _written(config)}
+    types = {yaml_flow(name): spelled for name, spelled in numbers.items()}
     if label.form == "as text":
-        types = yaml_flow({label.name: "string"})
-        lines.append(f"types: {types}  # its numbers are names of classes")
+        types[yaml_flow(label.name)] = "string"
+    if types:
+        why = "  # its numbers are names of classes" if label.form == "as text" else ""
+        spelled = ", ".join(f"{name}: {how}" for name, how in types.items())
+        lines.append(f"types: {{{spelled}}}{why}")
     if label.missing:
         lines.append(f"max_bad_rows: {label.missing}  # rows without a label")
+    if config.columns.exclude:
+        names = ", ".join(yaml_flow(name) for name in config.columns.exclude)
+        lines.append(f"columns: {{exclude: [{names}]}}  # nothing can be made of them")
     if seen.bad:
         total = seen.bad + label.missing
         lines.append(f"# max_bad_rows: {total}  # would leave out what cannot be read, too")
     return "".join(f"  {line}\n" for line in lines)
+
+
+def _written(config: IngestConfig) -> list[tuple[str, NumberText]]:
+    return [(name, how) for name, how in config.types.items() if isinstance(how, NumberText)]
 
 
 def _epochs(seen: SourceDescription) -> int:

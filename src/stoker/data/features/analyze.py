@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from stoker.core.files import write_atomic, write_json
 from stoker.data.dataset import Dataset
 from stoker.data.features.anomalies import Anomaly, anomalies_to_json, find_anomalies
 from stoker.data.features.engine import Progress, unseen
+from stoker.data.features.leaks import find_leaks
 from stoker.data.features.measure import compute_statistics
 from stoker.data.features.report import render_report
 from stoker.data.features.schema import Schema, infer_schema, schema_to_json
@@ -51,7 +52,10 @@ def analyze(
     """
     statistics = compute_statistics(dataset, progress=progress)
     statistics = relate_splits(statistics, dataset, labels=labels, label_only=label_only)
-    schema, anomalies = write_analysis(statistics, out_dir, labels=labels, config=config)
+    leaks = find_leaks(dataset, statistics, labels)
+    schema, anomalies = write_analysis(
+        statistics, out_dir, labels=labels, config=config, leaks=leaks
+    )
     return statistics, schema, anomalies
 
 
@@ -61,10 +65,11 @@ def write_analysis(
     *,
     labels: Collection[str],
     config: IngestConfig | None = None,
+    leaks: Iterable[Anomaly] = (),
 ) -> tuple[Schema, list[Anomaly]]:
     """Write down statistics, and what follows from them; see `analyze`."""
     schema = infer_schema(statistics, labels=labels)
-    anomalies = find_anomalies(statistics, schema)
+    anomalies = [*find_anomalies(statistics, schema), *leaks]
     if config is not None:
         anomalies += find_split_anomalies(statistics, labels=schema.labels, config=config)
     write_json(out_dir / "statistics.json", statistics_to_json(statistics))

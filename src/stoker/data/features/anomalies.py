@@ -166,12 +166,18 @@ def _label(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
         text = f"{column.missing:,} rows have no label"
         yield _make(split, column.name, "label_missing", "error", text)
     if split == TRAIN and column.distinct == 1:
-        yield _make(split, column.name, "one_class", "error", "all rows have the same label")
+        yield _make(split, column.name, "one_class", "error", _ONE_CLASS)
     if split == TRAIN and (column.distinct or 0) > 1 and len(column.top) == column.distinct:
         rarest = column.top[-1]
         if rarest.count < RARE_SHARE * column.count:
             text = f"class {rarest.value!r} has {rarest.count:,} of {column.count:,} rows"
             yield _make(split, column.name, "label_imbalance", "warning", text)
+
+
+_ONE_CLASS = (
+    "all rows have the same label: there is nothing to learn (where train_step needs no label, give "
+    "the features as label)"
+)
 
 
 def _make(split: str, column: str, kind: str, severity: Severity, message: str) -> Anomaly:

@@ -44,6 +44,15 @@ class LabelSummary:
     counts: dict[str, int] | None
     """Value -> rows with it; None for vectors, or with more than `MOST_CLASSES` values."""
 
+    ones: tuple[int, ...] | None = None
+    """Rows with a 1 in each place of a vector; None unless all are vectors of 0 and 1."""
+
+    @property
+    def multi_hot(self) -> bool:
+        """Whether labels are vectors of 0 and 1, and some have no 1 or several."""
+        vectors = len(self.shape) == 1 and self.most_sum is not None
+        return vectors and self.zero_or_one and (self.least_sum, self.most_sum) != (1.0, 1.0)
+
     def to_json(self) -> dict[str, Any]:
         """The summary as JSON values."""
         return asdict(self) | {"shape": list(self.shape)}
@@ -51,7 +60,9 @@ class LabelSummary:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> LabelSummary:
         """Read back what `to_json` wrote."""
-        return cls(**(dict(raw) | {"shape": tuple(raw["shape"])}))
+        ones = raw.get("ones")
+        kept = {"shape": tuple(raw["shape"]), "ones": None if ones is None else tuple(ones)}
+        return cls(**(dict(raw) | kept))
 
 
 def labels_as_facts(
@@ -85,6 +96,7 @@ class LabelCounter:
         self._sums: tuple[float, float] | None = None
         self._integral = self._zero_or_one = True
         self._counts: dict[str, int] | None = {}
+        self._ones: NDArray[np.int64] | None = None
 
     def add(self, values: NDArray[Any]) -> None:
         """Add a batch of labels.
@@ -105,6 +117,9 @@ class LabelCounter:
         self._zero_or_one = self._zero_or_one and bool(np.isin(finite, (0.0, 1.0)).all())
         if numbers.ndim > 1 and numbers.shape[-1] > 1:
             self._sums = _wider(self._sums, numbers.sum(axis=-1))
+            if self._zero_or_one and numbers.ndim == 2:
+                ones = (numbers == 1).sum(axis=0)
+                self._ones = ones if self._ones is None else self._ones + ones
         else:
             self._count(finite)
 
@@ -132,7 +147,13 @@ class LabelCounter:
             least_sum=least_sum,
             most_sum=most_sum,
             counts=None if self._sums is not None else self._counts,
+            ones=self._summed_ones(),
         )
+
+    def _summed_ones(self) -> tuple[int, ...] | None:
+        if self._ones is None or not self._zero_or_one or len(self._ones) > MOST_CLASSES:
+            return None
+        return tuple(self._ones.tolist())
 
 
 def _wider(

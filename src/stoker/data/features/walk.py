@@ -281,7 +281,8 @@ def _one_a_row(name: str, column: tf.Tensor) -> tf.Tensor:
             "a raw column that is the label must hold one value a record",
             got=Plain(f"{name!r}, which holds vectors of length {column.shape[1]}"),
             fix="Make the label of it in preprocessing_fn, e.g. "
-            f'{{"answer": tf.argmax(inputs[{name!r}], axis=1)}}, and name that one.',
+            f'{{"answer": tf.argmax(inputs[{name!r}], axis=1)}}, and name that one; for several labels '
+            f'at once {{"answer": inputs[{name!r}]}}.',
         )
     return tf.identity(column)
 

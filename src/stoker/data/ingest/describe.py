@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from stoker.data.columns import Column
 from stoker.data.sources.config import Format, IngestConfig
 from stoker.data.sources.image_folder import ImageFolder
-from stoker.data.sources.records import Progress, Source, silent
+from stoker.data.sources.records import Assumption, Progress, Source, silent
 from stoker.data.sources.source import list_source, open_source, workers_for
 
 MOST_DISTINCT = 1000
@@ -51,6 +51,9 @@ class SourceDescription:
     classes: dict[str, int]
     """For a folder of images: class -> number of files; else empty."""
 
+    assumptions: tuple[Assumption, ...] = ()
+    """What a person would want to know of how the columns are read."""
+
 
 def describe_source(config: IngestConfig, *, progress: Progress = silent) -> SourceDescription:
     """Read a whole source, and write nothing.
@@ -84,6 +87,7 @@ def _described(source: Source, progress: Progress) -> SourceDescription:
         rows=rows,
         bad=bad,
         classes=source.classes() if isinstance(source, ImageFolder) else {},
+        assumptions=scan.assumptions,
     )
 
 

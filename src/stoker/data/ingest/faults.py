@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from stoker.core.errors import DataError, Plain
 from stoker.data.dataset import BadRow
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.records import SHOWN_FAULTS, Block, Fault
+from stoker.data.sources.written_numbers import guess
 
 
 class Faults:
@@ -54,7 +56,7 @@ class Faults:
         rest = f"; and {self.count - len(first):,} more" if self.count > len(first) else ""
         retype = next((fault for fault in first if fault.retype), None)
         hint = (
-            f"Mend them; or set data.types: {{{retype.column}: string}}; or"
+            f"Mend them; or set data.types: {{{retype.column}: {_type(retype)}}}; or"
             if retype
             else ("Mend them, or")
         )
@@ -64,6 +66,16 @@ class Faults:
             got=Plain(f"{self.count:,} bad record{'s' if self.count > 1 else ''}"),
             fix=f"{hint} leave them out with --set data.max_bad_rows={self.count}.",
         )
+
+
+def _type(fault: Fault) -> str:
+    """The type that reads what a number column could not: the value may be a number as people write it."""
+    shown = _NOT_A_NUMBER.fullmatch(fault.reason)
+    number = guess([shown[1]]) if shown else None
+    return "string" if number is None else f'{{number: "{number.number}"}}'
+
+
+_NOT_A_NUMBER = re.compile(r"'(.+)' is not a number")
 
 
 def _text(fault: Fault) -> str:

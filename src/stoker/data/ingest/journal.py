@@ -21,7 +21,7 @@ from stoker.data.dataset import Shard
 from stoker.data.ingest.image_store import ChosenStore
 from stoker.data.sources.config import REACH_KEYS, IngestConfig
 from stoker.data.sources.listing import Listing
-from stoker.data.sources.records import Fault, Scan
+from stoker.data.sources.records import Assumption, Fault, Scan
 
 JOURNAL = "journal.json"
 """Written before the first shard, and again after each."""
@@ -179,6 +179,7 @@ def _scan(raw: dict[str, Any]) -> Scan:
         rows=raw["rows"],
         image=None if raw["image"] is None else tuple(raw["image"]),
         kinds=tuple(raw["kinds"]),
+        assumptions=tuple(Assumption(**each) for each in raw["assumptions"]),
     )
 
 

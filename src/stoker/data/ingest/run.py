@@ -191,6 +191,8 @@ class _Ingest:
         for name in (*self._rule.names, SAMPLE, MANIFEST):
             remove(self._out_dir / name)
         scan = self._source.scan(self._progress)
+        for assumed in scan.assumptions:
+            _LOG.warning("%s", assumed.text)
         _check_split_by(self._config, scan)
         self._accept(scan.columns)
         return self._journal.begin(scan, self._chosen_store(scan))

@@ -21,6 +21,7 @@ from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.analyze import write_analysis
 from stoker.data.features.anomalies import Anomaly
 from stoker.data.features.label_summary import LabelCounter, LabelSummary
+from stoker.data.features.leaks import find_leaks
 from stoker.data.features.measure import compute_statistics
 from stoker.data.features.statistics import ColumnStatistics, Statistics
 from stoker.data.feed.config import ByteForm
@@ -100,7 +101,8 @@ def analyze_own_dataset(
     labels = dataset.description.labels.values()
     # One of many numbers of a label is no class.
     named = [label.name for label in labels if label.shape in ((), (1,))]
-    _, anomalies = write_analysis(statistics, folder, labels=named)
+    leaks = find_leaks(table, statistics, named) if columns else ()
+    _, anomalies = write_analysis(statistics, folder, labels=named, leaks=leaks)
     found = {name: seen.form for name, seen in forms.items()}
     return OwnAnalysis(
         counts=counts,

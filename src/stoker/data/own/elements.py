@@ -11,7 +11,10 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.outputs import by_output
 from stoker.data.own.description import INPUTS, LABEL, Description, TensorColumn
 
-_FORM = "Give batches of (features, label) or (features, label, weight), as model.fit takes them."
+_FORM = (
+    "Give batches of (features, label) or (features, label, weight), as model.fit takes them; where "
+    "train_step needs no label, the features twice: .map(lambda x: (x, x))."
+)
 
 DTYPES = frozenset(
     ["bool", "string", "float16", "float32", "float64"]

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.sources.uri import is_uri, parse_uri
+from stoker.data.sources.written_numbers import NumberText
 
 Format = Literal["csv", "jsonl", "parquet", "tfrecord", "images"]
 """What the files of a source can hold."""
@@ -114,6 +115,19 @@ class ImagesConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnsConfig:
+    """Which columns of the files are read."""
+
+    exclude: tuple[str, ...] = ()
+    """Columns that are left out, whatever they hold: nothing of them is checked or kept."""
+
+
+def leaving_out(column: str) -> str:
+    """The setting that leaves a column out, for a message."""
+    return f"data.columns: {{exclude: [{column!r}]}}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceConfig:
     """A tf.data service on whose workers training's batches are made."""
 
@@ -184,8 +198,12 @@ class IngestConfig:
     seed: int = 0
     """Salts the split: another seed, another split of the same shares."""
 
-    types: dict[str, Override] = field(default_factory=dict)
-    """Column -> type, where the type that the values suggest is not the one that is meant."""
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    """Which columns of the files are read; all by default."""
+
+    types: dict[str, Override | NumberText] = field(default_factory=dict)
+    """Column -> type, where the type that the values suggest is not the one that is meant; of text
+    that is numbers as people write them an example, `{number: "1,234.5"}`."""
 
     missing_values: tuple[str, ...] = ()
     """Texts that mean "missing" in number columns, besides the empty text, NA, N/A, NaN, nan, null,
@@ -253,9 +271,9 @@ class IngestConfig:
                 raise ConfigError(f"data.{name} must be at most {most:,}", got=value)
         _check_choices(self)
         for column, override in self.types.items():
-            if override not in ("int", "float", "string"):
+            if not isinstance(override, NumberText) and override not in get_args(Override):
                 raise ConfigError(
-                    f"data.types.{column} must be int, float or string",
+                    f"data.types.{column} must be int, float or string, or {{number: ...}}",
                     got=override,
                     fix="Leave the column out to go by its values.",
                 )

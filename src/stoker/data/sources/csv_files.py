@@ -23,6 +23,7 @@ from stoker.data.sources.opening import EndMarked, open_text, reading, unescaped
 from stoker.data.sources.records import (
     SHOWN_FAULTS,
     WORKERS,
+    Assumption,
     Block,
     Cells,
     Content,
@@ -38,10 +39,11 @@ from stoker.data.sources.table import (
     bad_names,
     check_names,
     check_same_columns,
+    kept_names,
     known_types,
     stored_column,
 )
-from stoker.data.sources.text import Tally, clean, missing_texts, read_text
+from stoker.data.sources.text import Tally, assumed_of, clean, missing_texts, read_text
 from stoker.data.sources.workers import InThreads, Made
 
 BLOCK_BYTES = 16 << 20
@@ -146,15 +148,15 @@ class CsvFiles:
         missing = missing_texts(self.config.missing_values)
         rows = 0
 
-        def counted(raw: pa.Array) -> Tally:
+        def counted(name: str, raw: pa.Array) -> Tally:
             tally = Tally()
-            tally.add(clean(raw).values, missing)
+            tally.add(clean(raw, overrides.get(name)).values, missing)
             return tally
 
         with ThreadPoolExecutor(WORKERS) as pool:
 
             def counted_chunk(chunk: _Chunk) -> tuple[int, list[Tally]]:
-                return len(chunk.rows), list(pool.map(counted, chunk.columns))
+                return len(chunk.rows), list(pool.map(counted, names, chunk.columns))
 
             for file in self.listing.files:
                 of_file = [Tally() for _ in names]
@@ -168,7 +170,7 @@ class CsvFiles:
                     if seen_in.present:
                         seen.setdefault(seen_in.kind, file.location)
         readings = tuple(
-            tally.reading(overrides.get(name), gaps_end_records=name in self.labels)
+            tally.settled(overrides.get(name), gaps_end_records=name in self.labels)
             for name, tally in zip(names, tallies, strict=True)
         )
         for name, how, seen in zip(names, readings, kinds, strict=True):
@@ -178,14 +180,38 @@ class CsvFiles:
             stored_column(name, how, widest=tally.widest)
             for name, how, tally in zip(names, readings, tallies, strict=True)
         )
-        return Scan(columns=columns, readings=readings, rows=rows, image=None)
+        assumed = [
+            assumed_of(name, how, tally)
+            for name, how, tally in zip(names, readings, tallies, strict=True)
+            if name not in overrides
+        ]
+        return Scan(
+            columns=columns,
+            readings=readings,
+            rows=rows,
+            image=None,
+            assumptions=(*self._index(), *filter(None, assumed)),
+        )
+
+    def _index(self) -> Iterator[Assumption]:
+        file = self.listing.files[0]
+        if "" in self._header(file):
+            yield Assumption(
+                column="",
+                text=f"{file.location}: the first column has no name and is left out, as the row "
+                "numbers that pandas writes. To keep it, name it in the header",
+            )
+
+    def _header(self, file: SourceFile) -> list[str]:
+        return read_header(file, self.config.delimiter)
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every record in its column's type, or named with what is wrong with it."""
         missing = missing_texts(self.config.missing_values)
 
         def typed(column: Column, how: Reading, raw: pa.Array) -> Cells:
-            read = read_text(clean(raw), how, missing, wide=column.dtype == "float64")
+            text = clean(raw, self.config.types.get(column.name))
+            read = read_text(text, how, missing, wide=column.dtype == "float64")
             return demand_label(read) if column.name in self.labels else read
 
         with ThreadPoolExecutor(WORKERS) as pool:
@@ -214,12 +240,13 @@ class CsvFiles:
 
     def _names(self) -> list[str]:
         first, *others = self.listing.files
-        names = read_header(first, self.config.delimiter)
+        names = self._kept(first)
         for other in others:
-            check_same_columns(
-                names, read_header(other, self.config.delimiter), first=first.name, other=other
-            )
+            check_same_columns(names, self._kept(other), first=first.name, other=other)
         return names
+
+    def _kept(self, file: SourceFile) -> list[str]:
+        return kept_names(self.config, [name for name in self._header(file) if name])
 
     def _all_chunks(self, names: Sequence[str]) -> Iterator[_Chunk]:
         for file in self.listing.files:
@@ -227,7 +254,7 @@ class CsvFiles:
 
     def _chunks(self, file: SourceFile, names: Sequence[str]) -> Iterator[_Chunk]:
         """One file's records, the columns in the order of `names`."""
-        header = read_header(file, self.config.delimiter)
+        header = self._header(file)
         order = [header.index(name) for name in names]
         numbering = _Numbering(file=file.name, limit=self.config.max_bad_rows + SHOWN_FAULTS)
         ended = False
@@ -254,7 +281,7 @@ class CsvFiles:
 
 
 def read_header(file: SourceFile, delimiter: str) -> list[str]:
-    """The names of a CSV file's columns.
+    """The names of a CSV file's columns; "" for a first one without a name, pandas' index.
 
     Raises:
         DataError: there is no header, or a name is empty, stands twice or is no UTF-8.
@@ -273,7 +300,8 @@ def read_header(file: SourceFile, delimiter: str) -> list[str]:
         names = next((names for names in lines if names), [])
     except csv.Error as error:
         raise bad_names(file.location, Plain(str(error))) from None
-    check_names(names, location=file.location)
+    index = 1 if len(names) > 1 and not names[0] and all(names[1:]) else 0
+    check_names(names[index:], location=file.location)
     others = [other for other in ",;\t|" if len(names) == 1 and other in names[0]]
     if others:
         raise DataError(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
-from stoker.data.sources.config import IngestConfig, Override
+from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.gathered import Gathered, Gathering, Held, Values, values_of
 from stoker.data.sources.listing import Listing, SourceFile
 from stoker.data.sources.named_columns import (
@@ -30,7 +30,7 @@ from stoker.data.sources.named_columns import (
     WIDE_NUMBER,
 )
 from stoker.data.sources.named_records import NamedReader, scan_named
-from stoker.data.sources.opening import kind_of, reading
+from stoker.data.sources.opening import UTF16, kind_of, open_text, reading
 from stoker.data.sources.records import Block, Content, Progress, Scan
 from stoker.data.sources.unpacking import Unpacked, plain_chunks
 from stoker.data.sources.workers import InThreads, Workers
@@ -123,17 +123,24 @@ def _text_bytes(lines: _Lines) -> int:
 def _cut(file: SourceFile, path: Path) -> Iterator[_Lines]:
     """A file's lines, in portions of the size that is passed to a worker."""
     kind = kind_of(path)
-    if kind not in ("", "gzip"):
+    if kind not in ("", "gzip", UTF16):
         raise _no_json_lines(file, kind)
     unpacked = Unpacked(path, location=file.location) if kind == "gzip" else None
     first, text, is_start = 1, b"", True
-    for text, count in _runs(unpacked or plain_chunks(path), file):
+    chunks = _recoded(path, file) if kind == UTF16 else plain_chunks(path)
+    for text, count in _runs(unpacked or chunks, file):
         is_cut = not count and unpacked is not None and unpacked.is_cut
         yield _Lines(file=file, first=first, text=text, is_start=is_start, is_cut=is_cut)
         is_start = is_start and not (text.removeprefix(_BOM) if first == 1 else text).strip()
         first += count
     if is_start:
         raise _no_json_lines(file, "an empty file")
+
+
+def _recoded(path: Path, file: SourceFile) -> Iterator[bytes]:
+    with open_text(path, location=file.location) as stream:
+        while chunk := stream.read(BLOCK_BYTES):
+            yield chunk
 
 
 def _runs(chunks: Iterable[bytes], file: SourceFile) -> Iterator[tuple[bytes, int]]:
@@ -175,7 +182,7 @@ def _block(lines: _Lines, *, reader: NamedReader) -> Block:
         return reader.block(_gathered(lines, types=reader.config.types), pool=pool)
 
 
-def _gathered(lines: _Lines, *, types: Mapping[str, Override]) -> Gathered:
+def _gathered(lines: _Lines, *, types: Mapping[str, object]) -> Gathered:
     """Parse each line into its columns.
 
     Args:

@@ -10,15 +10,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stoker.core.errors import DataError, Plain
+from stoker.core.errors import Plain
 from stoker.data.columns import Column
 from stoker.data.sources.arrow_types import Family
-from stoker.data.sources.config import Override
+from stoker.data.sources.config import Override, leaving_out
 from stoker.data.sources.gathered import Gathered, Values
 from stoker.data.sources.parquet_columns import ParquetColumn
-from stoker.data.sources.records import Cells, Reading, with_fault
-from stoker.data.sources.text import NUMBER_SHARE, clean, read_text
+from stoker.data.sources.records import Assumption, Cells, Reading, with_fault
+from stoker.data.sources.table import UnusableColumn
+from stoker.data.sources.text import NUMBER_SHARE, assumed_of, clean, read_text
 from stoker.data.sources.vectors import vector_cells
+from stoker.data.sources.written_numbers import NumberText
 
 NUMBER, WHOLE_NUMBER, TRUTH = "a number", "a whole number", "true or false"
 WIDE_NUMBER = "a whole number of any size"
@@ -61,7 +63,7 @@ class NamedColumn:
     kind: str
     """The kind of value that a record must hold."""
 
-    override: Override | None
+    override: Override | NumberText | None
     """What `data.types` says of it."""
 
     def cells(self, block: Gathered, missing: pa.Array) -> Cells:
@@ -130,7 +132,7 @@ class LearnedColumn:
     name: str
     """As the records spell it."""
 
-    override: Override | None
+    override: Override | NumberText | None
     """What `data.types` says of it."""
 
     kinds: dict[str, ParquetColumn] = field(default_factory=dict)
@@ -162,6 +164,15 @@ class LearnedColumn:
                 typed.families.setdefault(FAMILIES[values.kind], block.file.name)
                 is_text = values.kind == WIDE_NUMBER
                 typed.look(values.flat.cast(pa.float64()) if is_text else values.flat, missing)
+                if values.kind == TEXT:
+                    typed.tally.keep(clean(values.flat).values)
+
+    def assumed(self, how: Reading) -> Assumption | None:
+        """What is worth a word about how the column is read."""
+        typed = self.kinds.get(TEXT)
+        if typed is None or self.override is not None:
+            return None
+        return assumed_of(self.name, how, typed.tally)
 
     def settled(self, *, rows: int, is_label: bool, most_bad: int) -> NamedColumn:
         """How the column is read.
@@ -194,7 +205,7 @@ class LearnedColumn:
         how = typed.reading(is_label=is_label)
         return NamedColumn(column=typed.column(how), how=how, kind=kind, override=self.override)
 
-    def _unlike(self) -> DataError:
+    def _unlike(self) -> UnusableColumn:
         parts = [
             f"{f'{count} values, each ' if count > 1 else ''}{kind}, in {records:,} "
             f"record{'s' if records > 1 else ''} (first {self.first[kind, count]})"
@@ -202,11 +213,13 @@ class LearnedColumn:
         ]
         more = len(self.lengths) - len(parts)
         rest = f"; and {more} other numbers of values" if more else ""
-        return DataError(
+        return UnusableColumn(
+            self.name,
             f"column {self.name!r} must hold the same in every record: a number, a text or an "
             "encoded image, or a fixed number of numbers or texts",
             got=Plain("; ".join(parts) + rest),
-            fix="Cut, pad or convert it where the records are written, or leave it out of them.",
+            fix=f"Set {leaving_out(self.name)}, or cut, pad or convert it where the records are "
+            "written.",
         )
 
 

@@ -24,7 +24,7 @@ from stoker.data.sources.records import (
     demand_label,
     with_content,
 )
-from stoker.data.sources.table import check_names, check_same_columns, known_types
+from stoker.data.sources.table import check_names, check_same_columns, kept_names, known_types
 from stoker.data.sources.text import missing_texts
 
 
@@ -56,7 +56,7 @@ def scan_named(
             looked.at(block, pool)
             progress(looked.rows, None)
     looked.end_file()
-    names = looked.ordered(looked.columns)
+    names = kept_names(config, looked.ordered(looked.seen))
     known_types(config, names)
     settled = [
         looked.columns[name].settled(
@@ -64,12 +64,14 @@ def scan_named(
         )
         for name in names
     ]
+    assumed = [looked.columns[each.column.name].assumed(each.how) for each in settled]
     has_image = any(each.kind == IMAGE for each in settled)
     return Scan(
         columns=tuple(each.column for each in settled),
         readings=tuple(each.how for each in settled),
         kinds=tuple(each.kind for each in settled),
         rows=looked.rows,
+        assumptions=tuple(filter(None, assumed)),
         image=looked.images.shape(config.images) if has_image else None,
     )
 
@@ -130,6 +132,7 @@ class _Looked:
 
     def __init__(self, config: IngestConfig, *, in_order: bool) -> None:
         self.columns: dict[str, LearnedColumn] = {}
+        self.seen: dict[str, None] = {}
         self.images = ImageTally()
         self.rows = 0
         self._config = config
@@ -144,20 +147,24 @@ class _Looked:
         if self._file is None or block.file != self._file.file:
             self.end_file()
             self._file, self._names = block, {}
-        self._names.update(dict.fromkeys(block.columns))
+        self.seen.update(dict.fromkeys(block.columns))
+        kept = [name for name in block.columns if name not in self._config.columns.exclude]
+        self._names.update(dict.fromkeys(kept))
         self.rows += len(block.rows)
-        for name in block.columns:
+        for name in kept:
             column = self.columns.get(name)
             if column is None:
                 column = LearnedColumn(name=name, override=self._config.types.get(name))
                 self.columns[name] = column
             column.look(block, self._missing)
         if needs_headers(self._config.images):
-            self._look_at_images(block, pool)
+            self._look_at_images(block, kept, pool)
 
-    def _look_at_images(self, block: Gathered, pool: ThreadPoolExecutor) -> None:
-        for name, given in block.columns.items():
-            for values in given:
+    def _look_at_images(
+        self, block: Gathered, kept: Sequence[str], pool: ThreadPoolExecutor
+    ) -> None:
+        for name in kept:
+            for values in block.columns[name]:
                 if values.kind == IMAGE:
                     tally_images(
                         self.images, values.flat, self._config.images, name=name, pool=pool

@@ -8,14 +8,18 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stoker.core.errors import DataError, Plain
+from stoker.data.sources.utf16 import FromUtf16
 
 _GZIP = b"\x1f\x8b"
+
+UTF16 = "UTF-16 text"
+"""The kind of a file that begins with that byte order mark."""
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (_GZIP, "gzip"),
@@ -24,8 +28,8 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"BZh", "bzip2"),
     (b"\xfd7zXZ\x00", "xz"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"\xff\xfe", "UTF-16 text"),
-    (b"\xfe\xff", "UTF-16 text"),
+    (b"\xff\xfe", UTF16),
+    (b"\xfe\xff", UTF16),
     (b"\xff\xd8\xff", "a JPEG image"),
     (b"\x89PNG\r\n\x1a\n", "a PNG image"),
     (b"%PDF", "a PDF"),
@@ -69,6 +73,8 @@ def open_text(path: Path, *, location: str) -> BinaryIO:
         DataError: it is empty, or something that is no text.
     """
     kind = kind_of(path)
+    if kind == UTF16:
+        return cast(BinaryIO, FromUtf16(path.open("rb"), location=location))
     if kind not in ("", "gzip"):
         raise DataError(
             f"{location} must be CSV text in UTF-8",

@@ -10,14 +10,15 @@ import pyarrow as pa
 from stoker.core.errors import DataError, Plain
 from stoker.data.columns import Column
 from stoker.data.sources.arrow_types import Family, family_of, item_type, plain
-from stoker.data.sources.config import Override
+from stoker.data.sources.config import Override, leaving_out
 from stoker.data.sources.image_check import begins_as_image
 from stoker.data.sources.images import ImageTally
 from stoker.data.sources.listing import SourceFile
 from stoker.data.sources.records import Cells, Reading, joined
-from stoker.data.sources.table import stored_column
+from stoker.data.sources.table import UnusableColumn, stored_column
 from stoker.data.sources.text import Tally, clean, gapped, narrowed, read_text
 from stoker.data.sources.vectors import common_length, lengths_of
+from stoker.data.sources.written_numbers import NumberText
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class ParquetColumn:
 
     name: str
     """As the files spell it."""
-    override: Override | None
+    override: Override | NumberText | None
     """What `data.types` says of it."""
     families: dict[Family, str] = field(default_factory=dict)
     """What its values are -> the first file that says so."""
@@ -73,11 +74,13 @@ class ParquetColumn:
         item = item_type(kind)
         family = family_of(kind if item is None else item)
         if family is None or (item is not None and family == "image"):
-            raise DataError(
+            raise UnusableColumn(
+                self.name,
                 f"{file.location}: column {self.name!r} must hold numbers, text, times or encoded "
                 "images, or lists of numbers or text",
                 got=Plain(str(kind)),
-                fix="Drop or convert the column; nested values become columns of their own.",
+                fix=f"Set {leaving_out(self.name)}, or convert it: nested values become columns of "
+                "their own.",
             )
         self.families.setdefault(family, file.name)
         if item is not None or family != "null":
@@ -119,7 +122,7 @@ class ParquetColumn:
             values = self._values_of_lists(values)
         found = plain(values).values
         if self.by_text:
-            self.tally.add(clean(_as_text(found)).values, missing)
+            self.tally.add(clean(_as_text(found), self.override).values, missing)
         elif self.family == "int":
             self.tally.missing += found.null_count
             self.tally.widen(found)
@@ -139,17 +142,19 @@ class ParquetColumn:
             DataError: nothing in it even begins as an image does.
         """
         if not self.holds_images:
-            raise DataError(
+            raise UnusableColumn(
+                self.name,
                 f"column {self.name!r} of bytes must hold encoded images",
                 got=Plain("no image in any record"),
-                fix=f"Drop the column, or set data.types: {{{self.name}: string}} if it is text.",
+                fix=f"Set {leaving_out(self.name)}, or data.types: {{{self.name}: string}} if it is "
+                "text.",
             )
 
     def reading(self, *, is_label: bool) -> Reading:
         """How the column is read."""
         gaps_end_records = is_label or self.is_vector
         if self.by_text:
-            return self.tally.reading(self.override, gaps_end_records=gaps_end_records)
+            return self.tally.settled(self.override, gaps_end_records=gaps_end_records)
         if self.family == "int":
             return "int" if gaps_end_records or not self.tally.missing else "whole"
         return "string" if self.family == "null" else self.family
@@ -169,7 +174,7 @@ class ParquetColumn:
         """The values as they are stored."""
         found = plain(values)
         if self.by_text:
-            text = clean(_as_text(found.values))
+            text = clean(_as_text(found.values), self.override)
             return joined(found, read_text(text, how, missing, wide=wide), retype=how != "string")
         if how == "float":
             numbers = found.values.cast(pa.float64(), safe=False)

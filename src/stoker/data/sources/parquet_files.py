@@ -30,7 +30,7 @@ from stoker.data.sources.records import (
     demand_label,
     with_content,
 )
-from stoker.data.sources.table import check_names, check_same_columns, known_types
+from stoker.data.sources.table import check_names, check_same_columns, kept_names, known_types
 from stoker.data.sources.text import missing_texts
 from stoker.data.sources.vectors import vector_cells
 from stoker.data.sources.workers import InThreads
@@ -101,16 +101,19 @@ class ParquetFiles:
                 )
                 return with_content(found, content, scan.columns)
 
-            parts = self._numbered(images=has_image)
+            names = [each.name for each in learned] if self.config.columns.exclude else None
+            parts = self._numbered(names, images=has_image)
             yield from InThreads(self.config.workers).map(
                 block, parts, bytes_of=lambda part: part[2].nbytes
             )
 
-    def _numbered(self, *, images: bool) -> Iterator[tuple[SourceFile, int, pa.RecordBatch]]:
+    def _numbered(
+        self, names: Sequence[str] | None, *, images: bool
+    ) -> Iterator[tuple[SourceFile, int, pa.RecordBatch]]:
         """Every batch, with the number of its first record in its file."""
         for file in self.listing.files:
             row = 1
-            for batch in _batches(file, None, images):
+            for batch in _batches(file, names, images):
                 yield file, row, batch
                 row += batch.num_rows
 
@@ -126,12 +129,14 @@ class ParquetFiles:
             ):
                 schema = opened.schema_arrow
                 added = opened.metadata.num_rows
+            kept = [n for n in schema.names if n not in self.config.columns.exclude]
             if file is first:
-                check_names(schema.names, location=file.location)
-                overrides = known_types(self.config, schema.names)
-                learned = [ParquetColumn(name=n, override=overrides.get(n)) for n in schema.names]
+                kept = kept_names(self.config, schema.names)
+                check_names(kept, location=file.location)
+                overrides = known_types(self.config, kept)
+                learned = [ParquetColumn(name=n, override=overrides.get(n)) for n in kept]
             names = [each.name for each in learned]
-            check_same_columns(names, schema.names, first=first.name, other=file)
+            check_same_columns(names, kept, first=first.name, other=file)
             for each in learned:
                 each.note_type(schema.field(each.name).type, file, rows=added)
             rows += added

@@ -69,6 +69,20 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Assumption:
+    """What was taken for granted about a column, or could be."""
+
+    column: str
+    """The column."""
+
+    text: str
+    """What was assumed, and how to say otherwise; a line."""
+
+    number: str = ""
+    """The example for `data.types` that would read the column as numbers, where one would."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
     """What one look over the whole source tells."""
 
@@ -86,6 +100,9 @@ class Scan:
 
     kinds: tuple[str, ...] = ()
     """The kind of value that each column holds, where the records themselves name it."""
+
+    assumptions: tuple[Assumption, ...] = ()
+    """What a person would want to know of how the columns are read."""
 
 
 class Content(Protocol):

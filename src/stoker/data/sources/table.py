@@ -12,6 +12,7 @@ from stoker.data.sources.config import IngestConfig, Override
 from stoker.data.sources.listing import SourceFile
 from stoker.data.sources.records import Reading
 from stoker.data.sources.text import WIDEST_FLOAT32
+from stoker.data.sources.written_numbers import NumberText
 
 _DTYPES: dict[Reading, Dtype] = {
     "int": "int64",
@@ -34,6 +35,37 @@ def stored_column(name: str, how: Reading, *, widest: float) -> Column:
         dtype: Dtype = "float64" if widest > WIDEST_FLOAT32 else "float32"
         return Column(name=name, dtype=dtype, whole=True)
     return Column(name=name, dtype=_DTYPES[how])
+
+
+def kept_names(config: IngestConfig, names: Sequence[str]) -> list[str]:
+    """The columns of the files that `data.columns` does not exclude.
+
+    Raises:
+        ConfigError: an excluded column is not there, or none is left.
+    """
+    excluded = config.columns.exclude
+    for name in excluded:
+        if name not in names:
+            raise ConfigError(
+                "data.columns.exclude must name columns of the data",
+                got=name,
+                fix=nearest(name, names),
+            )
+    kept = [name for name in names if name not in excluded]
+    if not kept:
+        raise ConfigError(
+            "data.columns.exclude must leave a column", got=list(excluded), fix="Exclude fewer."
+        )
+    return kept
+
+
+class UnusableColumn(DataError):
+    """A column that no feature can be made of, in files that are otherwise fine."""
+
+    def __init__(self, column: str, rule: str, *, got: object, fix: str) -> None:
+        """Name the column; see `DataError`."""
+        super().__init__(rule, got=got, fix=fix)
+        self.column = column
 
 
 def check_names(names: Sequence[str], *, location: str) -> None:
@@ -65,7 +97,7 @@ def _is_unfit(character: str) -> bool:
     return character < " " or character == "\x7f" or "\ud800" <= character <= "\udfff"
 
 
-def known_types(config: IngestConfig, names: Sequence[str]) -> dict[str, Override]:
+def known_types(config: IngestConfig, names: Sequence[str]) -> dict[str, Override | NumberText]:
     """`data.types`, every column of which must be there.
 
     Raises:
@@ -96,5 +128,6 @@ def check_same_columns(
     raise DataError(
         f"{other.location} must have the columns of {first}",
         got=Plain(" and ".join(parts)),
-        fix="Rename or drop columns so that all files agree, or leave the file out by a glob.",
+        fix="Rename columns or exclude them (data.columns) so that all files agree, or leave the file "
+        "out by a glob.",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stoker.data.sources.config import Override
-from stoker.data.sources.records import Cells, Reading, cells, joined, with_fault
+from stoker.data.sources.records import Assumption, Cells, Reading, cells, joined, with_fault
+from stoker.data.sources.written_numbers import NumberText, guess
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
 """What means "missing" in a number column."""
@@ -19,6 +20,9 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
 NUMBER_SHARE = 0.99
 """Share of a column's present values that must be numbers for it to be a number column: a few wrong
 ones are bad records, many are a column of text."""
+
+SAMPLED = 1000
+"""Values of a column of text that are looked at for numbers as people write them."""
 
 WIDEST_FLOAT32 = 2**24
 """Up to here float32 holds every whole number."""
@@ -62,6 +66,15 @@ class Tally:
     widest: float = 0.0
     """Largest magnitude among the numbers."""
 
+    beyond: int = 0
+    """Numbers beyond 2^53, above which float64 does not hold every whole number."""
+
+    unfit: int = 0
+    """Whole numbers that do not fit 64 bits."""
+
+    sample: list[str] = field(default_factory=list)
+    """Some of the values of a column that does not hold whole numbers alone."""
+
     def add(self, text: pa.Array, missing: pa.Array) -> None:
         """Count one block.
 
@@ -76,10 +89,13 @@ class Tally:
         whole = _all_ints(values)
         if whole is None:
             is_number = pc.match_substring_regex(values, _NUMBER)
-            count = _count(pc.match_substring_regex(values, _INT))
+            is_whole = pc.match_substring_regex(values, _INT)
+            count = _count(is_whole)
+            self.unfit += _unfit(values.filter(pc.fill_null(is_whole, False)))
             self.floats += _count(is_number) - count
             self.bools += _count(pc.match_substring_regex(values, _BOOL))
             whole = _floats(values.filter(pc.fill_null(is_number, False)))
+            self.keep(values)
         self.ints += count
         self.widen(whole)
 
@@ -88,17 +104,47 @@ class Tally:
         for name in ("missing", "present", "ints", "floats", "bools"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.widest = max(self.widest, other.widest)
+        self.beyond += other.beyond
+        self.unfit += other.unfit
+        self.sample += other.sample[: SAMPLED - len(self.sample)]
+
+    def keep(self, values: pa.Array) -> None:
+        """Sample the values of a column of text.
+
+        Args:
+            values: [rows] strings, null where missing.
+        """
+        room = SAMPLED - len(self.sample)
+        self.sample += [text for text in values[: 2 * room].to_pylist() if text is not None][:room]
 
     def widen(self, numbers: pa.Array) -> None:
         """Take the magnitudes of more numbers into account."""
         if len(numbers) > numbers.null_count:
             ends = pc.min_max(numbers).as_py()
-            self.widest = max(self.widest, abs(float(ends["min"])), abs(float(ends["max"])))
+            widest = max(abs(float(ends["min"])), abs(float(ends["max"])))
+            if widest > WIDEST_FLOAT64:
+                self.beyond += _count(
+                    pc.greater(pc.abs(numbers.cast(pa.float64(), safe=False)), WIDEST_FLOAT64)
+                )
+            self.widest = max(self.widest, widest)
 
     @property
     def kind(self) -> str:
         """`numbers` (true and false among them) or `text`."""
         return "text" if self.reading(None, gaps_end_records=True) == "string" else "numbers"
+
+    def settled(self, override: Override | NumberText | None, *, gaps_end_records: bool) -> Reading:
+        """As `reading`, where the values may be numbers as people write them, or ids.
+
+        Whole numbers that are mostly too wide for what would hold them are ids, so text.
+        """
+        if isinstance(override, NumberText):
+            natural = self.reading(None, gaps_end_records=gaps_end_records)
+            return natural if natural in ("int", "whole", "float") else "float"
+        how = self.reading(override, gaps_end_records=gaps_end_records)
+        too_wide = {"int": self.unfit, "whole": self.beyond}.get(how, 0)
+        ids = override is None and too_wide > (1 - NUMBER_SHARE) * self.present
+        return "string" if ids else how
 
     def reading(self, override: Override | None, *, gaps_end_records: bool) -> Reading:
         """How the column is read.
@@ -122,12 +168,43 @@ class Tally:
         return "float" if self.floats else whole
 
 
-def clean(raw: pa.Array) -> Cells:
+def assumed_of(name: str, how: Reading, tally: Tally) -> Assumption | None:
+    """What is worth a word about a column that is read without `data.types`, if anything is."""
+    if how != "string":
+        return None
+    if tally.ints > NUMBER_SHARE * tally.present > 0:
+        return Assumption(
+            column=name,
+            text=f"column {name!r} is read as text: its whole numbers, up to {tally.widest:.3g}, do "
+            f"not fit a number column. As ids they are right so; else set data.types: {{{name}: float}}",
+        )
+    number = guess(tally.sample)
+    if number is None:
+        return None
+    text = next((each for each in tally.sample if not each.isdigit()), tally.sample[0])
+    read = number.plain(pa.array([text]))[0].as_py()
+    return Assumption(
+        column=name,
+        text=f"column {name!r} is read as text, and looks like numbers: {text!r} would be {read}. For "
+        f'numbers set data.types: {{{name}: {{number: "{number.number}"}}}}; for text {{{name}: string}}',
+        number=number.number,
+    )
+
+
+def clean(raw: pa.Array, override: Override | NumberText | None = None) -> Cells:
     """Bytes -> strings; what is not UTF-8 or holds a NUL byte is bad.
 
     Args:
         raw: [rows] of type binary or string.
+        override: What `data.types` says: numbers as people write them become `1234.5`.
     """
+    column = _cleaned(raw)
+    if isinstance(override, NumberText):
+        return replace(column, values=override.plain(column.values))
+    return column
+
+
+def _cleaned(raw: pa.Array) -> Cells:
     try:
         text = raw.cast(pa.binary()).cast(pa.string())
         column = cells(text, raw)
@@ -266,6 +343,11 @@ def _all_floats(values: pa.Array) -> pa.Array | None:
     except pa.ArrowInvalid:
         return None
     return None if pc.any(pc.is_nan(numbers)).as_py() else numbers
+
+
+def _unfit(digits: pa.Array) -> int:
+    numbers = _floats(digits)
+    return _count(pc.or_(pc.greater_equal(numbers, 2.0**63), pc.less(numbers, -(2.0**63))))
 
 
 def _floats(numbers: pa.Array) -> pa.Array:

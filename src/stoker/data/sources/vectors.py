@@ -10,8 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stoker.core.errors import DataError, Plain
+from stoker.core.errors import Plain
+from stoker.data.sources.config import leaving_out
 from stoker.data.sources.records import Cells, with_fault
+from stoker.data.sources.table import UnusableColumn
 
 VECTOR_MISSING = "the vector is missing"
 
@@ -46,10 +48,11 @@ def common_length(counts: Mapping[int, int], *, column: str) -> int:
         return length
     seen = f"{min(counts)} to {max(counts)} values, most often {length}" if counts else "no list"
     often = f" (in {records:,} of {total:,} records)" if counts else ""
-    raise DataError(
+    raise UnusableColumn(
+        column,
         f"column {column!r} must hold lists of one length, of at least one value",
         got=Plain(seen + often),
-        fix="Bring the lists to one length (cut or pad them), or drop the column.",
+        fix=f"Set {leaving_out(column)}, or bring the lists to one length (cut or pad them).",
     )
 
 

@@ -1,0 +1,122 @@
+"""Numbers as people write them: `"3,961,229"`, `$72.50`, `12%`, `857,79`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stoker.core.errors import ConfigError
+
+_SPACES = " \u00a0\u202f\u2009"
+"""What stands between groups of digits where it is not a mark."""
+
+_EXAMPLE = re.compile(
+    rf"(?P<before>[^0-9+-]*)[+-]?(?P<core>[0-9](?:[0-9.,'{_SPACES}]*[0-9])?)(?P<after>[^0-9]*)"
+)
+_GROUPED = re.compile(r"[0-9]{1,3}(.)[0-9]{3}(?:\1[0-9]{3})*")
+_UNITS = re.compile(rf"[$€£¥₹%{_SPACES}]*")
+"""What may stand around a number in a guess; in `data.types` it is whatever the example has."""
+
+GUESS_SHARE = 0.99
+"""Share of the values that a guess must read."""
+
+_MARKS = ((",", "."), (".", ","), (" ", "."), (" ", ","), ("'", "."))
+"""Groups' and decimal mark, the likeliest first: 1,234 is one thousand and more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NumberText:
+    """A column of text whose values are numbers as people write them."""
+
+    number: str
+    """One such number as an example, with its marks and unit: "1,234.5", "1.234,5 €", "$9.99", "12%".
+    A single mark before three digits groups them: "1,234" is 1234. Units are left out: 12% is 12."""
+
+    def __post_init__(self) -> None:
+        if _EXAMPLE.fullmatch(self.number.strip()) is None:
+            raise ConfigError(
+                "data.types: number must be an example of a number as the column has them",
+                got=self.number,
+                fix='Write for example {number: "1,234.5"}.',
+            )
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression (RE2): sign, sign behind the unit, whole part, decimals."""
+        before, core, after = self._parts
+        groups, decimal = _marks(core)
+        mark = f"[{_SPACES}]" if groups in _SPACES else re.escape(groups)
+        grouped = f"[0-9]{{1,3}}(?:{mark}[0-9]{{3}})+|"
+        around = [
+            f"(?:{re.escape(part.strip())})?" if part.strip() else "" for part in (before, after)
+        ]
+        space = f"[{_SPACES}]*"
+        return (
+            rf"^([+-]?){around[0]}{space}([+-]?)((?:{grouped}[0-9]+))"
+            rf"(?:{re.escape(decimal)}([0-9]+))?{space}{around[1]}$"
+        )
+
+    @property
+    def _parts(self) -> tuple[str, str, str]:
+        found = _EXAMPLE.fullmatch(self.number.strip())
+        assert found is not None
+        return found["before"], found["core"], found["after"]
+
+    def plain(self, values: pa.Array) -> pa.Array:
+        """Texts as `1234.5`; what is not such a number stays as it is.
+
+        Args:
+            values: [rows] strings.
+        """
+        trimmed = pc.utf8_trim_whitespace(values)
+        is_number = pc.match_substring_regex(trimmed, self.pattern)
+        cut = pc.replace_substring_regex(trimmed, self.pattern, r"\1\2\3;\4")
+        # What is left of a match: signs, digits, marks of groups, one semicolon.
+        cut = pc.replace_substring_regex(cut, r"[^0-9;+-]", "")
+        cut = pc.replace_substring(pc.replace_substring_regex(cut, ";$", ""), ";", ".")
+        return pc.if_else(is_number, cut, values)
+
+
+def _marks(core: str) -> tuple[str, str]:
+    """The mark of groups and that of decimals in an example's digits."""
+    marks = [character for character in core if not character.isdigit()] or ["."]
+    first, last = marks[0], marks[-1]
+    if first != last:
+        return first, last
+    if _GROUPED.fullmatch(core):
+        return first, "," if first == "." else "."
+    return "." if last == "," else ",", last
+
+
+def guess(texts: Sequence[str]) -> NumberText | None:
+    """How the values of a text column are numbers, if nearly all of them are.
+
+    Args:
+        texts: Some of its values, those that mean "missing" left out.
+    """
+    cores, before, after = [], set(), set()
+    for text in texts:
+        found = _EXAMPLE.fullmatch(text.strip())
+        if (
+            found
+            and "+" not in text
+            and _UNITS.fullmatch(found["before"])
+            and _UNITS.fullmatch(found["after"])
+        ):
+            cores.append(found["core"])
+            before.add(found["before"].strip())
+            after.add(found["after"].strip())
+    before, after = before - {""}, after - {""}
+    if not cores or len(cores) < GUESS_SHARE * len(texts) or len(before) + len(after) > 1:
+        return None
+    for groups, decimal in _MARKS:
+        digits = f"1{groups}234{decimal}5"
+        number = NumberText(number=f"{''.join(before)}{digits}{''.join(after)}")
+        read = sum(re.fullmatch(number.pattern, core) is not None for core in cores)
+        if read >= GUESS_SHARE * len(texts):
+            return number
+    return None
