@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,7 +178,7 @@ class LoadedModel:
             raise UserError(
                 f"the model must be able to work on {_fed_text(bound.signature, arrays)}",
                 got=Plain(first_line(error)),
-                fix="Mend the values or the shape of the inputs.",
+                fix="Correct the values or the shape of the inputs.",
             ) from error
         return dict(zip(bound.signature.outputs, values, strict=True))
 
@@ -232,10 +233,10 @@ def load_model(path: Path) -> LoadedModel:
     return model
 
 
-def not_loadable(path: Path, why: str) -> UserError:
+def not_loadable(path: Path, why: str, *, tags: str = SERVE_TAG) -> UserError:
     """The error of a folder that holds no SavedModel that can be served."""
     return UserError(
-        f"{path} must be a whole SavedModel with the tag {SERVE_TAG!r}",
+        f"{path} must be a whole SavedModel with the tag {tags!r}",
         got=Plain(why),
         fix="Export it again with Keras's ExportArchive (`stoker export`).",
     )
@@ -303,6 +304,9 @@ def first_line(error: BaseException) -> str:
     text = error.message if isinstance(error, tf.errors.OpError) else str(error)
     lines = (line.strip() for line in str(text).splitlines())
     said = [line for line in lines if line and line != "Graph execution error:"]
+    for line, after in itertools.pairwise(said):  # of a function, behind the stack that made it
+        if after.startswith("[[{{node"):
+            return line.rstrip(".")
     return said[0].rstrip(".") if said else type(error).__name__
 
 

@@ -108,6 +108,15 @@ class ServeConfig:
     warm_up: bool = True
     """Whether a version's own warm-up requests are run (`--enable_model_warmup`)."""
 
+    warm_up_times: int = 1
+    """How often each of these is run (`--num_request_iterations_for_warmup`)."""
+
+    saved_model_tags: tuple[str, ...] = ("serve",)
+    """The tags of the graph of a SavedModel that is served."""
+
+    mixed_precision: str = ""
+    """`bfloat16` lets TensorFlow compute in it on a CPU; empty leaves a model as it was exported."""
+
     warm_sizes: WarmSizes = "auto"
     """Whether batches are padded to a few sizes that run before a version takes requests. `auto`:
     on a GPU, for models that XLA compiles, and for sizes that batching parameters name."""
@@ -142,6 +151,16 @@ class ServeConfig:
 
     max_memory_bytes: int = 0
     """Most memory of a worker for data; what a model wants beyond it, it is refused. 0: no limit."""
+
+    profiler: bool = True
+    """Whether TensorFlow's profiler service answers by gRPC (`--enable_profiler`)."""
+
+    cors: bool = False
+    """Whether pages of other origins may ask by REST (`--rest_api_enable_cors_support`)."""
+
+    litert_interpreters: int = 0
+    """Calls of a version's `model.tflite` that run at once; 0 serves its SavedModel
+    (`--prefer_tflite_model`, `--num_tflite_pools`)."""
 
     traces: bool = False
     """Whether each request becomes a span of OpenTelemetry; the extra `otel` has what that needs."""
@@ -199,6 +218,7 @@ class ServeConfig:
             "drain_s",
             "max_in_flight",
             "rest_timeout_s",
+            "warm_up_times",
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"serve.{name} must be above 0", got=getattr(self, name))
@@ -209,6 +229,7 @@ class ServeConfig:
             "warm_s",
             "intra_op_threads",
             "inter_op_threads",
+            "litert_interpreters",
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"serve.{name} must not be below 0", got=getattr(self, name))
@@ -283,6 +304,10 @@ def _check_address(config: ServeConfig) -> None:
 
 
 def _check_devices(config: ServeConfig) -> None:
+    if config.mixed_precision not in ("", "bfloat16"):
+        raise ConfigError(
+            "--mixed_precision must be bfloat16, or be left out", got=config.mixed_precision
+        )
     if config.warm_sizes not in get_args(WarmSizes):
         raise ConfigError(
             f"--warm-up-sizes must be one of {', '.join(get_args(WarmSizes))}",

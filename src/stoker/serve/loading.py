@@ -63,6 +63,7 @@ def load_checked(
     freeze: bool = False,
     breathe: Breathe = hurry,
     session: tf.compat.v1.ConfigProto | None = None,
+    tags: Sequence[str] = (SERVE_TAG,),
 ) -> LoadedModel:
     """Load what `check_model` gave.
 
@@ -72,13 +73,14 @@ def load_checked(
         freeze: Call the signatures that answer the same bits with constants for variables so.
         breathe: Called between the pieces.
         session: Its session's configuration; None for the default.
+        tags: Those of the graph that is loaded.
 
     Raises:
         UserError: it is damaged, has no callable signature, or does not fit in memory.
     """
-    meta_graph = _to_be_served(saved)
+    meta_graph = _to_be_served(saved, tags)
     if meta_graph is None:
-        raise not_loadable(folder, _tags(saved))
+        raise not_loadable(folder, _tags(saved), tags=",".join(tags))
     unrestored = unrestored_variables(meta_graph)
     if unrestored:
         try:
@@ -198,8 +200,10 @@ def _fill(
         saver.restore(session, str(folder / "variables" / "variables"))
 
 
-def _to_be_served(saved: saved_model_pb2.SavedModel) -> meta_graph_pb2.MetaGraphDef | None:
-    tagged = (found for found in saved.meta_graphs if set(found.meta_info_def.tags) == {SERVE_TAG})
+def _to_be_served(
+    saved: saved_model_pb2.SavedModel, tags: Sequence[str]
+) -> meta_graph_pb2.MetaGraphDef | None:
+    tagged = (found for found in saved.meta_graphs if set(found.meta_info_def.tags) == set(tags))
     return next(tagged, None)
 
 

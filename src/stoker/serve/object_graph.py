@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from stoker.export.callpath import SERVE_TAG, LoadedModel
+from stoker.export.callpath import LoadedModel
 from stoker.serve.reach import (
     INIT_COLLECTIONS,
     INIT_SIGNATURE,
@@ -72,7 +72,7 @@ def load_object_graph(
         ValueError: a signature has no function in the object graph.
     """
     with _only(meta_graph, folder) as checked:
-        loaded = tf.saved_model.load(str(checked), tags=[SERVE_TAG])
+        loaded = tf.saved_model.load(str(checked), tags=list(meta_graph.meta_info_def.tags))
     callable_ = {
         name: definition
         for name, definition in definitions.items()

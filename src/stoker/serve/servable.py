@@ -17,6 +17,8 @@ from typing import TypeVar
 import tensorflow as tf
 
 from stoker.core.errors import UserError
+from stoker.export.callpath import SERVE_TAG
+from stoker.export.litert import FILE as LITERT_FILE
 from stoker.export.repository import verify
 from stoker.export.sessions import has_gpu
 from stoker.serve.batching.batcher import Batcher
@@ -29,6 +31,7 @@ from stoker.serve.batching.config import (
 from stoker.serve.batching.sizes import is_compiled, with_sizes
 from stoker.serve.breath import Breath, Breathe, hurry
 from stoker.serve.errors import ServeError
+from stoker.serve.litert import load_litert
 from stoker.serve.loading import load_checked, too_large
 from stoker.serve.loops import may_not_end
 from stoker.serve.metrics import ServeMetrics
@@ -72,6 +75,12 @@ class LoadOptions:
     warm_up: bool = True
     """Whether a version's own warm-up requests are run."""
 
+    warm_up_times: int = 1
+    """How often each of these is run."""
+
+    saved_model_tags: tuple[str, ...] = (SERVE_TAG,)
+    """The tags of the graph of a SavedModel that is served."""
+
     warm_sizes: WarmSizes = "auto"
     """Whether batches are padded to sizes that are run before a version takes requests."""
 
@@ -87,6 +96,9 @@ class LoadOptions:
 
     freeze: bool = False
     """Whether small models' variables become constants, where that answers the same bits."""
+
+    litert_interpreters: int = 0
+    """Calls of a version's `model.tflite` that run at once; 0 serves its SavedModel."""
 
     metrics: ServeMetrics | None = None
     """What batches are counted in."""
@@ -136,28 +148,33 @@ class Servable:
 
     def _loaded(self, breathe: Breathe) -> Batcher:
         verify(self.path)
-        saved = check_model(self.path, allow=self._options.allow_ops, breathe=breathe)
-        endless = may_not_end(saved, breathe=breathe)
-        batching = self._options.batching
+        options, batching = self._options, self._options.batching
         parameters = self.path / PARAMETERS_FILE
-        if self._options.per_model_batching and parameters.is_file():
+        if options.per_model_batching and parameters.is_file():
             batching = read_batching_parameters(parameters)
-        batching = with_sizes(
-            batching, self._options.warm_sizes, compiled=is_compiled(saved), gpu=has_gpu()
-        )
-        model = Batcher(
-            load_checked(
+        if options.litert_interpreters and (self.path / LITERT_FILE).is_file():
+            loaded, endless = load_litert(self.path, interpreters=options.litert_interpreters)
+        else:
+            saved = check_model(self.path, allow=options.allow_ops, breathe=breathe)
+            endless = may_not_end(saved, breathe=breathe)
+            batching = with_sizes(
+                batching, options.warm_sizes, compiled=is_compiled(saved), gpu=has_gpu()
+            )
+            loaded = load_checked(
                 self.path,
                 saved,
                 # What may not end is not called here, where nothing watches over it.
-                freeze=self._options.freeze and not endless,
+                freeze=options.freeze and not endless,
                 breathe=breathe,
-                session=self._options.session,
-            ),
+                session=options.session,
+                tags=options.saved_model_tags,
+            )
+        model = Batcher(
+            loaded,
             batching,
             name=self._model_name,
-            metrics=self._options.metrics,
-            runs=self._options.runs,
+            metrics=options.metrics,
+            runs=options.runs,
             may_not_end=endless,
         )
         try:
@@ -173,7 +190,8 @@ class Servable:
     def _warm(self, model: Batcher) -> None:
         """Run the version's own warm-up requests, then each size that its batches are padded to."""
         options = self._options
-        count, samples = warm_up(model, self.path) if options.warm_up else (0, {})
+        times = options.warm_up_times
+        count, samples = warm_up(model, self.path, times=times) if options.warm_up else (0, {})
         if count:
             _log.info("%s was warmed by %d requests of its own", self.path, count)
         if options.warm_sizes == "off":

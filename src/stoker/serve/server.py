@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tensorflow as tf
+from tensorflow.core.protobuf import rewriter_config_pb2
 
 from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.export.sessions import open_devices, session_config
+from stoker.export.sessions import has_gpu, open_devices, session_config
 from stoker.serve.access_file import AccessFile
 from stoker.serve.access_log import AccessLog, Several
 from stoker.serve.auth import Keys, read_keys
@@ -77,6 +78,9 @@ class Server:
             session=session,
             unload_first=config.unload_first,
             freeze=config.freeze,
+            litert_interpreters=config.litert_interpreters,
+            warm_up_times=config.warm_up_times,
+            saved_model_tags=config.saved_model_tags,
         )
         self.models = Models(
             poll_s=config.poll_s, on_change=self._look_whether_ready, options=options
@@ -150,7 +154,7 @@ class Server:
 
     def _say_stuck(self) -> None:
         if self.config.worker_folder is not None:
-            stuck_file(self.config.worker_folder, self.config.worker).touch()
+            stuck_file(self.config.worker_folder, self.config.worker, on_gpu=has_gpu()).touch()
 
     @property
     def is_stuck(self) -> bool:
@@ -233,8 +237,14 @@ def _session_config(config: ServeConfig) -> tf.compat.v1.ConfigProto:
     """
     path = config.session_config_file
     given = tf.compat.v1.ConfigProto()
+    if path is not None:
+        given = read_text_file(path, given, full_name="tensorflow.ConfigProto")
+    if config.mixed_precision:
+        given.graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16 = (
+            rewriter_config_pb2.RewriterConfig.ON
+        )
     return session_config(
-        None if path is None else read_text_file(path, given, full_name="tensorflow.ConfigProto"),
+        given,
         gpu_memory_fraction=config.per_process_gpu_memory_fraction,
         intra_op_threads=config.intra_op_threads,
         inter_op_threads=config.inter_op_threads,
@@ -271,6 +281,7 @@ def _rest_options(
         keys=keys,
         metrics_path=config.metrics_path,
         access_log=access_log,
+        cors=config.cors,
     )
 
 
@@ -293,6 +304,7 @@ def _grpc_options(
         keys=keys,
         tls=tls,
         access_log=access_log,
+        profiler=config.profiler,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stoker.core.errors import DataError
+from stoker.export.litert import FILE as LITERT_FILE
 from stoker.export.repository import MANIFEST, read_aliases, version_folders
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.errors import Code, ServeError
@@ -206,7 +207,10 @@ class ModelVersions:
             return False
         names = {name for name, _, _ in state}
         at_rest = self._seen.get(version) == state
-        started = bool(names & {"saved_model.pb", "saved_model.pbtxt"})
+        models = {"saved_model.pb", "saved_model.pbtxt"}
+        if self._options.litert_interpreters:
+            models.add(LITERT_FILE)
+        started = bool(names & models)
         return MANIFEST in names or (started and at_rest)
 
     def _try(self, version: int, path: Path) -> bool:

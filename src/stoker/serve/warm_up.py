@@ -28,8 +28,13 @@ Samples = dict[str, Mapping[str, Array]]
 """Signature -> the inputs of the first request for it."""
 
 
-def warm_up(model: Batcher, folder: Path) -> tuple[int, Samples]:
+def warm_up(model: Batcher, folder: Path, *, times: int = 1) -> tuple[int, Samples]:
     """Run the requests of a version.
+
+    Args:
+        model: The version.
+        folder: Its folder.
+        times: How often each is run.
 
     Returns:
         The number of requests, and the first one with rows for each signature.
@@ -53,7 +58,8 @@ def warm_up(model: Batcher, folder: Path) -> tuple[int, Samples]:
         except DecodeError as error:
             raise damaged(path, f"record {count} is no PredictionLog") from error
         for signature, inputs in _requests(log, path):
-            model.call(signature, inputs)
+            for _ in range(times):
+                model.call(signature, inputs)
             if rows_of(list(inputs.values())):
                 samples.setdefault(signature, inputs)
     return count, samples

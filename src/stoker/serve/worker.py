@@ -15,9 +15,15 @@ from stoker.serve.gpu_shares import GpuShare
 _log = logging.getLogger(__name__)
 
 
-def stuck_file(folder: Path, number: int) -> Path:
-    """What a worker writes when a call will not end: that another should take its place."""
-    return folder / f"{number}.stuck"
+def stuck_file(folder: Path, number: int, *, on_gpu: bool) -> Path:
+    """What a worker writes when a call will not end: that another should take its place.
+
+    Args:
+        folder: Where the workers keep what they have in common.
+        number: The worker.
+        on_gpu: Whether its models are on a GPU, so that the other must wait for its memory.
+    """
+    return folder / f"{number}.{'stuck-on-gpu' if on_gpu else 'stuck'}"
 
 
 class Worker:
@@ -36,8 +42,9 @@ class Worker:
         """
         self.number = number
         self.ready_file = folder / f"{number}.json"
-        self._stuck_file = stuck_file(folder, number)
-        for left in (self.ready_file, self._stuck_file):
+        self._stuck_file = stuck_file(folder, number, on_gpu=False)
+        self._stuck_on_gpu_file = stuck_file(folder, number, on_gpu=True)
+        for left in (self.ready_file, self._stuck_file, self._stuck_on_gpu_file):
             left.unlink(missing_ok=True)
         own = ["--workers", "1", "--worker-folder", str(folder), "--worker", str(number)]
         own += ["--stop-with-stdin", "--ready-file", str(self.ready_file)]
@@ -70,7 +77,12 @@ class Worker:
     @property
     def is_stuck(self) -> bool:
         """Whether it said that a call of a model will not end."""
-        return self._stuck_file.is_file()
+        return self._stuck_file.is_file() or self.is_stuck_on_gpu
+
+    @property
+    def is_stuck_on_gpu(self) -> bool:
+        """Whether it said so, and holds memory of a GPU; TensorFlow knows that without NVML too."""
+        return self._stuck_on_gpu_file.is_file()
 
     @property
     def is_overdue(self) -> bool:

@@ -104,9 +104,8 @@ class Crew:
         self._command, self._folder = command, folder
         self._patience_s = config.lame_duck_s + config.drain_s + _GRACE_S
         gpus = usable_gpus(os.environ)
-        # A Unix socket's name belongs to the last process that bound it. A stuck worker may hold
-        # all of a GPU's memory: on a GPU, its replacement starts only after it has ended.
-        self._may_overlap = not config.grpc_socket_path and not gpus
+        # A Unix socket's name belongs to the last process that bound it.
+        self._may_overlap = not config.grpc_socket_path
         self._metrics = ServeMetrics(folder, worker=PARENT)
         self._retired: list[Worker] = []
         self._places: list[_Place] = []
@@ -164,7 +163,8 @@ class Crew:
             place.start_at_s = time.monotonic() + place.backoff_s()
 
     def _trouble_of(self, worker: Worker) -> str | None:
-        if worker.is_stuck and not self._may_overlap:
+        # A stuck worker may hold all of a GPU's memory: then its replacement starts after its end.
+        if worker.is_stuck and (worker.is_stuck_on_gpu or not self._may_overlap):
             worker.ask_to_end(self._patience_s)
             if worker.ended is None and not worker.is_overdue:
                 return None  # later looks see its end, and look at the other places meanwhile

@@ -306,7 +306,7 @@ def test_a_keras_model_in_a_module_is_served_by_its_object_graph(
     with servable.use() as served:
         assert served is not None
         found = served.call("serving_default", {"x": x})["y"]
-        with pytest.raises(ServeError):
+        with pytest.raises(ServeError, match="Matrix size-incompatible"):
             served.call("serving_default", {"x": x[:, :1]})
     servable.unload()
 

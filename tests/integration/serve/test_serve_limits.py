@@ -302,6 +302,69 @@ def test_only_a_known_key_is_let_in_and_only_an_admin_reloads(
             assert "half" in health.List(names, metadata=reader, timeout=20).statuses
 
 
+CORS = {
+    "access-control-allow-origin": "*",
+    "access-control-allow-methods": "POST, GET",
+    "access-control-allow-headers": "Content-Type",
+}
+PAGE = {"Origin": "https://page.example"}
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_pages_of_other_origins_may_ask_where_that_is_wanted(
+    base: Path, ask_at: AskAt, wanted: bool
+) -> None:
+    """As TensorFlow Serving: on every answer under /v1, whatever its status, and on no other."""
+    with running(base, cors=wanted) as server:
+        port, before = server.rest_port, metrics_of(server, ask_at)
+        answers = [
+            ask_at(port, HALF, ROW, **PAGE),  # small: answered in the loop
+            ask_at(port, HALF, {"instances": [[1.0]] * 9000}, **PAGE),
+            ask_at(port, HALF, {"instances": "x"}, **PAGE),
+            ask_at(port, "/v1/nothing", **PAGE),
+            ask_at(port, "/v1/models/half", **PAGE),
+            ask_at(port, "/v2/models/half", **PAGE),
+            ask_at(port, HALF, method="OPTIONS", **PAGE),
+            ask_at(port, HALF, method="OPTIONS"),
+        ]
+        others = [ask_at(port, "/livez", **PAGE), ask_at(port, "/nothing", **PAGE)]
+        counted = metrics_of(server, ask_at) - before
+
+    assert [answer.status for answer in answers] == [200, 200, 400, 400, 200, 200, 200, 400]
+    assert [answer.body for answer in answers[-2:]] == ["", ""]
+    assert [cors_of(answer) for answer in answers] == [CORS if wanted else {}] * len(answers)
+    assert [cors_of(answer) for answer in others] == [{}, {}]
+    named = ':tensorflow:serving:request_count{model_name="",status='
+    assert {line for line in counted if line.startswith(named)} == {
+        f'{named}"OK"}} 1',
+        f'{named}"FAILED_PRECONDITION"}} 1',
+        f'{named}"INVALID_ARGUMENT"}} 1',
+    }
+
+
+def test_a_browser_asks_without_a_key_whether_it_may_send_one(
+    base: Path, tmp_path: Path, ask_at: AskAt
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f"- {{name: r, role: predict, key: {KEYS['reader']}}}\n")
+    with running(base, cors=True, keys_file=keys) as server:
+        may = ask_at(server.rest_port, HALF, method="OPTIONS", **PAGE)
+        refused = ask_at(server.rest_port, HALF, ROW, **PAGE)
+
+    with_keys = {"access-control-allow-headers": "Content-Type, Authorization, X-API-Key"}
+    assert (may.status, cors_of(may)) == (200, CORS | with_keys)
+    assert (refused.status, cors_of(refused)) == (401, CORS | with_keys)
+
+
+def metrics_of(server: Server, ask_at: AskAt) -> set[str]:
+    return set(ask_at(server.rest_port, "/monitoring/prometheus/metrics").body.splitlines())
+
+
+def cors_of(answer: Any) -> dict[str, str]:
+    named = {name.lower(): value for name, value in answer.headers.items()}
+    return {name: value for name, value in named.items() if name.startswith("access-control")}
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -31,6 +31,7 @@ SERVICES = {
         "ModelInfer",
     },
     "grpc.health.v1.Health": {"Check", "Watch"},
+    "tensorflow.ProfilerService": {"Profile", "Terminate", "Monitor"},
 }
 NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,15 +12,17 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import rewriter_config_pb2, saved_model_pb2
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tests.integration.serve.conftest import started
 
+from stoker.core.errors import ConfigError
 from stoker.serve.batching.config import PARAMETERS_FILE, BatchingConfig
 from stoker.serve.config import ServeConfig, read_metrics_path
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.metrics import ServeMetrics
 from stoker.serve.servable import LoadOptions, Servable
-from stoker.serve.server import Server
+from stoker.serve.server import Server, _session_config
 
 OWN = (
     "max_batch_size { value: 8 } allowed_batch_sizes: 4 allowed_batch_sizes: 8 "
@@ -84,6 +87,41 @@ def test_wrong_parameters_of_a_version_end_it_only_where_they_are_read(
     passed_over = Servable(1, tmp_path / "1")
     assert passed_over.load()
     passed_over.unload()
+
+
+def test_the_graph_of_a_saved_model_is_the_one_with_the_tags_that_are_asked_for(
+    exported: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(exported["half_plus_two"], tmp_path / "1")
+    file = tmp_path / "1" / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    (other,) = (meta.meta_info_def.tags for meta in saved.meta_graphs)
+    other[:] = ["serve", "gpu"]
+    file.write_bytes(saved.SerializeToString())
+
+    plain = Servable(1, tmp_path / "1")
+    assert not plain.load()
+    assert "the tag 'serve'. Received: graphs with the tags ['gpu', 'serve']" in plain.reason
+    other_one = Servable(1, tmp_path / "1", LoadOptions(saved_model_tags=("serve", "tpu")))
+    assert not other_one.load()
+    assert "'serve,tpu'" in other_one.reason
+    asked = Servable(1, tmp_path / "1", LoadOptions(saved_model_tags=("gpu", "serve")))
+    assert asked.load(), asked.reason
+    asked.unload()
+
+
+def test_mixed_precision_is_asked_of_tensorflow_and_no_other_than_bfloat16(version: Path) -> None:
+    config = ServeConfig(models={"half": version.parent})
+    rewrites = {
+        wanted: _session_config(
+            dataclasses.replace(config, mixed_precision=wanted)
+        ).graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16
+        for wanted in ("", "bfloat16")
+    }
+
+    assert rewrites == {"": 0, "bfloat16": rewriter_config_pb2.RewriterConfig.ON}
+    with pytest.raises(ConfigError, match="bfloat16"):
+        dataclasses.replace(config, mixed_precision="float16")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
 from stoker.core.errors import DataError
 from stoker.export.repository import WARM_UP_FILE, Repository, verify
-from stoker.serve.servable import Servable
+from stoker.serve.metrics import ServeMetrics
+from stoker.serve.servable import LoadOptions, Servable
 
 
 def write_requests(version: Path, *xs: float) -> Path:
@@ -43,6 +44,21 @@ def test_a_pushed_version_takes_requests_that_were_laid_beside_it_later(
     servable.unload()
 
     assert "was warmed by 2 requests of its own" in caplog.text
+
+
+def test_each_request_is_run_as_often_as_the_flag_says(
+    exported: dict[str, Path], tmp_path: Path
+) -> None:
+    """TensorFlow Serving's `--num_request_iterations_for_warmup`."""
+    metrics = ServeMetrics()
+    version = Repository(tmp_path).push(exported["half_plus_two"], "half").path
+    write_requests(version, 1.0, 2.0)
+    servable = Servable(1, version, LoadOptions(metrics=metrics, warm_up_times=3))
+
+    assert servable.load(), servable.reason
+    servable.unload()
+
+    assert metrics.processed_batch_size.total() == 6.0
 
 
 def test_any_other_file_is_refused_and_so_are_requests_that_were_pushed_and_changed(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.app.cli.main import invoke
+from stoker.cluster.limits import usable_cores
 from stoker.serve import workers
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.config import ServeConfig
@@ -164,6 +165,26 @@ def test_without_flags_the_defaults_are_the_configurations_own(read: Read, folde
             True,
         ),
         ("--enable_batching=true", "--batching", "batching", BatchingConfig(enabled=True)),
+        ("--enable_profiler=false", "--no-profiler", "profiler", False),
+        ("--rest_api_enable_cors_support=true", "--rest_api_enable_cors_support", "cors", True),
+        (
+            "--num_request_iterations_for_warmup=2",
+            "--num_request_iterations_for_warmup=2",
+            "warm_up_times",
+            2,
+        ),
+        (
+            "--saved_model_tags=serve,gpu",
+            "--saved_model_tags=serve,gpu,",
+            "saved_model_tags",
+            ("serve", "gpu"),
+        ),
+        (
+            "--mixed_precision=bfloat16",
+            "--mixed_precision=bfloat16",
+            "mixed_precision",
+            "bfloat16",
+        ),
         ("--no-batching", "--no-batching", "batching", BatchingConfig(enabled=False)),
     ],
 )
@@ -222,6 +243,24 @@ def test_a_flag_that_names_a_file_sets_its_field_and_no_other(
     assert read(flag) == dataclasses.replace(read(), **{field: path})
 
 
+def test_a_model_of_litert_is_preferred_on_each_core_or_on_as_many_as_the_flag_says(
+    read: Read,
+) -> None:
+    preferred = read("--prefer_tflite_model=true")
+
+    assert preferred.litert_interpreters == usable_cores()
+    assert read("--prefer_tflite_model", "--num_tflite_pools=3").litert_interpreters == 3
+    assert read("--num_tflite_pools=3") == read()
+
+
+def test_the_versions_are_printed_and_nothing_is_served(
+    read: Read, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["serve", "--version"], debug=True) == 0
+    assert re.match(r"Stoker: \S+\nTensorFlow Library: \S+\n", capsys.readouterr().out)
+    assert read("--version=false") == read()
+
+
 def test_one_flag_sets_both_numbers_of_threads(read: Read) -> None:
     config = read("--tensorflow_session_parallelism=3")
 
@@ -263,18 +302,11 @@ def test_one_model_is_named_by_tensorflow_servings_two_flags(read: Read, folder:
         "--num_unload_threads=4",
         "--flush_filesystem_caches=false",
         "--remove_unused_fields_from_bundle_metagraph",
-        "--rest_api_enable_cors_support",
         "--platform_config_file=x",
-        "--saved_model_tags=serve",
-        "--num_request_iterations_for_warmup=2",
-        "--prefer_tflite_model",
-        "--num_tflite_pools=2",
         "--num_tflite_interpreters_per_pool=2",
         "--xla_cpu_compilation_enabled",
         "--xla_gpu_compilation_enabled=true",
-        "--enable_profiler=false",
         "--thread_pool_factory_config_file=x",
-        "--mixed_precision=bfloat16",
         "--skip_initialize_tpu",
         "--use_alts_credentials",
         "--enable_grpc_healthcheck_service",

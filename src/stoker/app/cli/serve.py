@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 import threading
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import typer
 
+from stoker import __version__
 from stoker.app.cli import serve_command
 from stoker.app.cli import serve_flags as flags
 from stoker.app.cli.options import Gpus, use_gpus
@@ -22,6 +24,7 @@ from stoker.app.cli.serve_config import (
     metrics_path_of,
 )
 from stoker.app.quiet import import_tensorflow
+from stoker.cluster.limits import usable_cores
 
 if TYPE_CHECKING:
     from stoker.serve.ready import Ready
@@ -53,9 +56,16 @@ def serve(
     session_threads: flags.SessionThreads = 0,
     session_config_file: flags.SessionConfigFile = None,
     tensor_content: flags.TensorContent = False,
+    prefer_tflite: flags.PreferTflite = False,
+    num_tflite_pools: flags.NumTflitePools = 0,
+    enable_profiler: flags.EnableProfiler = True,
+    enable_cors: flags.EnableCors = False,
     monitoring_config_file: flags.MonitoringConfigFile = None,
     ssl_config_file: flags.SslConfigFile = None,
     enable_model_warmup: flags.EnableModelWarmup = True,
+    warm_up_times: flags.WarmUpTimes = 1,
+    saved_model_tags: flags.SavedModelTags = "serve",
+    mixed_precision: flags.MixedPrecision = "",
     warm_up_sizes: flags.WarmUpSizes = "auto",
     warm_up_s: flags.WarmUpS = 300.0,
     gpu_memory_fraction: flags.GpuMemoryFraction = 0.0,
@@ -83,9 +93,13 @@ def serve(
     ready_file: flags.ReadyFile = None,
     stop_with_stdin: flags.StopWithStdin = False,
     gpus: Gpus = None,
+    version: flags.Version = False,
     as_json: flags.AsJson = False,
 ) -> None:
     """Serve models in TensorFlow Serving's protocols until SIGTERM."""
+    if version:
+        typer.echo(f"Stoker: {__version__}\nTensorFlow Library: {metadata.version('tensorflow')}")
+        return
     use_gpus(gpus)
     config = configured(
         folder if model_base_path is None else model_base_path,
@@ -106,9 +120,15 @@ def serve(
         inter_op_threads=inter_op_threads or session_threads,
         session_config_file=session_config_file,
         tensor_content=tensor_content,
+        litert_interpreters=(num_tflite_pools or usable_cores()) if prefer_tflite else 0,
+        profiler=enable_profiler,
+        cors=enable_cors,
         metrics_path=metrics_path_of(monitoring_config_file),
         ssl_config_file=ssl_config_file,
         warm_up=enable_model_warmup,
+        warm_up_times=warm_up_times,
+        saved_model_tags=tuple(filter(None, saved_model_tags.split(","))) or ("serve",),
+        mixed_precision=mixed_precision,
         warm_sizes=warm_up_sizes,
         warm_s=warm_up_s,
         per_process_gpu_memory_fraction=gpu_memory_fraction,

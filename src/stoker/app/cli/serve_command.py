@@ -12,7 +12,6 @@ ARGUMENTS = "stoker.serve.arguments"
 
 _RETRY = "a version that failed is tried again when its files change, and not before"
 _POOL = "every model loads in a thread of its own"
-_NO_TFLITE = "no model is served by LiteRT"
 _XLA = "models that XLA must compile are always served"
 
 MEANINGLESS = {
@@ -22,18 +21,11 @@ MEANINGLESS = {
     "--num_unload_threads": _POOL,
     "--flush_filesystem_caches": "the kernel's cache is left to the kernel",
     "--remove_unused_fields_from_bundle_metagraph": "the graph is kept as it is",
-    "--rest_api_enable_cors_support": "no CORS header is sent; let a proxy add it",
     "--platform_config_file": "every model runs by TensorFlow, as the other flags say",
-    "--saved_model_tags": "the graph with the tag serve is served",
-    "--num_request_iterations_for_warmup": "each warm-up request is run once",
-    "--prefer_tflite_model": "a version's saved_model.pb is served, not its model.tflite",
-    "--num_tflite_pools": _NO_TFLITE,
-    "--num_tflite_interpreters_per_pool": _NO_TFLITE,
+    "--num_tflite_interpreters_per_pool": "requests to a model.tflite are joined as to any other model",
     "--xla_cpu_compilation_enabled": _XLA,
     "--xla_gpu_compilation_enabled": _XLA,
-    "--enable_profiler": "there is no profiler service on the gRPC port",
     "--thread_pool_factory_config_file": "threads are set by the --tensorflow_ flags",
-    "--mixed_precision": "a model computes in the precision that it was exported with",
     "--skip_initialize_tpu": "no TPU is initialized",
     "--use_alts_credentials": "clients are known by --ssl_config_file or --keys-file",
     "--enable_grpc_healthcheck_service": "the health service always answers",
@@ -43,11 +35,8 @@ MEANINGLESS = {
 _BARE = (
     "--flush_filesystem_caches",
     "--remove_unused_fields_from_bundle_metagraph",
-    "--rest_api_enable_cors_support",
-    "--prefer_tflite_model",
     "--xla_cpu_compilation_enabled",
     "--xla_gpu_compilation_enabled",
-    "--enable_profiler",
     "--skip_initialize_tpu",
     "--use_alts_credentials",
     "--enable_grpc_healthcheck_service",

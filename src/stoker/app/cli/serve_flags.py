@@ -173,6 +173,36 @@ TensorContent = Annotated[
     ),
 ]
 
+PreferTflite = Annotated[
+    bool,
+    typer.Option(
+        "--prefer_tflite_model", help="Serve a version's model.tflite, if it has one, by LiteRT."
+    ),
+]
+
+NumTflitePools = Annotated[
+    int,
+    typer.Option(
+        "--num_tflite_pools",
+        help="Calls of one model.tflite that run at once; 0: one for each core.",
+    ),
+]
+
+EnableProfiler = Annotated[
+    bool,
+    typer.Option(
+        "--enable_profiler/--no-profiler",
+        help="Answer TensorBoard's profiler on the gRPC port (with keys: the admin role only).",
+    ),
+]
+
+EnableCors = Annotated[
+    bool,
+    typer.Option(
+        "--rest_api_enable_cors_support", help="Let web pages of other origins ask by REST."
+    ),
+]
+
 MonitoringConfigFile = Annotated[
     Path | None,
     option(
@@ -197,6 +227,25 @@ EnableModelWarmup = Annotated[
         "--enable_model_warmup/--no-model-warm-up",
         help="Run a version's own requests before it takes others.",
     ),
+]
+
+WarmUpTimes = Annotated[
+    int,
+    typer.Option(
+        "--num_request_iterations_for_warmup", help="How often each of these requests is run."
+    ),
+]
+
+SavedModelTags = Annotated[
+    str,
+    typer.Option(
+        "--saved_model_tags", help="Tags, parted by commas, of the graph of a SavedModel to serve."
+    ),
+]
+
+MixedPrecision = Annotated[
+    str,
+    typer.Option("--mixed_precision", help="bfloat16: compute in it on a CPU, where it is faster."),
 ]
 
 WarmUpSizes = Annotated[
@@ -350,6 +399,10 @@ ReadyFile = Annotated[
 StopWithStdin = Annotated[
     bool,
     typer.Option("--stop-with-stdin", help="Stop, as by SIGTERM, when standard input ends."),
+]
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Print the versions of Stoker and TensorFlow.")
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Say where it listens as JSON.")]

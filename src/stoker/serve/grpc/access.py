@@ -20,8 +20,11 @@ _OPEN = (
 )
 """What needs no key: a balancer asks it. Health's `List` names the models, so it needs one."""
 
-_ADMIN = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
-"""What loads other files."""
+_ADMIN = (
+    "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
+    "/tensorflow.ProfilerService/",
+)
+"""What loads other files, or slows the server down and shows how it works."""
 
 
 class KeyInterceptor:
@@ -36,7 +39,7 @@ class KeyInterceptor:
         """The handler of the call, or one that refuses it."""
         if details.method.startswith(_OPEN):
             return continuation(details)
-        role = Role.ADMIN if details.method == _ADMIN else Role.PREDICT
+        role = Role.ADMIN if details.method.startswith(_ADMIN) else Role.PREDICT
         metadata = {
             key: value for key, value in details.invocation_metadata if isinstance(value, str)
         }

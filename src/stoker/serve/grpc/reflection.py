@@ -16,7 +16,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 
-from stoker.serve.grpc import v2_messages
+from stoker.serve.grpc import profiler, v2_messages
 
 _DESCRIBED = (prediction_service_pb2, model_service_pb2)
 """What TensorFlow Serving's services are described by; the modules of their stubs do not import it."""
@@ -31,12 +31,16 @@ _STREAM_S = 30.0
 """Longest reflection stream, seconds; grpcurl needs less than one."""
 
 
-def add_reflection(server: grpc.Server) -> None:
+def add_reflection(server: grpc.Server, *, with_profiler: bool) -> None:
     """Say on a server which services it has, and what they take."""
     files = [module.DESCRIPTOR for module in _DESCRIBED]
     serving = [found.full_name for file in files for found in file.services_by_name.values()]
     names = (*serving, v2_messages.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME, _V1)
-    servicer = _Reflection(names, _Pools(_v1_pool(), v2_messages.POOL))
+    pools = [_v1_pool(), v2_messages.POOL]
+    if with_profiler:
+        names = (*names, profiler.DESCRIPTION.service)
+        pools.append(profiler.DESCRIPTION.pool)
+    servicer = _Reflection(names, _Pools(*pools))
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,

@@ -34,6 +34,7 @@ from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.inference import read_spec, spec_proto
 from stoker.serve.grpc.predict import PREDICT, PredictAtOnce, read_inputs, response_of
+from stoker.serve.grpc.profiler import ProfilerService
 from stoker.serve.grpc.reflection import add_reflection
 from stoker.serve.grpc.server import GrpcServer
 from stoker.serve.limits import HttpLimits
@@ -197,6 +198,9 @@ class GrpcOptions:
     access_log: AccessLog | None = None
     """Where a line for each call goes; nowhere if None."""
 
+    profiler: bool = True
+    """Whether TensorFlow's profiler service answers."""
+
 
 def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> GrpcServer:
     """A server that answers once it is started.
@@ -221,7 +225,9 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(plane, calls), server)
     v2.add_service(plane, calls, server)
     health.add_to(server)
-    add_reflection(server)
+    if options.profiler:
+        ProfilerService(plane, calls).add_to(server)
+    add_reflection(server, with_profiler=options.profiler)
     for bound in (options.bound, options.local):
         if bound is not None:
             server.listen(bound)

@@ -7,6 +7,7 @@ than all of it: FastAPI serves 3-8 k requests/s where uvicorn serves 43 k.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -23,7 +24,7 @@ from stoker.serve.patience import Patience
 from stoker.serve.rest import routes, v2
 from stoker.serve.rest.arriving import ARRIVING, Arriving, Held, length_of
 from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
-from stoker.serve.rest.messages import TEXT, Answer, Asked, Scope, header, headers
+from stoker.serve.rest.messages import TEXT, Answer, Asked, Headers, Scope, header, headers
 from stoker.serve.rest.numbers import prepare
 from stoker.serve.rest.probes import PROBES
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
@@ -70,6 +71,9 @@ class RestOptions:
     access_log: AccessLog | None = None
     """Is told of each request that is over; nobody is if None."""
 
+    cors: bool = False
+    """Whether pages of other origins may ask."""
+
 
 @dataclass(kw_only=True, slots=True)
 class _Asking:
@@ -91,6 +95,7 @@ class RestApp:
         self._threads = ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-rest")
         self._in_flight = 0
         self.held = Held(options.max_held_bytes)
+        self.headers: Headers = _cors_headers(options) if options.cors else ()
         # A compiler may have to run: the first large body should not wait for it.
         threading.Thread(target=prepare, name="stoker-prepare", daemon=True).start()
 
@@ -114,6 +119,8 @@ class RestApp:
             if ARRIVING in scope:
                 scope[ARRIVING].end()
         self._note(scope, asking, answer, packed=packed)
+        if self.headers and _interface(scope["path"]) is not None:
+            answer = dataclasses.replace(answer, headers=answer.headers + self.headers)
         await _send(answer, send, packed=packed, close=answer.close or self.plane.draining)
 
     def close(self) -> None:
@@ -125,6 +132,8 @@ class RestApp:
         probe = PROBES.get(path)
         if probe is not None and method in ("GET", "HEAD"):
             return probe(self.plane)
+        if method == "OPTIONS" and _interface(path) is not None:  # a browser sends no key with it
+            return routes.preflight(self.plane, origin=header(scope, b"origin"))
         if self.options.keys is not None:
             try:
                 asking.key = self.options.keys.check(headers(scope), role=Role.PREDICT).name
@@ -289,6 +298,19 @@ def _interface(path: str) -> Interface | None:
     if path[:4].lower() == "/v1/":
         return routes.answer
     return v2.answer if path == "/v2" or path.startswith("/v2/") else None
+
+
+def _cors_headers(options: RestOptions) -> Headers:
+    """What tells a browser that pages of other origins may ask.
+
+    Source: TensorFlow Serving, `AddCORSHeaders`; it has no keys.
+    """
+    keys = b", Authorization, X-API-Key" if options.keys else b""
+    return (
+        (b"access-control-allow-origin", b"*"),
+        (b"access-control-allow-methods", b"POST, GET"),
+        (b"access-control-allow-headers", b"Content-Type" + keys),
+    )
 
 
 _TRY_LATER = (429, 503)

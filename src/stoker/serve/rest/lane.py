@@ -25,7 +25,7 @@ from stoker.serve.requests import ModelSpec
 from stoker.serve.rest import decode, encode, routes
 from stoker.serve.rest.compressed import compressed
 from stoker.serve.rest.heads import Head, Heads
-from stoker.serve.rest.messages import Answer, Scope, named
+from stoker.serve.rest.messages import Answer, Headers, Scope, named
 from stoker.serve.rest.quick_json import QuickJson
 from stoker.serve.trail import Trail
 
@@ -50,6 +50,10 @@ class App(Protocol):
     @property
     def options(self) -> Options:
         """Its own."""
+
+    @property
+    def headers(self) -> Headers:
+        """What every answer has."""
 
     def note(
         self,
@@ -126,6 +130,7 @@ class Lane:
         self._plane = app.plane
         self._waiting: list[Small] = []
         self.heads = Heads()
+        self.headers = b"".join(b"%b: %b\r\n" % header for header in app.headers)
         self._hits = app.plane.metrics.head_cache.of(result="hit")
         self._misses = app.plane.metrics.head_cache.of(result="miss")
         self._json = QuickJson()

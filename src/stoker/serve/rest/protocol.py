@@ -224,7 +224,8 @@ class LimitedProtocol(HttpToolsProtocol):
         given = self.server_state.default_headers
         if given is not self._said_of:  # uvicorn makes them anew each second
             lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in given)
-            self._said = STATUS_LINE[200] + lines + b"content-type: application/json\r\n"
+            own = b"" if self.lane is None else self.lane.headers
+            self._said = STATUS_LINE[200] + lines + b"content-type: application/json\r\n" + own
             self._said_of = given
         more = b"" if packed is None else b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
         if not small.keep_alive:

@@ -66,6 +66,19 @@ def answer(plane: DataPlane, asked: Asked) -> Answer:
         plane.count(counted, code, took_s=time.monotonic() - began_s)
 
 
+def preflight(plane: DataPlane, *, origin: str) -> Answer:
+    """The answer to a browser that asks whether a page of another origin may ask, as TensorFlow Serving's.
+
+    Args:
+        plane: What counts it.
+        origin: The page's; without one the answer is an error.
+    """
+    is_web = re.search("https?://", origin) is not None
+    code = Code.OK if is_web else Code.FAILED_PRECONDITION
+    plane.count(Counted("", "", "REST"), code, took_s=0.0)
+    return Answer(status=code.http_status, body="", content_type="text/plain")
+
+
 def _answer(plane: DataPlane, asked: Asked, found: re.Match[str] | None) -> Answer:
     if found is None or asked.method not in ("GET", "POST"):
         raise ServeError(Code.INVALID_ARGUMENT, f"Malformed request: {asked.method} {asked.path}")

@@ -1,0 +1,158 @@
+"""TensorFlow's profiler service: TensorBoard's "capture profile" against a server that works.
+
+The trace goes to the client in the answer, and the client writes it where it wants it. TensorFlow Serving
+writes it on the server's own disk, to the folder that the client names; a client on the same machine finds
+the same file at the same path.
+
+Source: openxla/xla, `profiler_service.proto`, `profiler_service_impl.cc`, `client/save_profile.cc`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import tensorflow as tf
+
+from stoker.serve.dataplane import DataPlane
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.grpc.calls import Calls
+from stoker.serve.grpc.descriptions import described
+
+DESCRIPTION = described(
+    "tensorflow.ProfilerService",
+    {
+        "ProfileOptions": (
+            "uint32 host_tracer_level=2; uint32 device_tracer_level=3; uint32 version=5; "
+            "uint64 start_timestamp_ns=8; uint64 duration_ms=9"
+        ),
+        "ProfileRequest": (
+            "uint64 duration_ms=1; ProfileOptions opts=4; string repository_root=5; "
+            "string session_id=6; string host_name=7"
+        ),
+        "ProfileToolData": "string name=1; bytes data=2",
+        "ProfileResponse": "ProfileToolData* tool_data=6; bool empty_trace=7",
+        "TerminateRequest": "string session_id=1",
+        "TerminateResponse": "",
+        "MonitorRequest": "uint64 duration_ms=1; int32 monitoring_level=2; bool timestamp=3",
+        "MonitorResponse": "string data=1",
+    },
+    file_name="stoker/serve/grpc/profiler_service.proto",
+)
+"""The service, without the fields that only a TPU's profiler reads."""
+
+_LONGEST_S = 60.0
+"""Longest trace, with the wait before it, seconds: a busy server's takes about 1 MB for each."""
+
+_LOOK_S = 0.05
+"""How soon the end of the call or of the server ends a trace, seconds."""
+
+_FILE = "xplane.pb"
+"""What the client's file is called behind its host's name."""
+
+
+class ProfilerService:
+    """Profiles this process, one trace at a time."""
+
+    def __init__(self, plane: DataPlane, calls: Calls) -> None:
+        """Args: plane: says when the server ends; calls: opens and ends calls."""
+        self._plane = plane
+        self._calls = calls
+        self._profiling = threading.Lock()
+        self._session = ""
+        self._terminated = threading.Event()
+
+    def add_to(self, server: Any) -> None:
+        """Answer on a server."""
+        messages = DESCRIPTION.messages
+        handlers = {
+            method: grpc.unary_unary_rpc_method_handler(
+                getattr(self, method),
+                request_deserializer=messages[f"{method}Request"].FromString,
+                response_serializer=messages[f"{method}Response"].SerializeToString,
+            )
+            for method in ("Profile", "Terminate", "Monitor")
+        }
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(DESCRIPTION.service, handlers),)
+        )
+
+    def Profile(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
+        """Trace what TensorFlow does for some time."""
+        with self._calls.call(context, "Profile", request) as call:
+            call.response = self._profile(request, context)
+        return call.response
+
+    def Terminate(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
+        """End the trace of a session now; its caller gets what there is."""
+        with self._calls.call(context, "Terminate", request):
+            if request.session_id == self._session:
+                self._terminated.set()
+        return DESCRIPTION.messages["TerminateResponse"]()
+
+    def Monitor(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
+        """As in TensorFlow Serving: only TPUs have it."""
+        with self._calls.call(context, "Monitor", request):
+            raise ServeError(Code.UNIMPLEMENTED, "unimplemented.")
+
+    def _profile(self, request: Any, context: grpc.ServicerContext) -> Any:
+        options = request.opts
+        wait_s = max(0.0, options.start_timestamp_ns / 1e9 - time.time())
+        duration_s = options.duration_ms / 1000
+        if wait_s + duration_s > _LONGEST_S:
+            raise ServeError(
+                Code.INVALID_ARGUMENT,
+                f"a trace must end within {_LONGEST_S:.0f} s, not {wait_s + duration_s:.0f} s",
+            )
+        if not self._profiling.acquire(blocking=False):
+            raise ServeError(Code.INTERNAL, "Another profiling session active.")
+        try:
+            self._terminated.clear()
+            self._session = request.session_id
+            self._wait(wait_s, context)
+            return self._traced(duration_s, options, context)
+        finally:
+            self._session = ""
+            self._profiling.release()
+
+    def _traced(self, duration_s: float, options: Any, context: grpc.ServicerContext) -> Any:
+        chosen = tf.profiler.experimental.ProfilerOptions()
+        if options.version:  # else the client leaves the choice to TensorFlow
+            chosen = chosen._replace(
+                host_tracer_level=options.host_tracer_level,
+                device_tracer_level=options.device_tracer_level,
+            )
+        response = DESCRIPTION.messages["ProfileResponse"](empty_trace=True)
+        with tempfile.TemporaryDirectory(prefix="stoker-profile-") as folder:
+            try:
+                tf.profiler.experimental.start(folder, chosen)
+                self._wait(duration_s, context)
+                tf.profiler.experimental.stop(save=context.is_active())
+            except tf.errors.OpError as error:
+                raise ServeError(Code.INTERNAL, error.message) from error
+            for path in Path(folder).glob(f"**/*.{_FILE}"):
+                data = path.read_bytes()
+                response.empty_trace = _is_empty(data)
+                if not response.empty_trace:
+                    response.tool_data.add(name=_FILE, data=data)
+        return response
+
+    def _wait(self, seconds: float, context: grpc.ServicerContext) -> None:
+        """Wait, but not longer than the call, the server and the session last."""
+        end_s = time.monotonic() + seconds
+        while context.is_active() and not self._plane.draining:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0 or self._terminated.wait(min(left_s, _LOOK_S)):
+                return
+
+
+def _is_empty(data: bytes) -> bool:
+    """Whether a trace holds no event: the client tries again then."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace.FromString(data)
+    return not any(line.events for plane in space.planes for line in plane.lines)
