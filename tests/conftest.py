@@ -103,7 +103,8 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None, item: pytest.Item) -> 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Show a failure as it happens: a run that is ended from outside never comes to its summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        sys.__stderr__.write(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n")
+        text = f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}"
+        print(text, file=sys.__stderr__, flush=True)
 
 
 def _as_it_began() -> None:
