@@ -502,7 +502,7 @@ def test_a_generator_that_fails_in_a_later_pass_is_named_and_nothing_is_lost(
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("model:dataset", "data.csv", "Write `data: {source: data.csv}` for files"),
+        ("model:dataset", "data.csv", "Write `data: {source: 'data.csv'}` for files"),
         ("model:dataset", "model:datasett", "Did you mean 'dataset'?"),
         ("model:dataset", "{dataset: data}", "data.dataset must be MODULE:FUNCTION"),
         ("model:dataset", "{dataset: 'model:dataset', optoins: {}}", "Did you mean 'options'?"),
