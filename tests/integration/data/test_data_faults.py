@@ -195,11 +195,11 @@ def test_the_same_file_twice_is_warned_of_by_name(
     assert rows_of(dataset) == 400
 
 
-def test_the_same_row_is_never_in_train_and_in_eval(tmp_path: Path) -> None:
+def test_copies_that_stay_together_are_never_in_train_and_in_eval(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "data")
     (source / "part-9.csv").write_bytes((source / "part-1.csv").read_bytes())
 
-    dataset = ingest(IngestConfig(source=str(source)), tmp_path / "out")
+    dataset = ingest(IngestConfig(source=str(source), duplicates="together"), tmp_path / "out")
 
     train, held_out = (set(dataset.table(s)["s"].to_pylist()) for s in ("train", "eval"))
     assert len(train) + len(held_out) == 300
