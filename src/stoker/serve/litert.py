@@ -251,10 +251,10 @@ def _as_in_file(detail: Mapping[str, Any], array: np.ndarray[Any, Any]) -> np.nd
     opened = tuple(map(int, detail["shape_signature"]))
     opened = opened if len(opened) == len(own) else own
     shape = array.shape
-    if len(shape) != len(own) and -1 not in opened[1:]:
+    if len(shape) < len(own) and -1 not in opened[1:]:
         inner = [size for size in shape[1:] if size != 1]
-        if inner == [size for size in own[1:] if size != 1] and (own or array.size == 1):
-            shape = (*shape[:1], *own[1:]) if shape and own else own
+        if inner == [size for size in own[1:] if size != 1]:
+            shape = (*shape[:1], *own[1:]) if shape else own
     fits = len(shape) == len(own) and all(
         size == there or (size > 0 and (number == 0 or is_open == -1))
         for number, (size, there, is_open) in enumerate(zip(shape, own, opened, strict=True))
