@@ -5,10 +5,12 @@ Source: TensorFlow Serving, `tflite_session.cc`: which signatures a file has, an
 
 from __future__ import annotations
 
+import math
 import queue
 import struct
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,15 @@ _FAILURES = (ValueError, RuntimeError, TypeError)
 
 _DAMAGED = (*_FAILURES, struct.error, IndexError, DecodeError, AttributeError)
 """And what reading a damaged file raises."""
+
+_SMALL = 256
+"""Up to so many times the elements that the file's own inputs have, an interpreter is kept."""
+
+_UNUSUAL = 4
+"""Beyond, up to so many times the elements of recent calls: it gives no memory back that it once took."""
+
+_RECENT = 16
+"""Calls that count as recent."""
 
 _DEPRECATED = r"\s*Warning: tf\.lite\.Interpreter is deprecated"
 """It is, for ai_edge_litert: a package more, of versions of its own. TensorFlow has it."""
@@ -86,7 +97,9 @@ def _checked(folder: Path, content: bytes) -> bool:
                 got=Plain(code.CustomCode().decode(errors="replace")[:80]),
                 fix="Convert it with TFLITE_BUILTINS alone, or serve its SavedModel.",
             )
-    return any(code.BuiltinCode() == schema.BuiltinOperator.WHILE for code in codes)
+    loops = (schema.BuiltinOperator.WHILE, schema.BuiltinOperator.STABLEHLO_WHILE)
+    # Older converters wrote the deprecated field alone; LiteRT takes the larger of the two.
+    return any(max(code.BuiltinCode(), code.DeprecatedBuiltinCode()) in loops for code in codes)
 
 
 def _read_signatures(content: bytes) -> dict[str, meta_graph_pb2.SignatureDef]:
@@ -116,17 +129,24 @@ class _Pool:
         first = _Interpreter(content)
         self._inputs = _by_name(first.model.get_input_details())
         self._outputs = _by_name(first.model.get_output_details())
+        self._small = _SMALL * sum(math.prod(each["shape"]) for each in self._inputs.values())
+        self._recent = 0.0
         self._free.put(first)
 
     def signature(self) -> dict[str, meta_graph_pb2.SignatureDef]:
-        """The one that TensorFlow Serving makes up: the tensors' names, without the number behind them."""
+        """The one that TensorFlow Serving makes up: the tensors' names, without the number behind them.
+
+        Where two names differ in the number alone, they keep it: else one would hide the other.
+        """
         definition = meta_graph_pb2.SignatureDef(method_name=_PREDICT)
         for details, infos in (
             (self._inputs, definition.inputs),
             (self._outputs, definition.outputs),
         ):
+            short = Counter(name.partition(":")[0] for name in details)
             for name, detail in details.items():
-                info = infos[name.partition(":")[0]]
+                start = name.partition(":")[0]
+                info = infos[start if short[start] == 1 else name]
                 info.name = name
                 info.dtype = tf.as_dtype(detail["dtype"]).as_datatype_enum
                 info.tensor_shape.CopyFrom(tf.TensorShape(detail["shape"]).as_proto())
@@ -140,8 +160,16 @@ class _Pool:
         fetches = [
             _index(self._outputs, info.name) for _, info in sorted(definition.outputs.items())
         ]
+        if sorted(feeds) != sorted(detail["index"] for detail in self._inputs.values()):
+            # What no client gives would be what the client before had given.
+            raise ValueError(
+                f"its signature must name each of {len(self._inputs)} input tensors once, "
+                f"got {sorted(info.name for info in definition.inputs.values())}"
+            )
+        details = {detail["index"]: detail for detail in self._inputs.values()}
 
-        def run(*arrays: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        def run(*given: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+            arrays = [_as_in_file(details[i], array) for i, array in zip(feeds, given, strict=True)]
             with self._left:
                 try:
                     interpreter = self._free.get_nowait()
@@ -149,10 +177,17 @@ class _Pool:
                     interpreter = _Interpreter(self._content)
                 # One that failed is left to the collector: what it holds is half of that call.
                 found = interpreter.call(dict(zip(feeds, arrays, strict=True)), fetches)
-                self._free.put(interpreter)
+                self._keep(interpreter, sum(array.size for array in arrays))
                 return found
 
         return run
+
+    def _keep(self, interpreter: _Interpreter, elements: int) -> None:
+        """Keep an interpreter for the next call, unless an unusually large one has blown it up."""
+        interpreter.most = max(interpreter.most, elements)
+        self._recent += (elements - self._recent) / _RECENT
+        if interpreter.most <= max(self._small, _UNUSUAL * self._recent):
+            self._free.put(interpreter)
 
 
 class _Interpreter:
@@ -162,6 +197,8 @@ class _Interpreter:
         warnings.filterwarnings("ignore", message=_DEPRECATED)
         self.model = tf.lite.Interpreter(model_content=content, num_threads=1)
         self.model.allocate_tensors()
+        self.most = 0
+        """Elements of the inputs of its largest call."""
         self._shapes = {
             detail["index"]: tuple(detail["shape"]) for detail in self.model.get_input_details()
         }
@@ -199,6 +236,39 @@ def _by_name(details: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     if len(found) < len(details):
         raise ValueError("two of its inputs or outputs have the same name")
     return found
+
+
+def _as_in_file(detail: Mapping[str, Any], array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An input of the rank that the file has, as [1] is taken for [1, 1].
+
+    LiteRT's operations trust the sizes that they are given; only the number of rows, and what the file
+    leaves open, is the client's.
+
+    Raises:
+        ServeError: the file has another shape.
+    """
+    own = tuple(map(int, detail["shape"]))
+    opened = tuple(map(int, detail["shape_signature"]))
+    opened = opened if len(opened) == len(own) else own
+    shape = array.shape
+    if len(shape) < len(own) and -1 not in opened[1:]:
+        inner = [size for size in shape[1:] if size != 1]
+        if inner == [size for size in own[1:] if size != 1]:
+            shape = (*shape[:1], *own[1:]) if shape else own
+    fits = len(shape) == len(own) and all(
+        size == there or (size > 0 and (number == 0 or is_open == -1))
+        for number, (size, there, is_open) in enumerate(zip(shape, own, opened, strict=True))
+    )
+    if not fits or array.size != math.prod(shape):
+        wanted = ", ".join(
+            "?" if n == 0 or size == -1 else str(size) for n, size in enumerate(opened)
+        )
+        raise ServeError(
+            Code.INVALID_ARGUMENT,
+            f"input {detail['name']!r} must have the shape [{wanted}] and at least one row, "
+            f"got {list(array.shape)}",
+        )
+    return array.reshape(shape)
 
 
 def _index(details: Mapping[str, Mapping[str, Any]], name: str) -> int:

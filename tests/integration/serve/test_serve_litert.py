@@ -22,6 +22,7 @@ from tests.integration.serve.conftest import started
 
 from stoker.core.errors import DataError
 from stoker.serve.config import ServeConfig
+from stoker.serve.errors import ServeError
 from stoker.serve.litert import load_litert
 from stoker.serve.servable import LoadOptions, Servable
 from stoker.serve.server import Server
@@ -185,12 +186,102 @@ def test_what_it_does_not_take_is_said_and_the_next_call_is_answered(
 ) -> None:
     path = "/v1/models/only:predict"
 
-    refused = ask_at(served.rest_port, path, {"instances": [[1.0, 2.0, 3.0]]})
+    for inputs in (
+        [[1.0, 2.0, 3.0]],
+        [[[1.0, 2.0]]],
+        [[[1.0], [2.0]]] * 2,
+        [],
+        [[]],
+        [[], []],
+        1.0,
+        [1.0, 2.0],
+    ):
+        refused = ask_at(served.rest_port, path, {"inputs": inputs})
+        assert (refused.status, "must have the shape [?, 2]" in refused.json()["error"]) == (
+            400,
+            True,
+        ), inputs
     after = ask_at(served.rest_port, path, {"instances": [[1.0, 1.0]]})
-
-    assert refused.status == 500
-    assert refused.json()["error"].startswith("Failed to allocate tensors: ")
     assert after.json() == {"predictions": [[3.0]]}
+
+
+def test_only_rows_and_what_the_file_leaves_open_are_the_clients(
+    weighed: bytes, tmp_path: Path
+) -> None:
+    """And [3] is taken for [3, 1], as TensorFlow Serving's own test has it."""
+    doubled = converted(lambda x: {"y": x * 2.0}, tf.TensorSpec([1, 1], tf.float32, name="x"))
+    wide = converted(lambda x: {"y": x + 1.0}, tf.TensorSpec([None, None], tf.float32, name="x"))
+    calls = {}
+    for name, content in {"two": weighed, "one": doubled, "wide": wide}.items():
+        model, _ = load_litert(in_folder(tmp_path / name, content), interpreters=1)
+        calls[name] = model
+
+    def answer(name: str, *shape: int) -> tuple[int, ...]:
+        (found,) = calls[name].run("serving_default", [np.zeros(shape, np.float32)]).values()
+        return tuple(found.shape)
+
+    assert [answer("two", 3, 2), answer("one", 3), answer("one"), answer("wide", 2, 5)] == [
+        (3, 1),
+        (3, 1),
+        (1, 1),
+        (2, 5),
+    ]
+    for name, shape in [
+        *(("two", shape) for shape in [(0, 4), (1, 0), (0, 2), (1, 4), (2,), (1, 1, 2)]),
+        *(("one", shape) for shape in [(0,), (1, 2), (0, 1)]),
+        *(("wide", shape) for shape in [(0, 4), (1, 0), (3,), (1, 1, 1)]),
+    ]:
+        with pytest.raises(ServeError, match=r"must have the shape .*, got \["):
+            answer(name, *shape)
+
+
+def test_memory_of_an_unusually_large_call_is_given_back(
+    weighed: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = load_litert(in_folder(tmp_path / "1", weighed), interpreters=1)
+    made, whole = [], tf.lite.Interpreter
+    monkeypatch.setattr(tf.lite, "Interpreter", lambda **given: made.append(0) or whole(**given))
+
+    def made_in(*sizes: int) -> int:
+        made.clear()
+        for rows in sizes:
+            model.run("serving_default", [np.zeros((rows, 2), np.float32)])
+        return len(made)
+
+    assert made_in(1, 200, 7, 256) == 0
+    assert made_in(100_000, 1) == 1
+    assert made_in(*[100_000] * 20) < 10, "what is usual is kept"
+    assert made_in(*[1] * 40) == 1, "and given back when it is so no more"
+
+
+def renamed(content: bytes, tensors: str, *names: bytes) -> bytes:
+    """With other names of its inputs or outputs."""
+
+    def change(model: schema.ModelT) -> None:
+        graph = model.subgraphs[0]
+        for index, name in zip(getattr(graph, tensors), names, strict=True):
+            graph.tensors[index].name = name
+
+    return changed(content, change)
+
+
+def test_tensors_whose_names_differ_in_the_number_alone_stay_apart(tmp_path: Path) -> None:
+    spec = tf.TensorSpec([1], tf.float32)
+    content = converted(lambda a, b: {"s": a + b, "d": a - b}, spec, spec)
+    content = renamed(renamed(content, "inputs", b"x:0", b"x:1"), "outputs", b"P:0", b"P:1")
+    model, _ = load_litert(in_folder(tmp_path / "1", content), interpreters=1)
+
+    found = model.call("serving_default", {"x:0": np.float32([5]), "x:1": np.float32([3])})
+
+    assert sorted(found) == ["P:0", "P:1"]
+    assert sorted(abs(float(value[0])) for value in found.values()) == [2.0, 8.0]
+    mixed = renamed(content, "inputs", b"x:0", b"y:1")
+    model, _ = load_litert(in_folder(tmp_path / "2", mixed), interpreters=1)
+    assert sorted(model.signature_defs["serving_default"].inputs) == ["x", "y"]
+    for number, tensors in enumerate(({"a": "x:0"}, {"a": "x:0", "b": "x:0"})):
+        lacking = with_signature(content, **tensors, total="P:0")
+        with pytest.raises(DataError, match="must name each of 2 input tensors once"):
+            load_litert(in_folder(tmp_path / f"lacking{number}", lacking), interpreters=1)
 
 
 def test_many_at_once_of_many_sizes_get_each_their_own_answer(
@@ -227,10 +318,14 @@ def test_a_file_that_is_damaged_or_has_other_operations_is_refused(
         model.operatorCodes[0].customCode = b"FlexReadFile"
         model.operatorCodes[0].builtinCode = schema.BuiltinOperator.CUSTOM
 
-    def loops(model: schema.ModelT) -> None:
-        code = schema.OperatorCodeT()
-        code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.WHILE
-        model.operatorCodes.append(code)
+    def loops(**codes: int) -> bytes:
+        def change(model: schema.ModelT) -> None:
+            code = schema.OperatorCodeT()
+            for field, value in codes.items():
+                setattr(code, field, value)
+            model.operatorCodes.append(code)
+
+        return changed(weighed, change)
 
     for number, (content, said) in enumerate(
         [
@@ -242,8 +337,14 @@ def test_a_file_that_is_damaged_or_has_other_operations_is_refused(
     ):
         with pytest.raises(DataError, match=said):
             load_litert(in_folder(tmp_path / str(number), content), interpreters=1)
-    _, endless = load_litert(in_folder(tmp_path / "9", changed(weighed, loops)), interpreters=1)
-    assert endless, "a loop is run where something watches over it"
+    for number, content in enumerate(
+        [
+            loops(builtinCode=119, deprecatedBuiltinCode=119),
+            loops(deprecatedBuiltinCode=119),  # as older converters wrote it
+        ]
+    ):
+        _, endless = load_litert(in_folder(tmp_path / f"loop{number}", content), interpreters=1)
+        assert endless, "a loop is run where something watches over it"
     outside = tmp_path / "outside"
     outside.write_bytes(weighed)
     (tmp_path / "10").mkdir()

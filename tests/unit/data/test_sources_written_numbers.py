@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stoker.app.scaffold import write_experiment
@@ -33,8 +34,31 @@ from stoker.data.sources.written_numbers import NumberText, guess
         ("1 234,5", ["1 234,5", "1\u202f234\u00a0567"], ["1234.5", "1234567"]),
         ("1'234.5", ["1'234'567.5"], ["1234567.5"]),
         ("1,234", ["1,234"], ["1234"]),
+        ("0,123", ["0,123", "1,456", "1.000,5"], ["0.123", "1.456", "1000.5"]),
         # What is not such a number stays what it is.
-        ("1,234.5", ["1,23,4", "1,2345", "abc", "$5", "", "1.2.3"], None),
+        (
+            "1,234.5",
+            [
+                "1,23,4",
+                "1,2345",
+                "abc",
+                "$5",
+                "",
+                "1.2.3",
+                "0,123",
+                "001,234",
+                "(5)",
+                "5-",
+                "\u22125",
+            ],
+            None,
+        ),
+        # Beside 1.500, which is 1500, nobody knows what 1.5 is.
+        (
+            "1.234,5",
+            ["1.500", "1.5", "-12.34", ".5", "1.5e3", "1e3", "."],
+            ["1500", "?1.5", "?-12.34", "?.5", "?1.5e3", "1e3", "."],
+        ),
     ],
 )
 def test_an_example_says_how_a_column_writes_its_numbers(
@@ -53,6 +77,12 @@ def test_an_example_says_how_a_column_writes_its_numbers(
         (["857,79", "3,5"], "1.234,5"),
         (["1.234.567", "12"], "1.234,5"),
         (["1 234", "12"], "1 234.5"),
+        (["1 250 000", "850 000"], "1 234.5"),
+        (["1 234 567,8", "1 234 568,9"], "1 234,5"),
+        (["€1.250.000", "€2.300.000"], "€1.234,5"),
+        (["1.234.567.890", "9.876.543.210", "12.345"], "1.234,5"),
+        (["0,123", "0,456", "0,789"], "1.234,5"),
+        (["0,123", "1,456", "12,789"], "1.234,5"),
         *(
             ([text], None)
             for text in (
@@ -64,9 +94,23 @@ def test_an_example_says_how_a_column_writes_its_numbers(
                 "555-1234",
                 "1,2,3",
                 "+49 170",
+                "192.168.001.001",
+                "192.168.100.200",
+                "555 123 456",
+                "555.123.456",
+                "0555 123 456",
+                "01.02.2024",
+                "01,02",
+                "007,123",
+                "1.2.3",
+                "2024 001",
             )
         ),
         (["12%", "$5"], None),
+        (["555 123 456", "555123457"], None),
+        (["110 001", "560 001"], None),
+        (["1,234"] * 500 + ["0,5"], None),
+        (["1,234"] * 500 + ["007"], None),
         (["1,234"] * 9 + ["n/k"], None),
     ],
 )
@@ -138,6 +182,46 @@ def test_a_few_numbers_with_marks_in_a_number_column_are_offered_as_such(tmp_pat
         ingest(IngestConfig(source=str(path)), tmp_path / "out")
 
 
+@pytest.mark.parametrize("text", ["0,5", "1.234.567,8", "1.234.567", "192.168.100.200"])
+def test_a_type_that_would_change_the_plain_numbers_is_not_offered(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("x,y\n" + "1.250,1\n" * 200 + f'"{text}",1\n')
+
+    with pytest.raises(DataError, match="is not a number") as caught:
+        ingest(IngestConfig(source=str(path)), tmp_path / "out")
+
+    assert "{x: string}" in str(caught.value)
+    assert "number:" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.parquet"])
+def test_numbers_that_are_none_but_in_text_stay_what_they_are(tmp_path: Path, name: str) -> None:
+    rows = [{"p": each, "n": 1000, "t": text} for each, text in [(0.125, "0,5"), (1.5, "1.000")]]
+    path = tmp_path / name
+    if name == "d.jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    german = NumberText(number="1.234,5")
+    config = IngestConfig(source=str(path), types={"p": german, "n": german, "t": german})
+    source = open_source(config, labels=[])
+
+    [block] = source.blocks(source.scan(silent))
+
+    assert block.table.to_pydict() == {"p": [0.125, 1.5], "n": [1000, 1000], "t": [0.5, 1000.0]}
+
+
+def test_where_the_decimal_mark_is_a_comma_a_point_alone_is_a_bad_record(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text('x,y\n"1,5",1\n1.500,1\n1.5,1\n')
+    german: dict[str, Any] = {"x": NumberText(number="1.234,5")}
+
+    with pytest.raises(DataError, match=r"column 'x': '1\.5' is not a number"):
+        ingest(IngestConfig(source=str(path), types=german), tmp_path / "out")
+
+
 def test_json_texts_that_are_numbers_are_offered_too(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text("".join(json.dumps({"p": each, "y": 1}) + "\n" for each in PEOPLE))
@@ -166,9 +250,13 @@ def test_text_in_utf_16_is_read(tmp_path: Path, name: str, encoding: str) -> Non
     assert block.table.to_pylist() == [{"x": "日本", "y": 1}]
 
 
-def test_an_example_that_is_no_number_is_refused() -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["number", "12,34,567", "1.2.3", "(1,234.5)", "1,234-", "\u22125", "1,234 -", "0,123,456"],
+)
+def test_an_example_that_is_no_number_or_hides_a_sign_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r'must be an example.*{number: "1,234.5"}'):
-        NumberText(number="number")
+        NumberText(number=text)
 
 
 def test_init_takes_numbers_as_such_and_says_so(tmp_path: Path) -> None:

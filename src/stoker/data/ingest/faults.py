@@ -69,10 +69,13 @@ class Faults:
 
 
 def _type(fault: Fault) -> str:
-    """The type that reads what a number column could not: the value may be a number as people write it."""
+    """The type that reads what a number column could not: the value may be a number as people write it.
+
+    Its decimal mark must be a point: the rest of the column is plain numbers, to be read as they were.
+    """
     shown = _NOT_A_NUMBER.fullmatch(fault.reason)
-    number = guess([shown[1]]) if shown else None
-    return "string" if number is None else f'{{number: "{number.number}"}}'
+    number = guess([shown[1], "0"]) if shown else None
+    return "string" if number is None or number.decimal != "." else f'{{number: "{number.number}"}}'
 
 
 _NOT_A_NUMBER = re.compile(r"'(.+)' is not a number")

@@ -57,7 +57,12 @@ class ParquetColumn:
 
     @property
     def by_text(self) -> bool:
-        """True where `data.types` asks for another type than the files have."""
+        """True where `data.types` asks for another type than the files have.
+
+        Numbers are none "as people write them": they have no marks to be read.
+        """
+        if isinstance(self.override, NumberText) and self.family in ("int", "float"):
+            return False
         return self.override not in (None, self.family)
 
     @property

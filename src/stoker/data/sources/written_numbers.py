@@ -17,9 +17,16 @@ _SPACES = " \u00a0\u202f\u2009"
 _EXAMPLE = re.compile(
     rf"(?P<before>[^0-9+-]*)[+-]?(?P<core>[0-9](?:[0-9.,'{_SPACES}]*[0-9])?)(?P<after>[^0-9]*)"
 )
-_GROUPED = re.compile(r"[0-9]{1,3}(.)[0-9]{3}(?:\1[0-9]{3})*")
+_GROUPED = re.compile(r"[1-9][0-9]{0,2}(.)[0-9]{3}(?:\1[0-9]{3})*")
+"""No group comes after a 0: 0,123 is less than one."""
 _UNITS = re.compile(rf"[$€£¥₹%{_SPACES}]*")
 """What may stand around a number in a guess; in `data.types` it is whatever the example has."""
+
+_SIGNS = re.compile("[-+()\u2212\u2013]")
+"""What makes a number negative where people write it so; around an example it would be lost as a unit."""
+
+_WITH_POINT = r"^\s*[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*$"
+"""What is read as a number without an example, and has a decimal point."""
 
 GUESS_SHARE = 0.99
 """Share of the values that a guess must read."""
@@ -34,10 +41,17 @@ class NumberText:
 
     number: str
     """One such number as an example, with its marks and unit: "1,234.5", "1.234,5 €", "$9.99", "12%".
-    A single mark before three digits groups them: "1,234" is 1234. Units are left out: 12% is 12."""
+    A single mark before three digits groups them, but for a 0 before it: "1,234" is 1234, "0,123" less
+    than one. Units are left out: 12% is 12."""
 
     def __post_init__(self) -> None:
-        if _EXAMPLE.fullmatch(self.number.strip()) is None:
+        text = self.number.strip()
+        found = _EXAMPLE.fullmatch(text)
+        if (
+            found is None
+            or _SIGNS.search(found["before"] + found["after"])
+            or re.fullmatch(self.pattern, text) is None
+        ):
             raise ConfigError(
                 "data.types: number must be an example of a number as the column has them",
                 got=self.number,
@@ -50,7 +64,7 @@ class NumberText:
         before, core, after = self._parts
         groups, decimal = _marks(core)
         mark = f"[{_SPACES}]" if groups in _SPACES else re.escape(groups)
-        grouped = f"[0-9]{{1,3}}(?:{mark}[0-9]{{3}})+|"
+        grouped = f"[1-9][0-9]{{0,2}}(?:{mark}[0-9]{{3}})+|"
         around = [
             f"(?:{re.escape(part.strip())})?" if part.strip() else "" for part in (before, after)
         ]
@@ -61,13 +75,20 @@ class NumberText:
         )
 
     @property
+    def decimal(self) -> str:
+        """The mark before the decimals."""
+        return _marks(self._parts[1])[1]
+
+    @property
     def _parts(self) -> tuple[str, str, str]:
         found = _EXAMPLE.fullmatch(self.number.strip())
         assert found is not None
         return found["before"], found["core"], found["after"]
 
     def plain(self, values: pa.Array) -> pa.Array:
-        """Texts as `1234.5`; what is not such a number stays as it is.
+        """Texts as `1234.5`; what is not such a number stays what it is.
+
+        Where the decimal mark is a comma, "1.5" is no number: it would be 1.5 beside a 1.500 that is 1500.
 
         Args:
             values: [rows] strings.
@@ -78,6 +99,9 @@ class NumberText:
         # What is left of a match: signs, digits, marks of groups, one semicolon.
         cut = pc.replace_substring_regex(cut, r"[^0-9;+-]", "")
         cut = pc.replace_substring(pc.replace_substring_regex(cut, ";$", ""), ";", ".")
+        if self.decimal != ".":
+            strange = pc.match_substring_regex(values, _WITH_POINT)
+            values = pc.if_else(strange, pc.binary_join_element_wise("?", values, ""), values)
         return pc.if_else(is_number, cut, values)
 
 
@@ -93,7 +117,7 @@ def _marks(core: str) -> tuple[str, str]:
 
 
 def guess(texts: Sequence[str]) -> NumberText | None:
-    """How the values of a text column are numbers, if nearly all of them are.
+    """How the values of a text column are numbers, if nearly all of them are and nothing else is likely.
 
     Args:
         texts: Some of its values, those that mean "missing" left out.
@@ -116,7 +140,43 @@ def guess(texts: Sequence[str]) -> NumberText | None:
     for groups, decimal in _MARKS:
         digits = f"1{groups}234{decimal}5"
         number = NumberText(number=f"{''.join(before)}{digits}{''.join(after)}")
-        read = sum(re.fullmatch(number.pattern, core) is not None for core in cores)
-        if read >= GUESS_SHARE * len(texts):
-            return number
+        others = [core for core in cores if re.fullmatch(number.pattern, core) is None]
+        if len(cores) - len(others) >= GUESS_SHARE * len(texts):
+            is_sure = bool(before or after) or any(decimal in core for core in cores)
+            return None if _is_doubtful(cores, others, groups, is_sure=is_sure) else number
     return None
+
+
+def _is_doubtful(
+    cores: Sequence[str], others: Sequence[str], groups: str, *, is_sure: bool
+) -> bool:
+    """Whether numbers may be codes, phone numbers or addresses, or have other marks.
+
+    Args:
+        cores: The numbers without signs and units.
+        others: Those that do not have the marks.
+        groups: The mark of groups.
+        is_sure: Whether a unit or decimals say that they are numbers.
+    """
+    if any(_MARKED.fullmatch(core) for core in others) or any(
+        _ZERO_FIRST.match(core) for core in cores
+    ):
+        return True
+    addresses = [core for core in cores if core.count(".") == _DOTS_OF_ADDRESS]
+    if addresses and all(int(part) <= 255 for core in addresses for part in core.split(".")):
+        return True
+    if groups not in " ." or is_sure:
+        return False
+    # 1 250 000 beside 850 000: a number. 555 123 456 alone, or beside 555123456: who knows.
+    widths = {len(re.split(r"\D", core, maxsplit=1)[0]) for core in cores}
+    return len(widths) == 1 or max(widths) > 3
+
+
+_MARKED = re.compile(r"[0-9]+[.,][0-9]+")
+"""A number that has other decimals than the rest: "0,5" where the rest is grouped by commas."""
+
+_ZERO_FIRST = re.compile(r"0[0-9]")
+"""How a code begins, a phone number, a date; no number."""
+
+_DOTS_OF_ADDRESS = 3
+"""In 192.168.100.200; as a number, one of its parts would be beyond 255 soon."""
