@@ -143,6 +143,7 @@ def _examples(asked: Asked, lineage: dict[str, Any]) -> dict[str, Examples]:
     is_regression = by_output(lineage.get("is_regression", False))
     from_logits = by_output(lineage["from_logits"])
     multi_hot = by_output(lineage.get("multi_hot", False))
+    one_class = by_output(lineage.get("one_class", False))
     examples: dict[str, Examples] = {}
     for output, labels in asked.labels.items():
         predictions = asked.predictions[output]
@@ -154,6 +155,7 @@ def _examples(asked: Asked, lineage: dict[str, Any]) -> dict[str, Examples]:
                 predictions.shape,
                 from_logits=from_logits[output],
                 multi_hot=multi_hot.get(output, False),
+                one_class=one_class.get(output, False),
             )
         examples[output] = pair(labels, predictions, task=task)
     return examples

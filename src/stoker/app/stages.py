@@ -247,6 +247,7 @@ def _export(context: Context, folder: Path) -> Done:
     from stoker.export.vetting import vet_model
     from stoker.train.checkpoints.store import best
     from stoker.train.config import ResolvedTraining
+    from stoker.train.label_checks import answers_one_class
     from stoker.train.model import build_model, prepare_process
     from stoker.train.run import AVERAGE
     from stoker.train.state import restore_model
@@ -278,6 +279,7 @@ def _export(context: Context, folder: Path) -> Done:
             }
         ),
         "multi_hot": alone(dict.fromkeys(labels, False) | _multi_hot(context)),
+        "one_class": alone({output: answers_one_class(built, output) for output in labels}),
         "classes": alone({output: label.classes for output, label in labels.items()}),
         "outputs": vetted["outputs"],
         "signatures": vetted["signatures"],

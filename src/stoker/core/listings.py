@@ -79,9 +79,11 @@ class Listings:
         self._counted |= {name} if new else set()
         return new
 
-    def seen(self, name: str) -> None:
-        """Record that somebody lists a folder."""
+    def seen(self, name: str) -> bool:
+        """Record that somebody lists a folder; whether it counts now, which is news."""
+        new = name not in self._seen and name in self._with_reads - self._with_modules
         self._seen.add(name)
+        return new
 
     def imported(self, name: str) -> None:
         """Record that a folder holds Python modules."""

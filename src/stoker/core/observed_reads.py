@@ -352,8 +352,7 @@ class Observer:
             if by_user:
                 self._has_more |= self._listings.listed(name)
             else:
-                self._listings.seen(name)
-                self._has_more = True
+                self._has_more |= self._listings.seen(name)
 
     def imports_from(self, path: Path) -> None:
         """Record that Python looks for modules in a folder."""

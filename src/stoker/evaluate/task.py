@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,7 @@ def infer_task(
     *,
     from_logits: bool = False,
     multi_hot: bool = False,
+    one_class: bool = False,
 ) -> Task:
     """Read off labels and output shape what the model does.
 
@@ -113,6 +114,7 @@ def infer_task(
         prediction_shape: [rows], [rows, 1] or [rows, k].
         from_logits: The loss was compiled with `from_logits=True`.
         multi_hot: A row of the whole data set has no class or several, even if none here has.
+        one_class: The model is trained for exactly one class a row, so its outputs are not labels.
 
     Returns:
         k > 1 outputs and class ids, or one-hot labels: multiclass; k > 1 outputs and labels of 0
@@ -120,7 +122,7 @@ def infer_task(
         else regression, whose output is taken as it is.
 
     Raises:
-        ConfigError: the output has another rank.
+        ConfigError: the output has another rank, or a row does not have its one class.
         DataError: labels and outputs do not belong together.
     """
     outputs = _outputs(prediction_shape)
@@ -130,7 +132,12 @@ def infer_task(
     if values.ndim == 1:
         _require_class_ids(values[np.isfinite(values)], outputs)
         return Task(kind="multiclass", classes=outputs, from_logits=from_logits)
-    return _many_labels(values, outputs, from_logits=from_logits, multi_hot=multi_hot)
+    task = _many_labels(values, outputs, from_logits=from_logits)
+    if task.kind == "multilabel" and one_class:
+        _refuse_several(values)
+    if task.kind == "multiclass" and multi_hot and not one_class:
+        return replace(task, kind="multilabel")
+    return task
 
 
 def pair(labels: NDArray[Any], predictions: NDArray[Any], *, task: Task) -> Examples:
@@ -203,7 +210,7 @@ def _one_output(values: FloatArray, *, from_logits: bool) -> Task:
     return Task(kind="regression", classes=0)
 
 
-def _many_labels(values: FloatArray, outputs: int, *, from_logits: bool, multi_hot: bool) -> Task:
+def _many_labels(values: FloatArray, outputs: int, *, from_logits: bool) -> Task:
     if values.ndim != 2 or values.shape[1] != outputs:
         raise DataError(
             f"a model with {outputs} outputs needs one class id or {outputs} labels a row",
@@ -212,9 +219,20 @@ def _many_labels(values: FloatArray, outputs: int, *, from_logits: bool, multi_h
     present = values[_finite_rows(values)]
     if not np.isin(present, (0.0, 1.0)).all():
         return Task(kind="regression", classes=0)
-    one_hot = not multi_hot and (present.sum(axis=1) == 1.0).all()
+    one_hot = (present.sum(axis=1) == 1.0).all()
     kind: Kind = "multiclass" if one_hot else "multilabel"
     return Task(kind=kind, classes=outputs, from_logits=from_logits)
+
+
+def _refuse_several(values: FloatArray) -> NoReturn:
+    ones = values[_finite_rows(values)].sum(axis=1)
+    wrong = ones[ones != 1.0]
+    raise ConfigError(
+        "a row must have exactly one class to be evaluated, as the model's loss or softmax needs it",
+        got=Plain(f"{len(wrong):,} rows with another number of classes, such as {int(wrong[0])}"),
+        fix="Leave such rows out, or for several classes at once use sigmoid and "
+        "binary_crossentropy.",
+    )
 
 
 def _require_shapes(labels: FloatArray, outputs: FloatArray, task: Task) -> None:

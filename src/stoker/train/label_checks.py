@@ -172,6 +172,28 @@ def _cases(
         )
 
 
+def answers_one_class(built: BuiltModel, output: str) -> bool:
+    """Whether the model is trained for exactly one class a row.
+
+    The loss says so; under a loss that is not Keras's, a softmax in the last layer does.
+    """
+    losses = built.losses(output)
+    found = [_found(loss) for loss in losses]
+    if any(isinstance(each, _ONE_CLASS) or each in _ONE_CLASS_FUNCTIONS for each in found):
+        return True
+    if any(_kerass_name(loss) for loss in losses):
+        return False
+    tensor = _symbolic(built.model, output)
+    return tensor is not None and _activation(tensor) == "softmax"
+
+
+_ONE_CLASS = (keras.losses.CategoricalCrossentropy, keras.losses.CategoricalFocalCrossentropy)
+_ONE_CLASS_FUNCTIONS = (
+    keras.losses.categorical_crossentropy,
+    keras.losses.categorical_focal_crossentropy,
+)
+
+
 def _judged(case: _Case, *, train: bool) -> Iterator[Finding]:
     if case.activation == "softmax" and case.units == 1:
         yield case.error(
@@ -368,7 +390,7 @@ def _to_ids(case: _Case) -> str:
 
 def _categorical(case: _Case) -> Iterator[Finding]:
     least, most = case.limits
-    if case.one_value and case.rank == 1 and case.units != 1:
+    if case.one_value and case.rank == 1 and case.units is not None and case.units > 1:
         yield case.error(
             "label_shape",
             f"{case.loss} takes one value for each class: {case.subject} has one value a row",
@@ -439,7 +461,8 @@ def _numbers(case: _Case) -> Iterator[Finding]:
     """A loss for numbers: only shapes that broadcasting would hide are refused."""
     least, most = case.limits
     width = case.label.shape[-1] if case.label.shape else 1
-    if case.rank == 1 and len(case.label.shape) <= 1 and case.units != width:
+    known = case.rank == 1 and len(case.label.shape) <= 1 and case.units is not None
+    if known and case.units != width:
         yield case.error(
             "label_shape",
             f"{case.loss} compares outputs and labels one by one: the model gives {case.units} "
@@ -485,12 +508,17 @@ _RULES: dict[str, Callable[[_Case], Iterator[Finding]]] = {
 """Keras's loss -> its expectations."""
 
 
-def _kerass_name(loss: Any) -> str | None:
-    """The loss's name in snake case; None if it is not Keras's own."""
+def _found(loss: Any) -> Any:
+    """The loss's object or function; None if Keras does not know it."""
     try:
-        found = keras.losses.get(loss)
+        return keras.losses.get(loss)
     except (ValueError, TypeError):
         return None
+
+
+def _kerass_name(loss: Any) -> str | None:
+    """The loss's name in snake case; None if it is not Keras's own."""
+    found = _found(loss)
     kind = found if callable(found) and hasattr(found, "__name__") else type(found)
     if not kind.__module__.startswith("keras.src.losses"):
         return None

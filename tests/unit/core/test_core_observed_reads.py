@@ -230,6 +230,19 @@ def test_a_folder_of_very_many_files_is_left_out_and_named_once(
     assert places == ["images/a"]
 
 
+def test_a_folder_that_somebody_lists_is_news_once_and_only_where_a_file_was_read() -> None:
+    listings = Listings(["./", "x", "images/", "images/1.png"], own=(), counted=())
+    # Python's imports list the user's folder.
+    assert [listings.seen("."), listings.seen("images")] == [False, False]
+
+    listings.read("images/1.png")
+    assert set(listings.marks()) == {"images"}
+    other = Listings(["images/", "images/1.png"], own=(), counted=())
+    other.read("images/1.png")
+
+    assert [other.seen("images"), other.seen("images")] == [True, False]
+
+
 def test_a_folder_in_which_the_run_creates_very_many_names_does_not_count() -> None:
     listings = Listings(["./", "out/", "out/first"], own=(), counted=())
     listings.listed("out")

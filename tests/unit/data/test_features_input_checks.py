@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from sklearn import datasets
 
 from stoker.core.files import sha256_file
@@ -21,6 +23,13 @@ from stoker.data.features.spec import LabelSpec, TransformSpec, VocabularySpec
 _DTYPES: dict[str, Any] = {"int64": "int64", "double": "float64", "string": "string"}
 
 
+def column_of(field: pa.Field) -> Column:
+    is_list = pa.types.is_fixed_size_list(field.type)
+    of_one = field.type.value_type if is_list else field.type
+    length = field.type.list_size if is_list else None
+    return Column(name=field.name, dtype=_DTYPES[str(of_one)], length=length)
+
+
 def write(root: Path, **splits: dict[str, Any]) -> Dataset:
     shards: dict[str, tuple[Shard, ...]] = {}
     for split, given in splits.items():
@@ -29,7 +38,7 @@ def write(root: Path, **splits: dict[str, Any]) -> Dataset:
         size = path.stat().st_size
         shard = Shard(file=path.name, rows=len(table), size_bytes=size, sha256=sha256_file(path))
         shards[split] = (shard,)
-    columns = tuple(Column(name=f.name, dtype=_DTYPES[str(f.type)]) for f in table.schema)
+    columns = tuple(map(column_of, table.schema))
     hashes = {split: {column.name: "0" for column in columns} for split in shards}
     return Dataset(root=root, columns=columns, splits=shards, column_hashes=hashes)
 
@@ -92,6 +101,25 @@ def test_a_table_that_is_easy_to_learn_holds_no_column_that_decides_it(tmp_path:
     assert leaks(write(tmp_path, train=columns | {"y": given.target}), "y") == {"y": []}
 
 
+@pytest.mark.parametrize("mark", [1e200, -1e155, np.finfo(np.float64).max, np.inf, 1e-200])
+def test_huge_marks_of_missing_values_hide_no_copy_and_end_nothing(
+    tmp_path: Path, mark: float
+) -> None:
+    rng = np.random.default_rng(5)
+    is_marked = np.arange(ROWS) % 9 == 0
+    label = rng.normal(size=ROWS)
+    given = {
+        "y": label,
+        "noise": np.where(is_marked, mark, rng.normal(size=ROWS)),
+        "all": np.full(ROWS, mark),
+        "copy": label * 2 if abs(mark) < 1 else np.where(is_marked, mark, label * 2),
+    }
+
+    assert leaks(write(tmp_path, train=given), "y") == {"y": ["copy"]}
+    given |= {"y": np.where(is_marked, mark, label)}
+    assert "all" not in leaks(write(tmp_path, train=given), "y")["y"]
+
+
 def spec(*vocabularies: tuple[str, str, dict[str, Any]]) -> TransformSpec:
     """Vocabularies by name, each with its column and its parameters."""
     return TransformSpec(
@@ -118,22 +146,28 @@ def spec(*vocabularies: tuple[str, str, dict[str, Any]]) -> TransformSpec:
     )
 
 
-def test_values_that_a_vocabulary_does_not_have_are_counted_by_row(tmp_path: Path) -> None:
+def test_values_that_a_vocabulary_does_not_have_are_counted_of_vectors_each(tmp_path: Path) -> None:
+    words = pa.list_(pa.string(), 3)
     train = {"city": ["a", "b\nc", "a", "d"], "code": [1, 2, 2, 3]}
+    train["words"] = pa.array([["a", "b", ""]] * 4, words)
+    said = pa.array([["x", "y", "z"], ["x", "a", ""], ["", "", ""], ["x", "x", "x"]], words)
     dataset = write(
-        tmp_path, train=train, eval={"city": ["a", "", "x", "b\nc"], "code": [9, 9, 1, 2]}
+        tmp_path,
+        train=train,
+        eval={"city": ["a", "", "x", "b\nc"], "code": [9, 9, 1, 2], "words": said},
     )
     (tmp_path / "cities").write_bytes(b"a\nb\\nc\n")
     (tmp_path / "codes").write_bytes(b"1\n2\n")
+    (tmp_path / "all").write_bytes(b"a\nb\n")
+    learned = spec(("cities", "city", {}), ("codes", "code", {"top_k": 2}), ("all", "words", {}))
 
-    found = vocabulary_losses(
-        dataset, spec(("cities", "city", {}), ("codes", "code", {"top_k": 2})), tmp_path
-    )
+    found = vocabulary_losses(dataset, learned, tmp_path)
 
-    assert [(each.column, each.split, each.rows, each.lost) for each in found] == [
+    assert [(each.column, each.split, each.values, each.lost) for each in found] == [
         ("city", "eval", 4, 1),
         ("code", "train", 4, 1),
         ("code", "eval", 4, 2),
+        ("words", "eval", 12, 7),
     ]
 
 
@@ -141,9 +175,10 @@ def anomaly(column: str, kind: str) -> dict[str, Any]:
     return {"column": column, "kind": kind, "message": "it is so"}
 
 
-def loss(column: str, *, lost: int, rows: int = 200) -> dict[str, Any]:
-    given = VocabularyLoss(vocabulary="v", column=column, split="eval", rows=rows, lost=lost)
-    return {name: getattr(given, name) for name in ("column", "split", "rows", "lost")}
+def loss(column: str, *, lost: int, values: int = 200) -> dict[str, Any]:
+    return asdict(
+        VocabularyLoss(vocabulary="v", column=column, split="eval", values=values, lost=lost)
+    )
 
 
 SERVED: dict[str, tuple[int | None, ...]] = {"a": (), "b": (), "mask": (8,)}
@@ -166,7 +201,7 @@ def test_only_columns_that_the_model_sees_are_judged_each_in_one_line_with_the_r
             anomaly("mask", "constant"),
             anomaly("unused", "all_missing"),
         ],
-        losses=[loss("a", lost=198), loss("b", lost=20), loss("a", lost=50, rows=50)],
+        losses=[loss("a", lost=198), loss("b", lost=20), loss("a", lost=50, values=50)],
     )
 
     constant, decides, lost = lines
@@ -174,9 +209,7 @@ def test_only_columns_that_the_model_sees_are_judged_each_in_one_line_with_the_r
     assert decides.startswith(
         "column 'b' of train: it is so. Set data.columns: {exclude: ['b']} if"
     )
-    assert lost.startswith(
-        "99% of the rows of eval have a value of 'a' that its vocabulary does not"
-    )
+    assert lost.startswith("99% of the values of 'a' in eval are not in its vocabulary. Use")
     assert constant.endswith("Set data.columns: {exclude: ['a']}.")
     [own] = told(anomalies=[anomaly("a", "all_missing")], own=True, label_columns=("a",))
     assert own.endswith("Leave it out of the elements.")
@@ -187,6 +220,8 @@ def test_a_label_made_only_of_what_the_model_sees_is_a_warning() -> None:
 
     assert line.startswith("the label is computed from columns that the model sees: a, b.")
     assert told(label_columns=("a", "tips")) == []
+    # The last place of a window of which the features are the others.
+    assert told(label_columns=("mask",)) == told(label_columns=("mask", "a")) == []
     # A picture that is to be restored is its own label.
     of_vectors = LabelSpec(name="y", dtype="float32", shape=(8,), classes=None)
     assert told(label_columns=("mask",), labels={"": of_vectors}) == []

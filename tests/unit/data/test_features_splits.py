@@ -133,6 +133,14 @@ def test_copies_in_a_table_of_distinct_rows_are_one_warning(tmp_path: Path) -> N
     assert only.split == "eval"
     assert "Set data.duplicates: together" in only.message
     assert f"{statistics.split_facts['eval'].copies_of_train:,} of its" in only.message
+    # Pictures of several keys: the key alone deals, so no `duplicates` keeps them apart.
+    keyed = IngestConfig(source=str(tmp_path), split_by="patient")
+    anomalies = find_split_anomalies(statistics, labels=(), config=keyed)
+    (only,) = [each for each in anomalies if each.kind == "copies"]
+    assert "data.duplicates" not in only.message
+    assert only.message.endswith(
+        "They differ in 'patient': split by what copies share, or delete them"
+    )
 
 
 def test_copies_that_are_kept_out_of_eval_are_no_anomaly(tmp_path: Path) -> None:

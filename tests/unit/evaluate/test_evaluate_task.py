@@ -65,6 +65,18 @@ def test_rows_of_one_label_each_are_multi_label_where_others_of_the_data_are_not
     assert infer_task(np.eye(3), (3, 3), multi_hot=True).kind == "multilabel"
 
 
+@pytest.mark.parametrize("row", [[0, 0, 0], [1, 1, 0]])
+def test_a_model_for_one_class_a_row_is_not_one_of_several_labels(row: list[int]) -> None:
+    logits = {"from_logits": True, "one_class": True}
+
+    # What other splits hold does not matter then.
+    assert infer_task(np.eye(3), (3, 3), multi_hot=True, **logits).kind == "multiclass"
+    with pytest.raises(ConfigError, match="exactly one class to be evaluated"):
+        infer_task(np.vstack([np.eye(3), row]), (4, 3), **logits)
+    soft = infer_task(np.vstack([np.eye(3), row]) / 4, (4, 3), **logits)
+    assert soft.kind == "regression"
+
+
 @pytest.mark.parametrize("shape", [(), (4, 0), (4, 2, 2)])
 def test_an_output_that_is_no_row_of_numbers_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"\[rows, k\]"):

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from stoker.core.errors import ConfigError
 from stoker.core.outputs import ONLY
 from stoker.data.features.label_summary import LabelCounter, LabelSummary
-from stoker.train.label_checks import findings, require_labels_that_fit
+from stoker.train.label_checks import answers_one_class, findings, require_labels_that_fit
 from stoker.train.model import BuiltModel
 
 
@@ -130,6 +130,43 @@ def test_what_is_most_likely_a_mistake_is_a_warning(
     units: int, activation: str | None, loss: Any, labels: ArrayLike, kind: str
 ) -> None:
     assert f"warning {kind}" in judged(built(units, activation, loss), labels)
+
+
+class Smooth(keras.losses.CategoricalCrossentropy):  # type: ignore[misc]  # Keras has no types
+    """Of the user's own."""
+
+
+@pytest.mark.parametrize(
+    ("activation", "loss", "one"),
+    [
+        ("softmax", "categorical_crossentropy", True),
+        (None, keras.losses.CategoricalCrossentropy(from_logits=True, name="mine"), True),
+        (None, keras.losses.categorical_crossentropy, True),
+        (None, keras.losses.CategoricalFocalCrossentropy(from_logits=True), True),
+        (None, Smooth(from_logits=True), True),
+        ("softmax", lambda y, p: keras.ops.mean(y - p), True),
+        ("sigmoid", lambda y, p: keras.ops.mean(y - p), False),
+        ("sigmoid", "binary_crossentropy", False),
+        ("softmax", "binary_crossentropy", False),
+        (None, keras.losses.BinaryCrossentropy(from_logits=True), False),
+    ],
+)
+def test_a_model_for_one_class_a_row_is_known_by_its_loss_or_its_softmax(
+    activation: str | None, loss: Any, one: bool
+) -> None:
+    assert answers_one_class(built(5, activation, loss), ONLY) is one
+
+
+@pytest.mark.parametrize(
+    "loss", ["mse", "categorical_crossentropy", "binary_crossentropy", "poisson"]
+)
+def test_a_last_axis_of_unknown_length_is_not_judged(loss: str) -> None:
+    inputs = keras.Input((None,))
+    model = keras.Model(inputs, keras.layers.Activation("sigmoid")(inputs))
+    model.compile(loss=loss)
+
+    for labels in ([0, 1, 1], [[0, 1], [1, 0]]):
+        assert judged(BuiltModel(model=model, adapt=lambda features: features), labels) == []
 
 
 def test_weights_of_classes_that_rows_do_not_have_one_of_are_refused() -> None:

@@ -21,10 +21,10 @@ from stoker.data.features.spec import LabelSpec, TransformSpec
 from stoker.data.sources.config import leaving_out
 
 LOST_SHARE = 0.5
-"""Share of a split's rows out of vocabulary from which the vocabulary says too little."""
+"""Share of a split's values out of vocabulary from which the vocabulary says too little."""
 
-LEAST_ROWS = 100
-"""Rows of a split below which that share is chance."""
+LEAST_VALUES = 100
+"""Values of a split below which that share is chance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +40,11 @@ class VocabularyLoss:
     split: str
     """Where the values stand."""
 
-    rows: int
-    """Rows of the split."""
+    values: int
+    """Values of the split: its rows, times the length of a vector."""
 
     lost: int
-    """Rows with a value out of vocabulary; a missing value is not lost."""
+    """Those out of vocabulary; a missing value is not lost."""
 
 
 def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list[VocabularyLoss]:
@@ -74,7 +74,7 @@ def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list
                         vocabulary=name,
                         column=column.name,
                         split=split,
-                        rows=dataset.rows(split),
+                        values=dataset.rows(split) * (column.length or 1),
                         lost=_lost(dataset, split, column, terms.cast(pa.string())),
                     )
                 )
@@ -136,19 +136,21 @@ def input_findings(
                     f"{leave_out}.",
                 )
     scalar = all(not label.shape for label in labels.values())
-    if not own and label_columns and scalar and set(label_columns) <= set(served):
+    # A label may be the one place of a vector that the features leave out.
+    whole = all(name in served and not served[name] for name in label_columns)
+    if not own and label_columns and scalar and whole:
         yield _warning(
             "label_from_features",
             f"the label is computed from columns that the model sees: {', '.join(label_columns)}",
             "Name what serving will not have under label_only.",
         )
     for loss in losses:
-        share = loss["lost"] / max(loss["rows"], 1)
-        if share >= LOST_SHARE and loss["rows"] >= LEAST_ROWS and loss["column"] in served:
+        share = loss["lost"] / max(loss["values"], 1)
+        if share >= LOST_SHARE and loss["values"] >= LEAST_VALUES and loss["column"] in served:
             yield _warning(
                 "vocabulary_loss",
-                f"{share:.0%} of the rows of {loss['split']} have a value of {loss['column']!r} that "
-                f"its vocabulary does not have",
+                f"{share:.0%} of the values of {loss['column']!r} in {loss['split']} are not in its "
+                "vocabulary",
                 "Use hash_strings, or split, cut or round the values before the vocabulary.",
             )
 

@@ -30,6 +30,9 @@ SAME = 1 - 1e-6
 """Correlation with a label of numbers from which a column is a linear copy of it; rounding to two
 digits less than the standard deviation has leaves more."""
 
+LARGEST = 1e100
+"""Numbers from which squares can overflow, which DuckDB refuses; marks of missing values are so large."""
+
 _NUMBERS = ("int64", "float32", "float64")
 
 
@@ -95,7 +98,8 @@ def _linear(split: engine.Split, label: Column, numbers: Sequence[Column]) -> li
     asked = {}
     for index, column in enumerate(numbers):
         value = split.value(column.name).cast("float64")
-        both = engine.is_present(value, "float64") & ~value.isinf() & ~wanted.isinf()
+        both = engine.is_present(value, "float64") & (value.abs() < LARGEST)
+        both &= wanted.abs() < LARGEST
         asked[f"r{index}"] = value.corr(wanted, where=both, how="pop")
         asked[f"n{index}"] = both.sum()
     row = split.table.aggregate(**asked).to_pyarrow().to_pylist()[0]

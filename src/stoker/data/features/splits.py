@@ -150,7 +150,7 @@ def find_split_anomalies(
     for split in statistics.split_facts:
         if split != TRAIN:
             found += _share(statistics, split, config)
-            found += _copies(statistics, split)
+            found += _copies(statistics, split, config)
             found += _label_splits(statistics, split, labels, config)
             for label in labels:
                 found += _label_rate(statistics, split, label, config)
@@ -231,16 +231,23 @@ def _why(statistics: Statistics, config: IngestConfig) -> str:
     return "another data.seed splits otherwise"
 
 
-def _copies(statistics: Statistics, split: str) -> Iterator[Anomaly]:
+def _copies(statistics: Statistics, split: str, config: IngestConfig) -> Iterator[Anomaly]:
     """Copies of training rows where copies are not normal: the model has seen the answers."""
     facts, rows = statistics.split_facts[split], statistics.rows[split]
     copies, distinct = facts.copies_of_train, statistics.distinct
     if copies is None or distinct is None or copies < COPIED_ROWS or copies <= COPIED_SHARE * rows:
         return
     if distinct >= NEARLY_DISTINCT * sum(statistics.rows.values()):
+        # The key alone deals: a copy (of an image's bytes) in another split has another key, so `drop`
+        # keeps it too.
+        remedy = "Set data.duplicates: together (or drop)"
+        if config.split_by is not None:
+            remedy = (
+                f"They differ in {config.split_by!r}: split by what copies share, or delete them"
+            )
         text = (
             f"{copies:,} of its {rows:,} rows are exact copies of training rows, though nearly all "
-            "rows are distinct: metrics will be too good. Set data.duplicates: together (or drop)"
+            f"rows are distinct: metrics will be too good. {remedy}"
         )
         yield _make(split, "", "copies", text)
 
