@@ -337,7 +337,7 @@ def _observed(stage: Stage, run: Run, experiment: Experiment) -> Iterator[Callab
     observer = Observer(
         experiment.folder,
         at_begin=run.folder_at_begin(experiment.folder, experiment.unobserved),
-        before=run.reads_of(stage.name),
+        before=run.reads_of(stage.name).besides(run.reads()),
         outputs=experiment.unobserved,
         followed=experiment.followed_sources,
         write=functools.partial(run.write_reads, stage.name),
@@ -375,7 +375,7 @@ def _find_earlier(
             continue
         if record.reads.listings:
             # What another stage of that run has created in a folder is its own as well.
-            reads = record.reads.besides(earlier.reads().own)
+            reads = record.reads.besides(earlier.reads())
             record = dataclasses.replace(record, reads=reads)
         if changed := read_changes(record.reads, experiment.folder):
             why = f"{changed[0]}: made again"

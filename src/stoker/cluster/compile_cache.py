@@ -267,8 +267,11 @@ def _sweep(root: Path) -> None:
             remove(work)
 
 
-_IN_MEMORY = "stoker-xla-"
-"""Start of the name of a folder in memory."""
+_IN_MEMORY, _UNLOCKED = "stoker-programs-", "stoker-xla-"
+"""Start of the name of a folder in memory, and of one by an earlier Stoker, which did not lock it."""
+
+_UNLOCKED_S = 86_400.0
+"""Longest time without a new program after which a folder without a lock is still in use, seconds."""
 
 
 def _memory_base() -> Path:
@@ -294,9 +297,10 @@ def _memory_folder() -> tuple[Path, int]:
 
 def _sweep_memory() -> None:
     """Remove the folders in memory of this user's processes that have ended."""
-    for folder in _memory_base().glob(f"{_IN_MEMORY}*"):
+    base = _memory_base()
+    for folder in (*base.glob(f"{_IN_MEMORY}*"), *base.glob(f"{_UNLOCKED}*")):
         with contextlib.suppress(OSError):
-            if folder.lstat().st_uid != os.geteuid():
+            if folder.lstat().st_uid != os.geteuid() or _may_be_in_use(folder):
                 continue
             held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -304,6 +308,14 @@ def _sweep_memory() -> None:
                 remove(folder)
             finally:
                 os.close(held)
+
+
+def _may_be_in_use(folder: Path) -> bool:
+    """Whether a folder whose lock tells nothing is young."""
+    if not folder.name.startswith(_UNLOCKED):
+        return False
+    changed = max(path.lstat().st_mtime for path in (folder, *folder.glob("*")))
+    return time.time() - changed < _UNLOCKED_S
 
 
 def _manifest(home: Path) -> dict[str, dict[str, Any]]:

@@ -30,7 +30,7 @@ MOST_VALUES = 100_000
 MOST_LEVELS = 100
 """Most values inside each other, with what aliases repeat. PyYAML takes time that grows with the square."""
 
-_OCTAL = re.compile(r"[-+]?0[0-7_]+")
+_OCTAL = re.compile(r"[-+]?0[0-7_]*[1-7][0-7_]*")
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
@@ -46,6 +46,15 @@ class _Loader(yaml.SafeLoader):
         _require_few(self._values, self._levels, mark)
         node = super().compose_node(parent, index)
         self._levels -= 1
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        """Join surrogate pairs, as which JSON writes what is beyond 16 bits."""
+        node = super().compose_scalar_node(anchor)
+        if _NO_TEXT.search(node.value):
+            node.value = node.value.encode("utf-16", "surrogatepass").decode(
+                "utf-16", "surrogatepass"
+            )
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:

@@ -25,7 +25,18 @@ SKIPPED = frozenset(
 )
 """Files in an experiment's folder that are not code; settings count separately."""
 
-_PASSING = ("*.log", "*.swp", "*.swo", "*~", ".#*", "#*#", "*.tmp", "*.pyc", "*.ipynb", "core.*")
+_PASSING = (
+    "*.log",
+    "*.swp",
+    "*.swo",
+    "*~",
+    ".#*",
+    "#*#",
+    "*.tmp",
+    "*.pyc",
+    "*.ipynb",
+    "core.[0-9]*",
+)
 """Names of files that come and go next to the code: logs, editors' copies, notebooks."""
 
 IGNORE_FILE = ".stokerignore"
@@ -111,16 +122,14 @@ class Ignored:
             or self._own(name)
         )
 
-    def keeps(self, entry: os.DirEntry[str], name: str) -> bool:
-        """Whether what is in a folder that is not ignored is not ignored either.
+    def enters(self, entry: os.DirEntry[str], name: str) -> bool:
+        """Whether what is in a folder counts, too, whose own name counts.
 
         Args:
             entry: A file or a folder; a folder behind a link is elsewhere.
             name: Of it, relative to the user's folder.
         """
-        if _is_folder(entry):
-            return not entry.is_symlink() and not self._folder(name)
-        return not self.named(name, entry.name)
+        return _is_folder(entry) and not entry.is_symlink() and not self._folder(name)
 
     def _of_folder(self, name: str) -> bool:
         made = any(
@@ -143,7 +152,7 @@ class Place:
     """Relative to where the walk began; `.` for that folder itself."""
 
     files: list[os.DirEntry[str]]
-    """Files in it, and links, that are not ignored, by name."""
+    """Files in it that are not ignored, by name; also links, and folders whose content is ignored."""
 
     left_out: bool = False
     """Whether it holds too many: `files` is empty then, and what is below it is left out."""
@@ -171,10 +180,16 @@ def walk(
             yield Place(name=name, files=[], left_out=True)
             continue
         left -= len(entries)
-        kept = [entry for entry in entries if is_ignored.keeps(entry, within(name, entry.name))]
-        folders = [entry for entry in kept if _is_folder(entry)]
-        ahead += [within(name, each.name) for each in folders if Path(each.path) not in outputs]
-        yield Place(name=name, files=[each for each in kept if not _is_folder(each)])
+        files = []
+        for entry in entries:
+            inside = within(name, entry.name)
+            if is_ignored.named(inside, entry.name):
+                continue
+            if not is_ignored.enters(entry, inside):
+                files.append(entry)
+            elif Path(entry.path) not in outputs:
+                ahead.append(inside)
+        yield Place(name=name, files=files)
 
 
 ROOT = "."

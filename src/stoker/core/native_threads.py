@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import io
 import logging
 import os
 import sys
 import threading
+import traceback
 from typing import NoReturn
 
 _LOG = logging.getLogger("stoker")
@@ -53,9 +56,26 @@ def end_process(code: int) -> NoReturn:
     if not _running():
         sys.exit(code)
     atexit.unregister(_wait)
+    try:
+        # As Python does: it joins threads that are not daemons, and ends executors.
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public does
+    except BaseException:  # noqa: BLE001 - Ctrl-C too: the exit code stays
+        traceback.print_exc()
     # The user's callbacks may have registered something, such as the end of a tracker's upload.
     atexit._run_exitfuncs()  # noqa: SLF001 - nothing public runs them
+    _flush_files()
+    os._exit(code)
+
+
+def _flush_files() -> None:
+    """Write what open files hold in Python's buffers, as their removal at Python's end would."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    os._exit(code)
+    everything = gc.get_objects()
+    # A text's buffer goes into the bytes' one. The type, because a lazy module answers for its class.
+    for kinds in ((io.TextIOWrapper,), (io.BufferedWriter, io.BufferedRandom)):
+        for each in everything:
+            if issubclass(type(each), kinds):
+                with contextlib.suppress(Exception):
+                    each.flush()

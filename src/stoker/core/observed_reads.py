@@ -24,7 +24,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from stoker.core.folder_files import (
     within,
 )
 from stoker.core.inotify import FolderWatch, is_available
-from stoker.core.listings import Listings, listing_mark
+from stoker.core.listings import Listings, listing_mark, parent_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -111,6 +111,10 @@ class Reads:
     own: list[str] = field(default_factory=list)
     """Names that the run has created, relative to the folder: they do not count in a listing."""
 
+    appeared: list[str] = field(default_factory=list)
+    """Names that this process or another one has created meanwhile: they count in the listing of a
+    folder in which the run has read data."""
+
     def __bool__(self) -> bool:
         """Whether anything was read."""
         return bool(self.files or self.environment or self.listings)
@@ -122,11 +126,19 @@ class Reads:
             environment=others.environment | self.environment,
             listings=others.listings | self.listings,
             own=sorted({*self.own, *others.own}),
+            appeared=sorted({*self.appeared, *others.appeared}),
         )
 
-    def besides(self, own: Collection[str]) -> Reads:
-        """The same, with more names that the run has created."""
-        return replace(self, own=sorted({*self.own, *own}))
+    def besides(self, others: Reads) -> Reads:
+        """The same, with the names that other stages of the run have created."""
+        both = self.and_also(others)
+        return replace(self, own=both.own, appeared=both.appeared)
+
+    def not_listed(self) -> frozenset[str]:
+        """Names that do not count in a listing."""
+        with_data = {parent_of(name) for name in self.files if not name.endswith(".py")}
+        theirs = (name for name in self.appeared if parent_of(name) not in with_data)
+        return frozenset((*self.own, *theirs))
 
     def as_identity(self) -> dict[str, dict[str, str]]:
         """The same as parts of an identity: absent files and variables have no entry."""
@@ -138,15 +150,31 @@ class Reads:
 
     def now(self, folder: Path) -> Reads:
         """The same files and variables with their current content."""
-        return Reads(
-            files={
-                name: mark_of(folder / name, by_time=is_time_mark(mark))
-                for name, mark in self.files.items()
-            },
+        own = self.not_listed()
+        return replace(
+            self,
+            files={name: _mark_now(folder / name, mark) for name, mark in self.files.items()},
             environment={name: variable_mark(name) for name in self.environment},
-            listings={name: listing_mark(folder, name, own=self.own) for name in self.listings},
-            own=self.own,
+            listings={name: listing_mark(folder, name, own=own) for name in self.listings},
         )
+
+
+def _mark_now(path: Path, before: str) -> str:
+    """The current mark of the kind that a file, or a link, had before."""
+    if before.startswith(_LINK):
+        return _link_mark(path)
+    return mark_of(path, by_time=is_time_mark(before))
+
+
+_LINK = "link:"
+"""Start of the mark of a link: where it points to."""
+
+
+def _link_mark(path: Path) -> str:
+    try:
+        return f"{_LINK}{path.readlink()}"
+    except OSError:
+        return ABSENT
 
 
 def mark_of(path: Path, *, by_time: bool = False) -> str:
@@ -280,8 +308,11 @@ class Observer:
         self._listings = Listings(
             {name for name, state in at_begin.items() if tuple(state) != _LEFT_OUT},
             own=[*before.own, *self._of_outputs()],
+            appeared=before.appeared,
             counted=before.listings,
         )
+        self._links: dict[Path, dict[str, str]] = {}
+        self.places = list(self._places())
         self._variables: dict[str, str] = {}
         self._by_line: dict[tuple[str, int], set[str]] = {}
         self._has_more, self._written_s = False, 0.0
@@ -290,12 +321,13 @@ class Observer:
     def reads(self) -> Reads:
         """What was read so far."""
         with self._lock:
-            return Reads(
+            found = Reads(
                 files=dict(self._files),
                 environment=self._counted_variables(),
-                listings=self._listings.marks(),
                 own=self._listings.own,
+                appeared=self._listings.appeared,
             )
+            return replace(found, listings=self._listings.marks(own=found.not_listed()))
 
     def _of_outputs(self) -> Iterator[str]:
         """Stoker's outputs and what is around them, for which the run may create a folder."""
@@ -304,14 +336,28 @@ class Observer:
                 name = output.relative_to(self.folder)
                 yield from (each.as_posix() for each in (name, *name.parents) if each.name)
 
-    def places(self) -> Iterator[Path]:
+    def _places(self) -> Iterator[Path]:
         """Folders in which reads count, and links in them: a read is an event of the file behind one."""
         for place in walk(self.folder, is_ignored=self._ignored, outputs=self._outputs):
             if not place.left_out:
                 yield self.folder / place.name
-                yield from (
-                    Path(each.path) for each in place.files if each.is_symlink() and each.is_file()
-                )
+            for each in place.files:
+                if each.is_symlink():
+                    path, name = Path(each.path), within(place.name, each.name)
+                    target = Path(os.path.realpath(path))
+                    self._links.setdefault(target, {})[name] = _link_mark(path)
+                    if each.is_file():
+                        yield path
+
+    def _through_links(self, path: Path) -> None:
+        """Count the links that lead to a file or folder: which of them its reader took is not known."""
+        found = [self._links.get(target, {}) for target in (path, *path.parents)]
+        for name, mark in (link for links in found for link in links.items()):
+            if name not in self._judged:
+                self._judged.add(name)
+                self._files[name] = mark
+                self._listings.read(name)
+                self._has_more = True
 
     def write(self) -> None:
         """Keep what was read since the last time, at most once in `WRITE_S`."""
@@ -351,6 +397,7 @@ class Observer:
                 return
             if by_user:
                 self._has_more |= self._listings.listed(name)
+                self._through_links(path)
             else:
                 self._has_more |= self._listings.seen(name)
 
@@ -360,21 +407,43 @@ class Observer:
             with self._lock:
                 self._listings.imported(path.relative_to(self.folder).as_posix())
 
-    def created(self, path: Path) -> None:
-        """Record that a file or folder below the folder was created."""
+    def appeared(self, path: Path) -> None:
+        """Record that a file or folder below the folder was created, by this process or another one."""
+        if self._created(path, by_run=False) and _is_written_here(path):
+            self._created(path, by_run=True)
+
+    def made(self, path: Path) -> None:
+        """Record that this process creates a file, folder or link, or renames one to this name."""
+        self._created(path, by_run=True)
         with self._lock:
-            name = self._name_of(path)
-            if name is not None and not Path(name).is_absolute() and self._listings.created(name):
+            if path.is_relative_to(self.folder):
+                self._disown(path.relative_to(self.folder).as_posix())
+
+    def _created(self, path: Path, *, by_run: bool) -> bool:
+        """Record a new name; whether it is news."""
+        # The folder's path, because a new link is no other name of what it leads to.
+        path = path.parent.resolve() / path.name
+        with self._lock:
+            name = self._counted_name(path)
+            if name is None or Path(name).is_absolute():
+                return False
+            new = self._listings.created(name, by_run=by_run)
+            if new:
                 # Soon: a process that is killed now would find a name that nobody knows.
                 self._has_more, self._written_s = True, -WRITE_S
+            return new
 
     def written(self, path: Path) -> None:
         """Record a write: the file belongs to the run and does not count, also if it was read before."""
         with self._lock:
             name = self._name_of(path)
             if name is not None:
-                self._judged.add(name)
-                self._has_more |= self._files.pop(name, None) is not None
+                self._created(path, by_run=True)
+                self._disown(name)
+
+    def _disown(self, name: str) -> None:
+        self._judged.add(name)
+        self._has_more |= self._files.pop(name, None) is not None
 
     def file(self, path: Path) -> None:
         """Record that a file was read."""
@@ -389,12 +458,15 @@ class Observer:
         if mark is not None:
             with self._lock:
                 self._files[name] = mark
+                self._through_links(self.folder / name)
                 self._listings.read(name)
                 self._has_more = True
 
     def _name_of(self, path: Path) -> str | None:
-        """The recorded name of a file; None if it does not count."""
-        resolved = path.resolve()
+        """The recorded name of a file, behind all links; None if it does not count."""
+        return self._counted_name(path.resolve())
+
+    def _counted_name(self, resolved: Path) -> str | None:
         if resolved in self._followed or any(resolved.is_relative_to(o) for o in self._outputs):
             return None
         if resolved.is_relative_to(self.folder):
@@ -473,6 +545,22 @@ def _mapped(below: str) -> Iterator[Path]:
             yield Path(path.rstrip("\n"))
 
 
+def _is_written_here(path: Path) -> bool:
+    """Whether this process has a file open for writing, as a writer in C has that creates it.
+
+    Source: proc(5), /proc/pid/fd and /proc/pid/fdinfo.
+    """
+    with _not_observed(), suppress(OSError):
+        for opened in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                if opened.readlink() == path:
+                    facts = Path(f"/proc/self/fdinfo/{opened.name}").read_text().split()
+                    flags = int(facts[facts.index("flags:") + 1], 8)
+                    if flags & (os.O_WRONLY | os.O_RDWR):
+                        return True
+    return False
+
+
 _ACTIVE: Observer | None = None
 _OURS = threading.local()
 
@@ -513,10 +601,10 @@ def _watch(observer: Observer) -> FolderWatch | None:
     if is_available():
         try:
             return FolderWatch(
-                observer.places(),
+                observer.places,
                 on_read=observer.file,
                 on_list=functools.partial(observer.listed, by_user=False),
-                on_create=observer.created,
+                on_create=observer.appeared,
                 on_overflow=observer.everything,
                 on_pause=observer.write,
             )
@@ -551,7 +639,9 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event not in _EVENTS or observer is None or getattr(_OURS, "reads", False):
         return
     path, flags = arguments[0], arguments[-1]
-    if event != "open":
+    if event in _CREATING:
+        _makes(observer, *arguments[_CREATING[event]])
+    elif event != "open":
         if path is None or isinstance(path, str | bytes | os.PathLike):
             _listed(observer, os.path.realpath(os.fsdecode(path or ".")))
     elif isinstance(path, str | bytes | os.PathLike):
@@ -559,8 +649,27 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         _opened(observer, os.path.realpath(os.fsdecode(path)), writes=bool(writes))
 
 
-_EVENTS = frozenset(("open", "os.listdir", "os.scandir"))
-"""Events of Python that say what is read."""
+_CREATING = {
+    # Where the name and the descriptor of its folder are among the arguments.
+    "os.mkdir": slice(0, 3, 2),
+    "os.rename": slice(1, 4, 2),
+    "os.link": slice(1, 4, 2),
+    "os.symlink": slice(1, 3),
+}
+"""Events of Python that create a name; `open` does, too."""
+
+_EVENTS = frozenset(("open", "os.listdir", "os.scandir", *_CREATING))
+"""Events of Python that say what is read, or created."""
+
+
+def _makes(observer: Observer, path: Any, folder: int) -> None:
+    text = os.fsdecode(path)
+    if folder >= 0:
+        text = os.path.join(f"/proc/self/fd/{folder}", text)  # noqa: PTH118 - may be absolute
+    parent, name = os.path.split(os.path.abspath(text))  # noqa: PTH100 - links stay
+    full = os.path.join(os.path.realpath(parent), name)  # noqa: PTH118 - the same
+    if _is_within(full, (str(observer.folder),)):
+        observer.made(Path(full))
 
 
 def _listed(observer: Observer, full: str) -> None:

@@ -94,7 +94,11 @@ def read_keys(path: Path) -> Keys:
         raise ConfigError(
             "the keys must be read from a YAML file", got=Plain(f"{path} ({type(error).__name__})")
         ) from error
-    entries = parse_yaml(text, str(path))
+    try:
+        entries = parse_yaml(text, str(path))
+    except ConfigError as error:
+        # What YAML says of a text quotes it, and here it is a secret.
+        raise ConfigError(error.rule, got=Plain("text that is not YAML")) from None
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{path} must hold a list of keys", got=Plain(type(entries).__name__))
     return Keys(keys=tuple(_key(entry, path, number) for number, entry in enumerate(entries, 1)))

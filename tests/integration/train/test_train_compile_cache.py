@@ -156,4 +156,4 @@ def test_a_full_disk_costs_the_cache_and_not_the_run(
     assert "the disk with XLA's cache cannot be written" in done.stderr
     assert newest(tmp_path / "runs").facts["position"]["over"]
     assert list(small_disk.glob("xla/*/work-*")) == []
-    assert list(Path("/dev/shm").glob("stoker-xla-*")) == []
+    assert list(Path("/dev/shm").glob("stoker-programs-*")) == []

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -226,9 +227,9 @@ def test_what_a_killed_process_left_in_memory_goes_and_that_of_a_living_one_stay
     memory = tmp_path / "shm"
     memory.mkdir()
     monkeypatch.setattr(compile_cache, "_MEMORY", memory)
-    (memory / "stoker-xla-notes.txt").write_text("no folder of ours")
+    (memory / "stoker-programs-notes.txt").write_text("no folder of ours")
     (memory / "elsewhere").mkdir()
-    (memory / "stoker-xla-link").symlink_to(memory / "elsewhere")
+    (memory / "stoker-programs-link").symlink_to(memory / "elsewhere")
     argv = [sys.executable, "-c", IN_MEMORY, str(root), str(memory)]
     with subprocess.Popen([*argv, "lives"], stdin=-1, stdout=-1) as living:
         assert living.stdout is not None
@@ -248,9 +249,26 @@ def test_what_a_killed_process_left_in_memory_goes_and_that_of_a_living_one_stay
 
     assert sorted(path.name for path in memory.iterdir()) == [
         "elsewhere",
-        "stoker-xla-link",
-        "stoker-xla-notes.txt",
+        "stoker-programs-link",
+        "stoker-programs-notes.txt",
     ]
+
+
+def test_a_folder_of_an_earlier_stoker_that_locked_none_stays_for_a_day(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "shm"
+    monkeypatch.setattr(compile_cache, "_MEMORY", memory)
+    ages_s = {"new": (0, 0), "writes": (90_000, 0), "old": (90_000, 90_000)}
+    for name, ages in ages_s.items():
+        programs = memory / f"stoker-xla-{name}" / PROGRAMS
+        programs.mkdir(parents=True)
+        for folder, age_s in zip((programs.parent, programs), ages, strict=True):
+            os.utime(folder, (time.time() - age_s,) * 2)
+
+    opened(root, KEY)
+
+    assert {path.name for path in memory.iterdir()} == {"stoker-xla-new", "stoker-xla-writes"}
 
 
 def test_what_is_written_under_another_name_first_is_not_kept(root: Path) -> None:

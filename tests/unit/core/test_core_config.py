@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -118,8 +119,12 @@ def test_an_assignment_of_another_form_is_refused(assignment: str) -> None:
         ("a: 0x" + "F" * 5000, "does not fit 64 bits"),
         ("a: 9223372036854775808", "does not fit 64 bits"),
         ("a: 010", "octal in YAML 1.1 and decimal in YAML 1.2"),
+        ("a: -00_7", "octal in YAML 1.1 and decimal in YAML 1.2"),
         (r'a: "\UFFFFFFFF"', "must be YAML .line 1"),
         (r'a: "\uD800"', "half of a surrogate pair"),
+        (r'a: "\uDE00\uD83D"', "half of a surrogate pair"),
+        (r'a: "\uD83D\uDE00\uD83D"', "half of a surrogate pair"),
+        (r'{"\uD83D\uDE00": 1, "\U0001F600": 2}', "stands twice"),
         (r'a: "\0"', "a NUL character"),
         ("a: 1\nb: \x07", r"line 2\).*'\\x07'"),
         ("a: &a {b: *a}", "a value that holds itself"),
@@ -135,6 +140,18 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, said: s
 
     with pytest.raises(ConfigError, match=said):
         read_yaml(file)
+
+
+def test_what_json_writes_as_a_surrogate_pair_is_one_character() -> None:
+    value = {
+        "\N{GRINNING FACE}": ["a\N{GRINNING FACE}\N{PARTY POPPER}", "\ufeffb\N{GRINNING FACE}"]
+    }
+
+    assert parse_yaml(json.dumps(value), "it") == value
+
+
+def test_zeros_are_no_octal_number() -> None:
+    assert parse_yaml("[00, 000, -00, 0_0, 0]", "it") == [0] * 5
 
 
 def test_a_key_that_a_merge_brings_does_not_stand_twice() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,45 @@ def test_the_command_line_keeps_its_exit_code_and_its_output_without_waiting(
     assert out.startswith("done ")
     assert out.endswith("at exit\n")
     assert ("ZeroDivisionError" in err) == (command == "fail")
+
+
+USERS = """
+import concurrent.futures, io, types
+FOLDER = sys.argv[1]
+
+def late():
+    time.sleep(0.5)
+    print("joined")
+
+threading.Thread(target=late).start()
+pool = concurrent.futures.ThreadPoolExecutor(1)
+pool.submit(time.sleep, 0.3)
+pool.submit(sys.stdout.write, "queued ")
+text, raw, both = open(FOLDER + "/text", "w"), open(FOLDER + "/raw", "wb"), open(FOLDER + "/both", "wb+")
+text.write("text"), raw.write(b"raw"), both.write(b"both")
+wrapped = io.TextIOWrapper(open(FOLDER + "/wrapped", "wb"), write_through=False)
+wrapped.write("wrapped")
+full = open("/dev/full", "w")
+full.write("no room")
+broken = io.TextIOWrapper(io.BytesIO()).detach()
+atexit.register(text.write, " at exit")
+sys.argv[1:] = ["refuse"]
+main.main()
+"""
+
+
+def test_other_threads_end_and_open_files_are_written_before_the_process_ends(
+    tmp_path: Path,
+) -> None:
+    found, out, err = ended(FAILS + USERS.replace("sys.argv[1]", repr(str(tmp_path))), crashes=True)
+
+    assert (found, out) == (75, "done queued joined\nat exit\n"), err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "text": "text at exit",
+        "raw": "raw",
+        "both": "both",
+        "wrapped": "wrapped",
+    }
 
 
 def test_a_program_of_the_users_waits_and_says_so() -> None:

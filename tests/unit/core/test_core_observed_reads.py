@@ -24,6 +24,7 @@ OBSERVED = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
+from stoker.core import observed_reads
 folder, before = Path(sys.argv[1]), json.loads(sys.argv[2])
 sys.path.insert(0, str(folder))
 from stoker.core.observed_reads import Observer, Reads, observing, snapshot
@@ -36,6 +37,8 @@ observer = Observer(
     followed=(folder / "users_code.py",),
     write=lambda reads: None,
 )
+if not before["watched"]:
+    observed_reads.is_available = lambda: False
 with observing(observer):
     import users_code
     kept = users_code.read(folder)
@@ -43,7 +46,9 @@ print(json.dumps(asdict(observer.reads)))
 """
 
 
-def observed(folder: Path, code: str, *, before: dict[str, Any] | None = None) -> Reads:
+def observed(
+    folder: Path, code: str, *, before: dict[str, Any] | None = None, watched: bool = True
+) -> Reads:
     """What is observed while `read(folder)`, with this body, runs in a process of its own."""
     body = "".join(f"    {line}\n" for line in code.splitlines())
     (folder / "users_code.py").write_text(
@@ -52,7 +57,7 @@ def observed(folder: Path, code: str, *, before: dict[str, Any] | None = None) -
     done = subprocess.run(
         [
             *(sys.executable, "-W", "ignore", "-c", OBSERVED, str(folder)),
-            json.dumps({"at_begin": {}, "reads": {}} | (before or {})),
+            json.dumps({"at_begin": {}, "reads": {}, "watched": watched} | (before or {})),
         ],
         capture_output=True,
         text=True,
@@ -148,6 +153,118 @@ for name in ("best.keras", "models/mine/1/saved_model.pb", "runs/mine/1/run.json
     assert changed(again, folder) == {"."}
 
 
+WRITES = """
+for name in glob.glob(str(folder) + '/*/*.csv'): open(name).read()
+for name in ('data', 'out'): os.listdir(folder / name)
+def by_another(name):
+    os.posix_spawn('/bin/cp', ['cp', str(folder / 'data/a.csv'), str(folder / name)], {}), os.wait()
+by_another('data/b.csv'), by_another('out/b.csv'), by_another('out/c.csv')
+open(folder / 'data/b.csv').read()
+os.mkdir(folder / 'data/made'), os.makedirs(folder / 'data/more/x')
+for name in ('data/opened', 'data/x.part'): open(folder / name, 'w').close()
+os.rename(folder / 'data/x.part', folder / 'data/renamed')
+at = os.open(folder / 'data', os.O_RDONLY)
+os.rename('renamed', 'again', src_dir_fd=at, dst_dir_fd=at)
+os.symlink('a.csv', folder / 'data/link'), os.link(folder / 'data/opened', folder / 'data/hard')
+import ctypes, time
+held = ctypes.CDLL(None).open(bytes(folder / 'data/in_c'), os.O_CREAT | os.O_RDWR, 0o600)
+time.sleep(0.2)"""
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_name_counts_as_the_runs_own_where_it_reads_data_only_if_it_has_created_it(
+    folder: Path, watched: bool
+) -> None:
+    """What another process adds to the data during the run is found; nothing else is."""
+    for name in ("data/a.csv", "out/x"):
+        (folder / name).parent.mkdir()
+        (folder / name).write_text("1")
+    code = WRITES if watched else WRITES.partition("import ctypes")[0]
+
+    reads = observed(folder, code, watched=watched)
+
+    # Without inotify every file counts as read, and nobody tells who has created one.
+    assert changed(reads, folder) == ({"data"} if watched else {"data", "out"})
+    for path in folder.glob("*/[bc].csv"):
+        path.unlink(missing_ok=not watched or path.parent.name == "data")
+    assert changed(reads, folder) == set()
+    (folder / "out" / "late.csv").touch()
+    assert changed(reads, folder) == {"out"}
+
+
+def test_another_stage_knows_the_names_and_its_own_reads_decide(folder: Path) -> None:
+    wrote = Reads(own=["images/a/mine"], appeared=["images/a/3.png", "images/b/x"])
+    reads = observed(folder, "open(folder / 'images/a/1.png').read(), list(os.walk(folder))")
+
+    both = reads.besides(wrote)
+
+    assert both.not_listed() >= {"images/a/mine", "images/b/x"}
+    assert "images/a/3.png" not in both.not_listed()
+
+
+def test_a_link_that_is_pointed_elsewhere_counts_whoever_reads_through_it(folder: Path) -> None:
+    for name in ("v1/a.csv", "v2/a.csv", "../out1/a.csv", "../out2/a.csv"):
+        (folder / name).parent.mkdir()
+        (folder / name).write_text("the same")
+    links = {
+        "file.csv": "v1/a.csv",
+        "in_c.csv": "v1/a.csv",
+        "chain.csv": "file.csv",
+        "folder": "v1",
+        "outside": "../out1",
+        "unused": "images/b",
+        "written": "notes.txt",
+    }
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    reads = observed(
+        folder,
+        """
+for name in ("chain.csv", "folder/a.csv", "outside/a.csv"): open(folder / name).read()
+os.posix_spawn("/bin/grep", ["grep", "-q", "x", str(folder / "in_c.csv")], {}), os.wait()
+os.listdir(folder), open(folder / "written").read()
+os.symlink("images/a/1.png", folder / "link.part"), os.replace(folder / "link.part", folder / "written")
+""",
+    )
+    assert changed(reads, folder) == set()
+
+    for name, target in links.items():
+        (folder / name).unlink()
+        (folder / name).symlink_to(target.replace("1", "2"))
+    (folder / "chain.csv").unlink()
+    assert changed(reads, folder) == {"file.csv", "in_c.csv", "folder", "outside", "chain.csv", "."}
+    (folder / "chain.csv").symlink_to("file.csv")
+    (folder / "unused").unlink()
+
+    # The name of a link to a folder counts in a listing.
+    assert changed(reads, folder) == {"file.csv", "in_c.csv", "folder", "outside", "."}
+
+
+def test_the_name_of_a_version_counts_in_a_listing_and_its_content_does_not(folder: Path) -> None:
+    def add(version: str) -> None:
+        (folder / "t" / version).mkdir(parents=True)
+        (folder / "t" / version / "stoker.manifest.json").touch()
+
+    add("1")
+    reads = observed(folder, "max(os.listdir(folder / 't')), os.listdir(folder / 't' / '1')")
+    assert set(reads.listings) == {"t"}
+    for name in ("t/1/more", "models/mine/3/stoker.manifest.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    assert changed(reads, folder) == set()
+
+    add("2")
+
+    assert changed(reads, folder) == {"t"}
+
+
+def test_a_data_file_named_core_counts_and_a_dump_does_not(tmp_path: Path) -> None:
+    is_ignored = Ignored(tmp_path)
+
+    assert [is_ignored.file(name) for name in ("core.json", "core.csv", "core.py")] == [False] * 3
+    assert [is_ignored.file(name) for name in ("core.1", "core.12345", "a/core.7")] == [True] * 3
+
+
 OTHERS = """
 import helpers, importlib.metadata
 list(importlib.metadata.distributions())
@@ -197,7 +314,10 @@ def test_files_of_packages_named_models_and_runs_count_and_stokers_own_do_not(fo
 
     assert not set(ours) & set(found)
     assert set(theirs) <= set(found)
-    assert set(files_of(folder, outputs)) == {name for name in found if not name.endswith("/")}
+    # Of folders of ours the names count in a listing of what is around them.
+    names = {Path(name).parent.as_posix() for name in (ours[0], ours[2], ours[7])}
+    assert set(files_of(folder, outputs)) == {each for each in found if each[-1] != "/"} - names
+    assert names <= set(found)
     reads = observed(folder, f"for name in {theirs + ours}: open(folder / name).read()")
     assert set(reads.files) == set(theirs)
     is_ignored = Ignored(folder)
@@ -246,11 +366,11 @@ def test_a_folder_that_somebody_lists_is_news_once_and_only_where_a_file_was_rea
 def test_a_folder_in_which_the_run_creates_very_many_names_does_not_count() -> None:
     listings = Listings(["./", "out/", "out/first"], own=(), counted=())
     listings.listed("out")
-    assert set(listings.marks()) == {"out"}
+    assert set(listings.marks(own=())) == {"out"}
 
-    created = [listings.created(f"out/{number}") for number in range(MOST_OWN + 2)]
+    created = [listings.created(f"out/{number}", by_run=True) for number in range(MOST_OWN + 2)]
 
-    assert (created.count(True), listings.marks()) == (MOST_OWN + 1, {})
+    assert (created.count(True), listings.marks(own=())) == (MOST_OWN + 1, {})
 
 
 def test_a_file_is_hashed_once_in_a_process_unless_it_has_changed(
