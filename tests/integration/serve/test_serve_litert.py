@@ -186,7 +186,7 @@ def test_what_it_does_not_take_is_said_and_the_next_call_is_answered(
 ) -> None:
     path = "/v1/models/only:predict"
 
-    for inputs in (
+    wrong: tuple[object, ...] = (
         [[1.0, 2.0, 3.0]],
         [[[1.0, 2.0]]],
         [[[1.0], [2.0]]] * 2,
@@ -195,7 +195,8 @@ def test_what_it_does_not_take_is_said_and_the_next_call_is_answered(
         [[], []],
         1.0,
         [1.0, 2.0],
-    ):
+    )
+    for inputs in wrong:
         refused = ask_at(served.rest_port, path, {"inputs": inputs})
         assert (refused.status, "must have the shape [?, 2]" in refused.json()["error"]) == (
             400,
@@ -239,8 +240,14 @@ def test_memory_of_an_unusually_large_call_is_given_back(
     weighed: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = load_litert(in_folder(tmp_path / "1", weighed), interpreters=1)
-    made, whole = [], tf.lite.Interpreter
-    monkeypatch.setattr(tf.lite, "Interpreter", lambda **given: made.append(0) or whole(**given))
+    made: list[object] = []
+    whole = tf.lite.Interpreter
+
+    def counted(**given: Any) -> Any:
+        made.append(whole(**given))
+        return made[-1]
+
+    monkeypatch.setattr(tf.lite, "Interpreter", counted)
 
     def made_in(*sizes: int) -> int:
         made.clear()
@@ -271,7 +278,9 @@ def test_tensors_whose_names_differ_in_the_number_alone_stay_apart(tmp_path: Pat
     content = renamed(renamed(content, "inputs", b"x:0", b"x:1"), "outputs", b"P:0", b"P:1")
     model, _ = load_litert(in_folder(tmp_path / "1", content), interpreters=1)
 
-    found = model.call("serving_default", {"x:0": np.float32([5]), "x:1": np.float32([3])})
+    found = model.call(
+        "serving_default", {"x:0": np.array([5], np.float32), "x:1": np.array([3], np.float32)}
+    )
 
     assert sorted(found) == ["P:0", "P:1"]
     assert sorted(abs(float(value[0])) for value in found.values()) == [2.0, 8.0]

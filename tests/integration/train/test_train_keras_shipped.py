@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,14 +77,12 @@ def test_keras_callbacks_end_and_go_on_over_kill_9(trainer: Trainer, tmp_path: P
     for name in ("calm", "killed"):
         outs[name], runs[name] = tmp_path / f"out-{name}", tmp_path / name
         outs[name].mkdir()
-    killed: dict[str, Any] = {"environment": {"OUT": str(outs["killed"])}}
-    assert trainer.run(folder, runs["killed"], verb="transform", **killed) == 0, trainer.said()
-    # Both have the stages before training.
-    shutil.copytree(runs["killed"], runs["calm"])
     calm: dict[str, Any] = {"environment": {"OUT": str(outs["calm"])}}
     assert trainer.run(folder, runs["calm"], **calm) == 0, trainer.said()
     assert trainer.run(folder, runs["calm"], **calm) == 0, "a finished run is run again"
 
+    killed: dict[str, Any] = {"environment": {"OUT": str(outs["killed"])}}
+    assert trainer.run(folder, runs["killed"], verb="transform", **killed) == 0, trainer.said()
     code = trainer.run(folder, runs["killed"], kill=12, **killed)
     assert code == -signal.SIGKILL, trainer.said()
     assert trainer.run(folder, runs["killed"], **killed) == 0, trainer.said()
