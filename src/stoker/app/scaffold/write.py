@@ -118,16 +118,22 @@ def _described(
 ) -> tuple[IngestConfig, SourceDescription, list[str]]:
     """What a source holds, without the columns that nothing can be made of, each with a line."""
     told: list[str] = []
+    unusable: UnusableColumn | None = None
     while True:
         try:
             seen = describe_source(config)
         except UnusableColumn as error:
             if error.column == label:
                 raise
+            unusable = error
             told.append(f"Column {error.column!r} is left out: {error.got}.")
             columns = ColumnsConfig(exclude=(*config.columns.exclude, error.column))
             config = replace(config, columns=columns)
             continue
+        except ConfigError:
+            if unusable is None:
+                raise
+            raise unusable from None  # no column is left without it
         written = {each.column: each.number for each in seen.assumptions if each.number}
         if not written:
             return config, seen, told + [f"{each.text}." for each in seen.assumptions]
