@@ -52,7 +52,7 @@ def kept_names(config: IngestConfig, names: Sequence[str]) -> list[str]:
                 fix=nearest(name, names),
             )
     kept = [name for name in names if name not in excluded]
-    if not kept:
+    if excluded and not kept:
         raise ConfigError(
             "data.columns.exclude must leave a column", got=list(excluded), fix="Exclude fewer."
         )
