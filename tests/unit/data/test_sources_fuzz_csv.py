@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from stoker.core.errors import DataError
@@ -29,6 +29,9 @@ from stoker.data.sources import csv_files
 from stoker.data.sources.records import Block, Scan, silent
 from stoker.data.sources.source import open_source
 from stoker.data.sources.text import MISSING
+
+ALWAYS_THE_SAME = "STOKER_FUZZ_EXAMPLES" not in os.environ
+"""`make soak` draws new examples; a finding there is kept here."""
 
 EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "250"))
 """About 8 s; `make soak` sets more."""
@@ -199,7 +202,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("csv") / "data.csv"
 
 
-@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@settings(
+    derandomize=ALWAYS_THE_SAME, max_examples=EXAMPLES, suppress_health_check=list(HealthCheck)
+)
 @given(files(), st.integers(40, 400), st.sampled_from([bytes, bytes, gzip.compress]))
 @example((b"x,y\n1,\xff\n\xff\n3,4\n", ","), 40, bytes)  # not UTF-8, and too few fields
 @example((b"x,y\n\0end\0,\0end\0\n1,2\n" + b"3,4\n" * 50, ","), 40, bytes)  # as our own last line
@@ -211,6 +216,7 @@ def test_every_record_has_the_values_that_the_reference_reads_or_is_named(
     raw, delimiter = file
     path.write_bytes(pack(raw))
     found = records_of(raw, delimiter.encode())
+    assume(not found or found[0][0].strip())  # a first column without a name is left out
     longest = max((sum(map(len, record)) + len(record) for record in found or ()), default=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_files, "BLOCK_BYTES", block_bytes + 2 * longest + 20)
@@ -278,8 +284,9 @@ def check_oracles(
     assert [column.to_pylist()[1:] for column in as_texts.columns] == [list(c) for c in columns]
 
     only_blanks = len(header) == 1 and any(not field.strip() for (field,) in records)
-    if b"\0" in raw or not records or only_blanks:
-        return  # pandas ends a value at a NUL, and skips a line of blanks
+    lone = b"\r" in raw.replace(b"\r\n", b"")
+    if b"\0" in raw or lone or not records or only_blanks:
+        return  # pandas ends a value at a NUL, skips a line of blanks, and drops one after a lone \r
     how: dict[str, Any] = {"sep": delimiter, "encoding": "latin-1", "index_col": False}
     texts = pd.read_csv(io.BytesIO(raw.removeprefix(BOM)), dtype=str, na_filter=False, **how)
     assert [[t.encode("latin-1") for t in texts[at]] for at in texts] == list(map(list, columns))
@@ -287,5 +294,5 @@ def check_oracles(
         io.BytesIO(raw.removeprefix(BOM)), keep_default_na=False, na_values=list(MISSING), **how
     )
     for at, column in zip(typed, scan.columns, strict=True):
-        if typed[at].dtype.kind in "iuf" and typed[at].notna().any():
+        if typed[at].dtype.kind in "iuf" and typed[at].abs().max() <= 2.0**53:  # wider ones are ids
             assert column.dtype != "string", typed[at]
