@@ -137,7 +137,7 @@ class FolderWatch:
         elif not mask & _IS_FOLDER:
             self._on_read(path)
         elif of_place:
-            # The folder around it is told too, with the name.
+            # inotify reports the parent folder too, with the name.
             self._on_list(path)
 
     def close(self) -> None:
