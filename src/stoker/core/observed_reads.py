@@ -304,6 +304,7 @@ class Observer:
         self._files: dict[str, str] = dict(before.files)
         self._before = dict(before.environment)
         self._judged: set[str] = set(before.files)
+        self._disowned: set[str] = set()
         self._hashed_bytes, self._looked_s = 0, 0.0
         self._listings = Listings(
             {name for name, state in at_begin.items() if tuple(state) != _LEFT_OUT},
@@ -443,6 +444,7 @@ class Observer:
 
     def _disown(self, name: str) -> None:
         self._judged.add(name)
+        self._disowned.add(name)
         self._has_more |= self._files.pop(name, None) is not None
 
     def file(self, path: Path) -> None:
@@ -455,8 +457,11 @@ class Observer:
             self._judged.add(name)
         with _not_observed():
             mark = self._mark_at_begin(path, name)
-        if mark is not None:
-            with self._lock:
+        if mark is None:
+            return
+        with self._lock:
+            # It may have been written while its mark was made: Keras's CSVLogger reads, then appends.
+            if name not in self._disowned:
                 self._files[name] = mark
                 self._through_links(self.folder / name)
                 self._listings.read(name)

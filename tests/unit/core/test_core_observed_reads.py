@@ -18,7 +18,7 @@ from stoker.core import folder_files, observed_reads
 from stoker.core.folder_files import Ignored, walk
 from stoker.core.folder_files import folder_files as files_of
 from stoker.core.listings import MOST_OWN, Listings
-from stoker.core.observed_reads import Reads, mark_of, snapshot
+from stoker.core.observed_reads import Observer, Reads, mark_of, snapshot
 
 OBSERVED = """
 import json, sys
@@ -405,6 +405,34 @@ def test_a_file_is_hashed_once_in_a_process_unless_it_has_changed(
     (folder / "images" / "a" / "2.png").write_text("now")
     assert mark_of(folder / "images" / "a" / "2.png") == mark_of(folder / "images" / "a" / "2.png")
     assert len(hashed) == 6
+
+
+def test_a_file_that_is_written_while_its_mark_is_made_does_not_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keras's CSVLogger reads the log, and at once appends to it; the observer has its own thread."""
+    observer = Observer(
+        folder,
+        at_begin=snapshot(folder),
+        before=Reads(),
+        outputs=(),
+        followed=(),
+        write=lambda reads: None,
+    )
+    of_content = observed_reads._content_mark
+
+    def written_meanwhile(path: Path) -> str:
+        mark = of_content(path)
+        observer.written(path)
+        return mark
+
+    monkeypatch.setattr(observed_reads, "_content_mark", written_meanwhile)
+    observer.file(folder / "notes.txt")
+    assert observer.reads.files == {}
+
+    monkeypatch.setattr(observed_reads, "_content_mark", of_content)
+    observer.file(folder / "images/a/1.png")
+    assert set(observer.reads.files) == {"images/a/1.png"}
 
 
 FORKING = """
