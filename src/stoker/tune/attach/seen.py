@@ -136,6 +136,9 @@ class Node:
     ratio: float
     """Elements read for one that is given; 0 where that is no rule."""
 
+    per_output: float
+    """Its elements for one of the last interleave or flat_map above it; 1 where there is none."""
+
     buffered: int
     """Elements that it held."""
 
@@ -371,6 +374,7 @@ def _node(told: Mapping[str, Any]) -> Node:
         cpu_s=told["cpu_ns"] / 1e9,
         elements=told["elements"],
         ratio=told["ratio"],
+        per_output=told["per_output"],
         buffered=told["buffered"],
         buffered_bytes=told["buffered_bytes"],
         parameters={name: (value, tuned) for name, (value, tuned) in told["parameters"].items()},

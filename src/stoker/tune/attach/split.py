@@ -333,7 +333,7 @@ def stage_costs(loop: Loop) -> tuple[StageCost, ...]:
     rows = float(loop.rows or 1)
     for node, stage in zip(loop.nodes, placed, strict=True):
         if node.name != "Root" and node.elements:
-            cost_s = node.cpu_s / node.elements / max(rows, 1e-9)
+            cost_s = node.per_output * node.cpu_s / node.elements / max(rows, 1e-9)
             costs.append((node, stage, cost_s))
         if "Batch" in node.name and node.ratio > 0:
             # Below it an element is one sample.

@@ -140,6 +140,22 @@ def test_cpu_time_is_by_sample_on_both_sides_of_a_batch() -> None:
     assert sum(cost.share for cost in costs) == pytest.approx(1.0)
 
 
+def test_a_generators_beginning_is_paid_once_a_pass() -> None:
+    nodes = (
+        node("Root"),
+        node("BatchV2", 0.0, elements=10),
+        node("FlatMap", 0.0, elements=320),
+        # A busy machine made it wait for 0.1 s.
+        node("FromTensor", 0.1, elements=1, per_output=1 / 320),
+        node("Generator", 0.32, elements=320),
+    )
+
+    costs = stage_costs(loop(stages=(stage("batch", 8), stage("from_generator", 7)), nodes=nodes))
+
+    shares = {cost.name: round(cost.share, 2) for cost in costs}
+    assert shares == {"BatchV2": 0, "FlatMap": 0, "FromTensor": 0.24, "Generator": 0.76}
+
+
 def test_a_map_is_sequential_where_tensorflow_ran_it_so() -> None:
     stages = (stage("batch", 8), stage("map", 7), stage("from_tensor_slices", 6))
     dear = (node("Root"), node("Prefetch"), node("BatchV2"), node("Map", 2.0))

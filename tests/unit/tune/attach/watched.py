@@ -34,6 +34,7 @@ def node(name: str, cpu_s: float = 0.001, **changes: Any) -> Node:
         cpu_s=cpu_s,
         elements=100,
         ratio=32.0 if "Batch" in name else 1.0,
+        per_output=1.0,
         buffered=0,
         buffered_bytes=0,
         parameters={},

@@ -27,9 +27,9 @@ def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
     except (ValueError, AttributeError, tf.errors.OpError):
         return [], []
     nodes: list[dict[str, Any]] = []
-    waiting = [(model.output, 0)]
+    waiting = [(model.output, 0, 1.0)]
     while waiting and len(nodes) < _MOST_NODES:
-        number, depth = waiting.pop(0)
+        number, depth, per_output = waiting.pop(0)
         node = model.nodes[number]
         nodes.append(
             {
@@ -38,6 +38,7 @@ def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
                 "elements": int(node.num_elements),
                 "cpu_ns": int(node.processing_time),
                 "ratio": float(node.ratio),
+                "per_output": per_output,
                 "buffered_bytes": int(node.buffered_bytes),
                 "buffered": int(node.buffered_elements),
                 "parameters": {
@@ -45,8 +46,32 @@ def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
                 },
             }
         )
-        waiting.extend((inner, depth + 1) for inner in node.inputs)
+        waiting.extend(
+            (inner, depth + 1, per_output * taken)
+            for inner, taken in _inputs_of(node, model.nodes).items()
+        )
     return nodes, [float(gap) for gap in model.gap_times]
+
+
+_INTERLEAVES = (1, 2)
+"""`NodeClass` of stages that take a pipeline for each element: interleave, flat_map."""
+
+
+def _inputs_of(node: Any, nodes: Any) -> dict[int, float]:
+    """The inputs of a node, and how many elements of each count for one that it gives.
+
+    An interleave or flat_map takes one element of its first input for all that a pipeline gives, and
+    then elements of these pipelines in turn. For other nodes `ratio` tells, or nothing does.
+    """
+    inputs = list(node.inputs)
+    if node.node_class not in _INTERLEAVES or len(inputs) < 2:
+        return dict.fromkeys(inputs, 1.0)
+    given = {key: int(nodes[key].num_elements) for key in inputs}
+    first, in_turn = inputs[0], max(1, sum(given[key] for key in inputs[1:]))
+    return {
+        key: count / (max(1, int(node.num_elements)) if key == first else in_turn)
+        for key, count in given.items()
+    }
 
 
 def size_of(element: Any) -> tuple[int, int]:
