@@ -210,6 +210,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example((b"x,y\n\0end\0,\0end\0\n1,2\n" + b"3,4\n" * 50, ","), 40, bytes)  # as our own last line
 @example((b"x,y\n\0c3\0bc,\xe9\n", ","), 40, bytes)
 @example((b"x,y\ntrue,1\n,2\nfalse,3\n", ","), 40, bytes)  # true and false with gaps
+@example((b'x,y\n"a\r\nb",1\n' + b'"a\r\nb",7\n' * 200, ","), 40, bytes)  # blocks end after \r
+@example((b"x,y\r\n" + b"abc,7\r\n" * 200, ","), 40, bytes)
 def test_every_record_has_the_values_that_the_reference_reads_or_is_named(
     path: Path, file: tuple[bytes, str], block_bytes: int, pack: Any
 ) -> None:

@@ -302,7 +302,9 @@ def check_oracles(raw: bytes, found: list[Record | None]) -> None:
         frame = pd.read_json(
             io.BytesIO(sent), lines=True, dtype=False, precise_float=True, convert_axes=False
         )
-        readings.append(frame.to_dict("records"))
+        # pandas reads -2**64 as 0.
+        long = [name for record in records for name in record if is_long(record[name])]
+        readings.append(frame.drop(columns=[*{*long}]).to_dict("records"))
     with contextlib.suppress(pa.ArrowException, LookupError, UnicodeDecodeError, SystemError):
         table = pa.json.read_json(io.BytesIO(sent))
         # PyArrow 26 takes some texts for times, and mixes up where the nulls of a list are.
@@ -313,6 +315,12 @@ def check_oracles(raw: bytes, found: list[Record | None]) -> None:
         assert len(reading) == len(records)
         for got, record in zip(reading, records, strict=True):
             assert all(alike(value, record.get(name)) for name, value in got.items())
+
+
+def is_long(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(is_long, value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**64
 
 
 def has_null(value: Any) -> bool:

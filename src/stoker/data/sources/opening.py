@@ -108,6 +108,7 @@ class EndMarked(io.RawIOBase):
         self._stream = stream
         self._tail = b"\n" + last_line + b"\n"
         self._held = b""
+        self._ends_with_cr = False
         self._decoder = codecs.getincrementaldecoder("utf-8")(_ESCAPING)
 
     def readable(self) -> bool:
@@ -117,10 +118,16 @@ class EndMarked(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         """The stream's bytes, then the line's; less than was asked for only at the very end.
 
-        Arrow 26 loses records after a block that is shorter than the others.
+        Arrow 26 loses records after a block that is shorter than the others. It also drops a line feed
+        at the beginning of a block if the last one ended with a carriage return, inside quotes too. So
+        it gets this line feed twice; outside quotes the second one is an empty line, which it ignores.
         """
         parts: list[bytes] = []
         wanted = size
+        if self._ends_with_cr and not self._held:
+            self._held = self._next(wanted)
+        if self._ends_with_cr and self._held.startswith(b"\n"):
+            self._held = b"\n" + self._held
         while size < 0 or wanted > 0:
             found = self._held or self._next(wanted)
             if not found:
@@ -129,6 +136,7 @@ class EndMarked(io.RawIOBase):
                 found, self._held = found[:wanted], found[wanted:]
             parts.append(found)
             wanted -= len(found)
+        self._ends_with_cr = bool(parts) and parts[-1].endswith(b"\r")
         return b"".join(parts)
 
     def _next(self, size: int) -> bytes:
