@@ -269,12 +269,17 @@ def data_fingerprint(experiment: Experiment) -> str:
     return fingerprint({"code": code, "options": own.options})
 
 
+_LONGEST_SOURCE = 200
+"""Longest text that an error suggests as `data.source`."""
+
+
 def _own_dataset(reference: str) -> OwnDatasetConfig:
     if ":" not in reference:
+        source = repr(reference) if len(reference) <= _LONGEST_SOURCE else "PATH"
         raise ConfigError(
             "data must be a section, or MODULE:FUNCTION of a tf.data.Dataset",
             got=reference,
-            fix=f"Write `data: {{source: {reference!r}}}` for files.",
+            fix=f"Write `data: {{source: {source}}}` for files.",
         )
     return OwnDatasetConfig(dataset=reference)
 

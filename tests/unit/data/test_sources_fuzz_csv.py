@@ -151,7 +151,7 @@ FIELDS = st.one_of(
 @st.composite
 def files(draw: Any) -> tuple[bytes, str]:
     """A CSV file, right as a rule, and its delimiter."""
-    delimiter = draw(st.sampled_from([",", ",", ",", ";", "\t", "|", " ", "a", "\x01"]))
+    delimiter = draw(st.sampled_from([",", ",", ",", ";", "\t", "|", " ", "~", "\x01"]))
     width = draw(st.integers(1, 4))
     names = draw(st.sampled_from([[b"x", b"y", b"z", b"w"], [b"1", b"0", b"NA", "ü".encode()]]))[
         :width

@@ -327,9 +327,11 @@ def _check_splits(splits: dict[str, float]) -> None:
 
 
 def _check_delimiter(delimiter: str) -> None:
-    if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
+    is_one = len(delimiter) == 1 and delimiter.isascii()
+    if not is_one or delimiter in '"\r\n\0' or delimiter.isalnum():
         raise ConfigError(
-            "data.delimiter must be one ASCII character, no quote and no line end",
+            "data.delimiter must be one ASCII character that is not a letter, a digit, a quote, NUL or a "
+            "line end",
             got=delimiter,
             fix='Write for example `delimiter: ";"`, or `delimiter: "\\t"` for tabs.',
         )
