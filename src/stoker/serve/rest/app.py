@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from stoker.serve.rest import routes, v2
 from stoker.serve.rest.arriving import ARRIVING, Arriving, Held, length_of
 from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Headers, Scope, header, headers
-from stoker.serve.rest.numbers import prepare
 from stoker.serve.rest.probes import PROBES
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
 from stoker.serve.rest.refused import Refused, error_body
@@ -96,8 +94,6 @@ class RestApp:
         self._in_flight = 0
         self.held = Held(options.max_held_bytes)
         self.headers: Headers = _cors_headers(options) if options.cors else ()
-        # A compiler may have to run: the first large body should not wait for it.
-        threading.Thread(target=prepare, name="stoker-prepare", daemon=True).start()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
