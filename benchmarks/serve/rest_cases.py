@@ -166,7 +166,6 @@ def cnn(lineup: Lineup, *, seconds: int, rounds: int) -> list[Figure]:
                 f"{begin}: JSON image against the best peer, {peer}",
                 ratio(found[mine], found[peer]),
                 "x",
-                at_least=2.5,
                 peer=peer,
                 how=how,
             )

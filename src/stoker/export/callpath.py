@@ -11,7 +11,7 @@ import ctypes
 import functools
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,6 @@ class LoadedModel:
         self.path = path
         self.signature_defs = dict(signature_defs)
         self._session: tf.compat.v1.Session | None = session
-        self._others: list[LoadedModel] = []
         self._bound = {
             name: _Bound(
                 _signature(definition),
@@ -182,17 +181,9 @@ class LoadedModel:
             ) from error
         return dict(zip(bound.signature.outputs, values, strict=True))
 
-    def call_by(self, other: LoadedModel, signatures: Iterable[str]) -> None:
-        """Have some signatures called in another graph of the same model, which is closed with this."""
-        self._bound |= {name: other._bound[name] for name in signatures}
-        self._others.append(other)
-
     def close(self) -> None:
         """Give the memory back; no call may be running, none may follow."""
         self._bound = {}
-        for other in self._others:
-            other.close()
-        self._others = []
         if self._session is not None:
             self._session.close()
         self._session = None

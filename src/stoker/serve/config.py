@@ -130,9 +130,6 @@ class ServeConfig:
     unload_first: bool = False
     """Whether what a new version replaces is unloaded before that is loaded, not after."""
 
-    freeze: bool = False
-    """Whether small models' variables become constants, where that answers the same bits."""
-
     keys_file: Path | None = None
     """Bearer tokens and API keys with their roles; everybody may ask if None."""
 

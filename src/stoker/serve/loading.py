@@ -9,7 +9,6 @@ hold no lock anyway.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,6 @@ from stoker.core.errors import Plain, UserError
 from stoker.export.callpath import SERVE_TAG, LoadedModel, first_line, not_loadable
 from stoker.export.sessions import session_config
 from stoker.serve.breath import Breathe, hurry
-from stoker.serve.frozen import alike, with_constants
 from stoker.serve.object_graph import load_object_graph, unrestored_variables
 from stoker.serve.reach import (
     INIT_COLLECTIONS,
@@ -60,7 +58,6 @@ def load_checked(
     folder: Path,
     saved: saved_model_pb2.SavedModel,
     *,
-    freeze: bool = False,
     breathe: Breathe = hurry,
     session: tf.compat.v1.ConfigProto | None = None,
     tags: Sequence[str] = (SERVE_TAG,),
@@ -70,7 +67,6 @@ def load_checked(
     Args:
         folder: Where its variables and assets are.
         saved: The file's content.
-        freeze: Call the signatures that answer the same bits with constants for variables so.
         breathe: Called between the pieces.
         session: Its session's configuration; None for the default.
         tags: Those of the graph that is loaded.
@@ -92,7 +88,7 @@ def load_checked(
             raise not_loadable(
                 folder, f"its variable {variable!r} is not restored: {first_line(error)}"
             ) from error
-    how = _How(freeze=freeze, breathe=breathe, session=session or session_config())
+    how = _How(breathe=breathe, session=session or session_config())
     try:
         try:
             if _names_its_restore(meta_graph):
@@ -124,7 +120,6 @@ class _How:
 
     breathe: Breathe
     session: tf.compat.v1.ConfigProto
-    freeze: bool = False
 
 
 def _loaded(
@@ -142,32 +137,10 @@ def _loaded(
             how.breathe()
             _initialise(session, meta_graph, folder)
         how.breathe()
-        model = _bound(LoadedModel(session, _definitions(meta_graph), folder))
-        constant = with_constants(session, meta_graph) if how.freeze else None
+        return _bound(LoadedModel(session, _definitions(meta_graph), folder))
     except _FAILURES:
         session.close()
         raise
-    return model if constant is None else _frozen(model, constant, how)
-
-
-def _frozen(model: LoadedModel, constant: meta_graph_pb2.MetaGraphDef, how: _How) -> LoadedModel:
-    """The model with the graph of constants where that answers alike, and without its own if it always does."""
-    try:
-        unfrozen = dataclasses.replace(how, freeze=False)
-        other = _loaded(constant, model.path, _fill_in_pieces, unfrozen)
-    except _FAILURES as error:
-        _log.info("%s: variables stay variables: %s", model.path, first_line(error))
-        return model
-    same = alike(model, other, breathe=how.breathe)
-    _log.info("%s: frozen: %s", model.path, ", ".join(same) or "no signature")
-    if not same:
-        other.close()
-        return model
-    if len(same) == len(model.signatures):
-        model.close()
-        return other
-    model.call_by(other, same)
-    return model
 
 
 def _fill_in_pieces(

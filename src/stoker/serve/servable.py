@@ -94,9 +94,6 @@ class LoadOptions:
     """Whether what a new version replaces is unloaded before that is loaded, not after: two do not
     have to fit in memory, and nothing is served in between."""
 
-    freeze: bool = False
-    """Whether small models' variables become constants, where that answers the same bits."""
-
     litert_interpreters: int = 0
     """Calls of a version's `model.tflite` that run at once; 0 serves its SavedModel."""
 
@@ -163,8 +160,6 @@ class Servable:
             loaded = load_checked(
                 self.path,
                 saved,
-                # What may not end is not called here, where nothing watches over it.
-                freeze=options.freeze and not endless,
                 breathe=breathe,
                 session=options.session,
                 tags=options.saved_model_tags,

@@ -77,7 +77,6 @@ class Server:
             warm_s=config.warm_s,
             session=session,
             unload_first=config.unload_first,
-            freeze=config.freeze,
             litert_interpreters=config.litert_interpreters,
             warm_up_times=config.warm_up_times,
             saved_model_tags=config.saved_model_tags,

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from stoker.train.graph_order import operations
 from stoker.train.one_program import OneProgram, does_several
 from stoker.train.outcome import Outcome, Sums, sums_of
 from stoker.train.source import flat, taken_here, unflat
@@ -148,10 +147,10 @@ class _OfBatches:
         def one(state: Any) -> tuple[Outcome, Any]:
             batch, waited_s = state
             ahead = next(iterator)
-            before = len(operations())
+            before = len(_operations())
             outcome = self._step(batch)
             # It ends when all that it writes is written, which is later than its loss is known.
-            written = [each for each in operations()[before:] if _writes(each)]
+            written = [each for each in _operations()[before:] if _writes(each)]
             wait_s = self._timed.behind([outcome.loss_sum, *written], ahead)
             return outcome, (ahead, waited_s + wait_s)
 
@@ -337,6 +336,11 @@ def _part_of(call: Any, first: tf.Tensor, rows: int) -> Any:
         return tf.ensure_shape(padded, [rows, *tensor.shape[1:]])
 
     return tf.nest.map_structure(cut, call)
+
+
+def _operations() -> list[tf.Operation]:
+    """The operations of the graph that is being traced, in the order of their creation."""
+    return list(tf.compat.v1.get_default_graph().get_operations())
 
 
 def _writes(operation: tf.Operation) -> bool:

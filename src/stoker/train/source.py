@@ -10,8 +10,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import config
 
-from stoker.train.graph_order import one_at_a_time
-
 GROUPS_AHEAD = 2
 """Groups that are made ahead: to take one costs the step nothing then."""
 
@@ -69,7 +67,8 @@ def takes_its_own(spec: Any) -> bool:
     """
     plain = all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(spec))
     must_be_exact = bool(config.is_op_determinism_enabled())  # type: ignore[no-untyped-call]  # TensorFlow has no types here
-    return plain and one_at_a_time() and not must_be_exact
+    one_at_a_time = tf.config.threading.get_inter_op_parallelism_threads() == 1
+    return plain and one_at_a_time and not must_be_exact
 
 
 def taken_here(iterator: Any) -> Any:

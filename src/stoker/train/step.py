@@ -19,7 +19,6 @@ from stoker.train.ema import WeightAverage
 from stoker.train.fused import fuse
 from stoker.train.fused_norm import fuse_batch_norms
 from stoker.train.gradients import Gradients, are_finite, dense, reduced, scaled, unique
-from stoker.train.graph_order import filters_first, one_at_a_time, operations
 from stoker.train.held_back import written_only_where
 from stoker.train.jit import jit
 from stoker.train.keras_model import (
@@ -315,11 +314,7 @@ def _make_forward_backward(
             outputs = model(built.adapt(batch[0]), training=True)
             loss = loss_of(model, told(batch, outputs), training=True)
             scaled = model.optimizer.scale_loss(loss)
-        ordered = one_at_a_time()
-        before = len(operations()) if ordered else 0
         gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
-        if ordered:
-            filters_first(operations()[before:], gradients)
         return loss, outputs, gradients
 
     return forward_backward

@@ -163,7 +163,7 @@ def test_bodies_held_for_others_are_bounded_and_given_back(strict: Server, ask_a
         statuses = [client.recv(100).split(b" ")[1] for client in clients]
         assert sorted(statuses) == [b"408", b"503"]
     assert ask_at(strict.rest_port, HALF, ROW).status == 200
-    assert strict._app.held.now == 0
+    assert strict._app.held_bytes == 0
     assert strict._app._in_flight == 0
 
 

@@ -213,7 +213,6 @@ def test_a_flag_of_tensorflow_serving_sets_its_field_and_no_other(
         (["--host=::1"], "host", "::1"),
         (["--allow-unauthenticated"], "allow_unauthenticated", True),
         (["--unload-first"], "unload_first", True),
-        (["--freeze"], "freeze", True),
         (["--warm-up-sizes=on"], "warm_sizes", "on"),
         (["--warm-up-s=9"], "warm_s", 9.0),
     ],

@@ -1,7 +1,4 @@
-"""Large bodies of numbers: read to the bit as the plain reader reads them, or left to it.
-
-All by C of our own with simdjson behind it, and all by simdjson alone.
-"""
+"""Large bodies of numbers: read to the bit as the plain reader reads them, or left to it."""
 
 from __future__ import annotations
 
@@ -34,11 +31,9 @@ def signature(dtype: str, *names: str) -> Signature:
     return Signature(inputs=dict.fromkeys(names or ("x",), spec), outputs={}, method="")
 
 
-@pytest.fixture(autouse=True, scope="module", params=["c", "simdjson"])
-def of_any_size(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(autouse=True, scope="module")
+def of_any_size() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "simdjson":
-            patch.setattr(numbers, "_library", lambda: None)
         patch.setattr(numbers, "MIN_BYTES", 0)
         patch.setattr(numbers, "_MIN_LIST_BYTES", 0)
         yield

@@ -290,15 +290,6 @@ UnloadFirst = Annotated[
     ),
 ]
 
-Freeze = Annotated[
-    bool,
-    typer.Option(
-        "--freeze",
-        help="Make constants of the variables of small models, for the signatures that answer the same "
-        "bits with them.",
-    ),
-]
-
 AllowOps = Annotated[
     list[str] | None,
     typer.Option("--allow-ops", help="An operation that models may have; may be repeated."),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,10 +21,8 @@ from stoker.serve.errors import Code, ServeError
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.patience import Patience
 from stoker.serve.rest import routes, v2
-from stoker.serve.rest.arriving import ARRIVING, Arriving, Held, length_of
 from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Headers, Scope, header, headers
-from stoker.serve.rest.numbers import prepare
 from stoker.serve.rest.probes import PROBES
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
 from stoker.serve.rest.refused import Refused, error_body
@@ -94,10 +91,8 @@ class RestApp:
         self.options = options
         self._threads = ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-rest")
         self._in_flight = 0
-        self.held = Held(options.max_held_bytes)
+        self.held_bytes = 0
         self.headers: Headers = _cors_headers(options) if options.cors else ()
-        # A compiler may have to run: the first large body should not wait for it.
-        threading.Thread(target=prepare, name="stoker-prepare", daemon=True).start()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -115,9 +110,7 @@ class RestApp:
             return
         finally:
             self._in_flight -= 1
-            self.held.now -= asking.held_bytes
-            if ARRIVING in scope:
-                scope[ARRIVING].end()
+            self.held_bytes -= asking.held_bytes
         self._note(scope, asking, answer, packed=packed)
         if self.headers and _interface(scope["path"]) is not None:
             answer = dataclasses.replace(answer, headers=answer.headers + self.headers)
@@ -188,11 +181,9 @@ class RestApp:
             ConnectionResetError: the client left.
         """
         limit = self.options.max_body_bytes
-        if length_of(scope["headers"]) > limit:
+        length = header(scope, b"content-length").lstrip("0")  # the parser has checked its digits
+        if len(length) > len(str(limit)) or int(length or "0") > limit:
             raise Refused(413, f"the body must have at most {limit:,} bytes")
-        arriving: Arriving | None = scope.get(ARRIVING)
-        if arriving is not None:
-            return await self._whole(arriving, receive, asking)
         parts: list[bytes] = []
         more = True
         while more:
@@ -202,31 +193,13 @@ class RestApp:
             parts.append(message.get("body", b""))
             asking.bytes_in += len(parts[-1])
             asking.held_bytes += len(parts[-1])
-            self.held.now += len(parts[-1])
+            self.held_bytes += len(parts[-1])
             more = message.get("more_body", False)
             if asking.bytes_in > limit:
                 raise Refused(413, f"the body must have at most {limit:,} bytes")
-            self._refuse_too_much()
+            if self.held_bytes > self.options.max_held_bytes:
+                raise Refused(503, "too much is held of other requests")
         return b"".join(parts)
-
-    async def _whole(self, arriving: Arriving, receive: Receive, asking: _Asking) -> bytes:
-        arriving.wanted = True
-        try:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ConnectionResetError
-                self._refuse_too_much()
-                if not arriving.left:
-                    return arriving.whole()
-                if not message["more_body"]:
-                    raise Refused(400, "the body is shorter than its length")
-        finally:
-            asking.bytes_in = arriving.taken
-
-    def _refuse_too_much(self) -> None:
-        if self.held.too_much:
-            raise Refused(503, "too much is held of other requests")
 
     def _api_answer(
         self, scope: Scope, body: tuple[bytes, str], asking: _Asking, interface: Interface

@@ -42,7 +42,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=limited(limits, lane, app.held),
+                http=limited(limits, lane),
                 loop="uvloop",
                 ws="none",
                 lifespan="off",

@@ -1,38 +1,27 @@
-"""Large JSON bodies of nothing but numbers, such as images: read without an object for each number.
+"""Large JSON bodies of nothing but numbers, such as images: read by simdjson without a Python object per number.
 
-By C of our own (`numbers.c`) where this machine compiles it; simdjson reads what that leaves, texts of
-many digits above all, and everything where there is no compiler.
+The result is what `decode` would return, to the bit. Anything else (a ragged list, a string, a number
+that its dtype cannot hold) is left to `decode`, and so are all errors.
 
-What is read here is what `decode` would have read, to the bit. Whatever is not plain, a ragged list, a
-string, a number that its dtype does not hold, is left to `decode`, and so are all refusals.
-
-No object of simdjson's parsers outlives the call that made it: what is kept is the numbers themselves, so that a
-parser, and the memory that it has, is free for the next body.
+No simdjson object outlives the call that created it. Only the numbers are kept, so the parser and its
+memory are free for the next body.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import json
-import logging
 import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import simdjson
 
-from stoker.core.compiled import NotBuilt, load_compiled
 from stoker.export.callpath import Signature
 from stoker.serve.errors import ServeError
 from stoker.serve.rest.json_text import parse_json
-
-_LOG = logging.getLogger(__name__)
 
 MIN_BYTES = 16 << 10
 """Smallest body that is worth it."""
@@ -118,7 +107,7 @@ def read_numbers(raw: bytes) -> Numbers | None:
     """A large `:predict` body; None of one that is small, or not plain."""
     if len(raw) < MIN_BYTES or not raw.startswith(b"{"):
         return None
-    return _by_c(raw) or _parsed(raw, _numbers)
+    return _parsed(raw, _numbers)
 
 
 def read_lists(raw: bytes) -> dict[str, Any] | None:
@@ -171,7 +160,7 @@ def _cut_out(raw: bytes) -> tuple[bytes, list[NumberList]]:
     lists: list[NumberList] = []
     done = 0
     for begin, end in _spans(raw):
-        numbers = _whole_by_c(raw, begin, end) or _parsed(raw[begin:end], _whole_list)
+        numbers = _parsed(raw[begin:end], _whole_list)
         if numbers is not None:
             parts += [raw[done:begin], b'"%b%d"' % (_MARK, len(lists))]
             lists.append(numbers)
@@ -197,112 +186,6 @@ def _end_of_numbers(raw: bytes, begin: int) -> int:
     stop = quote if quote >= 0 else len(raw)
     brace = raw.find(b"}", begin, stop)
     return raw.rfind(b"]", begin, brace if brace >= 0 else stop) + 1
-
-
-_BEFORE = re.compile(rb'"(instances|inputs)"[ \t\r\n]*:[ \t\r\n]*')
-"""The key of a `:predict` body's list, up to its first bracket."""
-
-
-def _by_c(raw: bytes) -> Numbers | None:
-    """A `:predict` body, its list read by C and the rest by Python, with `null` in the list's place."""
-    begin = raw.find(b"[")
-    head = raw[: max(begin, 0)]
-    key = head.rfind(b'"in')  # both begin so
-    # Without escapes, what has a whole number of quotes before it stands in no text.
-    if key < 0 or _BEFORE.fullmatch(head, key) is None or head.count(b'"') % 2:
-        return None
-    read = read_by_c(raw, begin)
-    if read is None:
-        return None
-    wide, end = read
-    rest = head + b"null" + raw[end:]
-    if b"\\" in rest:
-        return None
-    try:
-        pairs = json.loads(rest.decode(), object_pairs_hook=list)
-    except (ValueError, RecursionError):
-        return None
-    sent = dict(pairs)
-    named = sent.pop(_NAME, "")
-    if len(sent) != 1 or len(pairs) > 2 or len(dict(pairs)) != len(pairs):
-        return None
-    if not isinstance(named, str):
-        return None
-    return Numbers(signature=named, rows="instances" in sent, values=NumberList(wide=wide, raw=raw))
-
-
-def _whole_by_c(raw: bytes, begin: int, end: int) -> NumberList | None:
-    """The list that stands at `begin:end`."""
-    read = read_by_c(raw, begin)
-    if read is None or read[1] != end:
-        return None
-    return NumberList(wide=read[0], raw=raw[begin:end])
-
-
-def read_by_c(raw: bytes, begin: int) -> tuple[Array, int] | None:
-    """The dense list of numbers that begins with the bracket at `begin`, and where it ends.
-
-    Args:
-        raw: The text.
-        begin: Where the list begins.
-
-    Returns:
-        [shape] int64 where all are written as whole numbers, else float64; None where it is not plain,
-        or of many digits, or nothing was compiled.
-    """
-    read = _library()
-    return None if read is None else _read(read, raw, begin)
-
-
-def _read(read: Any, raw: bytes, begin: int) -> tuple[Array, int] | None:
-    # Each number has a comma or a bracket behind it. What is not written to takes no memory.
-    numbers = np.empty((len(raw) - begin) // 2 + 1, np.float64)
-    shape, rank = (ctypes.c_int64 * _MAX_RANK)(), ctypes.c_int32()
-    count, whole = ctypes.c_size_t(), ctypes.c_int32()
-    end = read(
-        raw,
-        begin,
-        len(raw),
-        numbers.ctypes.data,
-        numbers.size,
-        shape,
-        ctypes.byref(rank),
-        ctypes.byref(count),
-        ctypes.byref(whole),
-    )
-    if end == 0:
-        return None
-    found = numbers[: count.value]
-    wide: Array = found.astype(np.int64) if whole.value else found
-    return wide.reshape(shape[: rank.value]), end
-
-
-_SAMPLE = b"[[[0.5, -1e2], [30.25, -0.0]], [[7, 0.1], [1234567890.123, 3e-7]]]"
-
-
-@functools.cache
-def _library() -> Any:
-    """The compiled reader; None where there is none, which is said once."""
-    try:
-        read = load_compiled(Path(__file__).with_name("numbers.c"), "-lm").stoker_read_list
-    except NotBuilt as reason:
-        _LOG.info("large lists in JSON are read by simdjson: %s", reason)
-        return None
-    read.restype = ctypes.c_size_t
-    read.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
-    read.argtypes += [ctypes.c_size_t, *[ctypes.c_void_p] * 4]
-    found, wanted = _read(read, _SAMPLE, 0), np.array(json.loads(_SAMPLE))
-    if found is None or found[0].tobytes() != wanted.tobytes():
-        _LOG.warning(
-            "large lists in JSON are read by simdjson: the compiled reader reads otherwise"
-        )
-        return None
-    return read
-
-
-def prepare() -> None:
-    """Compile now what the first large body would wait for."""
-    _library()
 
 
 def _parsed(raw: bytes, read: Callable[[Any, bytes], _Read | None]) -> _Read | None:

@@ -14,7 +14,6 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from stoker.serve.limits import HttpLimits
-from stoker.serve.rest.arriving import ARRIVING, Arriving, Held, length_of
 from stoker.serve.rest.compressed import takes_gzip
 from stoker.serve.rest.heads import Head, is_small, without_upgrade
 from stoker.serve.rest.lane import Lane, Small
@@ -46,7 +45,6 @@ class LimitedProtocol(HttpToolsProtocol):
 
     limits = HttpLimits()
     lane: Lane | None = None
-    held: Held | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As uvicorn's."""
@@ -55,7 +53,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._too_large = False
         self._refused = False
-        self._arriving: Arriving | None = None
         self._small: Small | None = None
         self._whole: Small | None = None
         self._said_of: list[tuple[bytes, bytes]] | None = None
@@ -95,12 +92,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._refused or self.transport.is_closing():
             return
-        if self._arriving is not None:
-            data = self._arrived(self._arriving, data)
-        if data:
-            self._parse(data)
-
-    def _parse(self, data: bytes) -> None:
         between = self._in_head and not self._begun and not self._head_bytes
         if between and self.lane is not None and self._is_known(data, self.lane):
             return
@@ -120,24 +111,6 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._refuse(400, "this is no HTTP request")
         else:
             self._after_data(data, alone=between)
-
-    def _arrived(self, body: Arriving, data: bytes) -> bytes:
-        """Take what is of a body, which no parser has to see; what is behind it is left."""
-        rest = data[body.left :]
-        self._take_body(body, data[: body.left])
-        if not body.left:
-            # The parser waits for that body still.
-            self.parser = _parser(self)
-            self.on_message_complete()
-        return rest
-
-    def _take_body(self, body: Arriving, data: bytes) -> None:
-        body.take(data)
-        if not body.ended and self.held is not None and self.held.too_much:
-            self.flow.pause_reading()
-            self.cycle.message_event.set()  # the application refuses it
-        elif body.is_enough:
-            self.flow.pause_reading()  # until the application waits for more
 
     def _is_known(self, data: bytes, lane: Lane) -> bool:
         """Whether it is one request as one before it, which needs no parser; if so, it is taken."""
@@ -186,26 +159,17 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._small is not None:
             return
         super().on_headers_complete()
-        length = length_of(self.headers)
-        # Behind a request that is not answered yet, uvicorn bounds what is read.
-        plain = not self.pipeline and not self.parser.should_upgrade()
-        if length and self.held is not None and plain:
-            self._arriving = Arriving(self.held, length)
-            cast("dict[str, Any]", self.scope)[ARRIVING] = self._arriving
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
         if self._small is not None:
             self._small.body += body
-        elif self._arriving is not None:
-            self._take_body(self._arriving, body)
         else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is there: now it is the server's turn."""
         self._in_head, self._begun = True, False
-        self._arriving = None
         self._stop_timer()
         small = self._forget_small()
         if small is not None and self.lane is not None:
@@ -404,15 +368,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def _parser(protocol: LimitedProtocol) -> httptools.HttpRequestParser:
-    """One that begins with a request, and is as uvicorn's."""
-    made = httptools.HttpRequestParser(protocol)
-    made.set_dangerous_leniencies(lenient_data_after_close=True)
-    return made
-
-
-def limited(limits: HttpLimits, lane: Lane | None, held: Held | None) -> type[LimitedProtocol]:
-    """The protocol with these limits, this lane and this count; uvicorn takes a class."""
-    return type(
-        "LimitedProtocol", (LimitedProtocol,), {"limits": limits, "lane": lane, "held": held}
-    )
+def limited(limits: HttpLimits, lane: Lane | None) -> type[LimitedProtocol]:
+    """The protocol with these limits and this lane; uvicorn takes a class."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "lane": lane})
