@@ -13,7 +13,7 @@ from typing import Any, cast
 from stoker.serve.limits import HttpLimits
 from stoker.serve.rest.app import RestApp
 from stoker.serve.rest.http import HttpServer
-from stoker.serve.sockets import BACKLOG, bound_socket
+from stoker.serve.runtime.sockets import BACKLOG, bound_socket
 
 Message = MutableMapping[str, Any]
 

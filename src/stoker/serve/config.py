@@ -10,11 +10,11 @@ from typing import get_args
 
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.export.repository import checked_name, version_folders
-from stoker.serve.auth import is_loopback
 from stoker.serve.batching.config import BatchingConfig, WarmSizes
 from stoker.serve.limits import METRICS_PATH, HttpLimits
+from stoker.serve.security.auth import is_loopback
+from stoker.serve.security.tls import read_tls
 from stoker.serve.text_files import read_text_file
-from stoker.serve.tls import read_tls
 
 MAX_PORT = 65535
 

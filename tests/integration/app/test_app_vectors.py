@@ -35,7 +35,7 @@ from stoker.export.signatures import (
     make_examples,
 )
 from stoker.serve.config import ServeConfig
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 from stoker.train.feeds import open_feeds
 
 STOKER_YAML = """\

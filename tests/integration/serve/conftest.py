@@ -17,7 +17,7 @@ from keras.export import ExportArchive
 
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 
 
 def export(

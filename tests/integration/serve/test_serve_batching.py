@@ -20,10 +20,10 @@ from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import BatchingConfig, read_batching_parameters
 from stoker.serve.batching.joined import Array, Outputs, TooLongError, join
 from stoker.serve.batching.queue import HELD_AGAINST_SINGLE, Queue, Request
+from stoker.serve.deadline import Patience
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.metrics import ServeMetrics
-from stoker.serve.patience import Patience
-from stoker.serve.server import Server
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.process.server import Server
 
 
 class Gate:

@@ -16,7 +16,7 @@ from tests.integration.serve.conftest import started
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.limits import HttpLimits
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 
 LARGE = 300_000
 SMALL = 0

@@ -20,10 +20,10 @@ from stoker.core.errors import DataError
 from stoker.export.callpath import load_model
 from stoker.serve.errors import ServeError
 from stoker.serve.grpc.predict import read_inputs
-from stoker.serve.loading import load_checked
-from stoker.serve.safety import check_model
-from stoker.serve.servable import LoadOptions, Servable
-from stoker.serve.server import Server
+from stoker.serve.loading.safety import check_model
+from stoker.serve.loading.session import load_checked
+from stoker.serve.models.servable import LoadOptions, Servable
+from stoker.serve.process.server import Server
 
 Ask = Callable[..., Any]
 PREDICT = "/v1/models/{}:predict"

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras.export import ExportArchive
 
 from stoker.serve.config import ServeConfig
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 
 Ask = Callable[..., Any]
 HALF = "/v1/models/half_plus_three"

@@ -26,14 +26,14 @@ from stoker.export.repository import Repository
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.config import ServeConfig
+from stoker.serve.deadline import Patience
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.loops import may_not_end
-from stoker.serve.metrics import ServeMetrics
-from stoker.serve.patience import Patience
-from stoker.serve.runs import Runs
-from stoker.serve.saved_model import read_saved_model
-from stoker.serve.server import Server
-from stoker.serve.workers import WorkerEndedError, run_workers
+from stoker.serve.loading.endless_loops import may_not_end
+from stoker.serve.loading.saved_model import read_saved_model
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.process.server import Server
+from stoker.serve.process.workers import WorkerEndedError, run_workers
+from stoker.serve.runtime.stuck_calls import Runs
 
 ROWS = [tf.TensorSpec([None], tf.int64, name="n")]
 

@@ -23,7 +23,7 @@ from stoker.export.repository import Repository
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.config import ServeConfig
 from stoker.serve.limits import HttpLimits
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 
 AskAt = Callable[..., Any]
 HALF = "/v1/models/half:predict"

@@ -20,8 +20,8 @@ from tensorflow_serving.apis import (
 )
 
 from stoker.core.errors import UserError
-from stoker.serve.server import Server
-from stoker.serve.tensors import to_array
+from stoker.serve.process.server import Server
+from stoker.serve.tensor_protos import to_array
 
 Stub = prediction_service_pb2_grpc.PredictionServiceStub
 

@@ -28,7 +28,7 @@ from stoker.serve.grpc.call import ServerCall
 from stoker.serve.grpc.http2 import connection, frames
 from stoker.serve.grpc.http2.frames import Error
 from stoker.serve.limits import HttpLimits
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 
 LIMITS = HttpLimits(connections=30, head_bytes=4096, head_s=0.5, body_s=0.7, send_s=0.5)
 

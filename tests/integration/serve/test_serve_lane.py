@@ -18,11 +18,11 @@ from stoker.export.repository import Repository
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.queue import HELD_AGAINST_SINGLE, QUICK_S, Queue, Request
 from stoker.serve.config import ServeConfig
-from stoker.serve.metrics import ServeMetrics
-from stoker.serve.patience import Patience
-from stoker.serve.requests import ModelSpec
-from stoker.serve.rest.heads import MAX_BYTES, MOST_HEADS, Head, Heads, is_small
-from stoker.serve.server import Server
+from stoker.serve.dataplane.requests import ModelSpec
+from stoker.serve.deadline import Patience
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.process.server import Server
+from stoker.serve.rest.header_cache import MAX_BYTES, MOST_HEADS, Head, Heads, is_small
 
 PATH = "/v1/models/half_plus_two:predict"
 

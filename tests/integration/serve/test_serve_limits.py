@@ -38,8 +38,8 @@ from stoker.core.errors import ConfigError
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig, read_metrics_path
 from stoker.serve.limits import HttpLimits
-from stoker.serve.server import Server
-from stoker.serve.tls import HANDSHAKES
+from stoker.serve.process.server import Server
+from stoker.serve.security.tls import HANDSHAKES
 
 AskAt = Callable[..., Any]
 HALF = "/v1/models/half:predict"
@@ -578,7 +578,7 @@ def logged(value: Any) -> prediction_log_pb2.PredictionLog:
 def test_a_versions_own_requests_run_before_any_other_and_a_bad_one_ends_it(
     exported: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from stoker.serve.servable import Servable, State
+    from stoker.serve.models.servable import Servable, State
 
     folder = tmp_path / "1"
     shutil.copytree(exported["half_plus_two"], folder)

@@ -14,10 +14,10 @@ import pytest
 
 from stoker.app.cli.serve_command import without_meaningless
 from stoker.export.callpath import LoadedModel
-from stoker.serve import servable
-from stoker.serve.breath import Breathe, hurry
-from stoker.serve.loading import load_checked
-from stoker.serve.servable import LoadOptions, Servable, State
+from stoker.serve.loading.session import load_checked
+from stoker.serve.models import servable
+from stoker.serve.models.servable import LoadOptions, Servable, State
+from stoker.serve.runtime.gil_yield import Breathe, hurry
 
 
 def test_what_is_loaded_beside_a_version_that_serves_stands_back(
@@ -59,8 +59,8 @@ CYCLES = """
 import sys
 from pathlib import Path
 import keras, numpy as np, tensorflow as tf
-from stoker.serve.machine import resident_bytes
-from stoker.serve.servable import Servable
+from stoker.serve.runtime.machine import resident_bytes
+from stoker.serve.models.servable import Servable
 import os
 folder = Path(sys.argv[1])
 module = tf.Module()

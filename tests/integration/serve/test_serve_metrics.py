@@ -27,11 +27,12 @@ from tests.integration.serve.conftest import started
 
 from stoker.cluster.machine.gpus import Gpus, GpuState
 from stoker.export.repository import Repository
-from stoker.serve import machine, metrics
 from stoker.serve.config import ServeConfig
 from stoker.serve.grpc.v2_messages import MESSAGES
 from stoker.serve.limits import METRICS_PATH
-from stoker.serve.server import Server
+from stoker.serve.observability import metrics
+from stoker.serve.process.server import Server
+from stoker.serve.runtime import machine
 
 AskAt = Callable[..., Any]
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]

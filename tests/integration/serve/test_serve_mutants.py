@@ -18,7 +18,7 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 
 GOOD = {
     "half_plus_two:predict": {"instances": [[1.0], [2.5]], "signature_name": "serving_default"},

@@ -15,12 +15,12 @@ from tests.integration.serve.conftest import export, half_plus
 
 from stoker.core.errors import DataError, UserError
 from stoker.export.callpath import LoadedModel, TensorSpec, load_model
-from stoker.serve import loading
-from stoker.serve.breath import Breath
-from stoker.serve.loading import load_checked
-from stoker.serve.reach import in_order, nodes_by_name
-from stoker.serve.safety import check_model
-from stoker.serve.saved_model import read_saved_model
+from stoker.serve.loading.graph_reachability import in_order, nodes_by_name
+from stoker.serve.loading.safety import check_model
+from stoker.serve.loading.saved_model import read_saved_model
+from stoker.serve.loading.session import load_checked
+from stoker.serve.loading import session as loading
+from stoker.serve.runtime.gil_yield import Breath
 
 v1 = tf.compat.v1
 

@@ -19,7 +19,7 @@ import pytest
 from stoker.core.errors import ConfigError
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 
 COMMAND = [sys.executable, "-m", "stoker", "serve"]
 

@@ -22,7 +22,7 @@ from tests.integration.serve.conftest import ask_port, started
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.grpc.profiler import DESCRIPTION
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 
 MESSAGES = DESCRIPTION.messages
 PREDICT = "/v1/models/half:predict"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 
 RAW = "application/octet-stream"
 

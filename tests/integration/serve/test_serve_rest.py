@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 
 Ask = Callable[..., Any]
 

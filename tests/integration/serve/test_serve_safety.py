@@ -15,8 +15,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tests.integration.serve.conftest import export
 
 from stoker.core.errors import DataError
-from stoker.serve.safety import allowed_operations, check_model
-from stoker.serve.servable import LoadOptions, Servable, State
+from stoker.serve.loading.safety import allowed_operations, check_model
+from stoker.serve.models.servable import LoadOptions, Servable, State
 
 TEXT = [tf.TensorSpec([None], tf.string, name="x")]
 

@@ -20,8 +20,8 @@ from stoker.data.features.analyze import analyze
 from stoker.data.ingest import IngestConfig, ingest
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
-from stoker.serve.logged import logged_requests
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
+from stoker.serve.request_log.reader import logged_requests
 
 CONFIG = """config {{ name: "{name}" base_path: "{base}" logging_config {{
   log_collector_config {{ filename_prefix: "{logs}/{name}" }} sampling_config {{ sampling_rate: 1 }} }} }}

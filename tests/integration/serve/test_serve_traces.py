@@ -22,12 +22,12 @@ from tests.integration.serve.otlp import Collector, Receiver, values
 
 from stoker.core.errors import ConfigError
 from stoker.export.repository import Repository
-from stoker.serve.access_log import Entry
 from stoker.serve.config import ServeConfig
-from stoker.serve.metrics import Counter
-from stoker.serve.server import Server
-from stoker.serve.traces import Traces
-from stoker.serve.trail import Trail
+from stoker.serve.observability.access_log import Entry
+from stoker.serve.observability.metrics import Counter
+from stoker.serve.process.server import Server
+from stoker.serve.request_record import Trail
+from stoker.serve.tracing.traces import Traces
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SERVER, INTERNAL = 2, 1

@@ -15,8 +15,8 @@ from keras.export import ExportArchive
 
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
-from stoker.serve.oip import DATATYPES
-from stoker.serve.server import Server
+from stoker.serve.dataplane.open_inference import DATATYPES
+from stoker.serve.process.server import Server
 
 TRITON_PYTHON = Path(__file__).parents[3] / ".tools" / "triton" / "bin" / "python"
 """An environment of its own: tritonclient asks for an older protobuf than is locked."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.serve.process.server import Server
 from stoker.serve.rest.numbers import read_lists
-from stoker.serve.server import Server
 
 HALF = "/v2/models/half_plus_two"
 LENGTH = "Inference-Header-Content-Length"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stoker.serve.grpc.v2_messages import MESSAGES, SERVICE
-from stoker.serve.server import Server
+from stoker.serve.process.server import Server
 
 Ask = Callable[..., Any]
 

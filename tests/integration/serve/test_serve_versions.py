@@ -15,10 +15,10 @@ import pytest
 from stoker.export.repository import MANIFEST, Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.model_config import ModelConfig
-from stoker.serve.servable import LoadOptions, Servable, State
-from stoker.serve.server import Server
-from stoker.serve.versions import ModelVersions
+from stoker.serve.models.model_config import ModelConfig
+from stoker.serve.models.servable import LoadOptions, Servable, State
+from stoker.serve.models.versions import ModelVersions
+from stoker.serve.process.server import Server
 
 Exported = dict[str, Path]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import ConfigError
-from stoker.serve.auth import read_keys
+from stoker.serve.security.auth import read_keys
 
 SECRET = "s3cret-of-32-characters-and-more"
 AROUND = "- name: a\n  role: admin\n"

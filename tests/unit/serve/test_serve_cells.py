@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.serve.cells import Cells, read_cells
-from stoker.serve.metrics import ServeMetrics
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.runtime.shared_counters import Cells, read_cells
 
 COUNTS_AND_HANGS = """
 import sys, time
 from pathlib import Path
-from stoker.serve.metrics import ServeMetrics
+from stoker.serve.observability.metrics import ServeMetrics
 metrics = ServeMetrics(Path(sys.argv[1]), worker=int(sys.argv[2]))
 metrics.requests_under_way.add(7, entrypoint="REST")
 for _ in range(5):

@@ -17,7 +17,7 @@ from stoker.export.callpath import Signature, TensorSpec
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.rest.decode import PredictBody, parse_body, read_inputs, to_array
 from stoker.serve.rest.json_text import parse_json
-from stoker.serve.rest.refusal import refused
+from stoker.serve.rest.tf_serving_errors import refused
 
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=1, max_side=4)
 DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]

@@ -16,9 +16,9 @@ import pytest
 
 from stoker.app.cli.main import invoke
 from stoker.cluster.limits import usable_cores
-from stoker.serve import workers
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.config import ServeConfig
+from stoker.serve.process import workers
 
 Read = Callable[..., ServeConfig]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.compiled import compiled
 
 from stoker.cluster.shares import GPUS
-from stoker.serve.gpu_shares import TOGETHER, GpuShare, gpu_shares
+from stoker.serve.process.gpu_shares import TOGETHER, GpuShare, gpu_shares
 
 STAND_IN = Path(__file__).parents[2] / "integration" / "cluster" / "nvml_stand_in.c"
 
@@ -86,7 +86,7 @@ CREW = """\
 import sys, time
 from pathlib import Path
 from stoker.serve.config import ServeConfig
-from stoker.serve.workers import Crew
+from stoker.serve.process.workers import Crew
 folder = Path(sys.argv[1])
 say = "import os, pathlib, sys; number = sys.argv[sys.argv.index('--worker') + 1]; "
 say += "text = ' '.join([os.environ['CUDA_VISIBLE_DEVICES'], *sys.argv[-2:]]); "
@@ -119,7 +119,7 @@ def test_each_worker_is_started_with_its_gpu_and_its_part_of_the_memory(
 STUCK = """\
 import os, signal, sys, time
 from pathlib import Path
-from stoker.serve import workers
+from stoker.serve.process.main import workers
 from stoker.serve.config import ServeConfig
 folder = Path(sys.argv[1])
 say = "import os, pathlib, signal, sys; number = sys.argv[sys.argv.index('--worker') + 1]; "
@@ -175,9 +175,7 @@ def test_while_a_stuck_worker_of_a_gpu_ends_the_others_are_looked_at_and_its_tim
 
 
 def usable(driver: Path, environment: dict[str, str]) -> str:
-    code = (
-        "import os; from stoker.serve.gpu_shares import usable_gpus; print(usable_gpus(os.environ))"
-    )
+    code = "import os; from stoker.serve.process.gpu_shares import usable_gpus; print(usable_gpus(os.environ))"
     inherited = {name: value for name, value in os.environ.items() if name != GPUS}
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from stoker.serve.records import framed, read_records
-from stoker.serve.request_files import UNFINISHED, RecordFile, make_room
+from stoker.serve.models.prediction_logs import framed, read_records
+from stoker.serve.request_log.files import UNFINISHED, RecordFile, make_room
 
 RECORD = framed(b"x" * 100)
 KIB = 1 << 10
 
 WRITER = """
 import sys
-from stoker.serve.records import framed
-from stoker.serve.request_files import RecordFile, make_room
+from stoker.serve.models.prediction_logs import framed
+from stoker.serve.request_log.files import RecordFile, make_room
 
 prefix, name, count = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
 file = RecordFile(prefix)

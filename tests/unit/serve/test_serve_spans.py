@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.serve.access_log import Entry, caller_of
 from stoker.serve.errors import Code
-from stoker.serve.spans import Span, route_of, span_of
-from stoker.serve.trail import Trail
+from stoker.serve.observability.access_log import Entry, caller_of
+from stoker.serve.request_record import Trail
+from stoker.serve.tracing.spans import Span, route_of, span_of
 
 
 def of(entry: Entry, *, now_s: float = 110.0) -> Span:
@@ -204,6 +204,9 @@ def test_opentelemetry_is_loaded_by_one_module_which_is_loaded_where_traces_are_
         "serve/traces.py"
     }
     uses = [
-        (p, now) for p, names in found.items() for n, now in names if n == "stoker.serve.traces"
+        (p, now)
+        for p, names in found.items()
+        for n, now in names
+        if n == "stoker.serve.tracing.traces"
     ]
     assert uses == [("serve/server.py", False)]

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
 from stoker.core.errors import UserError
-from stoker.serve.tensors import fill, to_array
+from stoker.serve.tensor_protos import fill, to_array
 
 NAMES = [
     "float16",

@@ -27,7 +27,7 @@ from stoker.app.quiet import import_tensorflow
 from stoker.cluster.limits import usable_cores
 
 if TYPE_CHECKING:
-    from stoker.serve.ready import Ready
+    from stoker.serve.process.ready import Ready
 
 
 ServeCommand = serve_command.ServeCommand
@@ -157,7 +157,7 @@ def serve(
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     if config.is_supervised:
-        from stoker.serve.workers import WorkerEndedError, run_workers
+        from stoker.serve.process.workers import WorkerEndedError, run_workers
 
         given = context.meta[serve_command.ARGUMENTS]
         command = [sys.executable, "-m", "stoker", "serve", *given]
@@ -168,7 +168,7 @@ def serve(
         return
     # Only once the flags are known to be right: the import takes seconds.
     import_tensorflow()
-    from stoker.serve.process import run_server
+    from stoker.serve.process.main import run_server
 
     run_server(config, lambda ready: _say(ready, as_json=as_json))
 

@@ -34,7 +34,7 @@ def skew(
             raise DataError("a request log must be a file", got=Plain(str(path)))
     import_tensorflow()
     from stoker.app.skew import compare
-    from stoker.serve.logged import logged_requests
+    from stoker.serve.request_log.reader import logged_requests
 
     found = compare(logged_requests(logs), analysis)
     if as_json:

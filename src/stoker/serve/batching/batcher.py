@@ -24,10 +24,10 @@ from stoker.export.callpath import (
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.joined import Array, Outputs, can_be_joined, key_of, rejoined, rows_of
 from stoker.serve.batching.queue import Queue, Request
+from stoker.serve.deadline import Patience
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.metrics import ServeMetrics
-from stoker.serve.patience import Patience
-from stoker.serve.runs import Runs
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.runtime.stuck_calls import Runs
 
 _log = logging.getLogger(__name__)
 

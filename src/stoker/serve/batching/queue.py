@@ -29,10 +29,10 @@ from stoker.serve.batching.joined import (
     key_of,
     rows_of,
 )
+from stoker.serve.deadline import Patience
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.metrics import COUNTING, Count, ServeMetrics, Spread
-from stoker.serve.patience import Patience
-from stoker.serve.runs import Runs, stuck_error
+from stoker.serve.observability.metrics import COUNTING, Count, ServeMetrics, Spread
+from stoker.serve.runtime.stuck_calls import Runs, stuck_error
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc
 
-from stoker.serve.access_log import AccessLog
-from stoker.serve.auth import Keys, Role
 from stoker.serve.errors import ServeError
 from stoker.serve.grpc.calls import Calls
+from stoker.serve.observability.access_log import AccessLog
+from stoker.serve.security.auth import Keys, Role
 
 _OPEN = (
     "/grpc.health.v1.Health/Check",

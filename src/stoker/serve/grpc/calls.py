@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 
 from stoker.core.errors import UserError
-from stoker.serve.access_log import AccessLog, Entry, caller_of, request_id_of
-from stoker.serve.auth import Keys
+from stoker.serve.deadline import Patience
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.patience import Patience
-from stoker.serve.trail import Trail
+from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
+from stoker.serve.request_record import Trail
+from stoker.serve.security.auth import Keys
 
 _MAX_DETAILS = 2000
 """Longest text of a refusal; gRPC has 8 KiB for all that ends a call."""

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from stoker.serve.dataplane import DataPlane
+from stoker.serve.dataplane.plane import DataPlane
 
 SERVICES = ("tensorflow.serving.PredictionService", "tensorflow.serving.ModelService")
 """The services that are as healthy as the server is."""

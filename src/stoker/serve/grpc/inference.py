@@ -13,11 +13,11 @@ from tensorflow_serving.apis import (
 )
 
 from stoker.export.callpath import DEFAULT_SIGNATURE
-from stoker.serve.dataplane import DataPlane
+from stoker.serve.dataplane.plane import DataPlane
+from stoker.serve.dataplane.requests import InferRequest, InferResponse, ModelSpec
+from stoker.serve.deadline import Patience
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.inference import CLASSIFY, REGRESS, Inferred, Task
-from stoker.serve.patience import Patience
-from stoker.serve.requests import InferRequest, InferResponse, ModelSpec
+from stoker.serve.models.examples import CLASSIFY, REGRESS, Inferred, Task
 
 
 def read_spec(request: object) -> ModelSpec:

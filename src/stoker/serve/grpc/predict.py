@@ -15,13 +15,13 @@ from tensorflow_serving.apis import predict_pb2
 from stoker.core.errors import UserError
 from stoker.export.callpath import Signature
 from stoker.serve.batching.joined import MANY, in_runs
-from stoker.serve.dataplane import DataPlane, RunAtOnce
+from stoker.serve.dataplane.plane import DataPlane, RunAtOnce
+from stoker.serve.dataplane.requests import ModelSpec, Tensors
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.inference import fill_spec, read_spec
-from stoker.serve.requests import ModelSpec, Tensors
-from stoker.serve.tensors import fill, to_array
-from stoker.serve.trail import Trail
+from stoker.serve.request_record import Trail
+from stoker.serve.tensor_protos import fill, to_array
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 """The call."""

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import tensorflow as tf
 
-from stoker.serve.dataplane import DataPlane
+from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.descriptions import described

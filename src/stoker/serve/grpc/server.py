@@ -22,7 +22,6 @@ import grpc
 import uvloop
 from google.protobuf.message import DecodeError
 
-from stoker.serve.awake import Awake
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc.call import Details, Limits, ServerCall
 from stoker.serve.grpc.context import Aborted, Context
@@ -31,7 +30,8 @@ from stoker.serve.grpc.http2.exchange import Stream
 from stoker.serve.grpc.http2.heads import CallHead
 from stoker.serve.grpc.messages import Message
 from stoker.serve.limits import HttpLimits
-from stoker.serve.sockets import BACKLOG, SETTLE_S, rest_of_queue
+from stoker.serve.runtime.busy_poll import Awake
+from stoker.serve.runtime.sockets import BACKLOG, SETTLE_S, rest_of_queue
 
 _LOOK_S = 1.0
 """Time between two looks for clients that keep this side waiting, seconds."""

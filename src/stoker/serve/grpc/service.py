@@ -23,9 +23,8 @@ from tensorflow_serving.apis import (
 )
 
 from stoker.core.errors import ConfigError
-from stoker.serve.access_log import AccessLog
-from stoker.serve.auth import Keys
-from stoker.serve.dataplane import DataPlane
+from stoker.serve.dataplane.plane import DataPlane
+from stoker.serve.dataplane.requests import PredictRequest
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc import inference, v2
 from stoker.serve.grpc.access import KeyInterceptor
@@ -38,9 +37,10 @@ from stoker.serve.grpc.profiler import ProfilerService
 from stoker.serve.grpc.reflection import add_reflection
 from stoker.serve.grpc.server import GrpcServer
 from stoker.serve.limits import HttpLimits
-from stoker.serve.model_config import models_of
-from stoker.serve.requests import PredictRequest
-from stoker.serve.tls import Tls
+from stoker.serve.models.model_config import models_of
+from stoker.serve.observability.access_log import AccessLog
+from stoker.serve.security.auth import Keys
+from stoker.serve.security.tls import Tls
 
 _UNLIMITED = 2**31 - 1
 """The largest number that gRPC's settings have: bytes, milliseconds. Of a message it is TensorFlow

@@ -14,13 +14,13 @@ import numpy as np
 
 from stoker.core.errors import Plain, UserError
 from stoker.export.callpath import Signature, shape_text
-from stoker.serve import oip
-from stoker.serve.dataplane import DataPlane
+from stoker.serve.dataplane.open_inference import invalid
+from stoker.serve.dataplane.plane import DataPlane
+from stoker.serve.dataplane import open_inference as oip
+from stoker.serve.dataplane.requests import Tensors
 from stoker.serve.grpc.calls import Call, Calls
 from stoker.serve.grpc.v2_messages import MESSAGES, SERVICE
-from stoker.serve.oip import invalid
-from stoker.serve.requests import Tensors
-from stoker.serve.wire import DTYPES, checked_shape, from_bytes, to_bytes
+from stoker.serve.tensor_bytes import DTYPES, checked_shape, from_bytes, to_bytes
 
 _CONTENTS = {
     "bool": "bool_contents",

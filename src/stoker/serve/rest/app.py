@@ -14,19 +14,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.serve.access_log import AccessLog, Entry, caller_of, request_id_of
-from stoker.serve.auth import Keys, Role
-from stoker.serve.dataplane import DataPlane
+from stoker.serve.dataplane.plane import DataPlane
+from stoker.serve.deadline import Patience
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.limits import METRICS_PATH
-from stoker.serve.patience import Patience
+from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
+from stoker.serve.request_record import Trail
 from stoker.serve.rest import routes, v2
 from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
+from stoker.serve.rest.http_error import Refused, error_body
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Headers, Scope, header, headers
 from stoker.serve.rest.probes import PROBES
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
-from stoker.serve.rest.refused import Refused, error_body
-from stoker.serve.trail import Trail
+from stoker.serve.security.auth import Keys, Role
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 
-from stoker.serve.rest.refused import Refused
+from stoker.serve.rest.http_error import Refused
 
 CODINGS = {"gzip": 31, "deflate": 15}
 """Content coding of a request -> zlib's number for it. Source: RFC 9110, 8.4.1."""

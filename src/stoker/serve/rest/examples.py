@@ -15,7 +15,7 @@ import numpy as np
 from tensorflow.core.example import example_pb2, feature_pb2
 
 from stoker.serve.errors import ServeError
-from stoker.serve.inference import Inferred
+from stoker.serve.models.examples import Inferred
 from stoker.serve.rest.encode import number_texts
 from stoker.serve.rest.json_text import (
     base64_bytes,

@@ -13,9 +13,9 @@ import uvicorn
 
 from stoker.serve.limits import HttpLimits
 from stoker.serve.rest.app import RestApp
-from stoker.serve.rest.lane import Lane
+from stoker.serve.rest.inline_predict import Lane
 from stoker.serve.rest.protocol import limited
-from stoker.serve.sockets import BACKLOG, SETTLE_S, rest_of_queue
+from stoker.serve.runtime.sockets import BACKLOG, SETTLE_S, rest_of_queue
 
 
 class HttpServer(uvicorn.Server):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.serve.patience import Patience
+from stoker.serve.deadline import Patience
 
 Scope = MutableMapping[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from stoker.serve.dataplane import DataPlane
+from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.rest.messages import Answer
 
 

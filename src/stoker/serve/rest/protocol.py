@@ -15,8 +15,8 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from stoker.serve.limits import HttpLimits
 from stoker.serve.rest.compressed import takes_gzip
-from stoker.serve.rest.heads import Head, is_small, without_upgrade
-from stoker.serve.rest.lane import Lane, Small
+from stoker.serve.rest.header_cache import Head, is_small, without_upgrade
+from stoker.serve.rest.inline_predict import Lane, Small
 from stoker.serve.rest.messages import Scope, header
 
 RETRY_AFTER_S = 1

@@ -19,9 +19,9 @@ import numpy as np
 
 from stoker.core.errors import Plain, UserError
 from stoker.export.callpath import Signature
-from stoker.serve.requests import Tensors
+from stoker.serve.dataplane.requests import Tensors
 from stoker.serve.rest.messages import RAW, Answer, Asked
-from stoker.serve.wire import DTYPES, checked_shape, from_bytes, to_bytes
+from stoker.serve.tensor_bytes import DTYPES, checked_shape, from_bytes, to_bytes
 
 _SHAPE = re.compile(r"\d{1,12}(?:\s*,\s*\d{1,12})*|")
 

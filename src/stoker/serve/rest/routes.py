@@ -14,10 +14,8 @@ from tensorflow_serving.apis import get_model_metadata_pb2
 from stoker.core.errors import UserError
 from stoker.export.callpath import DEFAULT_SIGNATURE, Signature
 from stoker.export.repository import MAX_VERSION
-from stoker.serve.dataplane import Counted, DataPlane
-from stoker.serve.errors import Code, ServeError, SignatureNotFound
-from stoker.serve.inference import CLASSIFY, REGRESS, Inferred, Task
-from stoker.serve.requests import (
+from stoker.serve.dataplane.plane import Counted, DataPlane
+from stoker.serve.dataplane.requests import (
     InferRequest,
     Metadata,
     ModelSpec,
@@ -25,7 +23,10 @@ from stoker.serve.requests import (
     Tensors,
     VersionStatus,
 )
-from stoker.serve.rest import decode, encode, examples, raw, refusal
+from stoker.serve.errors import Code, ServeError, SignatureNotFound
+from stoker.serve.models.examples import CLASSIFY, REGRESS, Inferred, Task
+from stoker.serve.rest import decode, encode, examples, raw
+from stoker.serve.rest import tf_serving_errors as refusal
 from stoker.serve.rest.messages import Answer, Asked
 from stoker.serve.rest.numbers import read_numbers
 

@@ -14,17 +14,17 @@ import numpy as np
 
 from stoker.core.errors import Plain, UserError
 from stoker.export.callpath import Signature, shape_text
-from stoker.serve import oip
-from stoker.serve.dataplane import DataPlane
+from stoker.serve.dataplane.open_inference import invalid
+from stoker.serve.dataplane.plane import DataPlane
+from stoker.serve.dataplane import open_inference as oip
+from stoker.serve.dataplane.requests import PredictResponse, Tensors
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
-from stoker.serve.oip import invalid
-from stoker.serve.requests import PredictResponse, Tensors
 from stoker.serve.rest import decode
 from stoker.serve.rest.encode import number_texts
 from stoker.serve.rest.json_text import parse_json, shown
 from stoker.serve.rest.messages import RAW, Answer, Asked
 from stoker.serve.rest.numbers import NumberList, read_lists
-from stoker.serve.wire import MAX_RANK, checked_shape, from_bytes, to_bytes
+from stoker.serve.tensor_bytes import MAX_RANK, checked_shape, from_bytes, to_bytes
 
 HEADER_LENGTH = "inference-header-content-length"
 """The header that says where the JSON ends and the tensors begin."""

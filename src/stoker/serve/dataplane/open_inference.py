@@ -1,0 +1,200 @@
+"""The Open Inference Protocol, version 2, without HTTP and gRPC: names of types, metadata, requests.
+
+Source: kserve/open-inference-protocol, `specification/protocol/inference_rest.md` and
+`inference_grpc.md`; triton-inference-server, `extension_binary_data.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from stoker.core.errors import UserError
+from stoker.export.callpath import DEFAULT_SIGNATURE, Signature, TensorSpec
+from stoker.export.repository import MAX_VERSION
+from stoker.serve.dataplane.plane import DataPlane
+from stoker.serve.dataplane.requests import ModelSpec, PredictRequest, PredictResponse, Tensors
+from stoker.serve.deadline import Patience
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.models.servable import State
+
+SERVER_NAME = "stoker"
+SERVER_VERSION = metadata.version("stoker")
+PLATFORM = "tensorflow_savedmodel"
+EXTENSIONS = ("binary_tensor_data",)
+
+SIGNATURE_PARAMETER = "signature_name"
+"""A parameter of a request that names a signature; the default one without it. Our own."""
+
+DATATYPES = {
+    "bool": "BOOL",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "string": "BYTES",
+    **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+}
+"""TensorFlow's name -> the protocol's."""
+
+_DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorMetadata:
+    """One input or output, as the protocol describes it."""
+
+    name: str
+    """Its name."""
+
+    datatype: str
+    """The protocol's name of its type."""
+
+    shape: tuple[int, ...]
+    """The length of each axis, -1 where any is taken."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelMetadata:
+    """One version, as the protocol describes it."""
+
+    name: str
+    """The model's name."""
+
+    versions: tuple[str, ...]
+    """The versions that can be called."""
+
+    inputs: tuple[TensorMetadata, ...]
+    """Of the default signature, or of the only one."""
+
+    outputs: tuple[TensorMetadata, ...]
+    """As `inputs`."""
+
+
+def spec_of(name: str, version: str) -> ModelSpec:
+    """The model that is meant; the newest version where none is named.
+
+    Raises:
+        ServeError: there is no name, or the version is no number.
+    """
+    if not name:
+        raise invalid("the model's name must not be empty")
+    if not version:
+        return ModelSpec(name=name)
+    digits = version.lstrip("0") or "0"
+    known = version.isascii() and version.isdecimal() and len(digits) <= len(str(MAX_VERSION))
+    if not known or int(digits) > MAX_VERSION:
+        raise invalid(f"the version must be a whole number: {version[:40]}")
+    return ModelSpec(name=name, version=int(digits))
+
+
+def is_ready(plane: DataPlane, spec: ModelSpec) -> bool:
+    """Whether a model, or the version that is named, can be called."""
+    try:
+        return any(one.state is State.AVAILABLE for one in plane.status(spec))
+    except ServeError:
+        return False
+
+
+def model_metadata(plane: DataPlane, spec: ModelSpec) -> ModelMetadata:
+    """What a client must know to ask.
+
+    Raises:
+        ServeError: it cannot be called.
+    """
+    signatures = plane.signatures(spec)
+    signature = signatures.get(DEFAULT_SIGNATURE) or next(iter(signatures.values()))
+    every = ModelSpec(name=spec.name)
+    available = [one.version for one in plane.status(every) if one.state is State.AVAILABLE]
+    return ModelMetadata(
+        name=spec.name,
+        versions=tuple(str(version) for version in sorted(available)),
+        inputs=_described(signature.inputs),
+        outputs=_described(signature.outputs),
+    )
+
+
+def ask(
+    plane: DataPlane,
+    spec: ModelSpec,
+    read_inputs: Callable[[Signature], Tensors],
+    *,
+    parameters: Mapping[str, Any],
+    wanted: Sequence[str],
+    entrypoint: str,
+    patience: Patience,
+) -> PredictResponse:
+    """Ask a model.
+
+    Args:
+        plane: What answers.
+        spec: Which model.
+        read_inputs: What reads the inputs against the signature.
+        parameters: Those of the request.
+        wanted: The outputs by name; all if empty.
+        entrypoint: "REST" or "GRPC".
+        patience: How long the client waits.
+
+    Raises:
+        ServeError: the request cannot be answered.
+    """
+    signature = parameters.get(SIGNATURE_PARAMETER, "")
+    if not isinstance(signature, str):
+        raise invalid(f"the parameter {SIGNATURE_PARAMETER} must be a text")
+    if parameters.get("sequence_id"):
+        raise invalid("no model here keeps a sequence; leave the parameter sequence_id out")
+    return plane.predict(
+        PredictRequest(
+            model=spec,
+            read_inputs=read_inputs,
+            signature=signature,
+            output_filter=tuple(wanted),
+            entrypoint=entrypoint,
+            patience=patience,
+        )
+    )
+
+
+def dtype_of(datatype: Any, *, name: str) -> str:
+    """TensorFlow's name of a type.
+
+    Raises:
+        UserError: there is no such type.
+    """
+    found = _DTYPES.get(datatype) if isinstance(datatype, str) else None
+    if found is None:
+        raise UserError(
+            f"the datatype of {name!r} must be one of {', '.join(sorted(_DTYPES))}", got=datatype
+        )
+    return found
+
+
+def datatype_of(array: Any, *, name: str) -> str:
+    """The protocol's name of an output's type.
+
+    Raises:
+        UserError: it has none.
+    """
+    dtype = "string" if array.dtype == object else array.dtype.name
+    if dtype not in DATATYPES:
+        raise UserError(f"output {name!r} is of a type that the protocol has not", got=dtype)
+    return DATATYPES[dtype]
+
+
+def invalid(message: str) -> ServeError:
+    """A refusal that is the client's to mend."""
+    return ServeError(Code.INVALID_ARGUMENT, message)
+
+
+def _described(specs: Mapping[str, TensorSpec]) -> tuple[TensorMetadata, ...]:
+    return tuple(
+        TensorMetadata(
+            name=name,
+            datatype=DATATYPES.get(spec.dtype, spec.dtype.upper()),
+            shape=tuple(-1 if size is None else size for size in spec.shape or (None,)),
+        )
+        for name, spec in specs.items()
+    )

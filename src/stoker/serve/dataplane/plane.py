@@ -1,0 +1,459 @@
+"""What the server does, without a protocol: REST and gRPC only convert to and from this."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.core.errors import UserError
+from stoker.export.callpath import DEFAULT_SIGNATURE, Signature, first_line
+from stoker.serve.batching.batcher import Batcher
+from stoker.serve.dataplane.requests import (
+    Answered,
+    InferRequest,
+    InferResponse,
+    Metadata,
+    ModelSpec,
+    PredictRequest,
+    PredictResponse,
+    Tensors,
+    VersionStatus,
+)
+from stoker.serve.deadline import Patience
+from stoker.serve.errors import Code, ServeError, SignatureNotFound
+from stoker.serve.models.catalog import Models
+from stoker.serve.models.examples import (
+    CLASSIFY,
+    INPUT,
+    Inferred,
+    Task,
+    check_signature,
+    joined_examples,
+    read_outputs,
+)
+from stoker.serve.models.model_config import ModelConfig
+from stoker.serve.models.servable import State
+from stoker.serve.observability.metrics import COUNTING, UNKNOWN_MODEL, Count, ServeMetrics, Spread
+from stoker.serve.request_record import Trail
+
+_log = logging.getLogger(__name__)
+
+_RELOAD_S = 600.0
+"""Longest wait for the models of a new configuration; a large one loads for minutes."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RunAtOnce:
+    """What one run gave for the rows of several requests."""
+
+    model: str
+    """The model's name."""
+
+    version: int
+    """The version that answered."""
+
+    signature: str
+    """The signature's name."""
+
+    outputs: Tensors
+    """All rows, in the order of the requests."""
+
+    began_s: float
+    """When the run began, by the monotonic clock."""
+
+    ended_s: float
+    """When it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _AtOnceCounts:
+    """What is counted of the requests that one run answered."""
+
+    requests: Count
+    took_us: Spread
+    ran_us: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Labels under which a request is counted."""
+
+    model_name: str
+    api: str
+    """Name of the call: TensorFlow Serving's over gRPC, the method in the path over REST."""
+
+    entrypoint: str
+
+
+class DataPlane:
+    """Answers requests; may be used by many threads."""
+
+    def __init__(
+        self,
+        models: Models,
+        metrics: ServeMetrics,
+        *,
+        check_method_names: bool = False,
+        allow_unavailable_labels: bool = False,
+        tensor_content: bool = False,
+    ) -> None:
+        """Args: models: what is served; metrics: the counts; the rest as in `ServeConfig`."""
+        self.allow_unavailable_labels = allow_unavailable_labels
+        self.tensor_content = tensor_content
+        self.models = models
+        self.metrics = metrics
+        self.check_method_names = check_method_names
+        self.on_answered: Callable[[Answered], None] | None = None
+        self._counts: dict[tuple[str, str], _AtOnceCounts] = {}
+        self._draining = False
+        self._was_ready = False
+
+    def predict(self, request: PredictRequest) -> PredictResponse:
+        """Ask a model.
+
+        Raises:
+            ServeError: the request cannot be answered; the code says whose fault that is.
+        """
+        name, trail = request.model.name, request.patience.trail
+        signature = request.signature or DEFAULT_SIGNATURE
+        trail.model, trail.signature = name, signature
+        count = None if request.is_counted else Counted(name, "Predict", request.entrypoint)
+        with self._answering(request.entrypoint, trail, count):
+            with self._use(request.model) as (served, model):
+                trail.version = served
+                inputs, outputs = self._run(model, request)
+            response = PredictResponse(
+                model=ModelSpec(name=name, version=served),
+                signature=signature,
+                outputs=_filtered(outputs, request.output_filter),
+            )
+            self._log_request(name, response, inputs=inputs)
+            return response
+
+    def predict_at_once(
+        self,
+        model: ModelSpec,
+        signature: str,
+        read_inputs: Callable[[Signature], Tensors],
+        *,
+        came_s: Sequence[float],
+        sizes: Sequence[int] = (),
+        entrypoint: str = "REST",
+    ) -> RunAtOnce | None:
+        """Ask a model for several requests by one run, if it is quick and free, in this thread.
+
+        Args:
+            model: What is asked.
+            signature: Its name; empty for the default.
+            read_inputs: Gives the rows of all, one after the other.
+            came_s: When each came, by the monotonic clock.
+            sizes: How many rows each has; all are one request's if empty.
+            entrypoint: The protocol that brought them.
+
+        Returns:
+            None where each has to be asked by itself, with `predict`: it would take long, the
+            model is at work, or something is wrong in one of them. Then nothing was counted.
+        """
+        if self.on_answered is not None and self.models.request_log_of(model.name) is not None:
+            return None
+        name = signature or DEFAULT_SIGNATURE
+        try:
+            versions = self.models.get(model.name, model.version)
+            servable, batcher = versions.hold(model.version, label=model.label)
+        except ServeError:
+            return None
+        try:
+            if not batcher.is_quick(name):
+                return None
+            inputs = read_inputs(batcher.signatures[name])
+            began_s = time.monotonic()
+            outputs = batcher.call_at_once(name, inputs, sizes)
+        except Exception:  # noqa: BLE001 - whatever it is, each is asked alone and meets its own
+            return None
+        finally:
+            servable.release()
+        if outputs is None:
+            return None
+        ended_s = time.monotonic()
+        self._count_at_once((model.name, entrypoint), came_s, began_s=began_s, ended_s=ended_s)
+        return RunAtOnce(
+            model=model.name,
+            version=servable.version,
+            signature=name,
+            outputs=outputs,
+            began_s=began_s,
+            ended_s=ended_s,
+        )
+
+    def most_rows(self, model: ModelSpec) -> int:
+        """The most rows of one run of a model; 0 where it is not there."""
+        try:
+            with self.models.get(model.name, model.version).use(
+                model.version, label=model.label
+            ) as (_, batcher):
+                return batcher.max_batch_size
+        except ServeError:
+            return 0
+
+    def _count_at_once(
+        self, key: tuple[str, str], came_s: Sequence[float], *, began_s: float, ended_s: float
+    ) -> None:
+        counts = self._counts.get(key)
+        if counts is None:
+            (name, entrypoint), metrics = key, self.metrics
+            counts = self._counts[key] = _AtOnceCounts(
+                metrics.request_count.of(model_name=name, status=Code.OK.name),
+                metrics.request_latency.of(
+                    model_name=name,
+                    API="predict" if entrypoint == "REST" else "Predict",
+                    entrypoint=entrypoint,
+                ),
+                metrics.runtime_latency.of(model_name=name, API="Predict", runtime="TF1"),
+            )
+        with COUNTING:
+            counts.requests.put(len(came_s))
+            for each_s in came_s:
+                counts.took_us.put((ended_s - each_s) * 1e6)
+            counts.ran_us.put((ended_s - began_s) * 1e6, times=len(came_s))
+
+    def infer(self, request: InferRequest) -> InferResponse:
+        """Classify, regress, or both, by one version of a model.
+
+        Raises:
+            ServeError: the request cannot be answered; the code says whose fault that is.
+        """
+        name, api = request.model.name, _api(request.tasks)
+        trail = request.patience.trail
+        trail.model, trail.signature = name, ",".join(task.signature for task in request.tasks)
+        # TensorFlow Serving does not count MultiInference.
+        is_counted = request.is_counted or api == _SEVERAL
+        count = None if is_counted else Counted(name, api, request.entrypoint)
+        with self._answering(request.entrypoint, trail, count):
+            with self._use(request.model) as (served, model):
+                trail.version = served
+                results = [self._infer(model, request, task, api) for task in request.tasks]
+            response = InferResponse(model=ModelSpec(name=name, version=served), results=results)
+            self._log_request(name, response, examples=request.examples, context=request.context)
+            return response
+
+    def status(self, spec: ModelSpec) -> list[VersionStatus]:
+        """The states of a model's versions, newest first; of one if the spec names one.
+
+        Raises:
+            ServeError: the model has no such version.
+        """
+        found: list[tuple[int, State, str]] = []
+        version = spec.version
+        if spec.name in self.models.names():
+            versions = self.models.get(spec.name)
+            if spec.label is not None:
+                version = versions.version_of(spec.label)
+            found = versions.statuses(version)
+        if not found:
+            which = "any versions" if version is None else f"version {version}"
+            raise ServeError(Code.NOT_FOUND, f"Could not find {which} of model {spec.name}")
+        return [VersionStatus(version=v, state=s, reason=r) for v, s, r in found]
+
+    def signatures(self, spec: ModelSpec) -> Mapping[str, Signature]:
+        """How a version can be called, by the signature's name; at least one.
+
+        Raises:
+            ServeError: no such version is loaded.
+        """
+        with self._use(spec) as (_, model):
+            return model.signatures
+
+    def metadata(self, spec: ModelSpec) -> Metadata:
+        """The signatures of a version.
+
+        Raises:
+            ServeError: no such version is loaded.
+        """
+        with self._use(spec) as (served, model):
+            found = ModelSpec(name=spec.name, version=served)
+            return Metadata(model=found, signature_defs=model.signature_defs)
+
+    def reload(self, configs: Sequence[ModelConfig], *, patience: Patience) -> None:
+        """Serve these models and no other, once all of them can be called.
+
+        Raises:
+            ServeError: a repository is served, a model cannot be loaded, or a label moved to a
+                version that is not.
+        """
+        if self.models.root is not None:
+            raise ServeError(
+                Code.FAILED_PRECONDITION,
+                "This server serves every model of a repository, so there is no configuration to "
+                "reload. Start it with --model_config_file, or push to the repository.",
+            )
+        for config in configs:
+            self._check_log(config)
+        with _as_serve_error():
+            self.models.reload(
+                configs,
+                allow_unavailable=self.allow_unavailable_labels,
+                timeout_s=min(patience.left_s, _RELOAD_S),
+            )
+
+    def _check_log(self, config: ModelConfig) -> None:
+        """Who may call must not choose which files are written."""
+        if config.request_log not in (None, self.models.request_log_of(config.name)):
+            raise ServeError(
+                Code.FAILED_PRECONDITION,
+                f"logging_config of model {config.name} is taken from --model_config_file only",
+            )
+
+    def unready(self) -> str:
+        """Why requests should go elsewhere, empty when the server is ready."""
+        if self._draining:
+            return "the server is ending"
+        waits = self.models.waiting_for()
+        if not waits:
+            self._was_ready = True
+        if not waits or (self._was_ready and self.models.can_answer()):
+            return ""  # a model that comes later does not take the others out of service
+        return f"waiting for {', '.join(waits)}"
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server is ending, and clients should turn away."""
+        return self._draining
+
+    def drain(self) -> None:
+        """Be ready no more; requests are still answered."""
+        self._draining = True
+
+    @contextmanager
+    def _use(self, spec: ModelSpec) -> Iterator[tuple[int, Batcher]]:
+        versions = self.models.get(spec.name, spec.version)
+        with versions.use(spec.version, label=spec.label) as found:
+            yield found
+
+    def _run(self, model: Batcher, request: PredictRequest) -> tuple[Tensors, Tensors]:
+        name = request.signature or DEFAULT_SIGNATURE
+        signature = model.signatures.get(name)
+        if signature is None:
+            raise SignatureNotFound(name)
+        inputs = request.read_inputs(signature)
+        _check_filter(signature, request.output_filter)
+        begun_s = time.monotonic()
+        outputs = model.call(name, inputs, patience=request.patience)
+        self._observe_runtime(begun_s, model_name=request.model.name, api="Predict")
+        return inputs, outputs
+
+    def _log_request(
+        self, name: str, response: PredictResponse | InferResponse, **given: Any
+    ) -> None:
+        if self.on_answered is None:
+            return
+        log = self.models.request_log_of(name)
+        if log is not None:
+            self.on_answered(Answered(log=log, response=response, **given))
+
+    def _infer(self, model: Batcher, request: InferRequest, task: Task, api: str) -> Inferred:
+        definition = model.signature_defs.get(task.signature)
+        if definition is None:
+            said = "Requested signature not found in model graph" if api == _SEVERAL else ""
+            said = said or "No signature was found with the name"
+            raise ServeError(Code.INVALID_ARGUMENT, f"{said}: {task.signature}")
+        check_signature(task, definition, by_name=self.check_method_names)
+        rows = joined_examples(request.examples, context=request.context)
+        begun_s = time.monotonic()
+        outputs = model.call(task.signature, {INPUT: rows}, patience=request.patience)
+        self._observe_runtime(begun_s, model_name=request.model.name, api=api)
+        self.metrics.example_counts.observe(len(rows), model=request.model.name)
+        self.metrics.example_count_total.add(len(rows), model=request.model.name)
+        return read_outputs(task, outputs, rows=len(rows))
+
+    def _observe_runtime(self, begun_s: float, *, model_name: str, api: str) -> None:
+        took_us = (time.monotonic() - begun_s) * 1e6
+        self.metrics.runtime_latency.observe(took_us, model_name=model_name, API=api, runtime="TF1")
+
+    @contextmanager
+    def _answering(self, entrypoint: str, trail: Trail, count: Counted | None) -> Iterator[None]:
+        """Turn an exception of a request into a `ServeError`, and record how it ended."""
+        begun_s, code = time.monotonic(), Code.OK
+        try:
+            with (
+                self.metrics.requests_under_way.held(entrypoint=entrypoint),
+                _as_serve_error(),
+            ):
+                yield
+        except ServeError as error:
+            code = error.code
+            raise
+        finally:
+            trail.code = code.name
+            if count is not None:
+                self.count(count, code, took_s=time.monotonic() - begun_s)
+
+    def count(self, request: Counted, code: Code, *, took_s: float) -> None:
+        """Count a finished request: all by their status, and the time of successful ones.
+
+        Args:
+            request: The model that it names, and its call; a name may be empty.
+            code: How it ended.
+            took_s: Its duration, seconds.
+        """
+        name = request.model_name
+        if name and name not in self.models.names():
+            name = UNKNOWN_MODEL
+        self.metrics.request_count.add(model_name=name, status=code.name)
+        if code is Code.OK:
+            self.metrics.request_latency.observe(
+                took_s * 1e6, model_name=name, API=request.api, entrypoint=request.entrypoint
+            )
+
+
+_SEVERAL = "MultiInference"
+
+
+def _api(tasks: Sequence[Task]) -> str:
+    """TensorFlow Serving's name of the call, for its metrics."""
+    if len(tasks) > 1:
+        return _SEVERAL
+    return "Classify" if tasks[0].method == CLASSIFY else "Regress"
+
+
+@contextmanager
+def _as_serve_error() -> Iterator[None]:
+    """The one place where an exception gets its code: the edge of the request handlers."""
+    try:
+        yield
+    except ServeError:
+        raise
+    except UserError as error:
+        raise ServeError(Code.INVALID_ARGUMENT, error.line()) from error
+    except tf.errors.ResourceExhaustedError as error:
+        _log.error("a request did not fit in memory: %s", first_line(error))
+        raise ServeError(Code.RESOURCE_EXHAUSTED, first_line(error)) from error
+    except tf.errors.OpError as error:
+        _log.exception("the model failed")
+        raise ServeError(Code(error.error_code), "the model failed; the log says how") from error
+    except Exception as error:
+        _log.exception("a request met a bug")
+        raise ServeError(Code.INTERNAL, "the server has a bug; its log says more") from error
+
+
+def _check_filter(signature: Signature, wanted: tuple[str, ...]) -> None:
+    """Source: TensorFlow Serving, `predict_util.cc`, for the texts and their order."""
+    for number, name in enumerate(wanted):
+        if name not in signature.outputs:
+            known = ",".join(sorted(signature.outputs))
+            raise ServeError(
+                Code.INVALID_ARGUMENT,
+                f"output tensor alias not found in signature: {name} "
+                f"Outputs expected to be in the set {{{known}}}.",
+            )
+        if name in wanted[:number]:
+            raise ServeError(Code.INVALID_ARGUMENT, f"duplicate output tensor alias: {name}")
+
+
+def _filtered(outputs: Tensors, wanted: tuple[str, ...]) -> Tensors:
+    return {name: outputs[name] for name in wanted} if wanted else outputs

@@ -1,0 +1,1 @@
+"""A SavedModel on disk -> a checked session."""

@@ -1,0 +1,333 @@
+"""What was checked of a SavedModel into a session, in pieces that leave the interpreter to others.
+
+TensorFlow's own loader (`tf.compat.v1.saved_model.load`) parses the file once more, and imports the
+graph in one call that holds the interpreter's lock for all of its C++: most of that infers the shapes
+within every function, which no answer needs. Here only what is reached is imported,
+function by function and some nodes at a time, without that; restoring, initialising and optimising
+hold no lock anyway.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+
+from stoker.core.errors import Plain, UserError
+from stoker.export.callpath import SERVE_TAG, LoadedModel, first_line, not_loadable
+from stoker.export.sessions import session_config
+from stoker.serve.loading.graph_reachability import (
+    INIT_COLLECTIONS,
+    INIT_SIGNATURE,
+    in_order,
+    node_of,
+    nodes_by_name,
+    reached,
+    reached_functions,
+    roots_of,
+)
+from stoker.serve.loading.object_graph import load_object_graph, unrestored_variables
+from stoker.serve.loading.saved_model import assets_of
+from stoker.serve.runtime.gil_yield import Breathe, hurry
+
+_log = logging.getLogger(__name__)
+
+_NODES = 20
+"""Nodes of one piece: one costs about 50 us, a part of them in C++ that holds the lock."""
+
+_Fill = Callable[
+    [tf.compat.v1.Session, meta_graph_pb2.MetaGraphDef, Path, Breathe],
+    None,
+]
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_COLOCATED = b"loc:@"
+
+_FAILURES = (OSError, RuntimeError, ValueError, TypeError, KeyError, DecodeError, tf.errors.OpError)
+"""What TensorFlow raises for a graph or a checkpoint that it does not take."""
+
+
+def load_checked(
+    folder: Path,
+    saved: saved_model_pb2.SavedModel,
+    *,
+    breathe: Breathe = hurry,
+    session: tf.compat.v1.ConfigProto | None = None,
+    tags: Sequence[str] = (SERVE_TAG,),
+) -> LoadedModel:
+    """Load what `check_model` gave.
+
+    Args:
+        folder: Where its variables and assets are.
+        saved: The file's content.
+        breathe: Called between the pieces.
+        session: Its session's configuration; None for the default.
+        tags: Those of the graph that is loaded.
+
+    Raises:
+        UserError: it is damaged, has no callable signature, or does not fit in memory.
+    """
+    meta_graph = _to_be_served(saved, tags)
+    if meta_graph is None:
+        raise not_loadable(folder, _tags(saved), tags=",".join(tags))
+    unrestored = unrestored_variables(meta_graph)
+    if unrestored:
+        try:
+            return load_object_graph(meta_graph, _definitions(meta_graph), folder)
+        except tf.errors.ResourceExhaustedError as error:
+            raise too_large(folder, error) from error
+        except _FAILURES as error:
+            variable = min(unrestored)
+            raise not_loadable(
+                folder, f"its variable {variable!r} is not restored: {first_line(error)}"
+            ) from error
+    how = _How(breathe=breathe, session=session or session_config())
+    try:
+        try:
+            if _names_its_restore(meta_graph):
+                return _loaded(meta_graph, folder, _fill_in_pieces, how)
+        except tf.errors.ResourceExhaustedError:
+            raise  # a second attempt would need as much memory
+        except _FAILURES as error:
+            _log.info("%s is loaded in one piece: %s", folder, first_line(error))
+        return _loaded(meta_graph, folder, _fill, how)
+    except tf.errors.ResourceExhaustedError as error:
+        raise too_large(folder, error) from error
+    except _FAILURES as error:
+        raise not_loadable(folder, first_line(error)) from error
+
+
+def too_large(folder: Path, error: tf.errors.ResourceExhaustedError) -> UserError:
+    """The error for a model that does not fit in memory."""
+    return UserError(
+        f"{folder} must fit in the memory of its device",
+        got=Plain(first_line(error)),
+        fix="Serve fewer models or use fewer --workers, raise --per_process_gpu_memory_fraction or "
+        "--max-memory-mb where one is set, or add --unload-first to unload the version before.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _How:
+    """Turns a graph into a model."""
+
+    breathe: Breathe
+    session: tf.compat.v1.ConfigProto
+
+
+def _loaded(
+    meta_graph: meta_graph_pb2.MetaGraphDef,
+    folder: Path,
+    fill: _Fill,
+    how: _How,
+) -> LoadedModel:
+    """A session that `fill` has imported and restored the graph in, ready to be called."""
+    graph = tf.Graph()
+    session = tf.compat.v1.Session(graph=graph, config=how.session)
+    try:
+        with graph.as_default():
+            fill(session, meta_graph, folder, how.breathe)
+            how.breathe()
+            _initialise(session, meta_graph, folder)
+        how.breathe()
+        return _bound(LoadedModel(session, _definitions(meta_graph), folder))
+    except _FAILURES:
+        session.close()
+        raise
+
+
+def _fill_in_pieces(
+    session: tf.compat.v1.Session,
+    meta_graph: meta_graph_pb2.MetaGraphDef,
+    folder: Path,
+    breathe: Breathe,
+) -> None:
+    for piece in _pieces(meta_graph, breathe):
+        _import(session.graph, piece, meta_graph)
+        breathe()
+    _restore(session, meta_graph, folder)
+
+
+def _fill(
+    session: tf.compat.v1.Session,
+    meta_graph: meta_graph_pb2.MetaGraphDef,
+    folder: Path,
+    breathe: Breathe,
+) -> None:
+    """As TensorFlow's loader does: it knows older forms, and what it refuses, it gives the reason of."""
+    whole = meta_graph_pb2.MetaGraphDef()
+    whole.CopyFrom(meta_graph)
+    for function in whole.graph_def.library.function:
+        # It could take the place of one that is called, and only those were checked.
+        function.attr.pop("api_implements", None)
+    saver = tf.compat.v1.train.import_meta_graph(whole)
+    breathe()
+    if saver is not None:
+        saver.restore(session, str(folder / "variables" / "variables"))
+
+
+def _to_be_served(
+    saved: saved_model_pb2.SavedModel, tags: Sequence[str]
+) -> meta_graph_pb2.MetaGraphDef | None:
+    tagged = (found for found in saved.meta_graphs if set(found.meta_info_def.tags) == set(tags))
+    return next(tagged, None)
+
+
+def _tags(saved: saved_model_pb2.SavedModel) -> str:
+    found = ", ".join(str(sorted(each.meta_info_def.tags)) for each in saved.meta_graphs)
+    return f"graphs with the tags {found}" if found else "no graph"
+
+
+def _names_its_restore(meta_graph: meta_graph_pb2.MetaGraphDef) -> bool:
+    keys = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS)
+    return meta_graph.HasField("saver_def") or not any(k in meta_graph.collection_def for k in keys)
+
+
+def _definitions(
+    meta_graph: meta_graph_pb2.MetaGraphDef,
+) -> dict[str, meta_graph_pb2.SignatureDef]:
+    """The signatures for themselves: a part of a message keeps all of it in memory, frozen weights too."""
+    found = {name: meta_graph_pb2.SignatureDef() for name in meta_graph.signature_def}
+    for name, copy in found.items():
+        copy.CopyFrom(meta_graph.signature_def[name])
+    return found
+
+
+def _bound(model: LoadedModel) -> LoadedModel:
+    if not model.signatures:
+        raise ValueError("it has no signature with inputs and outputs")
+    return model
+
+
+def _pieces(
+    meta_graph: meta_graph_pb2.MetaGraphDef, breathe: Breathe
+) -> Iterator[graph_pb2.GraphDef]:
+    """The graph in pieces of which each needs only those before it."""
+    whole = meta_graph.graph_def
+    roots = [*roots_of(meta_graph), node_of(meta_graph.saver_def.filename_tensor_name)]
+    kept = {node.name: node for node in reached(nodes_by_name(whole), roots)}
+    functions = reached_functions(whole.library, kept.values(), breathe=breathe)
+    if whole.library.gradient:
+        piece = _empty(whole)
+        piece.library.function.extend(functions)
+        names = {found.signature.name for found in functions}
+        piece.library.gradient.extend(g for g in whole.library.gradient if g.function_name in names)
+        yield piece
+    else:
+        for function in functions:
+            piece = _empty(whole)
+            piece.library.function.append(function)
+            yield piece
+    names = {found.signature.name for found in functions} | set(_CALLS)
+    for run in _runs(in_order(kept, breathe=breathe), kept):
+        piece = _empty(whole)
+        for name in run:
+            node = piece.node.add()
+            node.CopyFrom(kept[name])
+            if node.op in names:  # or the shapes within the function are inferred, at once
+                node.attr["_disable_call_shape_inference"].b = True
+        yield piece
+
+
+def _empty(whole: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    return graph_pb2.GraphDef(versions=whole.versions)
+
+
+def _runs(
+    names: Sequence[str], nodes: Mapping[str, node_def_pb2.NodeDef]
+) -> Iterator[Sequence[str]]:
+    """Names, in their order, cut where no two are parted that must come in one piece."""
+    place = {name: number for number, name in enumerate(names)}
+    ends = list(range(len(names)))  # at each place, how far the piece that holds it must reach
+    for name in names:
+        for tied in _tied_to(nodes[name]):
+            if tied in place:
+                first, last = sorted((place[name], place[tied]))
+                ends[first] = max(ends[first], last)
+    for name in names:
+        for needed in map(node_of, nodes[name].input):
+            if place.get(needed, -1) > place[name]:  # a ring
+                ends[place[name]] = max(ends[place[name]], place[needed])
+    start, reach = 0, -1
+    for number in range(len(names)):
+        reach = max(reach, ends[number])
+        if reach <= number and number + 1 - start >= _NODES:
+            yield names[start : number + 1]
+            start = number + 1
+    if start < len(names):
+        yield names[start:]
+
+
+def _tied_to(node: node_def_pb2.NodeDef) -> Iterator[str]:
+    """Nodes that must be imported with this one: only tensors can be handed from piece to piece."""
+    for name in node.input:
+        if name.startswith("^"):
+            yield node_of(name)
+    if "_class" in node.attr:
+        for place in node.attr["_class"].list.s:
+            yield place.removeprefix(_COLOCATED).decode(errors="replace")
+
+
+def _import(
+    graph: tf.Graph, piece: graph_pb2.GraphDef, meta_graph: meta_graph_pb2.MetaGraphDef
+) -> None:
+    own = {node.name for node in piece.node}
+    before = {
+        name: graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+        for name in itertools.chain.from_iterable(node.input for node in piece.node)
+        if node_of(name) not in own
+    }
+    info = meta_graph.meta_info_def
+    tf.graph_util.import_graph_def(
+        piece,
+        input_map=before,
+        name="",
+        producer_op_list=info.stripped_op_list if info.HasField("stripped_op_list") else None,
+    )
+
+
+def _restore(
+    session: tf.compat.v1.Session, meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path
+) -> None:
+    """Fill the variables; as `tf.compat.v1.train.Saver.restore`."""
+    saver = meta_graph.saver_def
+    if not meta_graph.HasField("saver_def"):
+        return
+    path = str(folder / "variables" / "variables")
+    if not tf.compat.v1.train.checkpoint_exists(path):
+        raise ValueError(f"The passed save_path is not a valid checkpoint: {path}")
+    session.run(saver.restore_op_name, {saver.filename_tensor_name: path})
+
+
+def _initialise(
+    session: tf.compat.v1.Session, meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path
+) -> None:
+    """Fill the tables, and whatever else the model's initialiser does."""
+    name = _initialiser(meta_graph)
+    if name is None:
+        return
+    present = {operation.name for operation in session.graph.get_operations()}
+    assets = {
+        found.tensor_info.name: str(folder / "assets" / found.filename)
+        for found in assets_of(folder, meta_graph)
+        if node_of(found.tensor_info.name) in present  # what nobody reads was not imported
+    }
+    session.run(session.graph.get_operation_by_name(name), assets)
+
+
+def _initialiser(meta_graph: meta_graph_pb2.MetaGraphDef) -> str | None:
+    if INIT_SIGNATURE in meta_graph.signature_def:
+        (info,) = meta_graph.signature_def[INIT_SIGNATURE].outputs.values()
+        return node_of(info.name)
+    for key in INIT_COLLECTIONS:
+        if key in meta_graph.collection_def:
+            (name,) = meta_graph.collection_def[key].node_list.value
+            return node_of(name)
+    return None

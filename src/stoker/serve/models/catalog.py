@@ -1,0 +1,282 @@
+"""All models of a server: found, watched each by its own thread, and looked up by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from stoker.export.repository import Repository
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.models.model_config import ModelConfig, RequestLogConfig
+from stoker.serve.models.servable import LoadOptions, State
+from stoker.serve.models.versions import ModelVersions
+
+_log = logging.getLogger(__name__)
+
+
+class Models:
+    """The models by name; a thread per model, so that one that loads long holds up no other."""
+
+    def __init__(
+        self,
+        *,
+        poll_s: float,
+        on_change: Callable[[], None] = lambda: None,
+        options: LoadOptions | None = None,
+    ) -> None:
+        """Args: poll_s: seconds between looks; on_change: called after each; options: for loading."""
+        self._options = options or LoadOptions()
+        self._poll_s = poll_s
+        self._on_change = on_change
+        self._by_name: dict[str, ModelVersions] = {}
+        self._named: set[str] = set()
+        self._root: Path | None = None
+        self._watches: dict[str, Watch] = {}
+        self._configuring = threading.Lock()
+        self._reloading = threading.Lock()
+
+    @property
+    def root(self) -> Path | None:
+        """The repository whose models are served, None where they are named one by one."""
+        return self._root
+
+    def watch_root(self, root: Path) -> None:
+        """Serve every model of a repository, those that come later too."""
+        self._root = root
+        repository = Repository(root)
+
+        def look() -> None:
+            new = [name for name in repository.models() if name not in self._by_name]
+            self._add([ModelConfig(name=name, base=repository.base(name)) for name in new])
+
+        self._watches["/"] = Watch(look, name="stoker-models", poll_s=self._poll_s)
+
+    def configure(self, configs: Sequence[ModelConfig]) -> None:
+        """Serve these models and no other; the server is not ready without each of them.
+
+        What is served already goes on without a gap; what is not named any more is unloaded after
+        its last request.
+        """
+        with self._configuring:
+            by_name = {config.name: config for config in configs}
+            self._named = set(by_name)
+            self._add([config for config in configs if config.name not in self._by_name])
+            for name, model in list(self._by_name.items()):
+                if name not in by_name:
+                    self._remove(name)
+                elif model.config != by_name[name]:
+                    model.reconfigure(by_name[name])
+                    self._watches[name].look_now()
+
+    def reload(
+        self, configs: Sequence[ModelConfig], *, allow_unavailable: bool, timeout_s: float
+    ) -> None:
+        """As `configure`, and wait until all can be called; labels move last.
+
+        Args:
+            configs: What is to be served.
+            allow_unavailable: Whether a label that is new may name a version that is not loaded.
+            timeout_s: Longest wait.
+
+        Raises:
+            ServeError: a model cannot be called in time, or a label names a version that is not
+                loaded; all else is done all the same.
+        """
+        with self._reloading:
+            labels = {name: dict(model.config.labels) for name, model in self._by_name.items()}
+            self.configure([dataclasses.replace(c, labels=labels.get(c.name, {})) for c in configs])
+            self._wait_until_tried(timeout_s)
+            for config in configs:
+                _check_labels(
+                    self.get(config.name),
+                    config,
+                    labels.get(config.name, {}),
+                    new=allow_unavailable,
+                )
+            self.configure(configs)
+
+    def names(self) -> list[str]:
+        """The names of all models, sorted."""
+        return sorted(self._by_name)
+
+    def get(self, name: str, version: int | None = None) -> ModelVersions:
+        """The model of a name; the version is for the error's text only.
+
+        Raises:
+            ServeError: there is none.
+        """
+        model = self._by_name.get(name)
+        if model is None:
+            wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+            raise ServeError(Code.NOT_FOUND, f"Servable not found for request: {wanted}")
+        return model
+
+    def waiting_for(self) -> list[str]:
+        """The models that keep the server from being ready; "a model" where there is none at all.
+
+        A model that the user named must be available. One that was found in a repository
+        and cannot be loaded does not take the others out of service.
+        """
+        known = dict(self._by_name)
+        waits = [
+            name
+            for name, model in known.items()
+            if not model.available and (name in self._named or not model.tried)
+        ]
+        if not waits and not self.can_answer():
+            return sorted(known) or ["a model"]
+        return sorted(waits)
+
+    def available(self) -> dict[str, bool]:
+        """Name -> whether it can be called, of every model."""
+        return {name: model.available for name, model in self._by_name.items()}
+
+    def request_log_of(self, name: str) -> RequestLogConfig | None:
+        """Which requests to a model are logged."""
+        model = self._by_name.get(name)
+        return None if model is None else model.config.request_log
+
+    def all_tried(self) -> bool:
+        """Whether there are models, and each had the looks that it needs to be loaded."""
+        known = list(self._by_name.values())
+        return bool(known) and all(model.tried for model in known)
+
+    def can_answer(self) -> bool:
+        """Whether any model can be called."""
+        return any(model.available for model in self._by_name.values())
+
+    def close(self) -> None:
+        """Stop watching and unload all."""
+        for watch in list(self._watches.values()):
+            watch.stop()
+        for watch in list(self._watches.values()):
+            watch.join()
+        for model in self._by_name.values():
+            model.close()
+
+    def _add(self, configs: Sequence[ModelConfig]) -> None:
+        """Know all before the first is looked at: with one loaded, the others are waited for."""
+        new = {config.name: ModelVersions(config, self._options) for config in configs}
+        self._by_name = {**self._by_name, **new}  # replaced whole: readers hold no lock
+        for name, model in new.items():
+            self._watches[name] = Watch(
+                model.poll,
+                name=f"stoker-versions-{name}",
+                poll_s=self._poll_s,
+                on_look=self._on_change,
+            )
+
+    def _remove(self, name: str) -> None:
+        model = self._by_name[name]
+        self._by_name = {known: m for known, m in self._by_name.items() if known != name}
+        watch = self._watches.pop(name)
+        watch.stop()
+        watch.join()
+        model.close()
+        _log.info("%s is not served any more", name)
+
+    def _wait_until_tried(self, timeout_s: float) -> None:
+        end_s = time.monotonic() + timeout_s
+        while waits := [n for n, m in self._by_name.items() if not m.tried]:
+            for name in waits:
+                self._watches[name].look_now()
+            if time.monotonic() > end_s:
+                break
+            time.sleep(_LOOK_S)  # the looks are other threads'; a version of others needs two
+        failed = [name for name, model in self._by_name.items() if not model.available]
+        if failed:
+            raise ServeError(Code.FAILED_PRECONDITION, self._said_of(failed))
+
+    def failed(self) -> str:
+        """Why named models can never become available with their current files; empty if they can.
+
+        A model without a version is waited for, because one may appear.
+        """
+        failed = [
+            name
+            for name, model in self._by_name.items()
+            if name in self._named
+            and model.tried
+            and not model.available
+            and {state for _, state, _ in model.statuses()} == {State.END}
+        ]
+        return self._said_of(failed) if failed else ""
+
+    def _said_of(self, failed: Sequence[str]) -> str:
+        said = [
+            f"{{name: {name} version: {version}}} due to error: {reason or 'not loaded yet'}"
+            for name in failed
+            for version, _, reason in self._by_name[name].statuses() or _NOTHING
+        ]
+        return f"{len(failed)} servable(s) did not become available: {{{', '.join(said)}}}"
+
+
+_NOTHING = [(0, State.START, "no version in its folder")]
+
+_LOOK_S = 0.1
+"""Time between two of the looks that somebody waits for, seconds."""
+
+
+class Watch:
+    """A thread that looks again and again."""
+
+    def __init__(
+        self,
+        look: Callable[[], None],
+        *,
+        name: str,
+        poll_s: float,
+        on_look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Args: look: what it does; name: the thread's; poll_s: time between; on_look: after each."""
+        self._look, self._on_look, self._poll_s = look, on_look, poll_s
+        self._stopped = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def look_now(self) -> None:
+        """Do not wait for the time of the next look."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Look no more after the look under way."""
+        self._stopped.set()
+        self._wake.set()
+
+    def join(self) -> None:
+        """Wait until it has stopped."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._wake.clear()
+            try:
+                self._look()
+                self._on_look()
+            except OSError as error:  # a lost mount: what is loaded serves on
+                _log.error("the models cannot be looked for: %s", error)
+            except Exception:  # noqa: BLE001 - one bad look must not end the watching
+                _log.exception("the models cannot be looked for")
+            if not self._stopped.is_set():
+                self._wake.wait(self._poll_s)
+
+
+def _check_labels(
+    model: ModelVersions, config: ModelConfig, before: dict[str, int], *, new: bool
+) -> None:
+    loaded = {version for version, state, _ in model.statuses() if state is State.AVAILABLE}
+    for label, version in config.labels.items():
+        if version in loaded or before.get(label) == version:
+            continue
+        if not new or label in before:
+            raise ServeError(
+                Code.FAILED_PRECONDITION,
+                f"Request to assign label {label} to version {version} of model {config.name}, "
+                "which is not currently available for inference",
+            )

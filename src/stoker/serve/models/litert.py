@@ -1,0 +1,280 @@
+"""Serves a version's `model.tflite` by LiteRT, as TensorFlow Serving does with `--prefer_tflite_model`.
+
+Source: TensorFlow Serving, `tflite_session.cc`: which signatures a file has, and what an error is called.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import struct
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from flatbuffers import flexbuffers
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import meta_graph_pb2
+
+from stoker.core.errors import DataError, Plain
+from stoker.export.callpath import DEFAULT_SIGNATURE, LoadedModel, first_line
+from stoker.export.litert import FILE
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.loading.saved_model import check_files
+
+_SIGNATURES = b"signature_defs_metadata"
+"""Where a file has TensorFlow's signatures. Source: tensorflow/lite/tools/signature."""
+
+_PREDICT = "tensorflow/serving/predict"
+
+_FAILURES = (ValueError, RuntimeError, TypeError)
+"""What LiteRT raises for a file or for inputs that it does not take."""
+
+_DAMAGED = (*_FAILURES, struct.error, IndexError, DecodeError, AttributeError)
+"""And what reading a damaged file raises."""
+
+_SMALL = 256
+"""Up to so many times the elements that the file's own inputs have, an interpreter is kept."""
+
+_UNUSUAL = 4
+"""Beyond, up to so many times the elements of recent calls: it gives no memory back that it once took."""
+
+_RECENT = 16
+"""Calls that count as recent."""
+
+_DEPRECATED = r"\s*Warning: tf\.lite\.Interpreter is deprecated"
+"""It is, for ai_edge_litert: a package more, of versions of its own. TensorFlow has it."""
+
+
+def load_litert(folder: Path, *, interpreters: int) -> tuple[LoadedModel, bool]:
+    """Load the `model.tflite` of a version.
+
+    Args:
+        folder: The version.
+        interpreters: Most calls that run at once; each takes memory for its tensors.
+
+    Returns:
+        The model, and whether a call of it may run for ever.
+
+    Raises:
+        DataError: the file is damaged, or has an operation that is not LiteRT's own.
+    """
+    check_files(folder)
+    try:
+        content = (folder / FILE).read_bytes()
+        endless = _checked(folder, content)
+        pool = _Pool(content, size=interpreters)
+        definitions = _read_signatures(content) or pool.signature()
+        runs = {name: pool.run_of(definition) for name, definition in definitions.items()}
+        return LoadedModel(None, definitions, folder, runs=runs), endless
+    except (OSError, *_DAMAGED) as error:
+        raise DataError(
+            f"{folder / FILE}: what is served must be one whole LiteRT model",
+            got=Plain(first_line(error)),
+            fix="Convert it again, or copy it again.",
+        ) from error
+
+
+def _checked(folder: Path, content: bytes) -> bool:
+    """Whether a file has a loop; LiteRT's own operations do nothing but compute.
+
+    Raises:
+        DataError: it has another operation.
+    """
+    from tensorflow.lite.python import schema_py_generated as schema
+
+    model = schema.Model.GetRootAs(content, 0)
+    codes = [model.OperatorCodes(number) for number in range(model.OperatorCodesLength())]
+    for code in codes:
+        if code.CustomCode() is not None:
+            raise DataError(
+                f"{folder / FILE}: a model must have only operations of LiteRT",
+                got=Plain(code.CustomCode().decode(errors="replace")[:80]),
+                fix="Convert it with TFLITE_BUILTINS alone, or serve its SavedModel.",
+            )
+    loops = (schema.BuiltinOperator.WHILE, schema.BuiltinOperator.STABLEHLO_WHILE)
+    # Older converters wrote the deprecated field alone; LiteRT takes the larger of the two.
+    return any(max(code.BuiltinCode(), code.DeprecatedBuiltinCode()) in loops for code in codes)
+
+
+def _read_signatures(content: bytes) -> dict[str, meta_graph_pb2.SignatureDef]:
+    """TensorFlow's signatures in the file; none as a rule, as its converter writes its own kind."""
+    from tensorflow.lite.python import schema_py_generated as schema
+
+    model = schema.Model.GetRootAs(content, 0)
+    for number in range(model.MetadataLength()):
+        metadata = model.Metadata(number)
+        if metadata.Name() == _SIGNATURES:
+            raw = model.Buffers(metadata.Buffer()).DataAsNumpy().tobytes()
+            texts = flexbuffers.GetRoot(raw).AsMap
+            return {
+                str(key.AsKey): meta_graph_pb2.SignatureDef.FromString(text.AsStringBytes)
+                for key, text in zip(texts.Keys, texts.Values, strict=True)
+            }
+    return {}
+
+
+class _Pool:
+    """The interpreters of a model; each is used by one thread at a time, and made when it is needed."""
+
+    def __init__(self, content: bytes, *, size: int) -> None:
+        self._content = content
+        self._free: queue.SimpleQueue[_Interpreter] = queue.SimpleQueue()
+        self._left = threading.Semaphore(size)
+        first = _Interpreter(content)
+        self._inputs = _by_name(first.model.get_input_details())
+        self._outputs = _by_name(first.model.get_output_details())
+        self._small = _SMALL * sum(math.prod(each["shape"]) for each in self._inputs.values())
+        self._recent = 0.0
+        self._free.put(first)
+
+    def signature(self) -> dict[str, meta_graph_pb2.SignatureDef]:
+        """The one that TensorFlow Serving makes up: the tensors' names, without the number behind them.
+
+        Where two names differ in the number alone, they keep it: else one would hide the other.
+        """
+        definition = meta_graph_pb2.SignatureDef(method_name=_PREDICT)
+        for details, infos in (
+            (self._inputs, definition.inputs),
+            (self._outputs, definition.outputs),
+        ):
+            short = Counter(name.partition(":")[0] for name in details)
+            for name, detail in details.items():
+                start = name.partition(":")[0]
+                info = infos[start if short[start] == 1 else name]
+                info.name = name
+                info.dtype = tf.as_dtype(detail["dtype"]).as_datatype_enum
+                info.tensor_shape.CopyFrom(tf.TensorShape(detail["shape"]).as_proto())
+        return {DEFAULT_SIGNATURE: definition}
+
+    def run_of(
+        self, definition: meta_graph_pb2.SignatureDef
+    ) -> Callable[..., list[np.ndarray[Any, Any]]]:
+        """What runs a signature: takes its inputs in the order of their names, and gives its outputs so."""
+        feeds = [_index(self._inputs, info.name) for _, info in sorted(definition.inputs.items())]
+        fetches = [
+            _index(self._outputs, info.name) for _, info in sorted(definition.outputs.items())
+        ]
+        if sorted(feeds) != sorted(detail["index"] for detail in self._inputs.values()):
+            # What no client gives would be what the client before had given.
+            raise ValueError(
+                f"its signature must name each of {len(self._inputs)} input tensors once, "
+                f"got {sorted(info.name for info in definition.inputs.values())}"
+            )
+        details = {detail["index"]: detail for detail in self._inputs.values()}
+
+        def run(*given: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+            arrays = [_as_in_file(details[i], array) for i, array in zip(feeds, given, strict=True)]
+            with self._left:
+                try:
+                    interpreter = self._free.get_nowait()
+                except queue.Empty:
+                    interpreter = _Interpreter(self._content)
+                # One that failed is left to the collector: what it holds is half of that call.
+                found = interpreter.call(dict(zip(feeds, arrays, strict=True)), fetches)
+                self._keep(interpreter, sum(array.size for array in arrays))
+                return found
+
+        return run
+
+    def _keep(self, interpreter: _Interpreter, elements: int) -> None:
+        """Keep an interpreter for the next call, unless an unusually large one has blown it up."""
+        interpreter.most = max(interpreter.most, elements)
+        self._recent += (elements - self._recent) / _RECENT
+        if interpreter.most <= max(self._small, _UNUSUAL * self._recent):
+            self._free.put(interpreter)
+
+
+class _Interpreter:
+    """LiteRT's, with the shapes that its inputs have now."""
+
+    def __init__(self, content: bytes) -> None:
+        warnings.filterwarnings("ignore", message=_DEPRECATED)
+        self.model = tf.lite.Interpreter(model_content=content, num_threads=1)
+        self.model.allocate_tensors()
+        self.most = 0
+        """Elements of the inputs of its largest call."""
+        self._shapes = {
+            detail["index"]: tuple(detail["shape"]) for detail in self.model.get_input_details()
+        }
+
+    def call(
+        self, feeds: Mapping[int, np.ndarray[Any, Any]], fetches: Sequence[int]
+    ) -> list[np.ndarray[Any, Any]]:
+        """Run the model once.
+
+        Raises:
+            ServeError: it does not take these inputs.
+        """
+        said = "Failed to resize input tensor"
+        try:
+            changed = {
+                i: array.shape for i, array in feeds.items() if array.shape != self._shapes[i]
+            }
+            for index, shape in changed.items():
+                self.model.resize_tensor_input(index, shape)
+            if changed:
+                said = "Failed to allocate tensors"
+                self.model.allocate_tensors()
+                self._shapes |= changed
+            said = "Failed to invoke TfLite interpreter"
+            for index, array in feeds.items():
+                self.model.set_tensor(index, array)
+            self.model.invoke()
+            return [np.asarray(self.model.get_tensor(index)) for index in fetches]
+        except _FAILURES as error:
+            raise ServeError(Code.INTERNAL, f"{said}: {first_line(error)}") from error
+
+
+def _by_name(details: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    found = {detail["name"]: detail for detail in details}
+    if len(found) < len(details):
+        raise ValueError("two of its inputs or outputs have the same name")
+    return found
+
+
+def _as_in_file(detail: Mapping[str, Any], array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An input of the rank that the file has, as [1] is taken for [1, 1].
+
+    LiteRT's operations trust the sizes that they are given; only the number of rows, and what the file
+    leaves open, is the client's.
+
+    Raises:
+        ServeError: the file has another shape.
+    """
+    own = tuple(map(int, detail["shape"]))
+    opened = tuple(map(int, detail["shape_signature"]))
+    opened = opened if len(opened) == len(own) else own
+    shape = array.shape
+    if len(shape) < len(own) and -1 not in opened[1:]:
+        inner = [size for size in shape[1:] if size != 1]
+        if inner == [size for size in own[1:] if size != 1]:
+            shape = (*shape[:1], *own[1:]) if shape else own
+    fits = len(shape) == len(own) and all(
+        size == there or (size > 0 and (number == 0 or is_open == -1))
+        for number, (size, there, is_open) in enumerate(zip(shape, own, opened, strict=True))
+    )
+    if not fits or array.size != math.prod(shape):
+        wanted = ", ".join(
+            "?" if n == 0 or size == -1 else str(size) for n, size in enumerate(opened)
+        )
+        raise ServeError(
+            Code.INVALID_ARGUMENT,
+            f"input {detail['name']!r} must have the shape [{wanted}] and at least one row, "
+            f"got {list(array.shape)}",
+        )
+    return array.reshape(shape)
+
+
+def _index(details: Mapping[str, Mapping[str, Any]], name: str) -> int:
+    """The tensor of a name; an early converter left the number behind the names out."""
+    detail = details.get(name) or details.get(name.partition(":")[0])
+    if detail is None:
+        raise ValueError(f"its signature names an unknown tensor {name!r}")
+    index: int = detail["index"]
+    return index

@@ -1,0 +1,269 @@
+"""One version of one model: its life from START to END, and who is using it."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import tensorflow as tf
+
+from stoker.core.errors import UserError
+from stoker.export.callpath import SERVE_TAG
+from stoker.export.litert import FILE as LITERT_FILE
+from stoker.export.repository import verify
+from stoker.export.sessions import has_gpu
+from stoker.serve.batching.batcher import Batcher
+from stoker.serve.batching.config import (
+    PARAMETERS_FILE,
+    BatchingConfig,
+    WarmSizes,
+    read_batching_parameters,
+)
+from stoker.serve.batching.sizes import is_compiled, with_sizes
+from stoker.serve.runtime.gil_yield import Breath, Breathe, hurry
+from stoker.serve.errors import ServeError
+from stoker.serve.models.litert import load_litert
+from stoker.serve.loading.session import load_checked, too_large
+from stoker.serve.loading.endless_loops import may_not_end
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.models.load_error import reason_of
+from stoker.serve.runtime.stuck_calls import Runs
+from stoker.serve.loading.safety import check_model
+from stoker.serve.models.warm_up import warm_up
+
+_log = logging.getLogger(__name__)
+
+
+class State(enum.IntEnum):
+    """Where a version is in its life.
+
+    Source: tensorflow_serving/apis/get_model_status.proto, ModelVersionStatus.State.
+    """
+
+    START = 10
+    LOADING = 20
+    AVAILABLE = 30
+    UNLOADING = 40
+    END = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How versions are loaded and called; the same for all of a server."""
+
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    """How requests are joined."""
+
+    per_model_batching: bool = False
+    """Whether a version's own `batching_params.pbtxt` takes the place of that."""
+
+    allow_ops: frozenset[str] = frozenset()
+    """Operations that a model may have beside those that only compute."""
+
+    runs: Runs | None = None
+    """What watches over calls; they may take for ever if None."""
+
+    warm_up: bool = True
+    """Whether a version's own warm-up requests are run."""
+
+    warm_up_times: int = 1
+    """How often each of these is run."""
+
+    saved_model_tags: tuple[str, ...] = (SERVE_TAG,)
+    """The tags of the graph of a SavedModel that is served."""
+
+    warm_sizes: WarmSizes = "auto"
+    """Whether batches are padded to sizes that are run before a version takes requests."""
+
+    warm_s: float = 300.0
+    """Longest time for running these sizes, seconds."""
+
+    session: tf.compat.v1.ConfigProto | None = None
+    """Configuration of sessions; None for the default."""
+
+    unload_first: bool = False
+    """Whether what a new version replaces is unloaded before that is loaded, not after: two do not
+    have to fit in memory, and nothing is served in between."""
+
+    litert_interpreters: int = 0
+    """Calls of a version's `model.tflite` that run at once; 0 serves its SavedModel."""
+
+    metrics: ServeMetrics | None = None
+    """What batches are counted in."""
+
+
+class Servable:
+    """A version that is loaded once, used by many threads, and unloaded when the last is done."""
+
+    def __init__(
+        self, version: int, path: Path, options: LoadOptions | None = None, *, model_name: str = ""
+    ) -> None:
+        """Args: version: its number; path: its folder; options: how it is loaded; model_name."""
+        self._model_name = model_name
+        self._options = options or LoadOptions()
+        self.version = version
+        self.path = path
+        self.state = State.START
+        self.reason = ""
+        self._model: Batcher | None = None
+        self._users = 0
+        self._changed = threading.Condition(threading.Lock())
+
+    def load(self) -> bool:
+        """Check the files, load them, and become AVAILABLE; or END with the reason.
+
+        Returns:
+            Whether the version can be used now.
+        """
+        self._become(State.LOADING)
+        try:
+            self._model = (
+                _beside(lambda: self._loaded(Breath()))
+                if _first_is_loaded.is_set()
+                else self._loaded(hurry)
+            )
+        except (UserError, ServeError) as error:
+            _log.error("%s cannot be loaded: %s", self.path, error)
+            self._become(State.END, reason=reason_of(error, self.path))
+            return False
+        except Exception as error:  # noqa: BLE001 - a foreign file must not end the watching
+            _log.exception("%s cannot be loaded", self.path)
+            self._become(State.END, reason=reason_of(error, self.path))
+            return False
+        self._become(State.AVAILABLE)
+        _first_is_loaded.set()
+        return True
+
+    def _loaded(self, breathe: Breathe) -> Batcher:
+        verify(self.path)
+        options, batching = self._options, self._options.batching
+        parameters = self.path / PARAMETERS_FILE
+        if options.per_model_batching and parameters.is_file():
+            batching = read_batching_parameters(parameters)
+        if options.litert_interpreters and (self.path / LITERT_FILE).is_file():
+            loaded, endless = load_litert(self.path, interpreters=options.litert_interpreters)
+        else:
+            saved = check_model(self.path, allow=options.allow_ops, breathe=breathe)
+            endless = may_not_end(saved, breathe=breathe)
+            batching = with_sizes(
+                batching, options.warm_sizes, compiled=is_compiled(saved), gpu=has_gpu()
+            )
+            loaded = load_checked(
+                self.path,
+                saved,
+                breathe=breathe,
+                session=options.session,
+                tags=options.saved_model_tags,
+            )
+        model = Batcher(
+            loaded,
+            batching,
+            name=self._model_name,
+            metrics=options.metrics,
+            runs=options.runs,
+            may_not_end=endless,
+        )
+        try:
+            self._warm(model)
+        except tf.errors.ResourceExhaustedError as error:
+            model.close()
+            raise too_large(self.path, error) from error
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+    def _warm(self, model: Batcher) -> None:
+        """Run the version's own warm-up requests, then each size that its batches are padded to."""
+        options = self._options
+        times = options.warm_up_times
+        count, samples = warm_up(model, self.path, times=times) if options.warm_up else (0, {})
+        if count:
+            _log.info("%s was warmed by %d requests of its own", self.path, count)
+        if options.warm_sizes == "off":
+            return
+        began_s = time.monotonic()
+        runs = model.warm_up(samples, budget_s=options.warm_s)
+        if runs:
+            took_s = time.monotonic() - began_s
+            _log.info(
+                "%s was warmed by %d runs of its batch sizes in %.1f s", self.path, runs, took_s
+            )
+
+    def hold(self) -> Batcher | None:
+        """The loaded model, which is not unloaded until `release`; None if it is not there."""
+        with self._changed:
+            model = self._model if self.state is State.AVAILABLE else None
+            self._users += model is not None
+        return model
+
+    def release(self) -> None:
+        """Hold the model no more; once for each `hold` that gave it."""
+        with self._changed:
+            self._users -= 1
+            if not self._users and self.state is State.UNLOADING:
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[Batcher | None]:
+        """Hold the loaded model, so that it is not unloaded meanwhile; None if it is not there."""
+        model = self.hold()
+        try:
+            yield model
+        finally:
+            if model is not None:
+                self.release()
+
+    def unload(self) -> None:
+        """Take no new user, wait for those under way, and give the memory back."""
+        with self._changed:
+            if self.state is not State.AVAILABLE:
+                return
+            self.state = State.UNLOADING
+            self._changed.wait_for(lambda: self._users == 0)
+            model, self._model = self._model, None
+        if model is not None:
+            model.close()
+        self._become(State.END)
+
+    def _become(self, state: State, *, reason: str = "") -> None:
+        with self._changed:
+            self.state, self.reason = state, reason
+
+
+_NICE = 10
+"""How far a load stands back behind requests, in the scheduler's steps; 19 is the furthest.
+
+Further would hurt: where a core is busy, all of Python waits for a thread that holds its lock and does not
+get the core. Seen beside one busy thread: 16 to 81 ms here, 231 ms at 19, 816 ms at `SCHED_IDLE`.
+"""
+
+_first_is_loaded = threading.Event()
+"""Set when a version was loaded: TensorFlow has made its threads by then, which inherit the priority."""
+
+_T = TypeVar("_T")
+
+
+def _beside(work: Callable[[], _T]) -> _T:
+    """Do something in a thread of low priority; what it raises is raised here."""
+    done: Future[_T] = Future()
+
+    def run() -> None:
+        with contextlib.suppress(OSError, AttributeError):  # elsewhere a thread has none of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="stoker-load", daemon=True).start()
+    return done.result()

@@ -1,0 +1,93 @@
+"""Requests that a version brings with it, run before it takes others.
+
+Source: TensorFlow Serving, "SavedModel Warmup": `assets.extra/tf_serving_warmup_requests`, a TFRecord
+of `PredictionLog`, at most 1,000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from tensorflow_serving.apis import input_pb2, prediction_log_pb2
+
+from stoker.export.callpath import DEFAULT_SIGNATURE
+from stoker.export.repository import WARM_UP_FILE
+from stoker.serve.batching.batcher import Batcher
+from stoker.serve.batching.joined import Array, rows_of
+from stoker.serve.models.examples import INPUT, joined_examples
+from stoker.serve.models.prediction_logs import damaged, read_records
+from stoker.serve.tensor_protos import to_array
+
+MAX_RECORDS = 1000
+"""Most requests in the file; TensorFlow Serving's limit."""
+
+
+Samples = dict[str, Mapping[str, Array]]
+"""Signature -> the inputs of the first request for it."""
+
+
+def warm_up(model: Batcher, folder: Path, *, times: int = 1) -> tuple[int, Samples]:
+    """Run the requests of a version.
+
+    Args:
+        model: The version.
+        folder: Its folder.
+        times: How often each is run.
+
+    Returns:
+        The number of requests, and the first one with rows for each signature.
+
+    Raises:
+        DataError: the file is damaged, or holds more records than it may.
+        UserError: the model refused a request.
+        ServeError: a request names a signature that is not there.
+    """
+    path = folder / WARM_UP_FILE
+    samples: Samples = {}
+    if not path.is_file():
+        return 0, samples
+    count = 0
+    for record in read_records(path):
+        count += 1
+        if count > MAX_RECORDS:
+            raise damaged(path, f"Number of warmup records exceeds the maximum ({MAX_RECORDS})")
+        try:
+            log = prediction_log_pb2.PredictionLog.FromString(record)
+        except DecodeError as error:
+            raise damaged(path, f"record {count} is no PredictionLog") from error
+        for signature, inputs in _requests(log, path):
+            for _ in range(times):
+                model.call(signature, inputs)
+            if rows_of(list(inputs.values())):
+                samples.setdefault(signature, inputs)
+    return count, samples
+
+
+def _requests(
+    log: prediction_log_pb2.PredictionLog, path: Path
+) -> Iterator[tuple[str, Mapping[str, Array]]]:
+    """The calls in a record, each with its signature and inputs."""
+    kind = log.WhichOneof("log_type")
+    if kind == "predict_log":
+        request = log.predict_log.request
+        inputs = {key: to_array(value, name=key) for key, value in request.inputs.items()}
+        yield request.model_spec.signature_name or DEFAULT_SIGNATURE, inputs
+    elif kind in ("classify_log", "regress_log"):
+        asked = getattr(log, kind).request
+        yield _examples(asked.model_spec.signature_name, asked.input)
+    elif kind == "multi_inference_log":
+        for task in log.multi_inference_log.request.tasks:
+            yield _examples(task.model_spec.signature_name, log.multi_inference_log.request.input)
+    else:
+        raise damaged(path, f"Unsupported log_type for warmup: {kind}")
+
+
+def _examples(signature: str, given: input_pb2.Input) -> tuple[str, Mapping[str, Array]]:
+    examples, context = given.example_list.examples, b""
+    if given.WhichOneof("kind") == "example_list_with_context":
+        examples = given.example_list_with_context.examples
+        context = given.example_list_with_context.context.SerializeToString()
+    rows = joined_examples([one.SerializeToString() for one in examples], context=context)
+    return signature or DEFAULT_SIGNATURE, {INPUT: rows}

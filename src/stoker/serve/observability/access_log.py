@@ -1,0 +1,135 @@
+"""What is told of each request that was answered: who asked what, how it ended, and where the time went.
+
+No body and no key is ever in it. A request that HTTP itself did not let through (headers too large or
+too slow, too many connections) never came to a handler, and is not told of.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stoker.serve.request_record import Trail
+
+_MAX_CHARS = 256
+"""Longest text of a client's in a line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One request and its end."""
+
+    protocol: str
+    """ "REST" or "GRPC"."""
+
+    method: str
+    """ "POST /v1/models/M:predict", or the name of the call."""
+
+    status: int | str
+    """The HTTP status, or the canonical code's name."""
+
+    trail: Trail
+    """What became known of it."""
+
+    peer: str = ""
+    """The client's address."""
+
+    bytes_in: int = 0
+    """Of its body as it came over the wire, gRPC: of its message."""
+
+    bytes_out: int = 0
+    """Of the answer's body."""
+
+    request_id: str = ""
+    """What the client called it by `X-Request-Id`, or a random name."""
+
+    key: str = ""
+    """The name of the key that it came with; never the key."""
+
+    caller: Mapping[str, str] = field(default_factory=dict)
+    """What its client said of the trace that it belongs to; `caller_of` makes it."""
+
+    at_s: float = field(default_factory=time.time)
+    """When it was over, by the wall clock."""
+
+    def line(self, now_s: float) -> str:
+        """The entry as JSON.
+
+        Args:
+            now_s: When it was over, by the monotonic clock.
+        """
+        trail = self.trail
+        at = dt.datetime.fromtimestamp(self.at_s, dt.UTC)
+        said = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "peer": self.peer,
+            "protocol": self.protocol,
+            "method": self.method[:_MAX_CHARS],
+            "model": trail.model[:_MAX_CHARS],
+            "version": trail.version,
+            "signature": trail.signature[:_MAX_CHARS],
+            "rows": trail.rows,
+            "status": self.status,
+            "ms_total": round((now_s - trail.began_s) * 1e3, 3),
+            "ms_queue": round(trail.queued_s * 1e3, 3),
+            "ms_run": round(trail.run_s * 1e3, 3),
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "request_id": self.request_id[:_MAX_CHARS],
+            "key": self.key,
+        }
+        return json.dumps(said)
+
+
+class AccessLog(Protocol):
+    """Is told of each request that is over; whoever tells it waits for nothing."""
+
+    def add(self, entry: Entry) -> None:
+        """Take note of a request; returns at once."""
+
+    def close(self) -> None:
+        """Finish what waits; no more requests come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Tells each of several."""
+
+    parts: tuple[AccessLog, ...]
+
+    def add(self, entry: Entry) -> None:
+        """Tell each of a request."""
+        for part in self.parts:
+            part.add(entry)
+
+    def close(self) -> None:
+        """End each."""
+        for part in self.parts:
+            part.close()
+
+
+_CALLER = frozenset((b"traceparent", b"tracestate", "traceparent", "tracestate"))
+"""Headers by which a client says which trace its request belongs to. Source: W3C Trace Context."""
+
+
+def caller_of(headers: Iterable[tuple[str | bytes, str | bytes]]) -> dict[str, str]:
+    """What a client says of the trace that its request belongs to.
+
+    Args:
+        headers: Names in lower case and values, of HTTP or of gRPC's metadata.
+    """
+    return {_text(name): _text(value) for name, value in headers if name in _CALLER}
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
+def request_id_of(sent: str) -> str:
+    """What a client calls its request, if that can be printed; a random name otherwise."""
+    return sent if sent and sent.isascii() and sent.isprintable() else os.urandom(8).hex()

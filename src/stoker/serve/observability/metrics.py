@@ -1,0 +1,385 @@
+"""What the server counts, in TensorFlow Serving's names, as Prometheus reads them.
+
+prometheus-client cannot write these: it adds `_total` to the name of every counter.
+
+Several workers count into files of one folder; whichever of them is asked adds them all up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from stoker.serve.runtime.machine import gpu_memory, resident_bytes
+from stoker.serve.runtime.shared_counters import Cells, read_cells
+
+LATENCY_BOUNDS_US = tuple(10 * 1.8**power for power in range(33))
+"""Upper bounds of the latency buckets, microseconds; TensorFlow Serving's own."""
+
+COUNT_BOUNDS = tuple(float(2**power) for power in range(14))
+"""Upper bounds of the buckets for rows and batches; TensorFlow Serving's own, less the last."""
+
+UNKNOWN_MODEL = "other"
+"""The label of every model that is not served: clients must not invent series."""
+
+MOST_ROWS = 20_000
+"""Rows of a worker, of all metrics: those of some thousand models. Beyond them a new model counts as
+`UNKNOWN_MODEL`: no row ever goes, and who configures names and removes them again must not fill
+the memory with them."""
+
+_OF_MODELS = ("model_name", "model")
+
+FILE_SUFFIX = ".metrics"
+"""How the name of a worker's file ends."""
+
+Labels = tuple[tuple[str, str], ...]
+
+COUNTING = threading.Lock()
+"""Of all numbers: who counts several things of one request takes it once."""
+
+
+class _Metric:
+    """A name with rows of numbers, one for each combination of labels."""
+
+    kind = ""
+
+    def __init__(self, name: str, help_text: str, *, cells: Cells | None = None) -> None:
+        """Args: name: the metric's full name; help_text: one line; cells: where the numbers are."""
+        self.name, self.help_text = name, help_text
+        self._cells = cells or Cells()
+        self._rows: dict[Labels, memoryview[float]] = {}
+
+    @property
+    def _width(self) -> int:
+        """Numbers in a row."""
+        return 1
+
+    def lines(self) -> list[str]:
+        """The samples of this process, one a line."""
+        return self.lines_of(self.found_in(self._cells.rows()))
+
+    def found_in(self, rows: dict[str, list[float]]) -> dict[Labels, list[float]]:
+        """Those of some rows that are this metric's, by their labels."""
+        found = {}
+        for key, values in rows.items():
+            name, *labels = json.loads(key)
+            if name == self.name:
+                found[tuple((label, value) for label, value in labels)] = values
+        return found
+
+    def lines_of(self, rows: dict[Labels, list[float]]) -> list[str]:
+        """The samples of some rows, one a line."""
+        return [sample(self.name, labels, values[0]) for labels, values in rows.items()]
+
+    def total(self) -> float:
+        """The first number of every row of this process, added up."""
+        with COUNTING:
+            return sum(row[0] for row in self._rows.values())
+
+    def _row(self, labels: Labels) -> memoryview[float]:
+        row = self._rows.get(labels)
+        if row is None:
+            if not self._cells.has_room(self._key(labels), most=MOST_ROWS):
+                labels = tuple(
+                    (label, UNKNOWN_MODEL if label in _OF_MODELS else value)
+                    for label, value in labels
+                )
+            row = self._rows[labels] = self._cells.row(self._key(labels), self._width)
+        return row
+
+    def _key(self, labels: Labels) -> str:
+        return json.dumps([self.name, *labels])
+
+
+class Count:
+    """The number of one combination of labels, found once: for those who count often."""
+
+    __slots__ = ("_row",)
+
+    def __init__(self, row: memoryview[float]) -> None:
+        """Args: row: where it is."""
+        self._row = row
+
+    def add(self, amount: float = 1.0) -> None:
+        """Add to it."""
+        with COUNTING:
+            self._row[0] += amount
+
+    def put(self, amount: float = 1.0) -> None:
+        """As `add`, for who has `COUNTING`."""
+        self._row[0] += amount
+
+
+class Spread:
+    """The buckets of one combination of labels, found once: for those who count often."""
+
+    __slots__ = ("_bounds", "_row")
+
+    def __init__(self, row: memoryview[float], bounds: tuple[float, ...]) -> None:
+        """Args: row: where they are; bounds: the metric's."""
+        self._row, self._bounds = row, bounds
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        with COUNTING:
+            self.put(value)
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        """Count some values."""
+        with COUNTING:
+            for value in values:
+                self.put(value)
+
+    def put(self, value: float, times: int = 1) -> None:
+        """Count one value, that came so many times; for who has `COUNTING`."""
+        row = self._row
+        row[1 + bisect_left(self._bounds, value)] += times
+        row[0] += value * times
+
+
+class Counter(_Metric):
+    """A number per combination of labels that only grows."""
+
+    kind = "counter"
+
+    def of(self, **labels: str) -> Count:
+        """The number of these labels."""
+        with COUNTING:
+            return Count(self._row(tuple(labels.items())))
+
+    def add(self, amount: float = 1.0, **labels: str) -> None:
+        """Add to the number of these labels."""
+        self.of(**labels).add(amount)
+
+
+class Gauge(_Metric):
+    """A number per combination of labels that is true now, and of processes that live."""
+
+    kind = "gauge"
+
+    def add(self, amount: float, **labels: str) -> None:
+        """Add to the number of these labels."""
+        with COUNTING:
+            self._row(tuple(labels.items()))[0] += amount
+
+    @contextmanager
+    def held(self, **labels: str) -> Iterator[None]:
+        """One more while the context is open."""
+        self.add(1.0, **labels)
+        try:
+            yield
+        finally:
+            self.add(-1.0, **labels)
+
+
+class Histogram(_Metric):
+    """How often a value fell below each bound, per combination of labels."""
+
+    kind = "histogram"
+
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        *,
+        bounds: Sequence[float] = LATENCY_BOUNDS_US,
+        cells: Cells | None = None,
+    ) -> None:
+        """Args: name, help_text, cells: as above; bounds: ascending, the last is below +Inf."""
+        super().__init__(name, help_text, cells=cells)
+        self._bounds = tuple(bounds)
+
+    @property
+    def _width(self) -> int:
+        return len(self._bounds) + 2  # the sum, and a count for each bound and for +Inf
+
+    def of(self, **labels: str) -> Spread:
+        """The buckets of these labels."""
+        with COUNTING:
+            return Spread(self._row(tuple(labels.items())), self._bounds)
+
+    def observe(self, value: float, **labels: str) -> None:
+        """Count one value."""
+        self.of(**labels).observe(value)
+
+    def observe_all(self, values: Iterable[float], **labels: str) -> None:
+        """Count some values."""
+        self.of(**labels).observe_all(values)
+
+    def lines_of(self, rows: dict[Labels, list[float]]) -> list[str]:
+        """The samples of some rows, one a line, the buckets cumulated."""
+        return [line for labels, row in rows.items() for line in self._of(labels, row)]
+
+    def _of(self, labels: Labels, row: Sequence[float]) -> list[str]:
+        texts = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
+        lines, below = [], 0.0
+        for text, count in zip(texts, row[1:], strict=True):
+            below += count
+            lines.append(sample(f"{self.name}_bucket", (*labels, ("le", text)), below))
+        lines.append(sample(f"{self.name}_sum", labels, row[0]))
+        lines.append(sample(f"{self.name}_count", labels, below))
+        return lines
+
+
+class ServeMetrics:
+    """All metrics of one server, over all of its workers."""
+
+    def __init__(self, folder: Path | None = None, *, worker: int | str = 0) -> None:
+        """Start from zero, or from what the worker before had counted.
+
+        Args:
+            folder: Where all workers count; this process counts alone, in memory, if None.
+            worker: This one's number; no other that lives has it.
+        """
+        self._folder = folder
+        self.worker = worker
+        self._cells = Cells(None if folder is None else folder / f"{worker}{FILE_SUFFIX}")
+        serving, batching = ":tensorflow:serving:", ":tensorflow:serving:batching_session:"
+        self.request_count = self._counter(
+            f"{serving}request_count", "Requests by model and status."
+        )
+        self.request_latency = self._histogram(
+            f"{serving}request_latency", "Time to answer a request, microseconds."
+        )
+        self.runtime_latency = self._histogram(
+            f"{serving}runtime_latency", "Time inside the model, microseconds."
+        )
+        self.example_counts = self._histogram(
+            f"{serving}request_example_counts",
+            "Examples per request to classify or regress.",
+            bounds=COUNT_BOUNDS,
+        )
+        self.example_count_total = self._counter(
+            f"{serving}request_example_count_total", "Examples classified or regressed."
+        )
+        self.queuing_latency = self._histogram(
+            f"{batching}queuing_latency", "Time that a request waits for its batch, microseconds."
+        )
+        self.wrapped_run_count = self._counter(
+            f"{batching}wrapped_run_count", "Batches that were run."
+        )
+        self.input_batch_size = self._histogram(
+            f"{batching}input_batch_size", "Rows of a request.", bounds=COUNT_BOUNDS
+        )
+        self.processed_batch_size = self._histogram(
+            f"{batching}processed_batch_size", "Rows of a batch.", bounds=COUNT_BOUNDS
+        )
+        self.padding_size = self._histogram(
+            f"{batching}padding_size", "Rows that fill a batch up.", bounds=COUNT_BOUNDS
+        )
+        self.queued_requests = self._gauge(
+            "stoker_queued_requests", "Requests that wait for their model."
+        )
+        self.requests_under_way = self._gauge(
+            "stoker_requests_under_way", "Requests that are being answered."
+        )
+        self.head_cache = self._counter(
+            "stoker_head_cache",
+            "Small REST requests whose head was known by its bytes, and heads that became known.",
+        )
+        self.workers_replaced = self._counter(
+            "stoker_workers_replaced", "Workers in whose place another was put, by reason."
+        )
+        self.log_dropped = self._counter(
+            "stoker_log_dropped", "Lines and records that were not logged, so that nothing waits."
+        )
+        self._pid = self._gauge("stoker_worker_pid", "The process of each worker.")
+        self._begin_life()
+
+    def all(self) -> list[_Metric]:
+        """Every metric."""
+        return [found for found in vars(self).values() if isinstance(found, _Metric)]
+
+    def exposition(self) -> str:
+        """The text that a Prometheus server scrapes: of all workers, whichever is asked."""
+        sources = self._sources()
+        living = [rows for rows in sources if self._lives(rows)]
+        lines: list[str] = []
+        for metric in self.all():
+            of = living if isinstance(metric, Gauge) else sources
+            added = _added(metric.found_in(rows) for rows in of)
+            lines += _headed(metric.name, metric.kind, metric.help_text)
+            lines += metric.lines_of(added)
+        return "\n".join([*lines, *self._machine_lines(living)]) + "\n"
+
+    def _counter(self, name: str, help_text: str) -> Counter:
+        return Counter(name, help_text, cells=self._cells)
+
+    def _gauge(self, name: str, help_text: str) -> Gauge:
+        return Gauge(name, help_text, cells=self._cells)
+
+    def _histogram(
+        self, name: str, help_text: str, *, bounds: Sequence[float] = LATENCY_BOUNDS_US
+    ) -> Histogram:
+        return Histogram(name, help_text, bounds=bounds, cells=self._cells)
+
+    def _begin_life(self) -> None:
+        """What was true of the worker before is not of this one."""
+        rows = self._cells.rows()
+        for metric in self.all():
+            if isinstance(metric, Gauge):
+                for labels, values in metric.found_in(rows).items():
+                    metric.add(-values[0], **dict(labels))
+        self._pid.add(os.getpid(), worker=str(self.worker))
+
+    def _sources(self) -> list[dict[str, list[float]]]:
+        if self._folder is None:
+            return [self._cells.rows()]
+        return [read_cells(path) for path in sorted(self._folder.glob(f"*{FILE_SUFFIX}"))]
+
+    def _lives(self, rows: dict[str, list[float]]) -> bool:
+        return any(_is_alive(int(row[0])) for row in self._pid.found_in(rows).values())
+
+    def _machine_lines(self, living: Sequence[dict[str, list[float]]]) -> list[str]:
+        """Memory now, of every worker and every GPU."""
+        pids = {
+            labels: int(row[0])
+            for rows in living
+            for labels, row in self._pid.found_in(rows).items()
+        }
+        name = "process_resident_memory_bytes"
+        lines = _headed(name, "gauge", "Memory of each worker, bytes.")
+        lines += [sample(name, labels, resident_bytes(pid)) for labels, pid in sorted(pids.items())]
+        for name, help_text, values in gpu_memory():
+            lines += _headed(name, "gauge", help_text)
+            lines += [sample(name, (("gpu", gpu),), value) for gpu, value in values.items()]
+        return lines
+
+
+def sample(name: str, labels: Labels, value: float) -> str:
+    """One line of the exposition."""
+    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+    return f"{name}{{{inside}}} {value:.16g}"
+
+
+def _added(found: Iterable[dict[Labels, list[float]]]) -> dict[Labels, list[float]]:
+    """The rows of several workers, number by number."""
+    total: dict[Labels, list[float]] = {}
+    for rows in found:
+        for labels, values in rows.items():
+            before = total.get(labels, [0.0] * len(values))
+            total[labels] = [a + b for a, b in zip(before, values, strict=True)]
+    return total
+
+
+def _headed(name: str, kind: str, help_text: str) -> list[str]:
+    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+
+
+def _is_alive(pid: int) -> bool:
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,64 @@
+"""A process that serves: from its start to SIGTERM, and its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+from stoker.core.files import write_json
+from stoker.serve.config import ServeConfig
+from stoker.serve.process.ready import Ready
+from stoker.serve.process.server import Server
+from stoker.serve.process.signals import ending_on_signals
+from stoker.serve.runtime.machine import limit_memory
+
+
+def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _: None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return; for a process's main thread.
+
+    Args:
+        config: What is served and where.
+        on_ready: Called once, when the models can be called; the ready file is written before it.
+
+    Raises:
+        ConfigError: a port is taken.
+        UserError: a model cannot be loaded, and the ports wait for all models.
+    """
+    asked_to_end = threading.Event()
+    if config.max_memory_bytes:
+        limit_memory(config.max_memory_bytes)
+    with ending_on_signals(asked_to_end):
+        server = Server(config)
+        try:
+            if config.listen_when_loaded or config.listen_when_tried:
+                server.load()
+                while not asked_to_end.wait(_LOOK_S) and not server.may_listen():
+                    pass
+                if not asked_to_end.is_set():
+                    server.listen()
+            else:
+                server.start()
+            _announce(server, asked_to_end, on_ready)
+            asked_to_end.wait()
+        finally:
+            server.stop()
+            if server.is_stuck:
+                logging.shutdown()
+                os._exit(0)  # Python would wait for the thread that a model holds
+
+
+def _announce(
+    server: Server, asked_to_end: threading.Event, on_ready: Callable[[Ready], None]
+) -> None:
+    while not asked_to_end.is_set():
+        if server.wait_until_ready(_LOOK_S):
+            if server.config.ready_file is not None:
+                write_json(server.config.ready_file, server.ready().as_json())
+            on_ready(server.ready())
+            return
+
+
+_LOOK_S = 0.1
+"""How soon a server that waits for its first model sees that it is to end."""

@@ -1,0 +1,379 @@
+"""The server: the models, the two interfaces, and their common end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.core.protobuf import rewriter_config_pb2
+
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.export.sessions import has_gpu, open_devices, session_config
+from stoker.serve.config import ServeConfig
+from stoker.serve.dataplane.plane import DataPlane
+from stoker.serve.grpc.health import Health
+from stoker.serve.grpc.service import GrpcOptions, make_grpc_server
+from stoker.serve.limits import METRICS_PATH
+from stoker.serve.models.catalog import Models, Watch
+from stoker.serve.models.config_file import ConfigFile
+from stoker.serve.models.model_config import ModelConfig, read_model_config
+from stoker.serve.models.servable import LoadOptions
+from stoker.serve.observability.access_file import AccessFile
+from stoker.serve.observability.access_log import AccessLog, Several
+from stoker.serve.observability.metrics import Counter, ServeMetrics
+from stoker.serve.process.ready import Ready
+from stoker.serve.process.worker import stuck_file
+from stoker.serve.request_log.writer import RequestLog
+from stoker.serve.rest.app import RestApp, RestOptions
+from stoker.serve.rest.http import HttpServer
+from stoker.serve.rest.inline_predict import Lane
+from stoker.serve.rest.probes import PROBES
+from stoker.serve.runtime.sockets import BACKLOG, bound_path, bound_socket
+from stoker.serve.runtime.stuck_calls import Runs
+from stoker.serve.security.auth import Keys, read_keys
+from stoker.serve.security.tls import Tls, read_tls
+from stoker.serve.text_files import read_text_file
+
+_log = logging.getLogger(__name__)
+
+
+class Server:
+    """Both interfaces over one dataplane, each with its own threads."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Bind both ports; nothing is answered before `start`.
+
+        Raises:
+            ConfigError: a port is taken, or the file of models is wrong.
+        """
+        self.config = config
+        self._config_watch: Watch | None = None
+        self._configs = _named_models(config)
+        keys = None if config.keys_file is None else read_keys(config.keys_file)
+        tls = None if config.ssl_config_file is None else read_tls(config.ssl_config_file)
+        self._ready = threading.Event()
+        self._runs = (
+            Runs(max_run_s=config.max_run_s, on_stuck=self._say_stuck) if config.max_run_s else None
+        )
+        metrics = ServeMetrics(config.worker_folder, worker=config.worker)
+        session = _session_config(config)
+        open_devices(session)
+        options = LoadOptions(
+            batching=config.batching,
+            per_model_batching=config.per_model_batching,
+            allow_ops=frozenset(config.allow_ops),
+            metrics=metrics,
+            runs=self._runs,
+            warm_up=config.warm_up,
+            warm_sizes=config.warm_sizes,
+            warm_s=config.warm_s,
+            session=session,
+            unload_first=config.unload_first,
+            litert_interpreters=config.litert_interpreters,
+            warm_up_times=config.warm_up_times,
+            saved_model_tags=config.saved_model_tags,
+        )
+        self.models = Models(
+            poll_s=config.poll_s, on_change=self._look_whether_ready, options=options
+        )
+        self.plane = DataPlane(
+            self.models,
+            metrics,
+            check_method_names=config.check_method_names,
+            allow_unavailable_labels=config.allow_unavailable_labels,
+            tensor_content=config.tensor_content,
+        )
+        self._request_log = RequestLog(
+            dropped=metrics.log_dropped, max_bytes=config.request_log_bytes
+        )
+        self.plane.on_answered = self._request_log.add
+        self._access_log = _access_log(config, metrics.log_dropped)
+        self._health = Health(self.plane)
+        self._bound = bound = _bind_all(config)
+        self._socket = bound.rest
+        self.rest_port: int = bound.rest.getsockname()[1]
+        self.grpc_port: int = bound.grpc.getsockname()[1]
+        try:
+            self._grpc = make_grpc_server(
+                self.plane,
+                self._health,
+                _grpc_options(config, bound, keys=keys, tls=tls, access_log=self._access_log),
+            )
+        except ConfigError:
+            bound.close()
+            raise
+        self._app = RestApp(self.plane, _rest_options(config, keys, self._access_log))
+        self._rest = HttpServer(
+            self._app,
+            drain_s=config.drain_s,
+            limits=config.http,
+            tls=None if tls is None else tls.context(connections=config.http.connections),
+            lane=Lane(self._app),
+        )
+        self._rest_thread = threading.Thread(
+            target=self._rest.run, args=([self._socket],), name="stoker-rest-loop"
+        )
+
+    def start(self) -> None:
+        """Listen, and look for models; returns at once."""
+        self.listen()
+        self.load()
+
+    def listen(self) -> None:
+        """Answer on both ports; returns at once."""
+        # What TensorFlow's import left is for ever, and a full collection goes through all of it:
+        # of a JSON image, whose lists set one off, that was most of the time.
+        gc.collect()
+        gc.freeze()
+        self._socket.listen(BACKLOG)  # the kernel takes connections before the loop runs
+        self._rest_thread.start()
+        self._grpc.start()
+
+    def load(self) -> None:
+        """Look for models; returns at once."""
+        if self.config.root is not None:
+            self.models.watch_root(self.config.root)
+        else:
+            self.models.configure(self._configs)
+        path, poll_s = self.config.model_config_file, self.config.model_config_poll_s
+        if path is not None and poll_s:
+            self._config_watch = Watch(
+                ConfigFile(path, self._configs, self.models.configure).look,
+                name="stoker-model-config",
+                poll_s=poll_s,
+            )
+
+    def _say_stuck(self) -> None:
+        if self.config.worker_folder is not None:
+            stuck_file(self.config.worker_folder, self.config.worker, on_gpu=has_gpu()).touch()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a model's run will not end, nor this process by itself."""
+        return self._runs is not None and self._runs.stuck
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> bool:
+        """Wait until the models can be called; False if the time ran out before."""
+        return self._ready.wait(timeout_s)
+
+    def may_listen(self) -> bool:
+        """Whether the ports may open: it is ready, or no model is left that may still load.
+
+        Raises:
+            UserError: a model that was named cannot be loaded, and the ports wait for it.
+        """
+        if self._ready.is_set():
+            return True
+        failed = "" if self.config.listen_when_tried else self.models.failed()
+        if failed:
+            raise UserError(
+                f"Failed to start server. Error: {failed}",
+                fix="Fix or remove the version, or serve the others with --no-listen-when-loaded.",
+            )
+        return (self.config.listen_when_tried or self.models.root is not None) and (
+            self.models.all_tried()
+        )
+
+    def ready(self) -> Ready:
+        """Where it listens."""
+        return Ready(
+            host=self.config.host,
+            rest_port=self.rest_port,
+            grpc_port=self.grpc_port,
+            pid=os.getpid(),
+            models=tuple(self.models.names()),
+        )
+
+    def stop(self) -> None:
+        """Be ready no more, answer what is under way, and give everything back."""
+        self.plane.drain()
+        self._health.refresh()
+        if self._config_watch is not None:
+            self._config_watch.stop()
+            self._config_watch.join()
+        time.sleep(self.config.lame_duck_s)
+        self._rest.should_exit = True
+        self._grpc.stop(self.config.drain_s).wait(self.config.drain_s + _CANCELLED_S)
+        self._bound.remove()
+        if self._rest_thread.ident is not None:
+            self._rest_thread.join()
+        else:
+            self._socket.close()
+        self._app.close()
+        self._request_log.close()
+        if self._access_log is not None:
+            self._access_log.close()
+        if self._runs is not None:
+            self._runs.close()
+        if not self.is_stuck:  # a run under way would be waited for
+            self.models.close()
+
+    def _look_whether_ready(self) -> None:
+        self._health.refresh()
+        if not self._ready.is_set() and not self.plane.unready():
+            self._ready.set()
+
+
+def _named_models(config: ServeConfig) -> tuple[ModelConfig, ...]:
+    if config.model_config_file is not None:
+        return read_model_config(config.model_config_file)
+    return tuple(ModelConfig(name=name, base=base) for name, base in config.models.items())
+
+
+def _session_config(config: ServeConfig) -> tf.compat.v1.ConfigProto:
+    """The configuration of the models' sessions.
+
+    Raises:
+        ConfigError: the file with TensorFlow's settings is invalid.
+    """
+    path = config.session_config_file
+    given = tf.compat.v1.ConfigProto()
+    if path is not None:
+        given = read_text_file(path, given, full_name="tensorflow.ConfigProto")
+    if config.mixed_precision:
+        given.graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16 = (
+            rewriter_config_pb2.RewriterConfig.ON
+        )
+    return session_config(
+        given,
+        gpu_memory_fraction=config.per_process_gpu_memory_fraction,
+        intra_op_threads=config.intra_op_threads,
+        inter_op_threads=config.inter_op_threads,
+    )
+
+
+_CANCELLED_S = 1.0
+"""What calls get to end, seconds, once they were cancelled at the end of the drain."""
+
+
+def _access_log(config: ServeConfig, dropped: Counter) -> AccessLog | None:
+    """Whoever is to be told of each request; None where nobody is, and then nothing is told."""
+    parts: list[AccessLog] = []
+    if config.access_log:
+        parts.append(AccessFile(config.access_log, dropped=dropped))
+    if config.traces:
+        from stoker.serve.tracing.traces import Traces
+
+        scheme = "http" if config.ssl_config_file is None else "https"
+        silent = {*PROBES, config.metrics_path or METRICS_PATH}
+        parts.append(Traces(dropped=dropped, scheme=scheme, silent=silent))
+    return Several(tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
+
+
+def _rest_options(
+    config: ServeConfig, keys: Keys | None, access_log: AccessLog | None
+) -> RestOptions:
+    return RestOptions(
+        workers=config.rest_workers,
+        max_body_bytes=config.max_body_bytes,
+        max_held_bytes=max(config.max_held_bytes, config.max_body_bytes),
+        max_in_flight=config.max_in_flight,
+        timeout_s=config.rest_timeout_s,
+        keys=keys,
+        metrics_path=config.metrics_path,
+        access_log=access_log,
+        cors=config.cors,
+    )
+
+
+def _grpc_options(
+    config: ServeConfig,
+    bound: _Bound,
+    *,
+    keys: Keys | None,
+    tls: Tls | None,
+    access_log: AccessLog | None,
+) -> GrpcOptions:
+    return GrpcOptions(
+        bound=bound.grpc,
+        local=bound.local,
+        arguments=config.grpc_channel_arguments,
+        workers=config.grpc_workers,
+        max_in_flight=config.max_in_flight,
+        max_held_bytes=config.max_held_bytes,
+        limits=config.http,
+        keys=keys,
+        tls=tls,
+        access_log=access_log,
+        profiler=config.profiler,
+    )
+
+
+@dataclass(kw_only=True)
+class _Bound:
+    """The sockets of a server."""
+
+    rest: socket.socket
+    grpc: socket.socket
+    local: socket.socket | None = None
+    path: Path = Path()
+    """The file of `local`."""
+
+    inode: int = 0
+    """And which it is."""
+
+    def close(self) -> None:
+        """Close them, and remove the file, if it is still this server's."""
+        for each in (self.rest, self.grpc):
+            each.close()
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the file of `local`; another server may have made its own in its place."""
+        if self.local is None:
+            return
+        with contextlib.suppress(OSError):
+            if self.path.stat().st_ino == self.inode:
+                self.path.unlink()
+        self.local.close()
+
+
+def _bind_all(config: ServeConfig) -> _Bound:
+    """REST's socket and gRPC's.
+
+    Raises:
+        ConfigError: a port or a path is taken.
+    """
+    shared = config.worker_folder is not None
+    rest = _bind(config.host, config.rest_port, name="REST", shared=shared)
+    try:
+        bound = _Bound(
+            rest=rest, grpc=_bind(config.host, config.grpc_port, name="gRPC", shared=shared)
+        )
+    except ConfigError:
+        rest.close()
+        raise
+    path = Path(config.grpc_socket_path) if config.grpc_socket_path else None
+    if path is not None:
+        try:
+            bound.local = bound_path(path)
+            bound.path, bound.inode = path, path.stat().st_ino
+        except OSError as error:
+            bound.close()
+            raise ConfigError(
+                "--grpc_socket_path must be a path where a socket can be made",
+                got=Plain(f"{path} ({error.strerror})"),
+            ) from error
+    return bound
+
+
+_FLAGS = {"REST": "--rest_api_port", "gRPC": "--port"}
+
+
+def _bind(host: str, port: int, *, name: str, shared: bool) -> socket.socket:
+    try:
+        return bound_socket(host, port, shared=shared)
+    except OSError as error:
+        raise ConfigError(
+            f"the {name} port must be free on this machine",
+            got=Plain(f"{host}:{port} ({error.strerror})"),
+            fix=f"Choose another {_FLAGS[name]}, or 0 for a free one.",
+        ) from error

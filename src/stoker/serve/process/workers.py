@@ -1,0 +1,267 @@
+"""Several processes on the same two ports: the kernel spreads the connections over them.
+
+The process here loads no model. It holds the ports, starts the workers, starts one again that has
+died, puts another in the place of one that is stuck, and ends them all when it is asked to.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from stoker.core.errors import EXIT_BUG, ConfigError, Plain
+from stoker.core.files import read_json, write_json
+from stoker.serve.config import ServeConfig
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.process.gpu_shares import GpuShare, gpu_shares, usable_gpus
+from stoker.serve.process.ready import Ready
+from stoker.serve.process.signals import ending_on_signals
+from stoker.serve.process.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+"""How soon the end of a worker, or the wish to end, is seen."""
+
+_MAX_BACKOFF_S = 30.0
+"""Longest wait before the next worker of a place is started where one after the other fails."""
+
+_LASTED_S = 300.0
+"""A worker that held for so long was no failure of its place: the next one waits for nothing."""
+
+_GRACE_S = 5.0
+"""What a worker gets beyond its own drain before it is killed."""
+
+PARENT = "parent"
+"""The name under which the process here counts."""
+
+
+def run_workers(
+    config: ServeConfig,
+    command: Sequence[str],
+    on_ready: Callable[[Ready], None] = lambda _: None,
+) -> None:
+    """Serve by other processes until SIGTERM or SIGINT; for a process's main thread.
+
+    Args:
+        config: How many workers, and where they listen.
+        command: `stoker serve` with all its options; those of a worker are added to it.
+        on_ready: Called once, when every worker is ready.
+
+    Raises:
+        ConfigError: a port is taken.
+        WorkerEndedError: a worker ended before it was ready; its own lines say why.
+    """
+    asked_to_end = threading.Event()
+    with (
+        ending_on_signals(asked_to_end),
+        _reserved(config.host, config.rest_port) as rest_port,
+        _reserved(config.host, config.grpc_port) as grpc_port,
+        tempfile.TemporaryDirectory(prefix="stoker-serve-") as folder,
+    ):
+        ports = ["--rest_api_port", str(rest_port), "--port", str(grpc_port)]
+        crew = Crew(config, [*command, *ports], Path(folder))
+        try:
+            crew.wait_until_ready(asked_to_end)
+            if not asked_to_end.is_set():
+                ready = Ready(
+                    host=config.host,
+                    rest_port=rest_port,
+                    grpc_port=grpc_port,
+                    pid=os.getpid(),
+                    models=crew.models(),
+                )
+                if config.ready_file is not None:
+                    write_json(config.ready_file, ready.as_json())
+                on_ready(ready)
+            while not asked_to_end.wait(_LOOK_S):
+                crew.look()
+        finally:
+            crew.end()
+
+
+class WorkerEndedError(Exception):
+    """A worker ended before it was ready, and has said why."""
+
+    def __init__(self, code: int) -> None:
+        """Args: code: its exit code, below 0 where a signal ended it."""
+        self.code = code if code > 0 else EXIT_BUG
+        super().__init__(f"a worker ended by {code}")
+
+
+class Crew:
+    """All workers of a server: one at each place, and those that are on their way in or out."""
+
+    def __init__(self, config: ServeConfig, command: Sequence[str], folder: Path) -> None:
+        """Start a worker at each place."""
+        self._command, self._folder = command, folder
+        self._patience_s = config.lame_duck_s + config.drain_s + _GRACE_S
+        gpus = usable_gpus(os.environ)
+        # A Unix socket's name belongs to the last process that bound it.
+        self._may_overlap = not config.grpc_socket_path
+        self._metrics = ServeMetrics(folder, worker=PARENT)
+        self._retired: list[Worker] = []
+        self._places: list[_Place] = []
+        shares = gpu_shares(
+            gpus, workers=config.workers, fraction=config.per_process_gpu_memory_fraction
+        )
+        for share in shares:
+            self._places.append(_Place(self._started(share), share))
+        _say_gpus(gpus, shares)
+
+    def models(self) -> tuple[str, ...]:
+        """The names of the models that the first worker serves."""
+        return tuple(read_json(self._places[0].worker.ready_file)["models"])
+
+    def wait_until_ready(self, asked_to_end: threading.Event) -> None:
+        """Wait for every worker, or for the wish to end.
+
+        Raises:
+            WorkerEndedError: one ended before.
+        """
+        while not all(place.worker.is_ready for place in self._places):
+            for place in self._places:
+                if place.worker.ended is not None:
+                    raise WorkerEndedError(place.worker.ended)
+            if asked_to_end.wait(_LOOK_S):
+                return
+
+    def look(self) -> None:
+        """See who is dead or stuck, and go on with putting others in their places."""
+        for worker in [w for w in self._retired if w.ended is not None or w.is_overdue]:
+            worker.wait(0.0)
+            self._retired.remove(worker)
+        for place in self._places:
+            self._look_at(place)
+
+    def end(self) -> None:
+        """Ask all to end, and wait until they have."""
+        workers = [*self._retired, *(w for place in self._places for w in place.workers())]
+        for worker in workers:
+            worker.ask_to_end(self._patience_s)
+        for worker in workers:
+            worker.wait(worker.left_s)
+
+    def _look_at(self, place: _Place) -> None:
+        worker, following = place.worker, place.following
+        if following is not None:
+            self._bring_in(place, worker, following)
+        elif place.start_at_s is not None:
+            if time.monotonic() >= place.start_at_s:
+                place.start_at_s = None
+                place.following = self._started(place.share, "--listen-when-tried")
+        elif (reason := self._trouble_of(worker)) is not None:
+            _log.error("worker %d %s; another follows", worker.pid, reason)
+            self._metrics.workers_replaced.add(reason=reason)
+            place.start_at_s = time.monotonic() + place.backoff_s()
+
+    def _trouble_of(self, worker: Worker) -> str | None:
+        # A stuck worker may hold all of a GPU's memory: then its replacement starts after its end.
+        if worker.is_stuck and (worker.is_stuck_on_gpu or not self._may_overlap):
+            worker.ask_to_end(self._patience_s)
+            if worker.ended is None and not worker.is_overdue:
+                return None  # later looks see its end, and look at the other places meanwhile
+            worker.wait(0.0)
+            return "is stuck"
+        if worker.ended is not None:
+            worker.wait(0.0)
+            return f"ended by {worker.ended}"
+        return "is stuck" if worker.is_stuck else None
+
+    def _bring_in(self, place: _Place, worker: Worker, following: Worker) -> None:
+        """The next one takes the place when it is ready; until then the stuck one serves what it can."""
+        if following.ended is not None:
+            _log.error("worker %d ended by %d", following.pid, following.ended)
+            following.wait(0.0)
+            place.following, place.start_at_s = None, time.monotonic() + place.backoff_s()
+        elif following.is_ready:
+            place.worker, place.following = following, None
+            if worker.ended is None:
+                worker.ask_to_end(self._patience_s)
+                self._retired.append(worker)
+
+    def _started(self, share: GpuShare, *more: str) -> Worker:
+        """A new worker, under the lowest number that no living one has."""
+        living = {w.number for place in self._places for w in place.workers() if w.ended is None}
+        living |= {worker.number for worker in self._retired if worker.ended is None}
+        number = next(n for n in range(len(living) + 1) if n not in living)
+        return Worker([*self._command, *more], self._folder, number, share=share)
+
+
+class _Place:
+    """One of the places that a server has for workers."""
+
+    def __init__(self, worker: Worker, share: GpuShare) -> None:
+        self.worker = worker
+        self.share = share
+        self.following: Worker | None = None
+        self.start_at_s: float | None = None
+        self._failures = 0
+        self._last_failed_s = time.monotonic()
+
+    def workers(self) -> list[Worker]:
+        return [self.worker] if self.following is None else [self.worker, self.following]
+
+    def backoff_s(self) -> float:
+        """How long to wait before the next one: not at all, then 1, 3, 7 s and so on."""
+        now_s = time.monotonic()
+        if now_s - self._last_failed_s > _LASTED_S:
+            self._failures = 0
+        wait_s = min(2.0**self._failures - 1.0, _MAX_BACKOFF_S)
+        self._failures += 1
+        self._last_failed_s = now_s
+        return wait_s
+
+
+def _say_gpus(gpus: Sequence[str], shares: Sequence[GpuShare]) -> None:
+    """Log which worker uses which GPU, and which GPUs are unused."""
+    if not gpus:
+        return
+    for number, share in enumerate(shares):
+        limit = f"{share.fraction:.1%} of its memory" if share.fraction else "no memory limit"
+        _log.info("worker %d has GPU %s, with %s", number, share.gpu, limit)
+    unused = [gpu for gpu in gpus if gpu not in {share.gpu for share in shares}]
+    if unused:
+        _log.warning(
+            "GPU %s is unused, because a worker uses one GPU; --workers %d uses all",
+            ", ".join(unused),
+            len(gpus),
+        )
+
+
+@contextmanager
+def _reserved(host: str, port: int) -> Iterator[int]:
+    """Hold a port that the workers share; a socket that does not listen gets no connection."""
+    try:
+        with _bound(host, port) as alone:  # another server of this user would share it with us
+            port = alone.getsockname()[1]
+        held = _bound(host, port, shared=True)
+    except OSError as error:
+        raise ConfigError(
+            "a port must be free on this machine",
+            got=Plain(f"{host}:{port} ({error.strerror})"),
+            fix="Choose another --rest_api_port and --port, or 0 for free ones.",
+        ) from error
+    with held:
+        yield held.getsockname()[1]
+
+
+def _bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound

@@ -1,0 +1,1 @@
+"""A sample of requests and answers, as TFRecords of `PredictionLog`."""

@@ -1,0 +1,252 @@
+"""Small requests, answered in the loop: all that came in one of its turns are one run of the model.
+
+A request of a few numbers takes a thread longer to hand over, and to wake for, than to answer. So
+what is plain (JSON rows, a model that is quick and free) is read, run and written where it came in,
+together with whatever else came in the same turn. All else goes the way of every request, with its
+limits, its patience and its errors: nothing is refused here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from typing import Any, Protocol
+
+from stoker.core.errors import UserError
+from stoker.serve.batching.joined import MANY, in_runs
+from stoker.serve.dataplane.plane import DataPlane, RunAtOnce
+from stoker.serve.dataplane.requests import ModelSpec
+from stoker.serve.errors import ServeError
+from stoker.serve.observability.access_log import AccessLog
+from stoker.serve.observability.metrics import COUNTING
+from stoker.serve.request_record import Trail
+from stoker.serve.rest import decode, encode, routes
+from stoker.serve.rest.compressed import compressed
+from stoker.serve.rest.header_cache import Head, Heads
+from stoker.serve.rest.messages import Answer, Headers, Scope, named
+from stoker.serve.rest.quick_json import QuickJson
+from stoker.serve.runtime.busy_poll import Awake
+from stoker.serve.security.auth import Keys, Role
+
+
+class Options(Protocol):
+    """What of the application's options the lane needs."""
+
+    @property
+    def keys(self) -> Keys | None:
+        """Who may ask; everybody if None."""
+
+    @property
+    def access_log(self) -> AccessLog | None:
+        """Where a line for each request goes; nowhere if None."""
+
+
+class App(Protocol):
+    """The application behind the lane."""
+
+    plane: DataPlane
+
+    @property
+    def options(self) -> Options:
+        """Its own."""
+
+    @property
+    def headers(self) -> Headers:
+        """What every answer has."""
+
+    def note(
+        self,
+        scope: Scope,
+        trail: Trail,
+        answer: Answer,
+        *,
+        packed: bytes | None,
+        key: str,
+        bytes_in: int,
+    ) -> None:
+        """Write the line of a request that is over."""
+
+
+class Connection(Protocol):
+    """Where requests come in."""
+
+    transport: asyncio.Transport
+
+    def scope_of(self, head: Head) -> Scope:
+        """ASGI's scope of a request."""
+
+    def answer(self, small: Small, raw: bytes, *, packed: bytes | None, close: bool) -> None:
+        """Write the answer to a request of the lane."""
+
+    def leave_to_app(self, small: Small) -> None:
+        """Let a request of the lane go the way of the others."""
+
+
+class _Nobody:
+    """Stands where uvicorn tells a waiting application something."""
+
+    def set(self) -> None:
+        """Nobody waits."""
+
+
+class Small:
+    """A request; to its connection it is what uvicorn calls a cycle."""
+
+    __slots__ = (
+        "body",
+        "came_s",
+        "disconnected",
+        "head",
+        "keep_alive",
+        "key",
+        "protocol",
+        "response_complete",
+        "response_started",
+        "rows",
+    )
+
+    more_body = False
+    message_event = _Nobody()
+
+    def __init__(self, protocol: Connection, head: Head, body: bytes = b"") -> None:
+        """Args: protocol: where it came in; head; body: as far as it is there."""
+        self.protocol = protocol
+        self.head = head
+        self.body = body
+        self.keep_alive = head.keep_alive
+        self.came_s = 0.0  # when it was whole, by the monotonic clock
+        self.key = ""  # the name of the key that it came with
+        self.rows: list[Any] = []  # its `instances`
+        self.disconnected = self.response_started = self.response_complete = False
+
+
+class Lane:
+    """What came in one turn of the loop; used by the loop's thread only."""
+
+    def __init__(self, app: App) -> None:
+        """Args: app: what answers all that the lane does not."""
+        self._app = app
+        self._plane = app.plane
+        self._waiting: list[Small] = []
+        self.heads = Heads()
+        self.headers = b"".join(b"%b: %b\r\n" % header for header in app.headers)
+        self._hits = app.plane.metrics.head_cache.of(result="hit")
+        self._misses = app.plane.metrics.head_cache.of(result="miss")
+        self._json = QuickJson()
+        self._awake = Awake()
+
+    def add(self, small: Small) -> None:
+        """Take a whole request; it is answered before the loop waits again."""
+        small.came_s = time.monotonic()
+        self._waiting.append(small)
+        if len(self._waiting) == 1:
+            self._loop = asyncio.get_running_loop()
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        groups: dict[tuple[str, str], list[Small]] = {}
+        for small in waiting:
+            if small.protocol.transport.is_closing():
+                continue  # nobody waits for it
+            signature = self._read(small)
+            if signature is None:
+                small.protocol.leave_to_app(small)
+            else:
+                groups.setdefault((small.head.path, signature), []).append(small)
+        for (path, signature), group in groups.items():
+            for part in self._parts(path, group):
+                self._answer(path, signature, part)
+        self._count_heads()
+        self._awake.stay(self._loop)
+
+    def _count_heads(self) -> None:
+        heads = self.heads
+        with COUNTING:
+            self._hits.put(heads.hits)
+            self._misses.put(heads.misses)
+        heads.hits = heads.misses = 0
+
+    def _read(self, small: Small) -> str | None:
+        """Its rows and who sent it; the signature's name, None where it is not plain."""
+        keys = self._app.options.keys
+        try:
+            if keys is not None:
+                given = named(small.head.headers)
+                small.key = keys.check(given, role=Role.PREDICT).name
+            body = decode.parse_body(small.body, parse=self._json.parse)
+        except (ServeError, UserError):  # said where every error is
+            return None
+        if not body.rows:
+            return None
+        small.rows = body.value
+        return body.signature
+
+    def _parts(self, path: str, group: list[Small]) -> list[list[Small]]:
+        """The requests of a group, as many together as one run takes."""
+        spec = _spec(path)
+        if len(group) < MANY or spec is None:
+            return [group]
+        return in_runs(group, lambda small: len(small.rows), most=self._plane.most_rows(spec))
+
+    def _answer(self, path: str, signature: str, group: list[Small]) -> None:
+        spec = _spec(path)
+        found, texts = None, []
+        sizes = [len(small.rows) for small in group]
+        if spec is not None:
+            rows = group[0].rows if len(group) == 1 else [r for small in group for r in small.rows]
+            found = self._plane.predict_at_once(
+                spec,
+                signature,
+                lambda known: decode.read_rows(rows, known),
+                came_s=[small.came_s for small in group],
+                sizes=sizes,
+            )
+        if found is not None:
+            try:
+                texts = encode.rows_of(found.outputs)
+            except UserError:
+                found = None
+        if found is None or len(texts) != sum(sizes):
+            for small in group:
+                small.protocol.leave_to_app(small)
+            return
+        first = 0
+        for small, size in zip(group, sizes, strict=True):
+            last = first + size
+            self._send(small, encode.predictions_of(texts[first:last]).encode(), found)
+            first = last
+
+    def _send(self, small: Small, raw: bytes, found: RunAtOnce) -> None:
+        packed = compressed(raw) if small.head.takes_gzip else None
+        if self._app.options.access_log is not None:
+            self._note(small, raw, packed, found)
+        small.protocol.answer(small, raw, packed=packed, close=self._plane.draining)
+
+    def _note(self, small: Small, raw: bytes, packed: bytes | None, found: RunAtOnce) -> None:
+        trail = Trail(
+            began_s=small.came_s,
+            model=found.model,
+            version=found.version,
+            signature=found.signature,
+            rows=len(small.rows),
+            code="OK",
+        )
+        trail.ran(found.began_s, found.ended_s, came_s=small.came_s)
+        self._app.note(
+            small.protocol.scope_of(small.head),
+            trail,
+            Answer(body=raw),
+            packed=packed,
+            key=small.key,
+            bytes_in=len(small.body),
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _spec(path: str) -> ModelSpec | None:
+    try:
+        return routes.model_of(path)
+    except ServeError:
+        return None

@@ -1,0 +1,1 @@
+"""What a serving process does besides answering: shared counters, memory, pauses, sockets."""

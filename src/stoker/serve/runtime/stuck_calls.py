@@ -1,0 +1,165 @@
+"""The runs of models that are under way, how long they have been, and threads that may be left to them.
+
+TensorFlow ends no run before its time. A model that loops may never end at all, so it runs in a thread
+of its own that its clients do not wait in: they get their answer, or that their time is over. A run
+that takes too long is stuck: whoever shares it is told, and the process must make room for another.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from stoker.serve.deadline import Patience
+from stoker.serve.errors import Code, ServeError
+
+_log = logging.getLogger(__name__)
+
+_MAX_IDLE = 32
+"""Threads that are kept for the next run."""
+
+_LOOKS = 20
+"""How many looks at the clock fall into the longest time of a run."""
+
+Work = Callable[[], None]
+
+
+def stuck_error() -> ServeError:
+    """What the clients of a run are told that will not end."""
+    return ServeError(
+        Code.DEADLINE_EXCEEDED, "Deadline exceeded: the model runs longer than any call may"
+    )
+
+
+class Runs:
+    """Watches over runs; may be used by many threads."""
+
+    def __init__(self, *, max_run_s: float, on_stuck: Callable[[], None] = lambda: None) -> None:
+        """Args: max_run_s: longest run, seconds, above 0; on_stuck: called once, for the first."""
+        self._max_run_s = max_run_s
+        self._on_stuck = on_stuck
+        self._under_way: dict[int, tuple[float, Work]] = {}
+        self._idle: list[SimpleQueue[Work | None]] = []
+        self._next = 0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self.stuck = False
+        self._watch = threading.Thread(target=self._look, name="stoker-runs", daemon=True)
+        self._watch.start()
+
+    def watched(self, on_overdue: Work) -> Watched:
+        """A run lasts as long as the context; `on_overdue` is called once where that is too long."""
+        return Watched(self, on_overdue)
+
+    def begin(self, on_overdue: Work) -> int:
+        """A run begins; the number that it ends by."""
+        until_s = time.monotonic() + self._max_run_s
+        with self._lock:
+            self._next += 1
+            self._under_way[self._next] = (until_s, on_overdue)
+            return self._next
+
+    def end(self, number: int) -> None:
+        """A run has ended."""
+        with self._lock:
+            self._under_way.pop(number, None)
+
+    def start(self, work: Work) -> None:
+        """Do something in another thread, at once; what it raises is a bug."""
+        with self._lock:
+            thread = self._idle.pop() if self._idle else None
+        if thread is None:
+            thread = SimpleQueue()
+            threading.Thread(
+                target=self._serve, args=(thread,), name="stoker-run", daemon=True
+            ).start()
+        thread.put(work)
+
+    def call(self, work: Callable[[], Any], patience: Patience) -> Any:
+        """The result of a run in another thread, for as long as the client waits.
+
+        Raises:
+            ServeError: the client waits no longer, or the run is stuck.
+            Exception: what it raised.
+        """
+        told = threading.Event()
+        outcome: list[Any] = []
+
+        def give_up() -> None:
+            outcome.append(stuck_error())
+            told.set()
+
+        def run() -> None:
+            with self.watched(give_up):
+                try:
+                    outcome.append(work())
+                except Exception as error:  # noqa: BLE001 - it is raised in the thread of its owner
+                    outcome.append(error)
+            told.set()
+
+        patience.when_cancelled(told.set)
+        self.start(run)
+        left_s = patience.left_s
+        told.wait(min(left_s, threading.TIMEOUT_MAX) if left_s > 0 else 0.0)
+        if not outcome:
+            raise patience.lost() or stuck_error()
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return outcome[0]
+
+    def close(self) -> None:
+        """Watch no more, and let the idle threads end."""
+        self._ended.set()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for thread in idle:
+            thread.put(None)
+
+    def _serve(self, waiting: SimpleQueue[Work | None]) -> None:
+        while (work := waiting.get()) is not None:
+            try:
+                work()
+            except Exception:  # noqa: BLE001 - the thread is for the next run too
+                _log.exception("a run met a bug")
+            del work  # what it holds is not held until the next
+            with self._lock:
+                if len(self._idle) >= _MAX_IDLE or self._ended.is_set():
+                    return
+                self._idle.append(waiting)
+
+    def _look(self) -> None:
+        while not self._ended.wait(self._max_run_s / _LOOKS):
+            now_s = time.monotonic()
+            with self._lock:
+                late = [n for n, (until_s, _) in self._under_way.items() if until_s < now_s]
+                overdue = [self._under_way.pop(number)[1] for number in late]
+            for tell in overdue:
+                _log.error(
+                    "a model has run for more than %g s, and is taken for stuck", self._max_run_s
+                )
+                tell()
+            if overdue and not self.stuck:
+                self.stuck = True
+                self._on_stuck()
+
+
+class Watched:
+    """The context of a run."""
+
+    __slots__ = ("_number", "_on_overdue", "_runs")
+
+    def __init__(self, runs: Runs, on_overdue: Work) -> None:
+        """Args: runs: what watches; on_overdue: called where it takes too long."""
+        self._runs, self._on_overdue, self._number = runs, on_overdue, 0
+
+    def __enter__(self) -> None:
+        """It begins."""
+        self._number = self._runs.begin(self._on_overdue)
+
+    def __exit__(self, *_: object) -> None:
+        """It ends."""
+        self._runs.end(self._number)

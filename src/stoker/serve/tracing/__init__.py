@@ -1,0 +1,1 @@
+"""Requests as OpenTelemetry spans."""

@@ -1,0 +1,219 @@
+"""What a trace says of a request: names, attributes and times, by OpenTelemetry's conventions.
+
+Source: OpenTelemetry semantic conventions, HTTP server spans and RPC server spans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from urllib.parse import unquote
+
+from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
+
+from stoker.serve.errors import Code
+from stoker.serve.grpc.v2_messages import SERVICE
+from stoker.serve.observability.access_log import Entry
+from stoker.serve.request_record import Trail
+
+Attributes = Mapping[str, str | int]
+
+_MAX_CHARS = 256
+"""Longest text of a client's in an attribute."""
+
+_METHODS = frozenset(
+    ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"]
+)
+"""Methods that stand in a name as they are; a client may invent any other."""
+
+_ROUTES: Sequence[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern, re.IGNORECASE | re.ASCII), text)
+    for pattern, text in (
+        (
+            r"/v1/models/[^/:]+(?P<which>/versions/\d+|/labels/[^/:]+)?(?P<end>:\w+|/metadata)?",
+            "/v1",
+        ),
+        (r"/v2/models/[^/]+(?P<which>/versions/[^/]+)?(?P<end>/ready|/infer)?/?", "/v2"),
+    )
+]
+
+_WHICH = {"": "", "/versions": "/versions/{version}", "/labels": "/labels/{label}"}
+_ENDS = frozenset((":predict", ":classify", ":regress", "/metadata", "/ready", "/infer", ""))
+
+_OUR_FAULT = frozenset(
+    (
+        Code.UNKNOWN,
+        Code.DEADLINE_EXCEEDED,
+        Code.UNIMPLEMENTED,
+        Code.INTERNAL,
+        Code.UNAVAILABLE,
+        Code.DATA_LOSS,
+    )
+)
+"""Codes by which a server's span is an error; all others are the client's."""
+
+_FIRST_SERVER_ERROR = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A part of a request's time."""
+
+    name: str
+    """What it was spent on."""
+
+    began_s: float
+    """When it began, by the clock of the request."""
+
+    ended_s: float
+    """When it ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """What a trace says of one request."""
+
+    name: str
+    """Low in variety: no model's name is in it."""
+
+    attributes: Attributes
+    """By OpenTelemetry's names, and `stoker.` before our own."""
+
+    began_s: float
+    """When it came, seconds since 1970."""
+
+    ended_s: float
+    """When it was over."""
+
+    error: str = ""
+    """What went wrong, if that is the server's fault."""
+
+    parts: Sequence[Part] = field(default=())
+    """Its time in the queue and in the model, where it came so far."""
+
+
+def span_of(entry: Entry, *, now_s: float, scheme: str) -> Span:
+    """What a trace says of a request.
+
+    Args:
+        entry: The request and its end.
+        now_s: When it was over, by the monotonic clock.
+        scheme: "http" or "https".
+    """
+    named = _of_http(entry, scheme) if entry.protocol == "REST" else _of_call(entry)
+    name, error, attributes = named
+    shift_s = entry.at_s - now_s  # from the monotonic clock to the time of day
+    began_s = min(entry.trail.began_s, now_s)
+    return Span(
+        name=name,
+        attributes={**attributes, **_of_peer(entry.peer), **_of_model(entry)},
+        began_s=began_s + shift_s,
+        ended_s=entry.at_s,
+        error=error,
+        parts=[
+            Part(
+                name=part.name,
+                began_s=min(max(part.began_s, began_s), now_s) + shift_s,
+                ended_s=min(part.ended_s, now_s) + shift_s,
+            )
+            for part in _parts(entry.trail)
+        ],
+    )
+
+
+def _of_http(entry: Entry, scheme: str) -> tuple[str, str, dict[str, str | int]]:
+    asked, _, path = entry.method.partition(" ")
+    method = asked if asked in _METHODS else "_OTHER"
+    said: dict[str, str | int] = {
+        "http.request.method": method,
+        "url.path": path[:_MAX_CHARS],
+        "url.scheme": scheme,
+        "http.response.status_code": int(entry.status),
+        "http.request.body.size": entry.bytes_in,
+        "http.response.body.size": entry.bytes_out,
+    }
+    if method != asked:
+        said["http.request.method_original"] = asked[:_MAX_CHARS]
+    route = route_of(path)
+    if route:
+        said["http.route"] = route
+    error = str(entry.status) if int(entry.status) >= _FIRST_SERVER_ERROR else ""
+    if error:
+        said["error.type"] = error
+    return " ".join(filter(None, ("HTTP" if method != asked else method, route))), error, said
+
+
+def route_of(path: str) -> str:
+    """A path without what clients may choose; empty where nothing answers."""
+    for pattern, version in _ROUTES:
+        found = pattern.fullmatch(path)
+        end = (found["end"] or "").lower() if found else None
+        if found and end in _ENDS:
+            which = "/".join((found["which"] or "").lower().split("/")[:2])
+            return f"{version}/models/{{model}}{_WHICH[which]}{end}"
+    return "/v2" if path.rstrip("/") == "/v2" else ""
+
+
+def _of_call(entry: Entry) -> tuple[str, str, dict[str, str | int]]:
+    service, code = _services().get(entry.method, SERVICE), Code[str(entry.status)]
+    said: dict[str, str | int] = {
+        "rpc.system": "grpc",
+        "rpc.service": service,
+        "rpc.method": entry.method,
+        "rpc.grpc.status_code": int(code),
+        "stoker.bytes_in": entry.bytes_in,
+        "stoker.bytes_out": entry.bytes_out,
+    }
+    error = code.name if code in _OUR_FAULT else ""
+    if error:
+        said["error.type"] = error
+    return f"{service}/{entry.method}", error, said
+
+
+@cache
+def _services() -> dict[str, str]:
+    """The service of each of TensorFlow Serving's calls."""
+    described = [
+        prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"],
+        model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
+    ]
+    return {method.name: service.full_name for service in described for method in service.methods}
+
+
+def _of_peer(peer: str) -> dict[str, str | int]:
+    """The client's address: `1.2.3.4:5`, or as gRPC writes it: `ipv6:%5B::1%5D:5`, `unix:`."""
+    if peer.startswith("unix:"):
+        return {"network.transport": "unix"}
+    address, _, port = unquote(peer).rpartition(":")
+    address = address.removeprefix("ipv4:").removeprefix("ipv6:").strip("[]")
+    if not address or not port.isdecimal():
+        return {}
+    return {"client.address": address, "client.port": int(port)}
+
+
+def _of_model(entry: Entry) -> dict[str, str | int]:
+    trail = entry.trail
+    said: dict[str, str | int] = {
+        "stoker.model.name": trail.model[:_MAX_CHARS],
+        "stoker.model.signature": trail.signature[:_MAX_CHARS],
+        "stoker.code": trail.code,
+        "stoker.request_id": entry.request_id[:_MAX_CHARS],
+        "stoker.key": entry.key,
+    }
+    said = {name: value for name, value in said.items() if value}
+    if trail.version is not None:
+        said["stoker.model.version"] = trail.version
+    return {**said, "stoker.rows": trail.rows}
+
+
+def _parts(trail: Trail) -> list[Part]:
+    """Where it ran several times (tasks, or rows beyond a batch), the parts are the sums from the first run."""
+    if not trail.run_began_s:
+        return []
+    began_s = trail.run_began_s
+    return [
+        Part(name="queue", began_s=began_s - trail.queued_s, ended_s=began_s),
+        Part(name="model", began_s=began_s, ended_s=began_s + trail.run_s),
+    ]

@@ -1,0 +1,183 @@
+"""Requests as spans of OpenTelemetry: made after the fact, beside the requests, and sent in batches.
+
+Everything that OpenTelemetry's own variables say holds: `OTEL_TRACES_SAMPLER`, `OTEL_EXPORTER_OTLP_*`,
+`OTEL_BSP_*`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SDK_DISABLED`. This module needs the
+extra `otel`, and is imported only where traces are asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Sequence
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.serve.dataplane.open_inference import SERVER_NAME, SERVER_VERSION
+from stoker.serve.observability.access_log import Entry
+from stoker.serve.observability.metrics import Counter
+from stoker.serve.runtime.background import Background
+from stoker.serve.tracing.spans import Span, span_of
+
+_log = logging.getLogger(__name__)
+
+FLUSH_S = 2.0
+"""What the spans that wait get, seconds, at the server's end; a receiver that is gone holds it up no longer."""
+
+_PROTOCOL = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_EXPORTERS = {
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+}
+"""Protocol -> the module of its exporter."""
+
+_NS = 1_000_000_000
+
+
+class Traces:
+    """Makes a span of each request that the sampler chooses."""
+
+    def __init__(
+        self, *, dropped: Counter, scheme: str = "http", silent: Collection[str] = ()
+    ) -> None:
+        """Begin to send.
+
+        Args:
+            dropped: Counts the requests that were lost before they became a span.
+            scheme: "http" or "https", of REST.
+            silent: Paths that have no span: what balancers and Prometheus ask all day long.
+
+        Raises:
+            ConfigError: a variable of OpenTelemetry's is wrong.
+        """
+        # A receiver that is away would be a warning at every attempt; that a batch is lost is an error.
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
+        self._scheme, self._silent = scheme, frozenset(silent)
+        self._numbers = _Numbers()
+        self._provider = _provider(self._numbers)
+        self._tracer = self._provider.get_tracer("stoker.serve", SERVER_VERSION)
+        self._caller = TraceContextTextMapPropagator()
+        self._waiting: Background[tuple[Entry, float]] = Background(
+            self._write,
+            name="stoker-traces",
+            on_drop=lambda count: dropped.add(count, log="traces"),
+        )
+
+    def add(self, entry: Entry) -> None:
+        """Have a span made; returns at once."""
+        if entry.protocol == "REST" and entry.method.partition(" ")[2] in self._silent:
+            return
+        # A thread that a model holds may go on with the trail when its client has got 504 already.
+        entry = dataclasses.replace(entry, trail=copy.copy(entry.trail))
+        self._waiting.offer((entry, time.monotonic()))
+
+    def close(self) -> None:
+        """Send what waits, for so long as a server may take for its end."""
+        self._waiting.close()
+        # OpenTelemetry's own shutdown waits for 30 s where nobody receives.
+        ending = threading.Thread(
+            target=self._provider.shutdown, name="stoker-traces-end", daemon=True
+        )
+        ending.start()
+        ending.join(FLUSH_S)
+        if ending.is_alive():
+            _log.error("not all traces were sent in %g s; the rest is lost", FLUSH_S)
+
+    def _write(self, batch: Sequence[tuple[Entry, float]]) -> None:
+        for entry, now_s in batch:
+            caller = self._caller.extract(entry.caller, context=Context())
+            if self._may_be_chosen(caller):
+                self._record(span_of(entry, now_s=now_s, scheme=self._scheme), caller)
+
+    def _may_be_chosen(self, caller: Context) -> bool:
+        """Whether the sampler could take a request: of 99 in 100, no more than this may be to do.
+
+        OpenTelemetry's own samplers look at the trace's number alone, and decide alike when they are
+        asked again for the span; one that somebody brings is asked then only.
+        """
+        sampler = self._provider.sampler
+        parent = trace.get_current_span(caller).get_span_context()
+        number = parent.trace_id if parent.is_valid else self._numbers.next_trace_id()
+        if not type(sampler).__module__.startswith("opentelemetry.sdk."):
+            return True
+        return sampler.should_sample(caller, number, "").decision is not Decision.DROP
+
+    def _record(self, span: Span, caller: Context) -> None:
+        made = self._tracer.start_span(
+            span.name,
+            context=caller,
+            kind=trace.SpanKind.SERVER,
+            attributes=span.attributes,
+            start_time=_ns(span.began_s),
+        )
+        if made.is_recording():
+            inside = trace.set_span_in_context(made, Context())
+            for part in span.parts:
+                self._tracer.start_span(
+                    part.name, context=inside, start_time=_ns(part.began_s)
+                ).end(_ns(part.ended_s))
+            if span.error:
+                made.set_status(trace.StatusCode.ERROR)
+        made.end(_ns(span.ended_s))
+
+
+class _Numbers(RandomIdGenerator):
+    """Gives a trace the number that the sampler was asked about; used by one thread."""
+
+    def __init__(self) -> None:
+        self._trace_id = super().generate_trace_id()
+
+    def next_trace_id(self) -> int:
+        self._trace_id = super().generate_trace_id()
+        return self._trace_id
+
+    def generate_trace_id(self) -> int:
+        return self._trace_id
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * _NS)
+
+
+def _provider(numbers: RandomIdGenerator) -> TracerProvider:
+    try:
+        exporter = _exporter()
+        provider = TracerProvider(
+            resource=_resource(), shutdown_on_exit=False, id_generator=numbers
+        )
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            "OpenTelemetry's variables (OTEL_...) must be as its documentation has them",
+            got=Plain(f"{type(error).__name__}: {error}".rstrip(".")),
+        ) from error
+    return provider
+
+
+def _exporter() -> SpanExporter:
+    name = next((found for one in _PROTOCOL if (found := os.environ.get(one))), "http/protobuf")
+    if name not in _EXPORTERS:
+        raise ConfigError(f"{_PROTOCOL[1]} must be one of {', '.join(_EXPORTERS)}", got=name)
+    exporter: SpanExporter = importlib.import_module(_EXPORTERS[name]).OTLPSpanExporter()
+    return exporter
+
+
+def _resource() -> Resource:
+    own: dict[str, str | int] = {"service.version": SERVER_VERSION, "process.pid": os.getpid()}
+    named = Resource.create(own)
+    if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):  # nobody gave it a name
+        return Resource.create({**own, SERVICE_NAME: SERVER_NAME})
+    return named
