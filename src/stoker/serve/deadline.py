@@ -1,4 +1,4 @@
-"""How long a client waits for its answer, and whether it still does."""
+"""The deadline of a request, and whether its client is still connected."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import time
 from collections.abc import Callable
 
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.request_record import Trail
+from stoker.serve.request_record import RequestRecord
 
 
-class Patience:
-    """A deadline, and the news that the client has gone; may be shared by threads.
+class Deadline:
+    """A deadline, and whether the client has disconnected. Threads may share it.
 
-    What becomes known of his request meanwhile is in `trail`.
+    `record` collects what becomes known of the request.
     """
 
     def __init__(self, timeout_s: float = math.inf) -> None:
-        """Args: timeout_s: seconds from now after which nobody waits for the answer."""
+        """Args: timeout_s: seconds from now to the deadline."""
         self._deadline_s = time.monotonic() + timeout_s
-        self.trail = Trail()
+        self.record = RequestRecord()
         self._cancelled = False
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
     @property
     def left_s(self) -> float:
-        """Seconds to the deadline, infinite where there is none, negative when it has passed."""
+        """Seconds to the deadline; infinite if there is none, negative if it has passed."""
         return self._deadline_s - time.monotonic()
 
     def cancel(self) -> None:
-        """The client has gone: whoever asked to be told is told, in this thread."""
+        """Mark the client as gone, and run the registered callbacks in this thread."""
         with self._lock:
             self._cancelled = True
             callbacks, self._callbacks = self._callbacks, []
@@ -39,7 +39,7 @@ class Patience:
             callback()
 
     def when_cancelled(self, callback: Callable[[], None]) -> None:
-        """Be told once; at once if the client has gone already."""
+        """Register a callback that runs once when the client is gone; it runs now if the client is gone already."""
         with self._lock:
             if not self._cancelled:
                 self._callbacks.append(callback)
@@ -47,7 +47,7 @@ class Patience:
         callback()
 
     def lost(self) -> ServeError | None:
-        """Why nobody waits any more; None while somebody does."""
+        """The error if the deadline has passed or the client is gone, else None."""
         if self._cancelled:
             return ServeError(Code.CANCELLED, "The client cancelled the request")
         if self.left_s <= 0:
@@ -55,10 +55,10 @@ class Patience:
         return None
 
     def check(self) -> None:
-        """Go on only while somebody waits.
+        """Raise if the deadline has passed or the client is gone.
 
         Raises:
-            ServeError: the deadline has passed, or the client has gone.
+            ServeError: as `lost` returns it.
         """
         lost = self.lost()
         if lost is not None:

@@ -1,4 +1,4 @@
-"""What an HTTP connection may take, and where the metrics are; known before anything is loaded."""
+"""Limits of an HTTP connection and the path of the metrics; known before anything is loaded."""
 
 from __future__ import annotations
 

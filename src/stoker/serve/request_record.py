@@ -1,4 +1,4 @@
-"""What is known of one request when it is over: for the access log and for traces."""
+"""What is known of one finished request: for the access log and for traces."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from dataclasses import dataclass, field
 
 
 @dataclass(kw_only=True, slots=True)
-class Trail:
-    """Filled in by whoever learns of it, from the interface down to the queue."""
+class RequestRecord:
+    """Facts about one request. Every layer from the interface to the queue adds what it knows."""
 
     began_s: float = field(default_factory=time.monotonic)
-    """When the request came, by the monotonic clock."""
+    """Arrival of the request, seconds of the monotonic clock."""
 
     model: str = ""
-    """The model that was asked for; as the client wrote it."""
+    """The requested model, as the client wrote it."""
 
     version: int | None = None
     """The version that answered."""
 
     signature: str = ""
-    """The signature that was asked for, or those of several tasks."""
+    """The requested signature, or those of several tasks."""
 
     rows: int = 0
-    """Rows of its inputs, 0 where it was refused before they were known."""
+    """Rows of its inputs; 0 if it was refused before they were known."""
 
     code: str = ""
-    """The canonical code of its end, empty where it did not come to the model."""
+    """The canonical gRPC code of its result; empty if it did not reach the model."""
 
     queued_s: float = 0.0
-    """Time that it waited for its model."""
+    """Time in the queue, seconds."""
 
     run_began_s: float = 0.0
-    """When its model began, by the monotonic clock; 0 where it did not."""
+    """Start of the model call, seconds of the monotonic clock; 0 if there was none."""
 
     run_s: float = 0.0
-    """Time inside the model."""
+    """Time in the model, seconds."""
 
     def ran(self, began_s: float, ended_s: float, *, came_s: float) -> None:
-        """Its model has run.
+        """Record a model call.
 
         Args:
-            began_s: When the run began, by the monotonic clock.
-            ended_s: When it ended.
-            came_s: When the request stood before the model.
+            began_s: Start of the call, seconds of the monotonic clock.
+            ended_s: Its end.
+            came_s: When the request entered the queue.
         """
         self.queued_s += max(began_s - came_s, 0.0)
         self.run_began_s = self.run_began_s or began_s

@@ -20,7 +20,7 @@ from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import BatchingConfig, read_batching_parameters
 from stoker.serve.batching.joined import Array, Outputs, TooLongError, join
 from stoker.serve.batching.queue import HELD_AGAINST_SINGLE, Queue, Request
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.process.server import Server
@@ -60,10 +60,10 @@ def queue_of(gate: Gate, **limits: Any) -> Queue:
     return Queue(gate, BatchingConfig(**limits), name="m", metrics=ServeMetrics())
 
 
-def request(*values: float, patience: Patience | None = None) -> Request:
+def request(*values: float, deadline: Deadline | None = None) -> Request:
     array = np.array(values)
     return Request(
-        inputs=[array], rows=len(array), key=(("float64", ()),), patience=patience or Patience()
+        inputs=[array], rows=len(array), key=(("float64", ()),), deadline=deadline or Deadline()
     )
 
 
@@ -164,7 +164,7 @@ def test_a_request_whose_time_is_over_is_dropped_and_never_run(
     gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
     queue = queue_of(gate)
-    impatient = request(7.0, 7.0, 7.0, patience=Patience(0.05))
+    impatient = request(7.0, 7.0, 7.0, deadline=Deadline(0.05))
     first = pool.submit(queue.submit, request(1.0))
     assert gate.entered.acquire(timeout=30)
     late = pool.submit(queue.submit, impatient)
@@ -181,8 +181,8 @@ def test_a_request_that_is_cancelled_leaves_the_queue_and_its_mates_stay(
     gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
     queue = queue_of(gate)
-    leaver = Patience()
-    _, others = held_up(gate, queue, pool, request(2.0, patience=leaver), request(3.0))
+    leaver = Deadline()
+    _, others = held_up(gate, queue, pool, request(2.0, deadline=leaver), request(3.0))
     leaver.cancel()
     with pytest.raises(ServeError) as caught:
         others[0].result(30)

@@ -26,14 +26,14 @@ from stoker.export.repository import Repository
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.config import ServeConfig
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.loading.endless_loops import may_not_end
 from stoker.serve.loading.saved_model import read_saved_model
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.process.server import Server
 from stoker.serve.process.workers import WorkerEndedError, run_workers
-from stoker.serve.runtime.stuck_calls import Runs
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 
 ROWS = [tf.TensorSpec([None], tf.int64, name="n")]
 
@@ -194,12 +194,12 @@ def test_a_model_that_wants_too_much_memory_is_refused_it_and_the_others_answer(
 
 
 @pytest.fixture
-def batcher(repository: Repository) -> Iterator[Callable[..., tuple[Batcher, Runs]]]:
+def batcher(repository: Repository) -> Iterator[Callable[..., tuple[Batcher, StuckCallWatchdog]]]:
     """A batcher over the model that counts."""
-    made: list[Runs] = []
+    made: list[StuckCallWatchdog] = []
 
-    def make(**more: Any) -> tuple[Batcher, Runs]:
-        runs = Runs(max_run_s=more.pop("max_run_s", 60.0))
+    def make(**more: Any) -> tuple[Batcher, StuckCallWatchdog]:
+        runs = StuckCallWatchdog(max_run_s=more.pop("max_run_s", 60.0))
         made.append(runs)
         model = load_model(repository.base("counts") / "1")
         return Batcher(model, BatchingConfig(**more), runs=runs, may_not_end=True), runs
@@ -209,16 +209,16 @@ def batcher(repository: Repository) -> Iterator[Callable[..., tuple[Batcher, Run
         runs.close()
 
 
-def ask(batcher: Batcher, n: int, patience: Patience | None = None) -> list[int]:
+def ask(batcher: Batcher, n: int, deadline: Deadline | None = None) -> list[int]:
     inputs = {"n": np.array([n], np.int64)}
-    return batcher.call("serving_default", inputs, patience=patience or Patience())[
+    return batcher.call("serving_default", inputs, deadline=deadline or Deadline())[
         "counted"
     ].tolist()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_what_is_run_apart_is_answered_joined_and_refused_as_ever(
-    batcher: Callable[..., tuple[Batcher, Runs]], enabled: bool
+    batcher: Callable[..., tuple[Batcher, StuckCallWatchdog]], enabled: bool
 ) -> None:
     one, _ = batcher(enabled=enabled)
     answers: dict[int, list[int]] = {}
@@ -232,13 +232,13 @@ def test_what_is_run_apart_is_answered_joined_and_refused_as_ever(
 
     assert answers == {n: [n] for n in range(40)}
     with pytest.raises(Exception, match="must be int64"):
-        one.call("serving_default", {"n": np.array(["x"])}, patience=Patience())
+        one.call("serving_default", {"n": np.array(["x"])}, deadline=Deadline())
 
 
 @pytest.fixture(scope="module")
 def turns_a_s(repository: Repository) -> float:
     """How often the loop turns in a second: what burns a core must still end by itself, and soon."""
-    runs = Runs(max_run_s=60.0)
+    runs = StuckCallWatchdog(max_run_s=60.0)
     model = load_model(repository.base("counts") / "1")
     one = Batcher(model, BatchingConfig(), runs=runs, may_not_end=True)
     ask(one, 1)
@@ -250,14 +250,14 @@ def turns_a_s(repository: Repository) -> float:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_client_waits_as_long_as_he_will_whatever_the_model_does(
-    batcher: Callable[..., tuple[Batcher, Runs]], enabled: bool, turns_a_s: float
+    batcher: Callable[..., tuple[Batcher, StuckCallWatchdog]], enabled: bool, turns_a_s: float
 ) -> None:
     one, runs = batcher(enabled=enabled)
     long = int(4 * turns_a_s)
     with pytest.raises(ServeError) as error:
-        ask(one, long, Patience(0.05))
+        ask(one, long, Deadline(0.05))
     assert error.value.code is Code.DEADLINE_EXCEEDED
-    leaving = Patience()
+    leaving = Deadline()
     threading.Timer(0.1, leaving.cancel).start()
     with pytest.raises(ServeError) as error:
         ask(one, long + 1, leaving)
@@ -267,7 +267,7 @@ def test_a_client_waits_as_long_as_he_will_whatever_the_model_does(
 
 
 def test_all_that_wait_for_a_stuck_run_are_told_and_no_more_are_taken(
-    batcher: Callable[..., tuple[Batcher, Runs]], turns_a_s: float
+    batcher: Callable[..., tuple[Batcher, StuckCallWatchdog]], turns_a_s: float
 ) -> None:
     one, runs = batcher(max_run_s=0.3)
     codes: list[Code] = []

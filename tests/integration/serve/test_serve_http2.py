@@ -60,7 +60,7 @@ def patient(base: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def strict(base: Path) -> Iterator[Server]:
-    """One with little patience, and a limit to messages."""
+    """One with a short deadline, and a limit to messages."""
     server = serving(
         base,
         http=LIMITS,

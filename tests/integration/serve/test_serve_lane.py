@@ -19,10 +19,10 @@ from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.queue import HELD_AGAINST_SINGLE, QUICK_S, Queue, Request
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane.requests import ModelSpec
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.process.server import Server
-from stoker.serve.rest.header_cache import MAX_BYTES, MOST_HEADS, Head, Heads, is_small
+from stoker.serve.rest.header_cache import MAX_BYTES, MOST_HEADS, Head, HeaderCache, is_small
 
 PATH = "/v1/models/half_plus_two:predict"
 
@@ -330,7 +330,7 @@ def test_only_plain_small_predictions_are_taken(
 
 def rows_of(*values: float) -> Request:
     array = np.array(values)
-    return Request(inputs=[array], rows=len(array), key=(("float64", ()),), patience=Patience())
+    return Request(inputs=[array], rows=len(array), key=(("float64", ()),), deadline=Deadline())
 
 
 def test_a_model_that_is_slow_that_loops_or_that_waits_for_company_is_not_waited_for() -> None:
@@ -455,7 +455,7 @@ def test_only_so_many_heads_are_kept_and_no_long_one() -> None:
         keep_alive=True,
         takes_gzip=False,
     )
-    heads = Heads()
+    heads = HeaderCache()
     for number in range(3 * MOST_HEADS):
         heads.add(b"POST /%d\r\n\r\nab" % number, head, body_bytes=2)
         assert heads.find(b"POST /%d\r\n\r\nxy" % number) == (head, b"xy")

@@ -1,4 +1,4 @@
-"""What a server holds its clients to: sizes, numbers, patience, keys and certificates."""
+"""What a server holds its clients to: sizes, numbers, time, keys and certificates."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def running(base: Path, **more: Any) -> AbstractContextManager[Server]:
 
 @pytest.fixture(scope="module")
 def strict(base: Path) -> Iterator[Server]:
-    """A server with little patience and small limits."""
+    """A server with a short deadline and small limits."""
     limits = HttpLimits(connections=20, head_bytes=4096, head_s=0.5, body_s=0.7, send_s=0.5)
     with running(base, http=limits, max_body_bytes=100_000, max_held_bytes=150_000) as server:
         yield server

@@ -17,7 +17,7 @@ from stoker.export.callpath import LoadedModel
 from stoker.serve.loading.session import load_checked
 from stoker.serve.models import servable
 from stoker.serve.models.servable import LoadOptions, Servable, State
-from stoker.serve.runtime.gil_yield import Breathe, hurry
+from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 
 
 def test_what_is_loaded_beside_a_version_that_serves_stands_back(
@@ -25,9 +25,11 @@ def test_what_is_loaded_beside_a_version_that_serves_stands_back(
 ) -> None:
     seen: list[tuple[int, bool]] = []
 
-    def recorded(*args: Any, breathe: Breathe, **more: Any) -> LoadedModel:
-        seen.append((os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), breathe is hurry))
-        return load_checked(*args, breathe=breathe, **more)
+    def recorded(*args: Any, yield_gil: YieldGil, **more: Any) -> LoadedModel:
+        seen.append(
+            (os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), yield_gil is no_yield)
+        )
+        return load_checked(*args, yield_gil=yield_gil, **more)
 
     monkeypatch.setattr(servable, "load_checked", recorded)
     monkeypatch.setattr(servable, "_first_is_loaded", threading.Event())

@@ -15,12 +15,12 @@ from tests.integration.serve.conftest import export, half_plus
 
 from stoker.core.errors import DataError, UserError
 from stoker.export.callpath import LoadedModel, TensorSpec, load_model
+from stoker.serve.loading import session as loading
 from stoker.serve.loading.graph_reachability import in_order, nodes_by_name
 from stoker.serve.loading.safety import check_model
 from stoker.serve.loading.saved_model import read_saved_model
 from stoker.serve.loading.session import load_checked
-from stoker.serve.loading import session as loading
-from stoker.serve.runtime.gil_yield import Breath
+from stoker.serve.runtime.gil_yield import GilYield
 
 v1 = tf.compat.v1
 
@@ -94,8 +94,8 @@ def answers(model: LoadedModel) -> dict[str, Any]:
     return found
 
 
-def assert_same(path: Path, *, breathe: Callable[[], None]) -> None:
-    ours, theirs = load_checked(path, check_model(path), breathe=breathe), load_model(path)
+def assert_same(path: Path, *, yield_gil: Callable[[], None]) -> None:
+    ours, theirs = load_checked(path, check_model(path), yield_gil=yield_gil), load_model(path)
     try:
         assert ours.signatures == theirs.signatures
         mine, others = answers(ours), answers(theirs)
@@ -133,7 +133,7 @@ def test_every_model_answers_as_by_tensorflow_s_own_loader(
     looked = looked_up(tmp_path / "looked_up")
     (tmp_path / "words.txt").unlink()  # the model has its own
     for path in (*exported.values(), looked):
-        assert_same(path, breathe=Breath())
+        assert_same(path, yield_gil=GilYield())
     assert all(len(piece.node) + len(piece.library.function) for piece in pieces)
 
 
@@ -141,7 +141,7 @@ def test_what_is_tied_together_comes_in_one_piece_and_the_rest_in_many(
     tmp_path: Path, pieces: list[graph_pb2.GraphDef]
 ) -> None:
     breaths: list[int] = []
-    assert_same(tied(tmp_path / "tied"), breathe=lambda: breaths.append(len(pieces)))
+    assert_same(tied(tmp_path / "tied"), yield_gil=lambda: breaths.append(len(pieces)))
     sizes = [len(piece.node) for piece in pieces]
     assert sum(sizes) > 100
     assert len(sizes) > 4, sizes
@@ -261,7 +261,7 @@ def test_assets_of_tensorflow_1_are_found_and_checked(
     tmp_path: Path, pieces: list[graph_pb2.GraphDef]
 ) -> None:
     path = as_tensorflow_1_kept_them(looked_up(tmp_path / "1"))
-    assert_same(path, breathe=Breath())
+    assert_same(path, yield_gil=GilYield())
     assert pieces
 
     as_elsewhere = as_tensorflow_1_kept_them(looked_up(tmp_path / "2"), filename="../../words.txt")

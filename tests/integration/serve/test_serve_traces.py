@@ -26,7 +26,7 @@ from stoker.serve.config import ServeConfig
 from stoker.serve.observability.access_log import Entry
 from stoker.serve.observability.metrics import Counter
 from stoker.serve.process.server import Server
-from stoker.serve.request_record import Trail
+from stoker.serve.request_record import RequestRecord
 from stoker.serve.tracing.traces import Traces
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -321,7 +321,7 @@ def entry(number: int, *, parent: str = "") -> Entry:
     caller = {"traceparent": parent} if parent else {}
     method = "GET /v1/models/m"
     return Entry(
-        protocol="REST", method=method, status=200, trail=Trail(rows=number), caller=caller
+        protocol="REST", method=method, status=200, record=RequestRecord(rows=number), caller=caller
     )
 
 
@@ -354,12 +354,12 @@ def test_opentelemetrys_own_switch_turns_it_off(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
     monkeypatch.setenv("OTEL_SDK_DISABLED", disabled)
-    trail = Trail(model="m")
-    trail.ran(trail.began_s, trail.began_s, came_s=trail.began_s)
+    record = RequestRecord(model="m")
+    record.ran(record.began_s, record.began_s, came_s=record.began_s)
     before = len(receiver.spans())
     traces = Traces(dropped=Counter("dropped", ""), silent=("/livez",))
     for path in ("/livez", "/v1/models/m:predict"):
-        traces.add(Entry(protocol="REST", method=f"GET {path}", status=200, trail=trail))
+        traces.add(Entry(protocol="REST", method=f"GET {path}", status=200, record=record))
     traces.close()
 
     assert len(receiver.spans()) - before == count

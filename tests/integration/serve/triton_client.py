@@ -2,7 +2,7 @@
 
     python triton_client.py REST_PORT GRPC_PORT
 
-Prints a JSON object for each of its clients: what was asked -> what came, or `Refused: TEXT`.
+Prints a JSON object for each of its clients: what was asked -> what came, or `HttpError: TEXT`.
 """
 
 from __future__ import annotations

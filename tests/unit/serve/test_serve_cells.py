@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.serve.observability.metrics import ServeMetrics
-from stoker.serve.runtime.shared_counters import Cells, read_cells
+from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
 
 COUNTS_AND_HANGS = """
 import sys, time
@@ -81,17 +81,17 @@ def test_labels_of_any_text_come_back(tmp_path: Path, value: str) -> None:
 
 def test_a_file_of_several_chunks_is_read_whole_and_gone_on_from(tmp_path: Path) -> None:
     path = tmp_path / "x.metrics"
-    cells = Cells(path)
+    cells = SharedCounters(path)
     for number in range(9000):
         cells.row(f"key {number}", 35)[34] = number
     cells.close()
     assert path.stat().st_size > 2 << 20
 
-    assert read_cells(path) == cells.rows()
-    again = Cells(path)
+    assert read_counters(path) == cells.rows()
+    again = SharedCounters(path)
     again.row("key 8999", 35)[34] += 1
     again.row("new", 1)[0] = 5
-    found = read_cells(path)
+    found = read_counters(path)
     assert (found["key 8999"][34], found["new"], len(found)) == (9000, [5.0], 9001)
     again.close()
 
@@ -100,13 +100,13 @@ def test_a_row_that_is_being_added_is_not_seen_and_a_file_that_is_gone_is_empty(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "x.metrics"
-    cells = Cells(path)
+    cells = SharedCounters(path)
     cells.row("a", 1)[0] = 3
     raw = bytearray(path.read_bytes())
     place = 8 + 8 + 8  # behind the first row: a key without its head
     raw[place + 8 : place + 9] = b"b"
     path.with_name("half").write_bytes(raw)
 
-    assert read_cells(path.with_name("half")) == {"a": [3.0]}
-    assert read_cells(tmp_path / "none") == {}
+    assert read_counters(path.with_name("half")) == {"a": [3.0]}
+    assert read_counters(tmp_path / "none") == {}
     cells.close()

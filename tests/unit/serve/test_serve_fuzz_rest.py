@@ -41,7 +41,7 @@ NARROW = {"int8": (-128, 127), "uint8": (0, 255)}
 """TensorFlow Serving cuts these out of 32 bits; a value that does not fit is refused here."""
 
 
-class Refused(Exception):
+class HttpError(Exception):
     """The reference refuses a body."""
 
 
@@ -50,11 +50,11 @@ def reference(raw: bytes, inputs: Mapping[str, str]) -> dict[str, tuple[str, Any
     try:
         body = json.loads(raw.decode(), parse_float=in_double, parse_int=whole)
     except (ValueError, RecursionError) as error:
-        raise Refused from error
+        raise HttpError from error
     if not isinstance(body, dict) or not isinstance(body.get("signature_name", ""), str):
-        raise Refused
+        raise HttpError
     if ("instances" in body) == ("inputs" in body):
-        raise Refused
+        raise HttpError
     if "instances" in body:
         columns = of_rows(body["instances"], inputs)
     else:
@@ -84,25 +84,25 @@ def is_named(value: Any) -> bool:
 
 def of_rows(rows: Any, inputs: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(rows, list) or not rows:
-        raise Refused
+        raise HttpError
     if len({is_named(row) for row in rows}) > 1:
-        raise Refused
+        raise HttpError
     if not is_named(rows[0]):
         if len(inputs) > 1:
-            raise Refused
+            raise HttpError
         return {next(iter(inputs)): rows}
     if any(row.keys() != inputs.keys() for row in rows):
-        raise Refused
+        raise HttpError
     return {name: [row[name] for row in rows] for name in inputs}
 
 
 def of_columns(value: Any, inputs: Mapping[str, str]) -> dict[str, Any]:
     if not is_named(value):
         if len(inputs) > 1:
-            raise Refused
+            raise HttpError
         return {next(iter(inputs)): value}
     if inputs.keys() - value.keys():
-        raise Refused
+        raise HttpError
     return {name: value[name] for name in inputs}
 
 
@@ -119,10 +119,10 @@ def tensor(value: Any, dtype: str) -> tuple[str, tuple[int, ...], list[Any]]:
 def fill(value: Any, level: int, shape: tuple[int, ...], dtype: str, flat: list[Any]) -> None:
     if not isinstance(value, list):
         if level != len(shape):
-            raise Refused
+            raise HttpError
         flat.append(scalar(value, dtype))
     elif level >= len(shape) or len(value) != shape[level]:
-        raise Refused
+        raise HttpError
     else:
         for item in value:
             fill(item, level + 1, shape, dtype, flat)
@@ -134,21 +134,21 @@ def scalar(value: Any, dtype: str) -> Any:
             try:
                 return value.encode()
             except UnicodeEncodeError as error:
-                raise Refused from error
+                raise HttpError from error
         if is_bytes(value):
             return unescaped(value["b64"])
-        raise Refused
+        raise HttpError
     if dtype == "bool":
         if isinstance(value, bool):
             return value
-        raise Refused
+        raise HttpError
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused
+        raise HttpError
     if dtype in ("float32", "float64"):
         return float(value)
     low, high = NARROW.get(dtype, INTEGERS[dtype])
     if not isinstance(value, int) or not low <= value <= high:
-        raise Refused
+        raise HttpError
     return value
 
 
@@ -158,9 +158,9 @@ def unescaped(text: str) -> bytes:
     body = text.rstrip("=.")
     padding = len(text) - len(body)
     if not re.fullmatch("[A-Za-z0-9+/]*", body) or len(body) % 4 == 1:
-        raise Refused
+        raise HttpError
     if padding not in (0, -len(body) % 4):
-        raise Refused
+        raise HttpError
     return base64.b64decode(body + "=" * (-len(body) % 4))
 
 
@@ -296,7 +296,7 @@ def test_a_body_is_read_as_the_reference_reads_it_or_refused(
     signature = Signature(inputs=specs, outputs={}, method="")
     try:
         wanted = {name: wanted_bits(found) for name, found in reference(raw, inputs).items()}
-    except Refused:
+    except HttpError:
         wanted = None
     readers = {"plain": parse_json, "quick": QuickJson().parse}
 

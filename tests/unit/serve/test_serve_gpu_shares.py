@@ -86,13 +86,13 @@ CREW = """\
 import sys, time
 from pathlib import Path
 from stoker.serve.config import ServeConfig
-from stoker.serve.process.workers import Crew
+from stoker.serve.process.workers import WorkerPool
 folder = Path(sys.argv[1])
 say = "import os, pathlib, sys; number = sys.argv[sys.argv.index('--worker') + 1]; "
 say += "text = ' '.join([os.environ['CUDA_VISIBLE_DEVICES'], *sys.argv[-2:]]); "
 say += f"pathlib.Path({str(folder)!r}, number + '.txt').write_text(text); sys.stdin.read()"
 config = ServeConfig(root=folder, workers=3, per_process_gpu_memory_fraction=0.5)
-crew = Crew(config, [sys.executable, "-c", say], folder)
+crew = WorkerPool(config, [sys.executable, "-c", say], folder)
 until_s = time.monotonic() + 30
 while len([path for path in folder.glob('*.txt') if path.read_text()]) < 3 and time.monotonic() < until_s:
     time.sleep(0.02)
@@ -130,7 +130,7 @@ say += "stays and (folder / '0.stuck-on-gpu').touch(); "
 say += "(folder / f'{number}.json').write_text(str(os.getpid())); sys.stdin.read()"
 workers._GRACE_S = 4.0
 config = ServeConfig(root=folder, workers=2, lame_duck_s=0.0, drain_s=1)
-crew = workers.Crew(config, [sys.executable, "-c", say], folder)
+crew = workers.WorkerPool(config, [sys.executable, "-c", say], folder)
 until_s = time.monotonic() + 20
 def pid_of(number):
     file = folder / f"{number}.json"

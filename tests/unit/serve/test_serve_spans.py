@@ -12,7 +12,7 @@ import pytest
 import stoker
 from stoker.serve.errors import Code
 from stoker.serve.observability.access_log import Entry, caller_of
-from stoker.serve.request_record import Trail
+from stoker.serve.request_record import RequestRecord
 from stoker.serve.tracing.spans import Span, route_of, span_of
 
 
@@ -21,13 +21,15 @@ def of(entry: Entry, *, now_s: float = 110.0) -> Span:
 
 
 def rest(method: str = "POST /v1/models/m:predict", status: int = 200, **more: Any) -> Entry:
-    trail = more.pop("trail", None) or Trail(began_s=100.0)
-    return Entry(protocol="REST", method=method, status=status, trail=trail, at_s=5000.0, **more)
+    record = more.pop("record", None) or RequestRecord(began_s=100.0)
+    return Entry(protocol="REST", method=method, status=status, record=record, at_s=5000.0, **more)
 
 
 def call(method: str, code: Code, **more: Any) -> Entry:
-    trail = Trail(began_s=100.0)
-    return Entry(protocol="GRPC", method=method, status=code.name, trail=trail, at_s=5000.0, **more)
+    record = RequestRecord(began_s=100.0)
+    return Entry(
+        protocol="GRPC", method=method, status=code.name, record=record, at_s=5000.0, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,14 +56,14 @@ def test_a_route_holds_nothing_that_a_client_may_choose(path: str, route: str) -
 
 
 def test_a_rest_request_is_an_http_server_span() -> None:
-    trail = Trail(
+    record = RequestRecord(
         began_s=100.0, model="m", version=3, signature="serving_default", rows=2, code="OK"
     )
-    trail.ran(104.0, 106.5, came_s=103.0)
+    record.ran(104.0, 106.5, came_s=103.0)
 
     span = of(
         rest(
-            trail=trail,
+            record=record,
             peer="10.0.0.7:4711",
             bytes_in=20,
             bytes_out=30,
@@ -105,10 +107,10 @@ def test_a_request_that_did_not_come_to_its_model_has_no_parts() -> None:
 
 
 def test_parts_lie_within_their_request_whatever_its_thread_wrote_later() -> None:
-    trail = Trail(began_s=100.0)
-    trail.ran(105.0, 300.0, came_s=20.0)
+    record = RequestRecord(began_s=100.0)
+    record.ran(105.0, 300.0, came_s=20.0)
 
-    span = of(rest(status=504, trail=trail))
+    span = of(rest(status=504, record=record))
 
     times = [(part.began_s, part.ended_s) for part in span.parts]
     assert times == [(4990.0, 4995.0), (4995.0, 5000.0)]
@@ -124,8 +126,8 @@ def test_a_method_that_a_client_invents_is_in_no_name() -> None:
 
 
 def test_what_a_client_writes_is_cut() -> None:
-    trail = Trail(began_s=100.0, model="m" * 1000)
-    span = of(rest(method="GET /" + "x" * 1000, trail=trail))
+    record = RequestRecord(began_s=100.0, model="m" * 1000)
+    span = of(rest(method="GET /" + "x" * 1000, record=record))
 
     assert max(len(str(value)) for value in span.attributes.values()) == 256
 

@@ -24,10 +24,10 @@ from stoker.export.callpath import (
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.joined import Array, Outputs, can_be_joined, key_of, rejoined, rows_of
 from stoker.serve.batching.queue import Queue, Request
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.metrics import ServeMetrics
-from stoker.serve.runtime.stuck_calls import Runs
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Batcher:
         *,
         name: str = "",
         metrics: ServeMetrics | None = None,
-        runs: Runs | None = None,
+        runs: StuckCallWatchdog | None = None,
         may_not_end: bool = False,
     ) -> None:
         """Call a model for requests.
@@ -70,34 +70,34 @@ class Batcher:
         self.signature_defs = model.signature_defs
 
     def call(
-        self, signature: str, inputs: Mapping[str, Array], *, patience: Patience | None = None
+        self, signature: str, inputs: Mapping[str, Array], *, deadline: Deadline | None = None
     ) -> Outputs:
         """Run one signature once; as `LoadedModel.call`, maybe together with other requests.
 
         Args:
             signature: One of `signatures`.
             inputs: Input name -> array.
-            patience: How long the client waits; for ever if None.
+            deadline: How long the client waits; for ever if None.
 
         Raises:
             UserError: the inputs are not the signature's, or the model refused them.
             ServeError: too many requests wait, or the client does not any more.
         """
-        patience = patience or Patience()
-        patience.check()
+        deadline = deadline or Deadline()
+        deadline.check()
         known = self.signatures.get(signature)
         if known is None:
             return self._model.call(signature, inputs)  # raises an error that lists the signatures
-        patience.trail.rows += rows_of(list(inputs.values()))
+        deadline.record.rows += rows_of(list(inputs.values()))
         arrays = typed_inputs(known, inputs)
         if not have_declared_shapes(known, arrays):
-            return self._undeclared(signature, arrays, patience)
+            return self._undeclared(signature, arrays, deadline)
         queue, rows = self._queues.get(signature), rows_of(arrays)
         if queue is None or not queue.joins or rows == 0:
-            return self._alone(signature, arrays, patience)
+            return self._alone(signature, arrays, deadline)
         if rows > queue.max_batch_size:
-            return self._larger(queue, arrays, rows, patience)
-        return queue.submit(self._request(arrays, rows, patience))
+            return self._larger(queue, arrays, rows, deadline)
+        return queue.submit(self._request(arrays, rows, deadline))
 
     def is_quick(self, signature: str) -> bool:
         """Whether `call_at_once` is worth trying; an unknown signature is not."""
@@ -218,7 +218,7 @@ class Batcher:
         self._queues = {}
         self._model.close()
 
-    def _undeclared(self, signature: str, arrays: Sequence[Array], patience: Patience) -> Outputs:
+    def _undeclared(self, signature: str, arrays: Sequence[Array], deadline: Deadline) -> Outputs:
         """Inputs of a shape other than the signature declares: the graph accepts or refuses them.
 
         TensorFlow Serving checks no shape.
@@ -227,26 +227,26 @@ class Batcher:
             ServeError: the graph refused them, with TensorFlow's message.
         """
         try:
-            return self._alone(signature, arrays, patience)
+            return self._alone(signature, arrays, deadline)
         except UserError as error:
             cause = error.__cause__
             if not isinstance(cause, tf.errors.OpError):
                 raise
             raise ServeError(Code(cause.error_code), first_line(cause)) from error
 
-    def _alone(self, signature: str, arrays: Sequence[Array], patience: Patience) -> Outputs:
+    def _alone(self, signature: str, arrays: Sequence[Array], deadline: Deadline) -> Outputs:
         began_s = time.monotonic()
         try:
-            return self._watched(lambda: self._model.run(signature, arrays), patience)
+            return self._watched(lambda: self._model.run(signature, arrays), deadline)
         finally:
-            patience.trail.ran(began_s, time.monotonic(), came_s=began_s)
+            deadline.record.ran(began_s, time.monotonic(), came_s=began_s)
 
-    def _watched(self, run: Callable[[], Outputs], patience: Patience) -> Outputs:
+    def _watched(self, run: Callable[[], Outputs], deadline: Deadline) -> Outputs:
         """A run beside the queues."""
         if self._runs is None:
             return run()
         if self._apart:
-            return self._runs.call(run, patience)
+            return self._runs.call(run, deadline)
         with self._runs.watched(lambda: None):
             return run()
 
@@ -264,12 +264,12 @@ class Batcher:
     def _run(self, name: str, arrays: Sequence[Array]) -> Outputs:
         return self._model.run(name, arrays)
 
-    def _request(self, arrays: Sequence[Array], rows: int, patience: Patience) -> Request:
+    def _request(self, arrays: Sequence[Array], rows: int, deadline: Deadline) -> Request:
         key = key_of(arrays, variable=self._config.pad_variable_length_inputs)
-        return Request(inputs=arrays, rows=rows, key=key, patience=patience)
+        return Request(inputs=arrays, rows=rows, key=key, deadline=deadline)
 
     def _larger(
-        self, queue: Queue, arrays: Sequence[Array], rows: int, patience: Patience
+        self, queue: Queue, arrays: Sequence[Array], rows: int, deadline: Deadline
     ) -> Outputs:
         """A request of more rows than a batch may have."""
         most = queue.max_batch_size
@@ -279,10 +279,10 @@ class Batcher:
                 f"Task size {rows} is larger than maximum input batch size {most}",
             )
         if self._config.larger == "alone":
-            return self._watched(lambda: queue.run_alone(arrays), patience)
+            return self._watched(lambda: queue.run_alone(arrays), deadline)
         pieces, lengths = [], []
         for start in range(0, rows, most):
             part = [array[start : start + most] for array in arrays]
             lengths.append(rows_of(part))
-            pieces.append(queue.submit(self._request(part, lengths[-1], patience)))
+            pieces.append(queue.submit(self._request(part, lengths[-1], deadline)))
         return rejoined(pieces, lengths)

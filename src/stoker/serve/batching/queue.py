@@ -29,10 +29,10 @@ from stoker.serve.batching.joined import (
     key_of,
     rows_of,
 )
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.metrics import COUNTING, Count, ServeMetrics, Spread
-from stoker.serve.runtime.stuck_calls import Runs, stuck_error
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog, stuck_error
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Request:
     key: Key
     """What a request that it is joined with must have too."""
 
-    patience: Patience
+    deadline: Deadline
     """How long its client waits."""
 
     came_s: float = field(default_factory=time.monotonic)
@@ -103,7 +103,7 @@ class Queue:
         name: str,
         metrics: ServeMetrics | None,
         model_name: str = "",
-        runs: Runs | None = None,
+        runs: StuckCallWatchdog | None = None,
         may_not_end: bool = False,
     ) -> None:
         """Take requests.
@@ -167,7 +167,7 @@ class Queue:
             request.leads = False  # its thread waits as those of the others do
             self._runs.start(lambda: self._lead_on(request))
         if not request.leads:
-            request.patience.when_cancelled(lambda: self._drop(request))
+            request.deadline.when_cancelled(lambda: self._drop(request))
             with self._queued():
                 self._wait(request)
         if request.leads:
@@ -231,7 +231,7 @@ class Queue:
             for size in sizes:
                 part = [array[first : first + size] for array in arrays]
                 first += size
-                parts.append(Request(inputs=part, rows=size, key=key, patience=Patience()))
+                parts.append(Request(inputs=part, rows=size, key=key, deadline=Deadline()))
             rows = sum(sizes)
             self._run_padded(parts, rows, self._config.padded(rows))
         return self._trusted
@@ -252,8 +252,8 @@ class Queue:
             )
 
     def _wait(self, request: Request) -> None:
-        """Wait for the outcome, or for the turn to lead, or until the client has no more patience."""
-        left_s = request.patience.left_s
+        """Wait for the outcome, or for the turn to lead, or until the deadline has passed."""
+        left_s = request.deadline.left_s
         if request.told.wait(min(left_s, threading.TIMEOUT_MAX) if left_s > 0 else 0.0):
             return
         with self._changed:
@@ -262,7 +262,7 @@ class Queue:
             elif request.leads:  # it was chosen just now: it passes the turn on
                 self._pass_on()
             request.leads = False
-            request.outcome = request.patience.lost() or ServeError(
+            request.outcome = request.deadline.lost() or ServeError(
                 Code.DEADLINE_EXCEEDED, "Deadline exceeded before the model ran"
             )
 
@@ -273,7 +273,7 @@ class Queue:
             if waits:
                 self._waiting.remove(request)
             if waits or self._apart:  # the run is not his thread's: he need not wait for its end
-                request.outcome = request.patience.lost()
+                request.outcome = request.deadline.lost()
                 request.told.set()
 
     def _lead_on(self, request: Request) -> None:
@@ -292,7 +292,7 @@ class Queue:
                 self._run(batch)
             ended_s = time.monotonic()
             for mate in batch:
-                mate.patience.trail.ran(began_s, ended_s, came_s=mate.came_s)
+                mate.deadline.record.ran(began_s, ended_s, came_s=mate.came_s)
         finally:
             with self._changed:
                 following = self._pass_on()
@@ -322,7 +322,7 @@ class Queue:
         """
         while self._waiting:
             following = self._waiting.popleft()
-            following.outcome = following.patience.lost()
+            following.outcome = following.deadline.lost()
             if self._apart and following.outcome is None:
                 return following
             following.leads = following.outcome is None
@@ -338,14 +338,14 @@ class Queue:
         timeout_s = self._config.batch_timeout_micros / 1e6
         batch, rows = [leader], leader.rows
         with self._changed:
-            left_s = min(leader.came_s + timeout_s - time.monotonic(), leader.patience.left_s)
+            left_s = min(leader.came_s + timeout_s - time.monotonic(), leader.deadline.left_s)
             if timeout_s and left_s > 0:
                 self._changed.wait_for(lambda: self._rows_like(leader) >= most, left_s)
             for other in [found for found in self._waiting if found.key == leader.key]:
                 if not self._trusted or rows + other.rows > most:
                     break
                 self._waiting.remove(other)
-                other.outcome = other.patience.lost()
+                other.outcome = other.deadline.lost()
                 if other.outcome is not None:
                     other.told.set()
                     continue

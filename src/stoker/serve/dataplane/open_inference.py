@@ -16,7 +16,7 @@ from stoker.export.callpath import DEFAULT_SIGNATURE, Signature, TensorSpec
 from stoker.export.repository import MAX_VERSION
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import ModelSpec, PredictRequest, PredictResponse, Tensors
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.models.servable import State
 
@@ -125,7 +125,7 @@ def ask(
     parameters: Mapping[str, Any],
     wanted: Sequence[str],
     entrypoint: str,
-    patience: Patience,
+    deadline: Deadline,
 ) -> PredictResponse:
     """Ask a model.
 
@@ -136,7 +136,7 @@ def ask(
         parameters: Those of the request.
         wanted: The outputs by name; all if empty.
         entrypoint: "REST" or "GRPC".
-        patience: How long the client waits.
+        deadline: How long the client waits.
 
     Raises:
         ServeError: the request cannot be answered.
@@ -153,7 +153,7 @@ def ask(
             signature=signature,
             output_filter=tuple(wanted),
             entrypoint=entrypoint,
-            patience=patience,
+            deadline=deadline,
         )
     )
 

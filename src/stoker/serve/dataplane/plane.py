@@ -25,7 +25,7 @@ from stoker.serve.dataplane.requests import (
     Tensors,
     VersionStatus,
 )
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.models.catalog import Models
 from stoker.serve.models.examples import (
@@ -40,7 +40,7 @@ from stoker.serve.models.examples import (
 from stoker.serve.models.model_config import ModelConfig
 from stoker.serve.models.servable import State
 from stoker.serve.observability.metrics import COUNTING, UNKNOWN_MODEL, Count, ServeMetrics, Spread
-from stoker.serve.request_record import Trail
+from stoker.serve.request_record import RequestRecord
 
 _log = logging.getLogger(__name__)
 
@@ -120,13 +120,13 @@ class DataPlane:
         Raises:
             ServeError: the request cannot be answered; the code says whose fault that is.
         """
-        name, trail = request.model.name, request.patience.trail
+        name, record = request.model.name, request.deadline.record
         signature = request.signature or DEFAULT_SIGNATURE
-        trail.model, trail.signature = name, signature
+        record.model, record.signature = name, signature
         count = None if request.is_counted else Counted(name, "Predict", request.entrypoint)
-        with self._answering(request.entrypoint, trail, count):
+        with self._answering(request.entrypoint, record, count):
             with self._use(request.model) as (served, model):
-                trail.version = served
+                record.version = served
                 inputs, outputs = self._run(model, request)
             response = PredictResponse(
                 model=ModelSpec(name=name, version=served),
@@ -229,14 +229,14 @@ class DataPlane:
             ServeError: the request cannot be answered; the code says whose fault that is.
         """
         name, api = request.model.name, _api(request.tasks)
-        trail = request.patience.trail
-        trail.model, trail.signature = name, ",".join(task.signature for task in request.tasks)
+        record = request.deadline.record
+        record.model, record.signature = name, ",".join(task.signature for task in request.tasks)
         # TensorFlow Serving does not count MultiInference.
         is_counted = request.is_counted or api == _SEVERAL
         count = None if is_counted else Counted(name, api, request.entrypoint)
-        with self._answering(request.entrypoint, trail, count):
+        with self._answering(request.entrypoint, record, count):
             with self._use(request.model) as (served, model):
-                trail.version = served
+                record.version = served
                 results = [self._infer(model, request, task, api) for task in request.tasks]
             response = InferResponse(model=ModelSpec(name=name, version=served), results=results)
             self._log_request(name, response, examples=request.examples, context=request.context)
@@ -279,7 +279,7 @@ class DataPlane:
             found = ModelSpec(name=spec.name, version=served)
             return Metadata(model=found, signature_defs=model.signature_defs)
 
-    def reload(self, configs: Sequence[ModelConfig], *, patience: Patience) -> None:
+    def reload(self, configs: Sequence[ModelConfig], *, deadline: Deadline) -> None:
         """Serve these models and no other, once all of them can be called.
 
         Raises:
@@ -298,7 +298,7 @@ class DataPlane:
             self.models.reload(
                 configs,
                 allow_unavailable=self.allow_unavailable_labels,
-                timeout_s=min(patience.left_s, _RELOAD_S),
+                timeout_s=min(deadline.left_s, _RELOAD_S),
             )
 
     def _check_log(self, config: ModelConfig) -> None:
@@ -343,7 +343,7 @@ class DataPlane:
         inputs = request.read_inputs(signature)
         _check_filter(signature, request.output_filter)
         begun_s = time.monotonic()
-        outputs = model.call(name, inputs, patience=request.patience)
+        outputs = model.call(name, inputs, deadline=request.deadline)
         self._observe_runtime(begun_s, model_name=request.model.name, api="Predict")
         return inputs, outputs
 
@@ -365,7 +365,7 @@ class DataPlane:
         check_signature(task, definition, by_name=self.check_method_names)
         rows = joined_examples(request.examples, context=request.context)
         begun_s = time.monotonic()
-        outputs = model.call(task.signature, {INPUT: rows}, patience=request.patience)
+        outputs = model.call(task.signature, {INPUT: rows}, deadline=request.deadline)
         self._observe_runtime(begun_s, model_name=request.model.name, api=api)
         self.metrics.example_counts.observe(len(rows), model=request.model.name)
         self.metrics.example_count_total.add(len(rows), model=request.model.name)
@@ -376,7 +376,9 @@ class DataPlane:
         self.metrics.runtime_latency.observe(took_us, model_name=model_name, API=api, runtime="TF1")
 
     @contextmanager
-    def _answering(self, entrypoint: str, trail: Trail, count: Counted | None) -> Iterator[None]:
+    def _answering(
+        self, entrypoint: str, record: RequestRecord, count: Counted | None
+    ) -> Iterator[None]:
         """Turn an exception of a request into a `ServeError`, and record how it ended."""
         begun_s, code = time.monotonic(), Code.OK
         try:
@@ -389,7 +391,7 @@ class DataPlane:
             code = error.code
             raise
         finally:
-            trail.code = code.name
+            record.code = code.name
             if count is not None:
                 self.count(count, code, took_s=time.monotonic() - begun_s)
 

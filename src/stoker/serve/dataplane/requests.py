@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stoker.export.callpath import Signature
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.models.examples import Inferred, Task
 from stoker.serve.models.model_config import RequestLogConfig
 from stoker.serve.models.servable import State
@@ -54,7 +54,7 @@ class PredictRequest:
     is_counted: bool = False
     """Whether the protocol counts it in the metrics, even if it never reaches a model."""
 
-    patience: Patience = field(default_factory=Patience)
+    deadline: Deadline = field(default_factory=Deadline)
     """How long the client waits."""
 
 
@@ -94,7 +94,7 @@ class InferRequest:
     is_counted: bool = False
     """Whether the protocol counts it in the metrics, even if it never reaches a model."""
 
-    patience: Patience = field(default_factory=Patience)
+    deadline: Deadline = field(default_factory=Deadline)
     """How long the client waits."""
 
 

@@ -1,4 +1,4 @@
-"""Who may call by gRPC."""
+"""Checks the API key of a gRPC call."""
 
 from __future__ import annotations
 

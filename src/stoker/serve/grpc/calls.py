@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 
 from stoker.core.errors import UserError
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
-from stoker.serve.request_record import Trail
+from stoker.serve.request_record import RequestRecord
 from stoker.serve.security.auth import Keys
 
 _MAX_DETAILS = 2000
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 class Call:
     """One call while it is answered."""
 
-    patience: Patience
+    deadline: Deadline
     """How long its client waits."""
 
     response: Any = None
@@ -77,8 +77,8 @@ class Calls:
             error: What it failed by, None if it did not.
         """
         code, said = _refusal_of(error)
-        trail = call.patience.trail
-        self.note(context, method, request, response=call.response, trail=trail, code=code)
+        record = call.deadline.record
+        self.note(context, method, request, response=call.response, record=record, code=code)
         if isinstance(error, Exception):
             context.abort(STATUS_CODES[int(code)], said)
 
@@ -89,7 +89,7 @@ class Calls:
         request: Any,
         *,
         response: Any,
-        trail: Trail,
+        record: RequestRecord,
         code: Code = Code.OK,
     ) -> None:
         """Write the line of a call that is over, where one is written.
@@ -99,7 +99,7 @@ class Calls:
             method: The call's name.
             request: As in `call`.
             response: The answer's message, None if there is none.
-            trail: What became known of it.
+            record: What became known of it.
             code: How it ended.
         """
         if self._access_log is None:
@@ -111,7 +111,7 @@ class Calls:
             protocol="GRPC",
             method=method,
             status=code.name,
-            trail=trail,
+            record=record,
             peer=context.peer(),
             bytes_in=request if isinstance(request, int) else request.ByteSize(),
             bytes_out=0 if response is None else response.ByteSize(),
@@ -133,7 +133,7 @@ class Answering:
         """Args: calls: what ends it; the rest as in `Calls.call`."""
         self._calls, self._context = calls, context
         self._method, self._request = method, request
-        self._call = Call(patience=_patience_of(context))
+        self._call = Call(deadline=_patience_of(context))
 
     def __enter__(self) -> Call:
         """It begins."""
@@ -156,10 +156,10 @@ def _refusal_of(error: BaseException | None) -> tuple[Code, str]:
     return Code.INTERNAL, "the server has a bug; its log says more"
 
 
-def _patience_of(context: grpc.ServicerContext) -> Patience:
+def _patience_of(context: grpc.ServicerContext) -> Deadline:
     """The call's deadline; over at once when the client cancels or its connection ends."""
     left_s = context.time_remaining()
-    patience = Patience(math.inf if left_s is None else left_s)
-    if not context.add_callback(patience.cancel):
-        patience.cancel()
-    return patience
+    deadline = Deadline(math.inf if left_s is None else left_s)
+    if not context.add_callback(deadline.cancel):
+        deadline.cancel()
+    return deadline

@@ -15,7 +15,7 @@ from tensorflow_serving.apis import (
 from stoker.export.callpath import DEFAULT_SIGNATURE
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import InferRequest, InferResponse, ModelSpec
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.models.examples import CLASSIFY, REGRESS, Inferred, Task
 
@@ -58,11 +58,11 @@ def fill_spec(proto: model_pb2.ModelSpec, spec: ModelSpec, signature: str) -> No
 
 
 def classify(
-    plane: DataPlane, request: classification_pb2.ClassificationRequest, patience: Patience
+    plane: DataPlane, request: classification_pb2.ClassificationRequest, deadline: Deadline
 ) -> classification_pb2.ClassificationResponse:
     """Classify the Examples of a request."""
     task = Task(method=CLASSIFY, signature=_signature(request.model_spec))
-    answer = _ask(plane, read_spec(request), [task], request.input, patience)
+    answer = _ask(plane, read_spec(request), [task], request.input, deadline)
     response = classification_pb2.ClassificationResponse(
         result=classification_of(answer.results[0])
     )
@@ -71,22 +71,22 @@ def classify(
 
 
 def regress(
-    plane: DataPlane, request: regression_pb2.RegressionRequest, patience: Patience
+    plane: DataPlane, request: regression_pb2.RegressionRequest, deadline: Deadline
 ) -> regression_pb2.RegressionResponse:
     """Regress the Examples of a request."""
     task = Task(method=REGRESS, signature=_signature(request.model_spec))
-    answer = _ask(plane, read_spec(request), [task], request.input, patience)
+    answer = _ask(plane, read_spec(request), [task], request.input, deadline)
     response = regression_pb2.RegressionResponse(result=regression_of(answer.results[0]))
     response.model_spec.CopyFrom(spec_proto(answer.model, task.signature))
     return response
 
 
 def multi_inference(
-    plane: DataPlane, request: inference_pb2.MultiInferenceRequest, patience: Patience
+    plane: DataPlane, request: inference_pb2.MultiInferenceRequest, deadline: Deadline
 ) -> inference_pb2.MultiInferenceResponse:
     """Run several signatures of one model on the same Examples."""
     tasks = _tasks(request)
-    answer = _ask(plane, spec_of(request.tasks[0].model_spec), tasks, request.input, patience)
+    answer = _ask(plane, spec_of(request.tasks[0].model_spec), tasks, request.input, deadline)
     response = inference_pb2.MultiInferenceResponse()
     for inferred in answer.results:
         result = response.results.add()
@@ -128,7 +128,7 @@ def _ask(
     model: ModelSpec,
     tasks: Sequence[Task],
     given: input_pb2.Input,
-    patience: Patience,
+    deadline: Deadline,
 ) -> InferResponse:
     context = b""
     examples = given.example_list.examples
@@ -141,7 +141,7 @@ def _ask(
         examples=[example.SerializeToString() for example in examples],
         context=context,
         entrypoint="GRPC",
-        patience=patience,
+        deadline=deadline,
     )
     return plane.infer(request)
 

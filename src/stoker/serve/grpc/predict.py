@@ -20,7 +20,7 @@ from stoker.serve.dataplane.requests import ModelSpec, Tensors
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.inference import fill_spec, read_spec
-from stoker.serve.request_record import Trail
+from stoker.serve.request_record import RequestRecord
 from stoker.serve.tensor_protos import fill, to_array
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
@@ -182,7 +182,7 @@ class PredictAtOnce:
         found: RunAtOnce,
         came_s: float,
     ) -> None:
-        trail = Trail(
+        record = RequestRecord(
             began_s=came_s,
             model=found.model,
             version=found.version,
@@ -190,8 +190,8 @@ class PredictAtOnce:
             rows=_rows(small.inputs),
             code="OK",
         )
-        trail.ran(found.began_s, found.ended_s, came_s=came_s)
-        self._calls.note(small.context, "Predict", small.request, response=response, trail=trail)
+        record.ran(found.began_s, found.ended_s, came_s=came_s)
+        self._calls.note(small.context, "Predict", small.request, response=response, record=record)
 
 
 def _read(

@@ -30,7 +30,7 @@ from stoker.serve.grpc.http2.exchange import Stream
 from stoker.serve.grpc.http2.heads import CallHead
 from stoker.serve.grpc.messages import Message
 from stoker.serve.limits import HttpLimits
-from stoker.serve.runtime.busy_poll import Awake
+from stoker.serve.runtime.busy_poll import BusyPoll
 from stoker.serve.runtime.sockets import BACKLOG, SETTLE_S, rest_of_queue
 
 _LOOK_S = 1.0
@@ -95,7 +95,7 @@ class GrpcServer:
         self._came: list[
             tuple[str, ServerCall, Any]
         ] = []  # in this turn of the loop, for `_at_once`
-        self._awake = Awake()
+        self._busy_poll = BusyPoll()
 
     # -- what is answered
 
@@ -299,7 +299,7 @@ class GrpcServer:
                     call.over()
         for _, call, _ in came:
             call.stream.exchange.flush()
-        self._awake.stay(self.loop)
+        self._busy_poll.stay(self.loop)
 
     def _answers(self, method: str, calls: Sequence[tuple[Any, Context]]) -> Sequence[bytes | None]:
         try:

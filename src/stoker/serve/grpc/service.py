@@ -75,7 +75,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
                     signature=request.model_spec.signature_name,
                     output_filter=tuple(request.output_filter),
                     entrypoint="GRPC",
-                    patience=call.patience,
+                    deadline=call.deadline,
                 )
             )
             call.response = response_of(
@@ -91,7 +91,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
     ) -> classification_pb2.ClassificationResponse:
         """Classify Examples."""
         with self._calls.call(context, "Classify", request) as call:
-            call.response = inference.classify(self._plane, request, call.patience)
+            call.response = inference.classify(self._plane, request, call.deadline)
         return call.response
 
     def Regress(  # noqa: N802 - the protocol's name
@@ -99,7 +99,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
     ) -> regression_pb2.RegressionResponse:
         """Regress Examples."""
         with self._calls.call(context, "Regress", request) as call:
-            call.response = inference.regress(self._plane, request, call.patience)
+            call.response = inference.regress(self._plane, request, call.deadline)
         return call.response
 
     def MultiInference(  # noqa: N802 - the protocol's name
@@ -107,7 +107,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
     ) -> inference_pb2.MultiInferenceResponse:
         """Run several signatures on the same Examples."""
         with self._calls.call(context, "MultiInference", request) as call:
-            call.response = inference.multi_inference(self._plane, request, call.patience)
+            call.response = inference.multi_inference(self._plane, request, call.deadline)
         return call.response
 
     def GetModelMetadata(  # noqa: N802 - the protocol's name
@@ -160,7 +160,7 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
                     "ServerModelConfig type not supported by HandleReloadConfigRequest. Only "
                     "ModelConfigList is currently supported",
                 )
-            self._plane.reload(models_of(request.config), patience=call.patience)
+            self._plane.reload(models_of(request.config), deadline=call.deadline)
         return model_management_pb2.ReloadConfigResponse()
 
 

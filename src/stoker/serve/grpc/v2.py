@@ -14,9 +14,9 @@ import numpy as np
 
 from stoker.core.errors import Plain, UserError
 from stoker.export.callpath import Signature, shape_text
+from stoker.serve.dataplane import open_inference
 from stoker.serve.dataplane.open_inference import invalid
 from stoker.serve.dataplane.plane import DataPlane
-from stoker.serve.dataplane import open_inference as oip
 from stoker.serve.dataplane.requests import Tensors
 from stoker.serve.grpc.calls import Call, Calls
 from stoker.serve.grpc.v2_messages import MESSAGES, SERVICE
@@ -75,20 +75,24 @@ def _ready(plane: DataPlane, _request: Any, _call: Call) -> Any:
 
 
 def _model_ready(plane: DataPlane, request: Any, _call: Call) -> Any:
-    spec = oip.spec_of(request.name, request.version)
-    return MESSAGES["ModelReadyResponse"](ready=oip.is_ready(plane, spec))
+    spec = open_inference.spec_of(request.name, request.version)
+    return MESSAGES["ModelReadyResponse"](ready=open_inference.is_ready(plane, spec))
 
 
 def _server_metadata(_plane: DataPlane, _request: Any, _call: Call) -> Any:
     return MESSAGES["ServerMetadataResponse"](
-        name=oip.SERVER_NAME, version=oip.SERVER_VERSION, extensions=oip.EXTENSIONS
+        name=open_inference.SERVER_NAME,
+        version=open_inference.SERVER_VERSION,
+        extensions=open_inference.EXTENSIONS,
     )
 
 
 def _model_metadata(plane: DataPlane, request: Any, _call: Call) -> Any:
-    found = oip.model_metadata(plane, oip.spec_of(request.name, request.version))
+    found = open_inference.model_metadata(
+        plane, open_inference.spec_of(request.name, request.version)
+    )
     response = MESSAGES["ModelMetadataResponse"](
-        name=found.name, versions=found.versions, platform=oip.PLATFORM
+        name=found.name, versions=found.versions, platform=open_inference.PLATFORM
     )
     for field, tensors in ((response.inputs, found.inputs), (response.outputs, found.outputs)):
         for tensor in tensors:
@@ -110,20 +114,20 @@ def _infer(plane: DataPlane, request: Any, call: Call) -> Any:
             for number, tensor in enumerate(request.inputs)
         }
 
-    answered = oip.ask(
+    answered = open_inference.ask(
         plane,
-        oip.spec_of(request.model_name, request.model_version),
+        open_inference.spec_of(request.model_name, request.model_version),
         read_inputs,
         parameters={name: _parameter(value) for name, value in request.parameters.items()},
         wanted=[output.name for output in request.outputs],
         entrypoint="GRPC",
-        patience=call.patience,
+        deadline=call.deadline,
     )
     response = MESSAGES["ModelInferResponse"](
         model_name=answered.model.name, model_version=str(answered.model.version), id=request.id
     )
     for name, array in answered.outputs.items():
-        datatype = oip.datatype_of(array, name=name)
+        datatype = open_inference.datatype_of(array, name=name)
         response.outputs.add(name=name, datatype=datatype, shape=array.shape)
         response.raw_output_contents.append(to_bytes(array))
     return response
@@ -131,7 +135,7 @@ def _infer(plane: DataPlane, request: Any, call: Call) -> Any:
 
 def _array(tensor: Any, raw: bytes | None) -> np.ndarray[Any, Any]:
     name = tensor.name
-    dtype = oip.dtype_of(tensor.datatype, name=name)
+    dtype = open_inference.dtype_of(tensor.datatype, name=name)
     shape = checked_shape(list(tensor.shape), name=name)
     if raw is not None:
         if tensor.HasField("contents"):

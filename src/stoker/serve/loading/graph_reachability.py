@@ -1,4 +1,4 @@
-"""What a SavedModel's signatures, initialisers and restore reach: all that is ever run of it."""
+"""What a SavedModel's signatures, initializers and restore operation reach, i.e. everything that can run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
-from stoker.serve.runtime.gil_yield import Breathe, hurry
+from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 
 INIT_SIGNATURE = "__saved_model_init_op"
 """The signature whose output is the initialiser."""
@@ -53,7 +53,7 @@ def reached_functions(
     library: function_pb2.FunctionDefLibrary,
     nodes: Iterable[node_def_pb2.NodeDef],
     *,
-    breathe: Breathe = hurry,
+    yield_gil: YieldGil = no_yield,
 ) -> list[function_pb2.FunctionDef]:
     """The functions that nodes call, and those that these call, in the library's order."""
     functions = {found.signature.name: found for found in library.function}
@@ -66,13 +66,15 @@ def reached_functions(
             continue
         seen.add(name)
         for node in functions[name].node_def:
-            breathe()
+            yield_gil()
             pending += called_by(node)
         pending += [gradients[name]] if name in gradients else []
     return [found for found in library.function if found.signature.name in seen]
 
 
-def in_order(nodes: Mapping[str, node_def_pb2.NodeDef], *, breathe: Breathe = hurry) -> list[str]:
+def in_order(
+    nodes: Mapping[str, node_def_pb2.NodeDef], *, yield_gil: YieldGil = no_yield
+) -> list[str]:
     """The names of nodes, each behind those that it needs; those of a ring last."""
     needs = {name: {node_of(i) for i in node.input} & nodes.keys() for name, node in nodes.items()}
     users: dict[str, list[str]] = {name: [] for name in nodes}
@@ -83,7 +85,7 @@ def in_order(nodes: Mapping[str, node_def_pb2.NodeDef], *, breathe: Breathe = hu
     ready = [name for name, count in left.items() if not count]
     ordered: list[str] = []
     while ready:
-        breathe()
+        yield_gil()
         name = ready.pop()
         ordered.append(name)
         for user in users[name]:

@@ -28,7 +28,7 @@ from stoker.serve.loading.graph_reachability import (
 )
 from stoker.serve.loading.object_graph import checked_functions, unrestored_variables
 from stoker.serve.loading.saved_model import assets_of, check_assets, check_files, read_saved_model
-from stoker.serve.runtime.gil_yield import Breathe, hurry
+from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 
 _FROM_ASSET = {
     "InitializeTableFromTextFile": 1,
@@ -51,19 +51,19 @@ Origins = tuple[str, ...]
 @cache
 def allowed_operations() -> frozenset[str]:
     """The operations that any model may have."""
-    text = resources.files("stoker.serve").joinpath("allowed_ops.txt").read_text()
+    text = resources.files("stoker.serve.loading").joinpath("allowed_ops.txt").read_text()
     return frozenset(text.split())
 
 
 def check_model(
-    folder: Path, *, allow: frozenset[str] = frozenset(), breathe: Breathe = hurry
+    folder: Path, *, allow: frozenset[str] = frozenset(), yield_gil: YieldGil = no_yield
 ) -> saved_model_pb2.SavedModel:
     """Refuse a SavedModel that could do anything but compute, before any of it is run.
 
     Args:
         folder: The version's folder.
         allow: Names of operations that it may have beside those on the list.
-        breathe: Called often.
+        yield_gil: Called often.
 
     Returns:
         What was checked: the file may be another by the time that somebody reads it again.
@@ -75,9 +75,9 @@ def check_model(
     check_files(folder)
     saved = read_saved_model(folder)
     for meta_graph in saved.meta_graphs:
-        breathe()
+        yield_gil()
         check_assets(folder, meta_graph)
-        _Walk(folder, meta_graph, allow, breathe).check()
+        _Walk(folder, meta_graph, allow, yield_gil).check()
     return saved
 
 
@@ -97,7 +97,7 @@ class _Walk:
     folder: Path
     meta_graph: meta_graph_pb2.MetaGraphDef
     allow: frozenset[str]
-    breathe: Breathe
+    yield_gil: YieldGil
     seen: set[tuple[str, Origins]] = field(default_factory=set)
     pending: list[tuple[str, Origins]] = field(default_factory=list)
 
@@ -136,7 +136,7 @@ class _Walk:
                 self._check_node(node, inner, place=f"its function {name[:80]!r}")
 
     def _check_node(self, node: node_def_pb2.NodeDef, scope: _Scope, *, place: str) -> None:
-        self.breathe()
+        self.yield_gil()
         self._follow(node, scope)
         if node.op in self.functions or node.op in self.allowed:
             return

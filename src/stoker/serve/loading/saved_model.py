@@ -1,4 +1,4 @@
-"""The files of a SavedModel as they are on the disk: whole, and all in its own folder."""
+"""Checks the files of a SavedModel: complete, and all inside its own folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was checked of a SavedModel into a session, in pieces that leave the interpreter to others.
+"""Loads a checked SavedModel into a session, in pieces that leave the GIL to others.
 
 TensorFlow's own loader (`tf.compat.v1.saved_model.load`) parses the file once more, and imports the
 graph in one call that holds the interpreter's lock for all of its C++: most of that infers the shapes
@@ -35,7 +35,7 @@ from stoker.serve.loading.graph_reachability import (
 )
 from stoker.serve.loading.object_graph import load_object_graph, unrestored_variables
 from stoker.serve.loading.saved_model import assets_of
-from stoker.serve.runtime.gil_yield import Breathe, hurry
+from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _NODES = 20
 """Nodes of one piece: one costs about 50 us, a part of them in C++ that holds the lock."""
 
 _Fill = Callable[
-    [tf.compat.v1.Session, meta_graph_pb2.MetaGraphDef, Path, Breathe],
+    [tf.compat.v1.Session, meta_graph_pb2.MetaGraphDef, Path, YieldGil],
     None,
 ]
 
@@ -58,7 +58,7 @@ def load_checked(
     folder: Path,
     saved: saved_model_pb2.SavedModel,
     *,
-    breathe: Breathe = hurry,
+    yield_gil: YieldGil = no_yield,
     session: tf.compat.v1.ConfigProto | None = None,
     tags: Sequence[str] = (SERVE_TAG,),
 ) -> LoadedModel:
@@ -67,7 +67,7 @@ def load_checked(
     Args:
         folder: Where its variables and assets are.
         saved: The file's content.
-        breathe: Called between the pieces.
+        yield_gil: Called between the pieces.
         session: Its session's configuration; None for the default.
         tags: Those of the graph that is loaded.
 
@@ -88,7 +88,7 @@ def load_checked(
             raise not_loadable(
                 folder, f"its variable {variable!r} is not restored: {first_line(error)}"
             ) from error
-    how = _How(breathe=breathe, session=session or session_config())
+    how = _How(yield_gil=yield_gil, session=session or session_config())
     try:
         try:
             if _names_its_restore(meta_graph):
@@ -118,7 +118,7 @@ def too_large(folder: Path, error: tf.errors.ResourceExhaustedError) -> UserErro
 class _How:
     """Turns a graph into a model."""
 
-    breathe: Breathe
+    yield_gil: YieldGil
     session: tf.compat.v1.ConfigProto
 
 
@@ -133,10 +133,10 @@ def _loaded(
     session = tf.compat.v1.Session(graph=graph, config=how.session)
     try:
         with graph.as_default():
-            fill(session, meta_graph, folder, how.breathe)
-            how.breathe()
+            fill(session, meta_graph, folder, how.yield_gil)
+            how.yield_gil()
             _initialise(session, meta_graph, folder)
-        how.breathe()
+        how.yield_gil()
         return _bound(LoadedModel(session, _definitions(meta_graph), folder))
     except _FAILURES:
         session.close()
@@ -147,11 +147,11 @@ def _fill_in_pieces(
     session: tf.compat.v1.Session,
     meta_graph: meta_graph_pb2.MetaGraphDef,
     folder: Path,
-    breathe: Breathe,
+    yield_gil: YieldGil,
 ) -> None:
-    for piece in _pieces(meta_graph, breathe):
+    for piece in _pieces(meta_graph, yield_gil):
         _import(session.graph, piece, meta_graph)
-        breathe()
+        yield_gil()
     _restore(session, meta_graph, folder)
 
 
@@ -159,7 +159,7 @@ def _fill(
     session: tf.compat.v1.Session,
     meta_graph: meta_graph_pb2.MetaGraphDef,
     folder: Path,
-    breathe: Breathe,
+    yield_gil: YieldGil,
 ) -> None:
     """As TensorFlow's loader does: it knows older forms, and what it refuses, it gives the reason of."""
     whole = meta_graph_pb2.MetaGraphDef()
@@ -168,7 +168,7 @@ def _fill(
         # It could take the place of one that is called, and only those were checked.
         function.attr.pop("api_implements", None)
     saver = tf.compat.v1.train.import_meta_graph(whole)
-    breathe()
+    yield_gil()
     if saver is not None:
         saver.restore(session, str(folder / "variables" / "variables"))
 
@@ -207,13 +207,13 @@ def _bound(model: LoadedModel) -> LoadedModel:
 
 
 def _pieces(
-    meta_graph: meta_graph_pb2.MetaGraphDef, breathe: Breathe
+    meta_graph: meta_graph_pb2.MetaGraphDef, yield_gil: YieldGil
 ) -> Iterator[graph_pb2.GraphDef]:
     """The graph in pieces of which each needs only those before it."""
     whole = meta_graph.graph_def
     roots = [*roots_of(meta_graph), node_of(meta_graph.saver_def.filename_tensor_name)]
     kept = {node.name: node for node in reached(nodes_by_name(whole), roots)}
-    functions = reached_functions(whole.library, kept.values(), breathe=breathe)
+    functions = reached_functions(whole.library, kept.values(), yield_gil=yield_gil)
     if whole.library.gradient:
         piece = _empty(whole)
         piece.library.function.extend(functions)
@@ -226,7 +226,7 @@ def _pieces(
             piece.library.function.append(function)
             yield piece
     names = {found.signature.name for found in functions} | set(_CALLS)
-    for run in _runs(in_order(kept, breathe=breathe), kept):
+    for run in _runs(in_order(kept, yield_gil=yield_gil), kept):
         piece = _empty(whole)
         for name in run:
             node = piece.node.add()

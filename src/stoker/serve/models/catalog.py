@@ -1,4 +1,4 @@
-"""All models of a server: found, watched each by its own thread, and looked up by name."""
+"""All models of a server: discovered, each watched by its own thread, and looked up by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of models, looked at again and again while the server runs."""
+"""Polls the model config file while the server runs."""
 
 from __future__ import annotations
 

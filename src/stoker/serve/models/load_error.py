@@ -1,4 +1,4 @@
-"""Why a version does not serve, as every client may read it: without a path of this machine's disk."""
+"""Why a version does not serve, as clients may read it: without a path on this machine's disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TFRecord files of `PredictionLog`: what a version brings to be warmed, and what is logged.
+"""TFRecord files of `PredictionLog`: warm-up requests and the request log.
 
 Source: tensorflow/core/lib/io/record_writer.h.
 """

@@ -1,4 +1,4 @@
-"""One version of one model: its life from START to END, and who is using it."""
+"""One version of one model: its life from START to END, and its users."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from stoker.serve.batching.config import (
     read_batching_parameters,
 )
 from stoker.serve.batching.sizes import is_compiled, with_sizes
-from stoker.serve.runtime.gil_yield import Breath, Breathe, hurry
+from stoker.serve.runtime.gil_yield import GilYield, YieldGil, no_yield
 from stoker.serve.errors import ServeError
 from stoker.serve.models.litert import load_litert
 from stoker.serve.loading.session import load_checked, too_large
 from stoker.serve.loading.endless_loops import may_not_end
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.models.load_error import reason_of
-from stoker.serve.runtime.stuck_calls import Runs
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 from stoker.serve.loading.safety import check_model
 from stoker.serve.models.warm_up import warm_up
 
@@ -69,7 +69,7 @@ class LoadOptions:
     allow_ops: frozenset[str] = frozenset()
     """Operations that a model may have beside those that only compute."""
 
-    runs: Runs | None = None
+    runs: StuckCallWatchdog | None = None
     """What watches over calls; they may take for ever if None."""
 
     warm_up: bool = True
@@ -127,9 +127,9 @@ class Servable:
         self._become(State.LOADING)
         try:
             self._model = (
-                _beside(lambda: self._loaded(Breath()))
+                _beside(lambda: self._loaded(GilYield()))
                 if _first_is_loaded.is_set()
-                else self._loaded(hurry)
+                else self._loaded(no_yield)
             )
         except (UserError, ServeError) as error:
             _log.error("%s cannot be loaded: %s", self.path, error)
@@ -143,7 +143,7 @@ class Servable:
         _first_is_loaded.set()
         return True
 
-    def _loaded(self, breathe: Breathe) -> Batcher:
+    def _loaded(self, yield_gil: YieldGil) -> Batcher:
         verify(self.path)
         options, batching = self._options, self._options.batching
         parameters = self.path / PARAMETERS_FILE
@@ -152,15 +152,15 @@ class Servable:
         if options.litert_interpreters and (self.path / LITERT_FILE).is_file():
             loaded, endless = load_litert(self.path, interpreters=options.litert_interpreters)
         else:
-            saved = check_model(self.path, allow=options.allow_ops, breathe=breathe)
-            endless = may_not_end(saved, breathe=breathe)
+            saved = check_model(self.path, allow=options.allow_ops, yield_gil=yield_gil)
+            endless = may_not_end(saved, yield_gil=yield_gil)
             batching = with_sizes(
                 batching, options.warm_sizes, compiled=is_compiled(saved), gpu=has_gpu()
             )
             loaded = load_checked(
                 self.path,
                 saved,
-                breathe=breathe,
+                yield_gil=yield_gil,
                 session=options.session,
                 tags=options.saved_model_tags,
             )

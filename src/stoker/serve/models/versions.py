@@ -1,4 +1,4 @@
-"""The versions of one model: which are served, and the change from one to the next."""
+"""The versions of one model: which ones are served, and the transition from one to the next."""
 
 from __future__ import annotations
 

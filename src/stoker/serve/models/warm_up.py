@@ -1,4 +1,4 @@
-"""Requests that a version brings with it, run before it takes others.
+"""Warm-up requests that a version brings, run before it takes traffic.
 
 Source: TensorFlow Serving, "SavedModel Warmup": `assets.extra/tf_serving_warmup_requests`, a TFRecord
 of `PredictionLog`, at most 1,000.

@@ -1,4 +1,4 @@
-"""The access log as a file: a line of JSON for each request."""
+"""The access log as a file of JSON lines."""
 
 from __future__ import annotations
 

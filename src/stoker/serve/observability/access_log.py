@@ -1,4 +1,4 @@
-"""What is told of each request that was answered: who asked what, how it ended, and where the time went.
+"""What is recorded of each answered request: who called what, how it ended, and where the time went.
 
 No body and no key is ever in it. A request that HTTP itself did not let through (headers too large or
 too slow, too many connections) never came to a handler, and is not told of.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stoker.serve.request_record import Trail
+from stoker.serve.request_record import RequestRecord
 
 _MAX_CHARS = 256
 """Longest text of a client's in a line."""
@@ -33,7 +33,7 @@ class Entry:
     status: int | str
     """The HTTP status, or the canonical code's name."""
 
-    trail: Trail
+    record: RequestRecord
     """What became known of it."""
 
     peer: str = ""
@@ -63,21 +63,21 @@ class Entry:
         Args:
             now_s: When it was over, by the monotonic clock.
         """
-        trail = self.trail
+        record = self.record
         at = dt.datetime.fromtimestamp(self.at_s, dt.UTC)
         said = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "peer": self.peer,
             "protocol": self.protocol,
             "method": self.method[:_MAX_CHARS],
-            "model": trail.model[:_MAX_CHARS],
-            "version": trail.version,
-            "signature": trail.signature[:_MAX_CHARS],
-            "rows": trail.rows,
+            "model": record.model[:_MAX_CHARS],
+            "version": record.version,
+            "signature": record.signature[:_MAX_CHARS],
+            "rows": record.rows,
             "status": self.status,
-            "ms_total": round((now_s - trail.began_s) * 1e3, 3),
-            "ms_queue": round(trail.queued_s * 1e3, 3),
-            "ms_run": round(trail.run_s * 1e3, 3),
+            "ms_total": round((now_s - record.began_s) * 1e3, 3),
+            "ms_queue": round(record.queued_s * 1e3, 3),
+            "ms_run": round(record.run_s * 1e3, 3),
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             "request_id": self.request_id[:_MAX_CHARS],

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stoker.serve.runtime.machine import gpu_memory, resident_bytes
-from stoker.serve.runtime.shared_counters import Cells, read_cells
+from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
 
 LATENCY_BOUNDS_US = tuple(10 * 1.8**power for power in range(33))
 """Upper bounds of the latency buckets, microseconds; TensorFlow Serving's own."""
@@ -49,10 +49,10 @@ class _Metric:
 
     kind = ""
 
-    def __init__(self, name: str, help_text: str, *, cells: Cells | None = None) -> None:
+    def __init__(self, name: str, help_text: str, *, cells: SharedCounters | None = None) -> None:
         """Args: name: the metric's full name; help_text: one line; cells: where the numbers are."""
         self.name, self.help_text = name, help_text
-        self._cells = cells or Cells()
+        self._cells = cells or SharedCounters()
         self._rows: dict[Labels, memoryview[float]] = {}
 
     @property
@@ -189,7 +189,7 @@ class Histogram(_Metric):
         help_text: str,
         *,
         bounds: Sequence[float] = LATENCY_BOUNDS_US,
-        cells: Cells | None = None,
+        cells: SharedCounters | None = None,
     ) -> None:
         """Args: name, help_text, cells: as above; bounds: ascending, the last is below +Inf."""
         super().__init__(name, help_text, cells=cells)
@@ -239,7 +239,7 @@ class ServeMetrics:
         """
         self._folder = folder
         self.worker = worker
-        self._cells = Cells(None if folder is None else folder / f"{worker}{FILE_SUFFIX}")
+        self._cells = SharedCounters(None if folder is None else folder / f"{worker}{FILE_SUFFIX}")
         serving, batching = ":tensorflow:serving:", ":tensorflow:serving:batching_session:"
         self.request_count = self._counter(
             f"{serving}request_count", "Requests by model and status."
@@ -331,7 +331,7 @@ class ServeMetrics:
     def _sources(self) -> list[dict[str, list[float]]]:
         if self._folder is None:
             return [self._cells.rows()]
-        return [read_cells(path) for path in sorted(self._folder.glob(f"*{FILE_SUFFIX}"))]
+        return [read_counters(path) for path in sorted(self._folder.glob(f"*{FILE_SUFFIX}"))]
 
     def _lives(self, rows: dict[str, list[float]]) -> bool:
         return any(_is_alive(int(row[0])) for row in self._pid.found_in(rows).values())

@@ -1,4 +1,4 @@
-"""A process that serves: from its start to SIGTERM, and its end."""
+"""The serving process from its start to SIGTERM and its exit."""
 
 from __future__ import annotations
 

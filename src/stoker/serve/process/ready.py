@@ -1,4 +1,4 @@
-"""Where a server that is ready listens."""
+"""The file that says where a ready server listens."""
 
 from __future__ import annotations
 

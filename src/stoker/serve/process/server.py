@@ -1,4 +1,4 @@
-"""The server: the models, the two interfaces, and their common end."""
+"""The server: the models, the two interfaces, and their common shutdown."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from stoker.serve.process.worker import stuck_file
 from stoker.serve.request_log.writer import RequestLog
 from stoker.serve.rest.app import RestApp, RestOptions
 from stoker.serve.rest.http import HttpServer
-from stoker.serve.rest.inline_predict import Lane
+from stoker.serve.rest.inline_predict import InlinePredict
 from stoker.serve.rest.probes import PROBES
 from stoker.serve.runtime.sockets import BACKLOG, bound_path, bound_socket
-from stoker.serve.runtime.stuck_calls import Runs
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 from stoker.serve.security.auth import Keys, read_keys
 from stoker.serve.security.tls import Tls, read_tls
 from stoker.serve.text_files import read_text_file
@@ -61,7 +61,9 @@ class Server:
         tls = None if config.ssl_config_file is None else read_tls(config.ssl_config_file)
         self._ready = threading.Event()
         self._runs = (
-            Runs(max_run_s=config.max_run_s, on_stuck=self._say_stuck) if config.max_run_s else None
+            StuckCallWatchdog(max_run_s=config.max_run_s, on_stuck=self._say_stuck)
+            if config.max_run_s
+            else None
         )
         metrics = ServeMetrics(config.worker_folder, worker=config.worker)
         session = _session_config(config)
@@ -116,7 +118,7 @@ class Server:
             drain_s=config.drain_s,
             limits=config.http,
             tls=None if tls is None else tls.context(connections=config.http.connections),
-            lane=Lane(self._app),
+            lane=InlinePredict(self._app),
         )
         self._rest_thread = threading.Thread(
             target=self._rest.run, args=([self._socket],), name="stoker-rest-loop"

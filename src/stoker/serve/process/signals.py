@@ -1,4 +1,4 @@
-"""The end of a server that is asked for by a signal."""
+"""Ends a server on a signal."""
 
 from __future__ import annotations
 

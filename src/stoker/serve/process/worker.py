@@ -1,4 +1,4 @@
-"""One process of several: started with what makes it a worker, watched, ended."""
+"""One worker process of several: its identity, supervision and exit."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ class Worker:
         """What is left of the time in which it should end, 0 where it was not asked to."""
         return max(0.0, (self._end_at_s or 0.0) - time.monotonic())
 
-    def ask_to_end(self, patience_s: float) -> None:
+    def ask_to_end(self, deadline_s: float) -> None:
         """SIGTERM: it drains and ends, in so many seconds."""
         if self._end_at_s is None and self.ended is None:
-            self._end_at_s = time.monotonic() + patience_s
+            self._end_at_s = time.monotonic() + deadline_s
             self._process.terminate()
 
     def wait(self, timeout_s: float) -> None:

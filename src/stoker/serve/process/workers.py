@@ -67,7 +67,7 @@ def run_workers(
         tempfile.TemporaryDirectory(prefix="stoker-serve-") as folder,
     ):
         ports = ["--rest_api_port", str(rest_port), "--port", str(grpc_port)]
-        crew = Crew(config, [*command, *ports], Path(folder))
+        crew = WorkerPool(config, [*command, *ports], Path(folder))
         try:
             crew.wait_until_ready(asked_to_end)
             if not asked_to_end.is_set():
@@ -96,7 +96,7 @@ class WorkerEndedError(Exception):
         super().__init__(f"a worker ended by {code}")
 
 
-class Crew:
+class WorkerPool:
     """All workers of a server: one at each place, and those that are on their way in or out."""
 
     def __init__(self, config: ServeConfig, command: Sequence[str], folder: Path) -> None:
@@ -108,12 +108,12 @@ class Crew:
         self._may_overlap = not config.grpc_socket_path
         self._metrics = ServeMetrics(folder, worker=PARENT)
         self._retired: list[Worker] = []
-        self._places: list[_Place] = []
+        self._places: list[_WorkerSlot] = []
         shares = gpu_shares(
             gpus, workers=config.workers, fraction=config.per_process_gpu_memory_fraction
         )
         for share in shares:
-            self._places.append(_Place(self._started(share), share))
+            self._places.append(_WorkerSlot(self._started(share), share))
         _say_gpus(gpus, shares)
 
     def models(self) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class Crew:
         for worker in workers:
             worker.wait(worker.left_s)
 
-    def _look_at(self, place: _Place) -> None:
+    def _look_at(self, place: _WorkerSlot) -> None:
         worker, following = place.worker, place.following
         if following is not None:
             self._bring_in(place, worker, following)
@@ -175,7 +175,7 @@ class Crew:
             return f"ended by {worker.ended}"
         return "is stuck" if worker.is_stuck else None
 
-    def _bring_in(self, place: _Place, worker: Worker, following: Worker) -> None:
+    def _bring_in(self, place: _WorkerSlot, worker: Worker, following: Worker) -> None:
         """The next one takes the place when it is ready; until then the stuck one serves what it can."""
         if following.ended is not None:
             _log.error("worker %d ended by %d", following.pid, following.ended)
@@ -195,7 +195,7 @@ class Crew:
         return Worker([*self._command, *more], self._folder, number, share=share)
 
 
-class _Place:
+class _WorkerSlot:
     """One of the places that a server has for workers."""
 
     def __init__(self, worker: Worker, share: GpuShare) -> None:

@@ -1,4 +1,4 @@
-"""What clients sent, out of the files of a request log."""
+"""Reads the requests that clients sent from the files of a request log."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.serve.dataplane.plane import DataPlane
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
-from stoker.serve.request_record import Trail
+from stoker.serve.request_record import RequestRecord
 from stoker.serve.rest import routes, v2
 from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
-from stoker.serve.rest.http_error import Refused, error_body
+from stoker.serve.rest.http_error import HttpError, error_body
 from stoker.serve.rest.messages import TEXT, Answer, Asked, Headers, Scope, header, headers
 from stoker.serve.rest.probes import PROBES
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _CLIENT_LEFT = Code.CANCELLED.http_status
 
 _OVERDUE_S = 1.0
-"""What a request gets beyond its patience to end by itself, before it is answered without its thread."""
+"""What a request gets beyond its deadline to end by itself, before it is answered without its thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ class RestOptions:
 class _Asking:
     """What one request holds and is known by while it is answered."""
 
-    patience: Patience
+    deadline: Deadline
     key: str = ""
     bytes_in: int = 0
     held_bytes: int = 0
@@ -97,13 +97,13 @@ class RestApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         self._in_flight += 1
-        asking = _Asking(patience=Patience(self.options.timeout_s))
+        asking = _Asking(deadline=Deadline(self.options.timeout_s))
         packed = None
         try:
             answer = await self._answer(scope, receive, asking)
             if takes_gzip(header(scope, b"accept-encoding")):
                 packed = await self._in_thread(compressed, answer.raw())
-        except Refused as refused:
+        except HttpError as refused:
             answer = Answer(status=refused.status, body=refused.body, close=True)
         except ConnectionResetError:  # the client left before its request was whole
             self._note(scope, asking, Answer(status=_CLIENT_LEFT, body=""))
@@ -131,7 +131,7 @@ class RestApp:
             try:
                 asking.key = self.options.keys.check(headers(scope), role=Role.PREDICT).name
             except ServeError as error:
-                raise Refused(error.code.http_status, error.message) from error
+                raise HttpError(error.code.http_status, error.message) from error
         if path == self.options.metrics_path and method in ("GET", "HEAD"):
             text = await self._in_thread(self.plane.metrics.exposition)
             return Answer(body=text, content_type=TEXT)
@@ -139,20 +139,20 @@ class RestApp:
         if interface is None:
             return Answer(status=404, body="", content_type="text/plain")
         if self._in_flight > self.options.max_in_flight:
-            raise Refused(503, "too many requests are under way")
+            raise HttpError(503, "too many requests are under way")
         packed = header(scope, b"content-encoding").lower()
         if packed not in ("", "identity", *CODINGS):
-            raise Refused(415, f"the body must be plain or {' or '.join(CODINGS)}")
+            raise HttpError(415, f"the body must be plain or {' or '.join(CODINGS)}")
         body = await self._read_body(scope, receive, asking)
-        scope[GONE] = asking.patience.cancel  # the connection calls it when it is lost
+        scope[GONE] = asking.deadline.cancel  # the connection calls it when it is lost
         return await self._in_time(
-            asking.patience, self._api_answer, scope, (body, packed), asking, interface
+            asking.deadline, self._api_answer, scope, (body, packed), asking, interface
         )
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
-    async def _in_time(self, patience: Patience, work: Callable[..., Answer], *args: Any) -> Answer:
+    async def _in_time(self, deadline: Deadline, work: Callable[..., Answer], *args: Any) -> Answer:
         """The answer, or that it took too long: whatever holds the thread does not hold the client."""
         loop = asyncio.get_running_loop()
         waiting = loop.run_in_executor(self._threads, work, *args)
@@ -162,7 +162,7 @@ class RestApp:
             expired.append(True)
             waiting.cancel()
 
-        timer = loop.call_later(max(patience.left_s, 0.0) + _OVERDUE_S, expire)
+        timer = loop.call_later(max(deadline.left_s, 0.0) + _OVERDUE_S, expire)
         try:
             return await waiting
         except asyncio.CancelledError:
@@ -177,13 +177,13 @@ class RestApp:
         """The whole body; what it holds of memory is noted.
 
         Raises:
-            Refused: it is larger than the limit, or too much is held already.
+            HttpError: it is larger than the limit, or too much is held already.
             ConnectionResetError: the client left.
         """
         limit = self.options.max_body_bytes
         length = header(scope, b"content-length").lstrip("0")  # the parser has checked its digits
         if len(length) > len(str(limit)) or int(length or "0") > limit:
-            raise Refused(413, f"the body must have at most {limit:,} bytes")
+            raise HttpError(413, f"the body must have at most {limit:,} bytes")
         parts: list[bytes] = []
         more = True
         while more:
@@ -196,9 +196,9 @@ class RestApp:
             self.held_bytes += len(parts[-1])
             more = message.get("more_body", False)
             if asking.bytes_in > limit:
-                raise Refused(413, f"the body must have at most {limit:,} bytes")
+                raise HttpError(413, f"the body must have at most {limit:,} bytes")
             if self.held_bytes > self.options.max_held_bytes:
-                raise Refused(503, "too much is held of other requests")
+                raise HttpError(503, "too much is held of other requests")
         return b"".join(parts)
 
     def _api_answer(
@@ -208,10 +208,10 @@ class RestApp:
         try:
             if coding in CODINGS:
                 raw = decompressed(raw, coding=coding, limit=self.options.max_body_bytes)
-            return interface(self.plane, Asked(scope=scope, body=raw, patience=asking.patience))
+            return interface(self.plane, Asked(scope=scope, body=raw, deadline=asking.deadline))
         except ServeError as error:
             return Answer(status=error.code.http_status, body=error_body(error.message))
-        except Refused:
+        except HttpError:
             raise
         except Exception:  # noqa: BLE001 - the edge: no client sees more of a bug than that it is one
             _log.exception("a request met a bug")
@@ -220,7 +220,7 @@ class RestApp:
     def note(
         self,
         scope: Scope,
-        trail: Trail,
+        record: RequestRecord,
         answer: Answer,
         *,
         packed: bytes | None = None,
@@ -231,7 +231,7 @@ class RestApp:
 
         Args:
             scope: Its request.
-            trail: What is known of it.
+            record: What is known of it.
             answer: Its answer.
             packed: The body of the answer, if it goes out compressed.
             key: The name of the key that it came with.
@@ -246,7 +246,7 @@ class RestApp:
                 protocol="REST",
                 method=f"{scope['method']} {scope['path']}",
                 status=answer.status,
-                trail=trail,
+                record=record,
                 peer=f"{client[0]}:{client[1]}",
                 bytes_in=bytes_in,
                 bytes_out=len(answer.raw() if packed is None else packed),
@@ -259,8 +259,8 @@ class RestApp:
     def _note(
         self, scope: Scope, asking: _Asking, answer: Answer, *, packed: bytes | None = None
     ) -> None:
-        trail, key, size = asking.patience.trail, asking.key, asking.bytes_in
-        self.note(scope, trail, answer, packed=packed, key=key, bytes_in=size)
+        record, key, size = asking.deadline.record, asking.key, asking.bytes_in
+        self.note(scope, record, answer, packed=packed, key=key, bytes_in=size)
 
 
 Interface = Callable[[DataPlane, Asked], Answer]

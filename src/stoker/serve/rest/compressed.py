@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 
-from stoker.serve.rest.http_error import Refused
+from stoker.serve.rest.http_error import HttpError
 
 CODINGS = {"gzip": 31, "deflate": 15}
 """Content coding of a request -> zlib's number for it. Source: RFC 9110, 8.4.1."""
@@ -26,17 +26,17 @@ def decompressed(body: bytes, *, coding: str, limit: int) -> bytes:
         limit: Most bytes that it may have when it is not compressed.
 
     Raises:
-        Refused: it is damaged, goes on after its end, or is larger.
+        HttpError: it is damaged, goes on after its end, or is larger.
     """
     reader = zlib.decompressobj(CODINGS[coding])
     try:
         found = reader.decompress(body, limit + 1)
     except zlib.error as error:
-        raise Refused(400, f"the body must be {coding}, as its header says") from error
+        raise HttpError(400, f"the body must be {coding}, as its header says") from error
     if len(found) > limit:
-        raise Refused(413, f"the body must have at most {limit:,} bytes")
+        raise HttpError(413, f"the body must have at most {limit:,} bytes")
     if not reader.eof or reader.unused_data:
-        raise Refused(400, f"the body must be one whole {coding} stream")
+        raise HttpError(400, f"the body must be one whole {coding} stream")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The heads of small requests, known by their bytes: a client sends the same one again and again.
+"""Caches parsed headers by their bytes: a client sends the same ones again and again.
 
 What a head says is read once, by the parser that reads every head. One that came before, byte for
 byte, with its body and nothing more behind it, needs no parser.
@@ -22,7 +22,7 @@ _TENSOR = b"octet-stream"
 _END = b"\r\n\r\n"
 
 MOST_HEADS = 1024
-"""Heads that are known at a time; a length of the body makes one of its own."""
+"""Most headers that are cached; another body length counts as another one."""
 
 _MOST_BYTES = 2048
 """Longest head that is kept."""
@@ -54,7 +54,7 @@ class Head:
     """Whether the answer may be compressed."""
 
 
-class Heads:
+class HeaderCache:
     """Those that came lately; used by the loop's thread only."""
 
     def __init__(self) -> None:

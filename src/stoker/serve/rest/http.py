@@ -13,7 +13,7 @@ import uvicorn
 
 from stoker.serve.limits import HttpLimits
 from stoker.serve.rest.app import RestApp
-from stoker.serve.rest.inline_predict import Lane
+from stoker.serve.rest.inline_predict import InlinePredict
 from stoker.serve.rest.protocol import limited
 from stoker.serve.runtime.sockets import BACKLOG, SETTLE_S, rest_of_queue
 
@@ -28,7 +28,7 @@ class HttpServer(uvicorn.Server):
         drain_s: float,
         limits: HttpLimits,
         tls: ssl.SSLContext | None,
-        lane: Lane | None = None,
+        lane: InlinePredict | None = None,
     ) -> None:
         """Answer by an application.
 

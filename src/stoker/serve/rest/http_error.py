@@ -1,11 +1,11 @@
-"""What HTTP itself has a status for."""
+"""Errors that HTTP itself has a status for."""
 
 from __future__ import annotations
 
 import json
 
 
-class Refused(Exception):
+class HttpError(Exception):
     """A request that HTTP itself has a status for."""
 
     def __init__(self, status: int, message: str) -> None:

@@ -1,9 +1,9 @@
-"""Small requests, answered in the loop: all that came in one of its turns are one run of the model.
+"""Answers small requests in the event loop: all that arrive in one turn share one model call.
 
 A request of a few numbers takes a thread longer to hand over, and to wake for, than to answer. So
 what is plain (JSON rows, a model that is quick and free) is read, run and written where it came in,
 together with whatever else came in the same turn. All else goes the way of every request, with its
-limits, its patience and its errors: nothing is refused here.
+limits, its deadline and its errors: nothing is refused here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from stoker.serve.dataplane.requests import ModelSpec
 from stoker.serve.errors import ServeError
 from stoker.serve.observability.access_log import AccessLog
 from stoker.serve.observability.metrics import COUNTING
-from stoker.serve.request_record import Trail
+from stoker.serve.request_record import RequestRecord
 from stoker.serve.rest import decode, encode, routes
 from stoker.serve.rest.compressed import compressed
-from stoker.serve.rest.header_cache import Head, Heads
+from stoker.serve.rest.header_cache import Head, HeaderCache
 from stoker.serve.rest.messages import Answer, Headers, Scope, named
 from stoker.serve.rest.quick_json import QuickJson
-from stoker.serve.runtime.busy_poll import Awake
+from stoker.serve.runtime.busy_poll import BusyPoll
 from stoker.serve.security.auth import Keys, Role
 
 
@@ -58,7 +58,7 @@ class App(Protocol):
     def note(
         self,
         scope: Scope,
-        trail: Trail,
+        record: RequestRecord,
         answer: Answer,
         *,
         packed: bytes | None,
@@ -121,7 +121,7 @@ class Small:
         self.disconnected = self.response_started = self.response_complete = False
 
 
-class Lane:
+class InlinePredict:
     """What came in one turn of the loop; used by the loop's thread only."""
 
     def __init__(self, app: App) -> None:
@@ -129,12 +129,12 @@ class Lane:
         self._app = app
         self._plane = app.plane
         self._waiting: list[Small] = []
-        self.heads = Heads()
+        self.heads = HeaderCache()
         self.headers = b"".join(b"%b: %b\r\n" % header for header in app.headers)
         self._hits = app.plane.metrics.head_cache.of(result="hit")
         self._misses = app.plane.metrics.head_cache.of(result="miss")
         self._json = QuickJson()
-        self._awake = Awake()
+        self._busy_poll = BusyPoll()
 
     def add(self, small: Small) -> None:
         """Take a whole request; it is answered before the loop waits again."""
@@ -159,7 +159,7 @@ class Lane:
             for part in self._parts(path, group):
                 self._answer(path, signature, part)
         self._count_heads()
-        self._awake.stay(self._loop)
+        self._busy_poll.stay(self._loop)
 
     def _count_heads(self) -> None:
         heads = self.heads
@@ -225,7 +225,7 @@ class Lane:
         small.protocol.answer(small, raw, packed=packed, close=self._plane.draining)
 
     def _note(self, small: Small, raw: bytes, packed: bytes | None, found: RunAtOnce) -> None:
-        trail = Trail(
+        record = RequestRecord(
             began_s=small.came_s,
             model=found.model,
             version=found.version,
@@ -233,10 +233,10 @@ class Lane:
             rows=len(small.rows),
             code="OK",
         )
-        trail.ran(found.began_s, found.ended_s, came_s=small.came_s)
+        record.ran(found.began_s, found.ended_s, came_s=small.came_s)
         self._app.note(
             small.protocol.scope_of(small.head),
-            trail,
+            record,
             Answer(body=raw),
             packed=packed,
             key=small.key,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 
 Scope = MutableMapping[str, Any]
 
@@ -27,7 +27,7 @@ class Asked:
     body: bytes
     """The whole body, decompressed."""
 
-    patience: Patience
+    deadline: Deadline
     """How long its client waits."""
 
     @property

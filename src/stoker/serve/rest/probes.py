@@ -1,4 +1,4 @@
-"""What balancers ask: whether the server lives, and whether it is ready; by fixed paths, without a key."""
+"""Liveness and readiness probes at fixed paths, without a key."""
 
 from __future__ import annotations
 

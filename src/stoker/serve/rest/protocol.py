@@ -1,4 +1,4 @@
-"""HTTP connections with limits: in number, in the size of their headers, and in patience."""
+"""HTTP connections with limits on their number, the size of headers, and time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from stoker.serve.limits import HttpLimits
 from stoker.serve.rest.compressed import takes_gzip
 from stoker.serve.rest.header_cache import Head, is_small, without_upgrade
-from stoker.serve.rest.inline_predict import Lane, Small
+from stoker.serve.rest.inline_predict import InlinePredict, Small
 from stoker.serve.rest.messages import Scope, header
 
 RETRY_AFTER_S = 1
@@ -44,7 +44,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's connection, which by itself waits for ever and reads headers of any size."""
 
     limits = HttpLimits()
-    lane: Lane | None = None
+    lane: InlinePredict | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As uvicorn's."""
@@ -57,7 +57,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._whole: Small | None = None
         self._said_of: list[tuple[bytes, bytes]] | None = None
         self._said = b""
-        self._patience: asyncio.TimerHandle | None = None
+        self._small_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._unread_bytes, self._read_s = (
@@ -112,7 +112,7 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self._after_data(data, alone=between)
 
-    def _is_known(self, data: bytes, lane: Lane) -> bool:
+    def _is_known(self, data: bytes, lane: InlinePredict) -> bool:
         """Whether it is one request as one before it, which needs no parser; if so, it is taken."""
         cycle = self.cycle
         if (cycle is not None and not cycle.response_complete) or self.flow.write_paused:
@@ -124,7 +124,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._take(Small(self, *found), lane)
         return True
 
-    def _take(self, small: Small, lane: Lane) -> None:
+    def _take(self, small: Small, lane: InlinePredict) -> None:
         self.cycle = small  # type: ignore[assignment] # has all that uvicorn asks of one
         self._whole = small
         lane.add(small)
@@ -132,9 +132,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def _after_data(self, data: bytes, *, alone: bool) -> None:
         if self._in_head and self._head_bytes > self.limits.head_bytes:
             self._refuse(431, "the headers are too large")
-        if self._small is not None and self._patience is None:
+        if self._small is not None and self._small_timer is None:
             # Many clients send head and body apart, and the body comes at once; else it is slow.
-            self._patience = self.loop.call_later(_BODY_S, self._leave_small)
+            self._small_timer = self.loop.call_later(_BODY_S, self._leave_small)
         if self._begun and self._timer is None:  # what came whole needs no clock
             limits = self.limits
             self._expect_within(limits.head_s if self._in_head else limits.body_s)
@@ -233,9 +233,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _forget_small(self) -> Small | None:
         small, self._small = self._small, None
-        if self._patience is not None:
-            self._patience.cancel()
-        self._patience = None
+        if self._small_timer is not None:
+            self._small_timer.cancel()
+        self._small_timer = None
         return small
 
     def leave_to_app(self, small: Small, *, whole: bool = True) -> None:
@@ -368,6 +368,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def limited(limits: HttpLimits, lane: Lane | None) -> type[LimitedProtocol]:
+def limited(limits: HttpLimits, lane: InlinePredict | None) -> type[LimitedProtocol]:
     """The protocol with these limits and this lane; uvicorn takes a class."""
     return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "lane": lane})

@@ -25,8 +25,7 @@ from stoker.serve.dataplane.requests import (
 )
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.models.examples import CLASSIFY, REGRESS, Inferred, Task
-from stoker.serve.rest import decode, encode, examples, raw
-from stoker.serve.rest import tf_serving_errors as refusal
+from stoker.serve.rest import decode, encode, examples, raw, tf_serving_errors
 from stoker.serve.rest.messages import Answer, Asked
 from stoker.serve.rest.numbers import read_numbers
 
@@ -126,7 +125,7 @@ def _predict(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
             output_filter=raw.output_filter(asked) if answers_raw or body is None else (),
             entrypoint="REST",
             is_counted=True,
-            patience=asked.patience,
+            deadline=asked.deadline,
         )
         outputs = plane.predict(request).outputs
         if answers_raw:
@@ -160,7 +159,7 @@ def _body_of(
         try:
             return decode.read_inputs(whole, signature)
         except (UserError, ServeError) as error:
-            said = refusal.refused(whole, signature)
+            said = tf_serving_errors.refused(whole, signature)
             raise (said or error) from error
 
     return body, read_inputs
@@ -183,7 +182,7 @@ def _inferred(plane: DataPlane, method: str, spec: ModelSpec, asked: Asked) -> I
         context=body.context,
         entrypoint="REST",
         is_counted=True,
-        patience=asked.patience,
+        deadline=asked.deadline,
     )
     return plane.infer(request).results[0]
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from stoker.core.errors import Plain, UserError
 from stoker.export.callpath import Signature, shape_text
+from stoker.serve.dataplane import open_inference
 from stoker.serve.dataplane.open_inference import invalid
 from stoker.serve.dataplane.plane import DataPlane
-from stoker.serve.dataplane import open_inference as oip
 from stoker.serve.dataplane.requests import PredictResponse, Tensors
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.rest import decode
@@ -43,21 +43,21 @@ def answer(plane: DataPlane, asked: Asked) -> Answer:
     """
     method, path = asked.method, asked.path.rstrip("/")
     if path == "/v2" and method == "GET":
-        said = {"name": oip.SERVER_NAME, "version": oip.SERVER_VERSION}
-        return _json({**said, "extensions": list(oip.EXTENSIONS)})
+        said = {"name": open_inference.SERVER_NAME, "version": open_inference.SERVER_VERSION}
+        return _json({**said, "extensions": list(open_inference.EXTENSIONS)})
     found = _MODEL.fullmatch(path)
     if found is None:
         raise ServeError(Code.NOT_FOUND, f"there is no {method} {path}")
-    spec = oip.spec_of(found["name"], found["version"] or "")
+    spec = open_inference.spec_of(found["name"], found["version"] or "")
     if found["verb"] == "infer" and method == "POST":
         return _infer(plane, spec, asked)
     if found["verb"] == "ready" and method == "GET":
-        ready = oip.is_ready(plane, spec)
+        ready = open_inference.is_ready(plane, spec)
         status = 200 if ready else Code.UNAVAILABLE.http_status
         return dataclasses.replace(_json({"name": spec.name, "ready": ready}), status=status)
     if found["verb"] is None and method == "GET":
-        metadata = dataclasses.asdict(oip.model_metadata(plane, spec))
-        return _json({**metadata, "platform": oip.PLATFORM})
+        metadata = dataclasses.asdict(open_inference.model_metadata(plane, spec))
+        return _json({**metadata, "platform": open_inference.PLATFORM})
     raise ServeError(Code.INVALID_ARGUMENT, f"Malformed request: {method} {path}")
 
 
@@ -117,14 +117,14 @@ def _infer(plane: DataPlane, spec: Any, asked: Asked) -> Answer:
         def read_inputs(_signature: Signature) -> Tensors:
             return {one.name: one.array() for one in inputs}
 
-        response = oip.ask(
+        response = open_inference.ask(
             plane,
             spec,
             read_inputs,
             parameters=parameters,
             wanted=wanted.names,
             entrypoint="REST",
-            patience=asked.patience,
+            deadline=asked.deadline,
         )
         return _answered(response, wanted, request_id=name)
     except UserError as error:
@@ -163,7 +163,7 @@ def _inputs(sent: Any, tail: memoryview) -> list[_Input]:
         found.append(
             _Input(
                 name=name,
-                dtype=oip.dtype_of(tensor.get("datatype"), name=name),
+                dtype=open_inference.dtype_of(tensor.get("datatype"), name=name),
                 shape=_shape(tensor.get("shape"), name),
                 raw=raw,
                 data=tensor.get("data"),
@@ -200,7 +200,7 @@ def _answered(response: PredictResponse, wanted: _Wanted, *, request_id: str) ->
     for name, array in response.outputs.items():
         said: dict[str, Any] = {
             "name": name,
-            "datatype": oip.datatype_of(array, name=name),
+            "datatype": open_inference.datatype_of(array, name=name),
             "shape": list(array.shape),
         }
         data = ""

@@ -1,4 +1,4 @@
-"""What is written beside the requests: in a thread of its own, and never at their cost."""
+"""Writes logs and traces in a thread of its own, off the request path."""
 
 from __future__ import annotations
 

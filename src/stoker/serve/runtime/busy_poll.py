@@ -1,29 +1,29 @@
-"""A loop that looks for what comes next before it sleeps: waking costs more than a small answer."""
+"""Keeps an event loop polling for a moment before it sleeps: waking up costs more than a small answer."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-AWAKE_S = 100e-6
-"""How long the loop looks before it sleeps; about what a client takes to ask again."""
+BUSY_POLL_S = 100e-6
+"""How long the loop polls before it sleeps, seconds; about the time a client takes to send its next request."""
 
 
-class Awake:
-    """Keeps one loop from sleeping; used by its thread only."""
+class BusyPoll:
+    """Keeps one event loop from sleeping; only the loop's thread may use it."""
 
     def __init__(self) -> None:
-        """It may sleep."""
-        self._is_awake, self._until_s = False, 0.0
+        """Start in the state in which the loop may sleep."""
+        self._is_polling, self._until_s = False, 0.0
 
     def stay(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let the loop look for what comes, without sleeping, for `AWAKE_S` from now."""
-        self._until_s = time.monotonic() + AWAKE_S
-        if not self._is_awake:
-            self._is_awake = True
+        """Keep the loop polling without sleep for `BUSY_POLL_S` from now."""
+        self._until_s = time.monotonic() + BUSY_POLL_S
+        if not self._is_polling:
+            self._is_polling = True
             loop.call_soon(self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_awake = time.monotonic() < self._until_s
-        if self._is_awake:
+        self._is_polling = time.monotonic() < self._until_s
+        if self._is_polling:
             loop.call_soon(self._look, loop)

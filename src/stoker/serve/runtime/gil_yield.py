@@ -1,33 +1,33 @@
-"""Pauses in work that holds the interpreter: requests get it in between, and not behind."""
+"""Pauses in long work that holds the GIL, so that requests run in between."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-Breathe = Callable[[], None]
-"""Called often by whatever works for long."""
+YieldGil = Callable[[], None]
+"""Called often in long work."""
 
 _WORK_S = 0.0003
-"""Longest work between two pauses, as far as its pieces allow: well below a small model's call."""
+"""Longest work between two pauses, seconds, as far as its pieces allow: well below a small model's call."""
 
 _PAUSE_S = 0.0005
-"""A real sleep: a lock that is given up and asked for again at once stays where it is."""
+"""Length of a pause, seconds. It must be a real sleep: a thread that releases the GIL and requests it at once gets it back."""
 
 
-def hurry() -> None:
-    """No pause: nobody waits."""
+def no_yield() -> None:
+    """Do not pause, because no request waits."""
 
 
-class Breath:
-    """Sleeps a little once there was some work since it slept last; for one thread."""
+class GilYield:
+    """Sleeps briefly after some work since the last sleep; for one thread."""
 
     def __init__(self) -> None:
-        """Work begins now."""
+        """Start counting work now."""
         self._since_s = time.perf_counter()
 
     def __call__(self) -> None:
-        """Pause, if it is time."""
+        """Pause if it is time."""
         if time.perf_counter() - self._since_s >= _WORK_S:
-            time.sleep(_PAUSE_S)  # for others, who wait for the interpreter's lock
+            time.sleep(_PAUSE_S)  # lets other threads take the GIL
             self._since_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What processes and GPUs hold of the machine's memory, now."""
+"""Memory in use by processes and GPUs, now."""
 
 from __future__ import annotations
 

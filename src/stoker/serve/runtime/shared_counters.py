@@ -1,4 +1,4 @@
-"""Numbers that outlive their process: rows of floats by key, in a file that others read meanwhile.
+"""Counters that outlive their process: rows of floats by key in a mapped file that other processes read.
 
 A worker that is killed loses nothing that it counted, as the pages of the file are the kernel's. The
 next worker of the same file goes on from there, so no counter goes backwards.
@@ -24,7 +24,7 @@ _HEAD = struct.Struct("<II")
 _ALIGN = 8
 
 
-class Cells:
+class SharedCounters:
     """The rows of one process; the process is the only one that writes them."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -98,7 +98,7 @@ class Cells:
         self._used = 0
 
 
-def read_cells(path: Path) -> dict[str, list[float]]:
+def read_counters(path: Path) -> dict[str, list[float]]:
     """Every key with its values, of a file that another process writes; empty if it is gone."""
     try:
         raw = memoryview(path.read_bytes())

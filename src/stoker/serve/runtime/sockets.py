@@ -1,4 +1,4 @@
-"""Listeners: bound before anything is loaded, and left without losing whoever waits in their queue."""
+"""Listening sockets: bound before a model loads, closed without losing connections in their queue."""
 
 from __future__ import annotations
 

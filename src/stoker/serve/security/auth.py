@@ -1,4 +1,4 @@
-"""Who may ask: bearer tokens and API keys, each with a role."""
+"""API keys and bearer tokens, each with a role."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 from stoker.serve.errors import Code
 from stoker.serve.grpc.v2_messages import SERVICE
 from stoker.serve.observability.access_log import Entry
-from stoker.serve.request_record import Trail
+from stoker.serve.request_record import RequestRecord
 
 Attributes = Mapping[str, str | int]
 
@@ -105,7 +105,7 @@ def span_of(entry: Entry, *, now_s: float, scheme: str) -> Span:
     named = _of_http(entry, scheme) if entry.protocol == "REST" else _of_call(entry)
     name, error, attributes = named
     shift_s = entry.at_s - now_s  # from the monotonic clock to the time of day
-    began_s = min(entry.trail.began_s, now_s)
+    began_s = min(entry.record.began_s, now_s)
     return Span(
         name=name,
         attributes={**attributes, **_of_peer(entry.peer), **_of_model(entry)},
@@ -118,7 +118,7 @@ def span_of(entry: Entry, *, now_s: float, scheme: str) -> Span:
                 began_s=min(max(part.began_s, began_s), now_s) + shift_s,
                 ended_s=min(part.ended_s, now_s) + shift_s,
             )
-            for part in _parts(entry.trail)
+            for part in _parts(entry.record)
         ],
     )
 
@@ -194,26 +194,26 @@ def _of_peer(peer: str) -> dict[str, str | int]:
 
 
 def _of_model(entry: Entry) -> dict[str, str | int]:
-    trail = entry.trail
+    record = entry.record
     said: dict[str, str | int] = {
-        "stoker.model.name": trail.model[:_MAX_CHARS],
-        "stoker.model.signature": trail.signature[:_MAX_CHARS],
-        "stoker.code": trail.code,
+        "stoker.model.name": record.model[:_MAX_CHARS],
+        "stoker.model.signature": record.signature[:_MAX_CHARS],
+        "stoker.code": record.code,
         "stoker.request_id": entry.request_id[:_MAX_CHARS],
         "stoker.key": entry.key,
     }
     said = {name: value for name, value in said.items() if value}
-    if trail.version is not None:
-        said["stoker.model.version"] = trail.version
-    return {**said, "stoker.rows": trail.rows}
+    if record.version is not None:
+        said["stoker.model.version"] = record.version
+    return {**said, "stoker.rows": record.rows}
 
 
-def _parts(trail: Trail) -> list[Part]:
+def _parts(record: RequestRecord) -> list[Part]:
     """Where it ran several times (tasks, or rows beyond a batch), the parts are the sums from the first run."""
-    if not trail.run_began_s:
+    if not record.run_began_s:
         return []
-    began_s = trail.run_began_s
+    began_s = record.run_began_s
     return [
-        Part(name="queue", began_s=began_s - trail.queued_s, ended_s=began_s),
-        Part(name="model", began_s=began_s, ended_s=began_s + trail.run_s),
+        Part(name="queue", began_s=began_s - record.queued_s, ended_s=began_s),
+        Part(name="model", began_s=began_s, ended_s=began_s + record.run_s),
     ]

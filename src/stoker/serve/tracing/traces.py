@@ -80,8 +80,8 @@ class Traces:
         """Have a span made; returns at once."""
         if entry.protocol == "REST" and entry.method.partition(" ")[2] in self._silent:
             return
-        # A thread that a model holds may go on with the trail when its client has got 504 already.
-        entry = dataclasses.replace(entry, trail=copy.copy(entry.trail))
+        # A thread that a model holds may go on with the record when its client has got 504 already.
+        entry = dataclasses.replace(entry, record=copy.copy(entry.record))
         self._waiting.offer((entry, time.monotonic()))
 
     def close(self) -> None:

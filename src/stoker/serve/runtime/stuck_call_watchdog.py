@@ -1,4 +1,4 @@
-"""The runs of models that are under way, how long they have been, and threads that may be left to them.
+"""Tracks the model calls in progress, how long they have run, and which threads are stuck in one.
 
 TensorFlow ends no run before its time. A model that loops may never end at all, so it runs in a thread
 of its own that its clients do not wait in: they get their answer, or that their time is over. A run
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from stoker.serve.deadline import Patience
+from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def stuck_error() -> ServeError:
     )
 
 
-class Runs:
+class StuckCallWatchdog:
     """Watches over runs; may be used by many threads."""
 
     def __init__(self, *, max_run_s: float, on_stuck: Callable[[], None] = lambda: None) -> None:
@@ -79,7 +79,7 @@ class Runs:
             ).start()
         thread.put(work)
 
-    def call(self, work: Callable[[], Any], patience: Patience) -> Any:
+    def call(self, work: Callable[[], Any], deadline: Deadline) -> Any:
         """The result of a run in another thread, for as long as the client waits.
 
         Raises:
@@ -101,12 +101,12 @@ class Runs:
                     outcome.append(error)
             told.set()
 
-        patience.when_cancelled(told.set)
+        deadline.when_cancelled(told.set)
         self.start(run)
-        left_s = patience.left_s
+        left_s = deadline.left_s
         told.wait(min(left_s, threading.TIMEOUT_MAX) if left_s > 0 else 0.0)
         if not outcome:
-            raise patience.lost() or stuck_error()
+            raise deadline.lost() or stuck_error()
         if isinstance(outcome[0], Exception):
             raise outcome[0]
         return outcome[0]
@@ -152,7 +152,7 @@ class Watched:
 
     __slots__ = ("_number", "_on_overdue", "_runs")
 
-    def __init__(self, runs: Runs, on_overdue: Work) -> None:
+    def __init__(self, runs: StuckCallWatchdog, on_overdue: Work) -> None:
         """Args: runs: what watches; on_overdue: called where it takes too long."""
         self._runs, self._on_overdue, self._number = runs, on_overdue, 0
 
