@@ -119,7 +119,7 @@ def test_each_worker_is_started_with_its_gpu_and_its_part_of_the_memory(
 STUCK = """\
 import os, signal, sys, time
 from pathlib import Path
-from stoker.serve.process.main import workers
+from stoker.serve.process import workers
 from stoker.serve.config import ServeConfig
 folder = Path(sys.argv[1])
 say = "import os, pathlib, signal, sys; number = sys.argv[sys.argv.index('--worker') + 1]; "

@@ -203,7 +203,7 @@ def test_opentelemetry_is_loaded_by_one_module_which_is_loaded_where_traces_are_
 
     own = "opentelemetry"
     assert {p for p, names in found.items() if any(n.startswith(own) for n, _ in names)} == {
-        "serve/traces.py"
+        "serve/tracing/traces.py"
     }
     uses = [
         (p, now)
@@ -211,4 +211,4 @@ def test_opentelemetry_is_loaded_by_one_module_which_is_loaded_where_traces_are_
         for n, now in names
         if n == "stoker.serve.tracing.traces"
     ]
-    assert uses == [("serve/server.py", False)]
+    assert uses == [("serve/process/server.py", False)]
