@@ -58,11 +58,13 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Refuse a key that stands twice: the first value would be lost silently."""
+        """Refuse an empty key, and one that stands twice: the first value would be lost silently."""
         mapping = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in mapping.value:
             if isinstance(key, yaml.ScalarNode):
+                if key.tag == "tag:yaml.org,2002:null":
+                    raise _refused("a key without a name", key.start_mark)
                 if key.value in seen:
                     raise _refused(f"key {key.value!r} stands twice", key.start_mark)
                 seen.add(key.value)

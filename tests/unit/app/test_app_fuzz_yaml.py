@@ -187,6 +187,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 @given(documents())
 @example((["name", "data", "model"], b"name: x\ndata: " + b"a" * 5000 + b"\nmodel: model:build\n"))
+@example((["name", "data", "model"], b"name: x\ndata: \n?\nmodel: model:build\n"))
 def test_a_strange_value_is_a_setting_or_an_error_that_names_its_key_and_line(
     folder: Path, document: tuple[list[str], bytes]
 ) -> None:
