@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.app.client.rows import Request, to_arrays
-from stoker.app.client.signature import SignatureSpec, TensorSpec
 from stoker.app.experiment import Experiment
 from stoker.app.opening import eval_rows, open_dataset, open_transform
+from stoker.client.rows import Request, to_arrays
+from stoker.client.signature import SignatureSpec, TensorSpec
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.columns import Column, to_numpy
 

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.app.chain import ChainResult, StageOutcome
-from stoker.app.client.asking import ask_grpc, ask_rest
-from stoker.app.client.rows import json_instances
 from stoker.app.evaluation import labels_of
 from stoker.app.experiment import Experiment
 from stoker.app.opening import eval_rows, open_dataset, open_transform
+from stoker.client.asking import ask_grpc, ask_rest
+from stoker.client.rows import json_instances
 from stoker.core.errors import CheckFailed, Plain
 from stoker.core.files import read_json
 from stoker.core.outputs import ONLY

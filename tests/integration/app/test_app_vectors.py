@@ -16,11 +16,11 @@ import tensorflow as tf
 
 import stoker
 from stoker.app.chain import ChainResult
-from stoker.app.client.asking import ask_grpc, ask_rest
-from stoker.app.client.rows import json_instances
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.proof import prove_run
 from stoker.app.scaffold import write_experiment
+from stoker.client.asking import ask_grpc, ask_rest
+from stoker.client.rows import json_instances
 from stoker.core.errors import ConfigError, UserError
 from stoker.core.outputs import ONLY
 from stoker.data.columns import Column, to_numpy

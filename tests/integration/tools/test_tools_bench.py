@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from stoker.app.cli.main import invoke
-from stoker.app.load.config import LoadConfig
-from stoker.app.load.generator import run_load
-from stoker.app.load.result import LoadResult
+from stoker.loadtest.config import LoadConfig
+from stoker.loadtest.generator import run_load
+from stoker.loadtest.result import LoadResult
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 REQUEST = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"

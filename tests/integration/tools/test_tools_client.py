@@ -25,8 +25,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from stoker.app.cli.main import invoke
-from stoker.app.client.messages import PREDICT, message
-from stoker.app.client.tensors import fill_tensor
 from stoker.client import (
     CallError,
     Connection,
@@ -37,6 +35,8 @@ from stoker.client import (
     RestClient,
     Tls,
 )
+from stoker.client.messages import PREDICT, message
+from stoker.client.tensors import fill_tensor
 from stoker.core.errors import DataError, UserError
 
 ROWS = [

@@ -21,11 +21,11 @@ import yaml
 from tests.integration.tools.conftest import half
 
 from stoker.app.cli.main import invoke
-from stoker.app.deploy import requirements
-from stoker.app.deploy.plan import Plan
-from stoker.app.deploy.requirements import pinned_requirements
 from stoker.cluster.machine.framework import Package, cuda_packages
 from stoker.core.errors import ConfigError, DataError, UserError
+from stoker.deploy import requirements
+from stoker.deploy.plan import Plan
+from stoker.deploy.requirements import pinned_requirements
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
 
@@ -466,7 +466,7 @@ def test_the_readme_says_what_can_be_pasted(base: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_version_is_not_deployed(base: Path, tmp_path: Path) -> None:
-    from stoker.app.deploy.write import read_model
+    from stoker.deploy.write import read_model
 
     shutil.copytree(base, tmp_path / "half_plus")
     (tmp_path / "half_plus" / "2" / "saved_model.pb").write_bytes(b"x")

@@ -14,8 +14,8 @@ from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2
 
-from stoker.app.client.messages import FIELDS, METADATA, PREDICT, message
-from stoker.app.client.tensors import fill_tensor, to_array
+from stoker.client.messages import FIELDS, METADATA, PREDICT, message
+from stoker.client.tensors import fill_tensor, to_array
 from stoker.core.errors import DataError, UserError
 
 TRUE: dict[str, Any] = {

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.app.load.config import LoadConfig, resolved
-from stoker.app.load.latency import Latencies
-from stoker.app.load.picture import latency_picture
-from stoker.app.load.result import LoadResult
 from stoker.core.errors import ConfigError
+from stoker.loadtest.config import LoadConfig, resolved
+from stoker.loadtest.latency import Latencies
+from stoker.loadtest.picture import latency_picture
+from stoker.loadtest.result import LoadResult
 
 
 def latencies(*values_s: float) -> Latencies:

@@ -20,9 +20,10 @@ from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.scaffold import Scaffolded, default_name, write_experiment
 from stoker.app.scaffold.label import Label
 from stoker.app.scaffold.model import image_model, table_model
-from stoker.app.scaffold.spelling import dns_name, python_list, yaml_flow
+from stoker.app.scaffold.spelling import python_list, yaml_flow
 from stoker.core.config import read_yaml
 from stoker.core.errors import ConfigError, DataError, UserError
+from stoker.core.names import dns_name
 from stoker.core.user_code import load_function
 from stoker.data.columns import Column, Dtype
 from stoker.data.dataset import Dataset

@@ -20,8 +20,8 @@ from stoker.app.cli.tolerant import print_result, tolerant
 from stoker.core.errors import ConfigError, Plain
 
 if TYPE_CHECKING:
-    from stoker.app.client.rows import Request
-    from stoker.app.load.result import LoadResult
+    from stoker.client.rows import Request
+    from stoker.loadtest.result import LoadResult
 
 
 MAX_BATCH = 100_000
@@ -64,12 +64,12 @@ def bench(
     Ends early by Ctrl-C, with what it has. A token is taken from STOKER_TOKEN.
     """
     from stoker.app.cli.call import asked, connection
-    from stoker.app.client.rest_client import RestClient
-    from stoker.app.client.signature import ModelAt
-    from stoker.app.load.config import LoadConfig, resolved
-    from stoker.app.load.connection import http_requests
-    from stoker.app.load.generator import run_load
+    from stoker.client.rest_client import RestClient
+    from stoker.client.signature import ModelAt
     from stoker.core.files import write_atomic
+    from stoker.loadtest.config import LoadConfig, resolved
+    from stoker.loadtest.connection import http_requests
+    from stoker.loadtest.generator import run_load
 
     if not model:
         raise ConfigError("--model must name the model that is asked", got=model)
@@ -99,7 +99,7 @@ def bench(
     with _stopping_on_signals() as stopped:
         result = run_load(config, address, requests, stopped=stopped.is_set)
     if plot is not None:
-        from stoker.app.load.picture import latency_picture
+        from stoker.loadtest.picture import latency_picture
 
         write_atomic(plot, latency_picture(result, title=f"{model} at {client.address}"))
     if as_json:
@@ -145,7 +145,7 @@ def _print(result: LoadResult, *, title: str, plot: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from stoker.app.load.result import PERCENTS
+    from stoker.loadtest.result import PERCENTS
 
     console = Console(file=tolerant(sys.stdout), highlight=False)
     asked = "" if result.asked_rate_per_s is None else f" of {result.asked_rate_per_s:,g} asked for"

@@ -15,11 +15,11 @@ from stoker.app.cli.tolerant import print_result
 from stoker.core.errors import ConfigError, Plain, UserError
 
 if TYPE_CHECKING:
-    from stoker.app.client.answers import Answers
-    from stoker.app.client.connection import Connection
-    from stoker.app.client.model_client import ModelClient
-    from stoker.app.client.rows import Request
-    from stoker.app.client.signature import ModelAt
+    from stoker.client.answers import Answers
+    from stoker.client.connection import Connection
+    from stoker.client.model_client import ModelClient
+    from stoker.client.rows import Request
+    from stoker.client.signature import ModelAt
 
 TOKEN_VARIABLE = "STOKER_TOKEN"  # noqa: S105 - the variable's name
 """Where a token is looked for: on the command line every process of the machine could read it."""
@@ -52,9 +52,9 @@ def call(
     as_json: AsJson = False,
 ) -> None:
     """Ask a model server about rows or images. A token is taken from STOKER_TOKEN."""
-    from stoker.app.client.grpc_client import GrpcClient
-    from stoker.app.client.rest_client import RestClient
-    from stoker.app.client.signature import ModelAt
+    from stoker.client.grpc_client import GrpcClient
+    from stoker.client.rest_client import RestClient
+    from stoker.client.signature import ModelAt
 
     # gRPC logs what it also says in its error, which becomes one line.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -75,7 +75,7 @@ def connection(
     *, timeout_s: float, ca: Path | None, cert: Path | None, key: Path | None
 ) -> Connection:
     """How a server is asked, with the environment's token."""
-    from stoker.app.client.connection import Connection, Tls
+    from stoker.client.connection import Connection, Tls
 
     tls = Tls(ca=ca, cert=cert, key=key)
     return Connection(timeout_s=timeout_s, token=os.environ.get(TOKEN_VARIABLE, ""), tls=tls)
@@ -97,7 +97,7 @@ def asked(
     """
     import dataclasses
 
-    from stoker.app.client.rows import Request, parse_request
+    from stoker.client.rows import Request, parse_request
 
     request = Request(rows=[{}])
     if data is not None:
@@ -119,8 +119,8 @@ def _with_images(client: ModelClient, at: ModelAt, request: Request, images: lis
     """The same rows with an image each; one row stands for all images."""
     import dataclasses
 
-    from stoker.app.client.rows import as_bytes
-    from stoker.app.client.signature import chosen
+    from stoker.client.rows import as_bytes
+    from stoker.client.signature import chosen
 
     spec = chosen(client.signatures(at), request.signature)
     taken = [n for row in request.rows or [] if isinstance(row, dict) for n in row]
@@ -192,7 +192,7 @@ def _plain(values: Any) -> Any:
     if isinstance(values, list):
         return [_plain(value) for value in values]
     if isinstance(values, bytes):
-        from stoker.app.client.rows import as_bytes
+        from stoker.client.rows import as_bytes
 
         try:
             return values.decode()

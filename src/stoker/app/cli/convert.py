@@ -126,9 +126,9 @@ def _of_folder(model: Path, data: Path | None, signature: str) -> Source:
     import dataclasses
 
     from stoker.app.cli.call import read_text
-    from stoker.app.client.rows import parse_request
     from stoker.app.conversion import of_folder
     from stoker.app.quiet import import_tensorflow
+    from stoker.client.rows import parse_request
 
     request = None if data is None else parse_request(read_text(data), where=str(data))
     if request is not None and signature:

@@ -65,9 +65,9 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     """Write a Dockerfile and manifests for one model; nothing is built and nothing applied."""
-    from stoker.app.deploy.plan import Plan
-    from stoker.app.deploy.write import read_model, write_deployment
-    from stoker.app.scaffold.spelling import dns_name
+    from stoker.core.names import dns_name
+    from stoker.deploy.plan import Plan
+    from stoker.deploy.write import read_model, write_deployment
 
     require_new_folder(
         out, fix="Name another: what was written before may have been changed by hand."

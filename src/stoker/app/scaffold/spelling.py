@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Sequence
 from importlib import resources
 from string import Template
 
 import yaml
-
-_LONGEST_NAME = 63
-"""Characters of a DNS label. Source: RFC 1123."""
 
 _LINE = 100
 """Width that a list of names may have before it is written one name a line."""
@@ -62,17 +57,3 @@ def yaml_flow(value: str | dict[str, str]) -> str:
         width=float("inf"),
     )
     return spelled.strip()[1:-1]
-
-
-def dns_name(*candidates: str) -> str:
-    """The first candidate that leaves a name for hosts and URLs: a-z, 0-9 and inner dashes."""
-    for candidate in candidates:
-        plain = (
-            unicodedata.normalize("NFKD", candidate.casefold()).encode("ascii", "ignore").decode()
-        )
-        name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")
-        if name and not name[0].isalpha():
-            name = f"model-{name}"
-        if name:
-            return name[:_LONGEST_NAME].rstrip("-")
-    return "model"

@@ -10,9 +10,10 @@ from pathlib import Path
 from stoker.app.scaffold.label import Label, TaskKind, find_label
 from stoker.app.scaffold.look import reading_of
 from stoker.app.scaffold.model import image_model, table_model
-from stoker.app.scaffold.spelling import dns_name, fill, python_text, yaml_flow
+from stoker.app.scaffold.spelling import fill, python_text, yaml_flow
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import write_atomic
+from stoker.core.names import dns_name
 from stoker.data.ingest import IngestConfig, SourceDescription, describe_source
 from stoker.data.sources.config import ColumnsConfig
 from stoker.data.sources.table import UnusableColumn

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from stoker.app.client.answers import Answers
-from stoker.app.client.connection import Connection, parse_address
-from stoker.app.client.rows import Request
-from stoker.app.client.signature import ModelAt, SignatureSpec
+from stoker.client.answers import Answers
+from stoker.client.connection import Connection, parse_address
+from stoker.client.rows import Request
+from stoker.client.signature import ModelAt, SignatureSpec
 
 
 class ModelClient(AbstractContextManager["ModelClient"], ABC):

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.app.client.answers import Answers, from_columns, from_rows
-from stoker.app.client.connection import REST_URL, Connection, Tls
-from stoker.app.client.errors import NoAnswerError, RefusedError, refused_fix
-from stoker.app.client.model_client import ModelClient, model_at
-from stoker.app.client.rows import Request, as_bytes, json_instances
-from stoker.app.client.signature import DTYPES_OF_JSON, ModelAt, SignatureSpec, TensorSpec
+from stoker.client.answers import Answers, from_columns, from_rows
+from stoker.client.connection import REST_URL, Connection, Tls
+from stoker.client.errors import NoAnswerError, RefusedError, refused_fix
+from stoker.client.model_client import ModelClient, model_at
+from stoker.client.rows import Request, as_bytes, json_instances
+from stoker.client.signature import DTYPES_OF_JSON, ModelAt, SignatureSpec, TensorSpec
 from stoker.core.errors import DataError, Plain
 
 _SAID_CHARS = 2000

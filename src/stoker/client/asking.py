@@ -7,8 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from stoker.app.client.grpc_client import GrpcClient
-from stoker.app.client.rest_client import RestClient
+from stoker.client.grpc_client import GrpcClient
+from stoker.client.rest_client import RestClient
 
 
 def ask_rest(url: str, model: str, instances: Sequence[Any]) -> dict[str, NDArray[Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.app.load.latency import Latencies
+from stoker.loadtest.latency import Latencies
 
 PERCENTS = (50.0, 90.0, 99.0, 99.9)
 """What a table shows, beside the longest."""

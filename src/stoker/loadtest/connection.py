@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import httptools
 
-from stoker.app.client.connection import Address
-from stoker.app.client.rows import Request
-from stoker.app.load.config import SocketAddress
+from stoker.client.connection import Address
+from stoker.client.rows import Request
+from stoker.loadtest.config import SocketAddress
 
 _CHUNK_BYTES = 1 << 18
 

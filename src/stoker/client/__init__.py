@@ -8,11 +8,11 @@ with RestClient("http://127.0.0.1:8501") as client:
 Loads neither TensorFlow nor Keras.
 """
 
-from stoker.app.client.connection import Connection, Tls
-from stoker.app.client.errors import CallError, NoAnswerError, RefusedError
-from stoker.app.client.grpc_client import GrpcClient
-from stoker.app.client.rest_client import RestClient
-from stoker.app.client.signature import ModelAt, SignatureSpec, TensorSpec
+from stoker.client.connection import Connection, Tls
+from stoker.client.errors import CallError, NoAnswerError, RefusedError
+from stoker.client.grpc_client import GrpcClient
+from stoker.client.rest_client import RestClient
+from stoker.client.signature import ModelAt, SignatureSpec, TensorSpec
 
 __all__ = [
     "CallError",

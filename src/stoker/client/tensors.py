@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.app.client.signature import DTYPES
+from stoker.client.signature import DTYPES
 from stoker.core.errors import DataError, Plain, UserError
 
 _NUMBERS = {name: number for number, name in DTYPES.items()}

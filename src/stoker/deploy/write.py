@@ -10,10 +10,10 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from stoker.app.deploy.plan import REST_PORT, Plan
-from stoker.app.deploy.requirements import cuda_requirements, pinned_requirements
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import publish_folder, scratch_folder
+from stoker.deploy.plan import REST_PORT, Plan
+from stoker.deploy.requirements import cuda_requirements, pinned_requirements
 
 _OBJECTS = ("deployment", "service", "autoscaler", "disruption", "network")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 import math
 
-from stoker.app.load.latency import Latencies
-from stoker.app.load.result import LoadResult
+from stoker.loadtest.latency import Latencies
+from stoker.loadtest.result import LoadResult
 
 _WIDTH_PX, _HEIGHT_PX = 640, 320
 """The plot's own size."""

@@ -7,14 +7,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from stoker.app.client.answers import Answers
-from stoker.app.client.connection import GRPC_URL, Address, Connection, Tls
-from stoker.app.client.errors import CallError, NoAnswerError, RefusedError, refused_fix
-from stoker.app.client.messages import METADATA, PREDICT, message
-from stoker.app.client.model_client import ModelClient, model_at
-from stoker.app.client.rows import Request, to_arrays
-from stoker.app.client.signature import DTYPES, ModelAt, SignatureSpec, TensorSpec, chosen
-from stoker.app.client.tensors import fill_tensor, to_array
+from stoker.client.answers import Answers
+from stoker.client.connection import GRPC_URL, Address, Connection, Tls
+from stoker.client.errors import CallError, NoAnswerError, RefusedError, refused_fix
+from stoker.client.messages import METADATA, PREDICT, message
+from stoker.client.model_client import ModelClient, model_at
+from stoker.client.rows import Request, to_arrays
+from stoker.client.signature import DTYPES, ModelAt, SignatureSpec, TensorSpec, chosen
+from stoker.client.tensors import fill_tensor, to_array
 from stoker.core.errors import Plain
 
 _NO_LIMIT = -1

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.app.client.signature import SignatureSpec, TensorSpec
-from stoker.app.client.tensors import numpy_dtype
+from stoker.client.signature import SignatureSpec, TensorSpec
+from stoker.client.tensors import numpy_dtype
 from stoker.core.config import nearest
 from stoker.core.errors import DataError, Plain, UserError
 

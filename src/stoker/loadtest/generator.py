@@ -9,10 +9,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from stoker.app.load.config import LoadConfig, SocketAddress
-from stoker.app.load.connection import HttpConnection
-from stoker.app.load.latency import Latencies
-from stoker.app.load.result import LoadResult
+from stoker.loadtest.config import LoadConfig, SocketAddress
+from stoker.loadtest.connection import HttpConnection
+from stoker.loadtest.latency import Latencies
+from stoker.loadtest.result import LoadResult
 
 _LOOK_S = 0.05
 """Longest sleep: how soon a time-out, or the wish to stop, is seen."""
