@@ -52,7 +52,10 @@ class UserError(Exception):
             parts.append(f"Received: {shown}" + ("" if shown.endswith(".") else "."))
         if self.fix:
             parts.append(self.fix)
-        return " ".join(" ".join(parts).split())
+        line = " ".join(" ".join(parts).split())
+        return "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode() for char in line
+        )
 
 
 class ConfigError(UserError):

@@ -219,6 +219,7 @@ def laughs(item: str, again: str) -> bytes:
 @example(laughs("{a: x}", "{a: @, b: @}"))
 @example(laughs("{a: x}", "{<<: [@, @]}"))
 @example(b"data: &a {source: *a}\n")
+@example(b"n\xef\xbb\xbfame: x\n")
 @example(b"data: &a [*a]\n")
 @example(b"data: &a {<<: *a}\n")
 @example(b"#" * (1 << 20) + b"\n")
