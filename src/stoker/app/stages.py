@@ -84,6 +84,7 @@ def _ingest(context: Context, folder: Path) -> Done:
             "copies_dropped": dataset.copies_dropped,
             "fingerprint": dataset.fingerprint,
             "image_store": dataset.image_store,
+            "warnings": dataset.warnings,
         }
     )
 
@@ -130,7 +131,6 @@ def _column_types(context: Context) -> list[tuple[str, str, bool, int | None]]:
 
 def _analyze(context: Context, folder: Path) -> Done:
     from stoker.data.features.analyze import analyze
-    from stoker.data.features.splits import KINDS
 
     experiment, dataset = context.experiment, context.shards()
     statistics, _, anomalies = analyze(
@@ -141,12 +141,12 @@ def _analyze(context: Context, folder: Path) -> Done:
         config=experiment.files,
         progress=_rows_of(context),
     )
-    for anomaly in anomalies:
-        if anomaly.kind in KINDS:
-            _LOG.warning("split %r: %s", anomaly.split, anomaly.message)
+    found = anomaly_facts(anomalies)
+    for line in found["warnings"]:
+        _LOG.warning("%s", line)
     facts = {split: asdict(each) for split, each in statistics.split_facts.items()}
     return Done(
-        result=anomaly_facts(anomalies) | {"distinct": statistics.distinct, "splits": facts},
+        result=found | {"distinct": statistics.distinct, "splits": facts},
         columns=tuple(column.name for column in dataset.columns),
     )
 
@@ -154,9 +154,11 @@ def _analyze(context: Context, folder: Path) -> Done:
 def anomaly_facts(anomalies: Sequence[Anomaly]) -> dict[str, Any]:
     """The facts that the stage `analyze` records: what was found, and what ends the chain."""
     from stoker.data.features.input_checks import anomalies_as_facts
+    from stoker.data.features.splits import KINDS
 
     return {
         "anomalies": [f"{a.column}: {a.message}" for a in anomalies],
+        "warnings": [f"split {a.split!r}: {a.message}" for a in anomalies if a.kind in KINDS],
         "of_columns": anomalies_as_facts(anomalies),
         "refused": [f"{a.column}: {a.message}" for a in anomalies if a.severity == "error"],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,28 @@ def test_the_generated_model_of_an_ordinary_table_gets_no_finding(
         own=False,
     )
     assert list(told) == []
+
+
+def test_warnings_of_the_data_are_shown_once_and_kept_in_every_later_answer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    people = [f"{1 + row % 9},{row:03d},{row:03d}" for row in range(60)]
+    index, label = [f"{row}" for row in range(60)], [row % 2 for row in range(60)]
+    write_csv(tmp_path / "data.csv", {"": index, "people": people, "y": label})
+    (tmp_path / "stoker.yaml").write_text(
+        "name: kept\ndata: {source: data.csv}\nlabel: y\nmodel: model:build\n"
+    )
+    shown = []
+    for verb in ("ingest", "analyze", "analyze"):
+        caplog.clear()
+        assert invoke([verb, str(tmp_path), "--json"], debug=False) == 0
+        shown.append(caplog.messages)
+        facts = json.loads(capfd.readouterr().out)
+        unnamed, written = facts["warnings"]
+        assert "the first column has no name and is left out" in unnamed
+        assert "column 'people' is read as text, and looks like numbers" in written
+    assert shown == [[unnamed, written], [], []]
+    assert facts["skipped"]
 
 
 MODEL = """
