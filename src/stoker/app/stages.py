@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ from stoker.export.repository import Repository
 
 if TYPE_CHECKING:
     from stoker.data.features.anomalies import Anomaly
+    from stoker.data.features.leaks import MadeLabels
+    from stoker.data.features.transform import Transform
 
 _LOG = logging.getLogger(__name__)
 
@@ -185,8 +188,10 @@ def _weight_inputs(experiment: Experiment) -> dict[str, str]:
 
 def _transform(context: Context, folder: Path) -> Done:
     from stoker.data.features.build import build_transform
-    from stoker.data.features.input_checks import vocabulary_losses
-    from stoker.data.features.labels import require_known_labels
+    from stoker.data.features.input_checks import anomalies_as_facts, vocabulary_losses
+    from stoker.data.features.labels import require_known_labels, unread
+    from stoker.data.features.leaks import MadeLabels
+    from stoker.data.features.schema import TRAIN
 
     experiment = context.experiment
     function = None
@@ -203,10 +208,19 @@ def _transform(context: Context, folder: Path) -> Done:
         sample_weight=experiment.train.sample_weight,
         progress=_rows_of(context),
     )
-    labels = {split: require_known_labels(transform, dataset, split) for split in dataset.splits}
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        with MadeLabels(Path(scratch), transform.labels.values()) as made:
+            seen = {TRAIN: made.add}
+            labels = {
+                split: require_known_labels(transform, dataset, split, seen=seen.get(split, unread))
+                for split in dataset.splits
+            }
+        leaks = () if function is None else _leaks(context, transform, made)
+        found = anomalies_as_facts(tuple(leaks))
     return Done(
         result={
             "labels": labels_as_facts(labels),
+            "of_columns": found,
             "vocabulary_losses": [
                 asdict(loss) for loss in vocabulary_losses(dataset, transform.spec, transform.root)
             ],
@@ -214,6 +228,17 @@ def _transform(context: Context, folder: Path) -> Done:
             "serving_columns": [column.name for column in transform.serving_columns],
         },
         columns=tuple(column.name for column in transform.columns),
+    )
+
+
+def _leaks(context: Context, transform: Transform, made: MadeLabels) -> Iterator[Anomaly]:
+    from stoker.data.features.statistics import load_statistics
+
+    return made.leaks(
+        context.shards(),
+        load_statistics(context.outputs["analyze"] / "statistics.json"),
+        made_from=transform.label_columns,
+        served=transform.serving_columns,
     )
 
 

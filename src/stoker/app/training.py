@@ -220,10 +220,10 @@ def _check_data(
 
 
 def _input_findings(context: Context, transform: AnyTransform) -> Iterator[Finding]:
-    # Records of an earlier version have neither.
+    # Records of an earlier version have none of these.
     analyzed, transformed = context.results["analyze"], context.results["transform"]
     return input_findings(
-        anomalies=analyzed.get("of_columns", ()),
+        anomalies=[*analyzed.get("of_columns", ()), *transformed.get("of_columns", ())],
         losses=transformed.get("vocabulary_losses", ()),
         served={column.name: column.shape for column in transform.serving_columns},
         labels=transform.labels,

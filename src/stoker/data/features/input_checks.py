@@ -107,7 +107,7 @@ def input_findings(
     label_columns: Collection[str],
     own: bool,
 ) -> Iterator[Finding]:
-    """Judge the raw columns that the model sees: warnings, as each may be meant.
+    """Judge the raw columns that the model sees: at most one warning each, as it may be meant.
 
     Args:
         anomalies: As `anomalies_as_facts` makes them.
@@ -117,10 +117,12 @@ def input_findings(
         label_columns: Raw columns that the labels need.
         own: Whether the data is a dataset of the user's own, which has no settings of columns.
     """
+    judged: set[str] = set()
     for each in anomalies:
         name = each["column"]
         # Vectors of zeros and masks of ones are ordinary in elements made by code.
-        if name in served and not served[name]:
+        if name in served and not served[name] and name not in judged:
+            judged.add(name)
             leave_out = "Leave it out of the elements" if own else f"Set {leaving_out(name)}"
             if each["kind"] == "decides_label":
                 yield _warning(
@@ -145,11 +147,13 @@ def input_findings(
             "Name what serving will not have under label_only.",
         )
     for loss in losses:
-        share = loss["lost"] / max(loss["values"], 1)
-        if share >= LOST_SHARE and loss["values"] >= LEAST_VALUES and loss["column"] in served:
+        share, name = loss["lost"] / max(loss["values"], 1), loss["column"]
+        is_high = share >= LOST_SHARE and loss["values"] >= LEAST_VALUES
+        if is_high and name in served and name not in judged:
+            judged.add(name)
             yield _warning(
                 "vocabulary_loss",
-                f"{share:.0%} of the values of {loss['column']!r} in {loss['split']} are not in its "
+                f"{share:.0%} of the values of {name!r} in {loss['split']} are not in its "
                 "vocabulary",
                 "Use hash_strings, or split, cut or round the values before the vocabulary.",
             )
