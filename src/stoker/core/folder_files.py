@@ -20,13 +20,16 @@ SKIPPED = frozenset(
     [
         *("__pycache__", ".venv", ".git", ".ipynb_checkpoints", ".pytest_cache"),
         *(".mypy_cache", ".ruff_cache", ".vscode", ".idea", "stoker.yaml", "stoker.lock.yaml"),
-        *("nohup.out", ".stokerignore", ".DS_Store"),
+        *("nohup.out", ".stokerignore", ".DS_Store", ".tune"),
     ]
 )
 """Files in an experiment's folder that are not code; settings count separately."""
 
 _PASSING = (
     "*.log",
+    ".lock",
+    ".*.lock",
+    ".cluster-*.json",
     "*.swp",
     "*.swo",
     "*~",
@@ -37,7 +40,8 @@ _PASSING = (
     "*.ipynb",
     "core.[0-9]*",
 )
-"""Names of files that come and go next to the code: logs, editors' copies, notebooks."""
+"""Names of files that come and go next to the code: logs, Stoker's locks and those of others,
+editors' copies, notebooks."""
 
 IGNORE_FILE = ".stokerignore"
 """File with more such patterns, one per line, as in `.gitignore` without `!` and `**`. A line that
@@ -81,8 +85,14 @@ has different values but is the same job."""
 _HALF_WRITTEN = ".stoker."
 """Start of the name of a temporary file that a killed process may leave behind."""
 
-_MADE_BY_STOKER = (("run.json", "lock"), ("stoker.manifest.json",))
-"""Files that a run, and a version of a model, have: their folders never count, wherever they are."""
+_RUN, _VERSION = ("run.json", "lock"), ("stoker.manifest.json",)
+"""Files that each run, or each version of a model, has: its folder never counts, wherever it is."""
+
+_LOOKED_AT = 100
+"""Most entries of a folder that are looked at to learn whether it holds only runs or versions."""
+
+_NEXT_TO_VERSIONS = "aliases.json"
+"""File that may lie next to the versions of a model."""
 
 MOST_FILES = 100_000
 """Most files and folders of an experiment's folder that are looked at: the state of each is kept."""
@@ -131,11 +141,28 @@ class Ignored:
         """
         return _is_folder(entry) and not entry.is_symlink() and not self._folder(name)
 
+    def holds_outputs(self, name: str, *, versions: bool) -> bool:
+        """Whether a folder holds an experiment's outputs, and nothing else.
+
+        Args:
+            name: Relative to the folder.
+            versions: Whether versions of a model are such outputs, not only runs.
+        """
+        kinds = (_RUN, _VERSION) if versions else (_RUN,)
+        held = [
+            Path(entry.path)
+            for entry in _entries(self._root / name, most=_LOOKED_AT)
+            if entry.name[0] != "." and entry.name != _NEXT_TO_VERSIONS
+        ]
+        return bool(held) and all(any(_has(path, files) for files in kinds) for path in held)
+
     def _of_folder(self, name: str) -> bool:
-        made = any(
-            all((self._root / name / file).is_file() for file in files) for files in _MADE_BY_STOKER
-        )
-        return made or self.file(name)
+        path = self._root / name
+        return _has(path, _RUN) or _has(path, _VERSION) or self.file(name)
+
+
+def _has(folder: Path, files: Iterable[str]) -> bool:
+    return all((folder / file).is_file() for file in files)
 
 
 def _matches_any(patterns: Iterable[str]) -> Callable[[str], bool]:

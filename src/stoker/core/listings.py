@@ -25,9 +25,10 @@ def listing_mark(folder: Path, name: str, *, own: Collection[str]) -> str:
     Args:
         folder: The user's folder.
         name: Of the listed folder, relative to it.
-        own: Names that do not count, relative to it.
+        own: Names that do not count, relative to it. A name that ends in `/` is a folder in which
+            other experiments' models do not count either; folders of their runs never count.
     """
-    is_ignored = Ignored(folder)
+    is_ignored, with_versions = Ignored(folder), f"{name}/" in own
     try:
         with os.scandir(folder / name) as entries:
             found = [
@@ -35,6 +36,7 @@ def listing_mark(folder: Path, name: str, *, own: Collection[str]) -> str:
                 for entry in entries
                 if not is_ignored.named(inside := within(name, entry.name), entry.name)
                 and inside not in own
+                and not is_ignored.holds_outputs(inside, versions=with_versions)
             ]
     except OSError:
         return ""

@@ -293,10 +293,11 @@ class Observer:
             write: Keeps all that was read; called in any thread whenever there is more of it.
         """
         self.folder = folder.resolve()
+        self._ignored = Ignored(self.folder)
         self._at_begin, self._outputs = at_begin, tuple(path.resolve() for path in outputs)
+        self._outputs += tuple(self._of_other_experiments())
         self._followed = frozenset(followed)
         self._write = write
-        self._ignored = Ignored(self.folder)
         self._ignored_variable = ignored_variables(self.folder)
         self._ignored_outside = ignored_outside(self.folder)
         self._environment = dict(os.environ)
@@ -336,6 +337,19 @@ class Observer:
             if output.is_relative_to(self.folder):
                 name = output.relative_to(self.folder)
                 yield from (each.as_posix() for each in (name, *name.parents) if each.name)
+                yield f"{name.parent.as_posix()}/"
+
+    def _of_other_experiments(self) -> Iterator[Path]:
+        """Folders of other experiments' runs; and of their models next to this one's."""
+        roots = {output.parent for output in self._outputs}
+        for name in self._at_begin:
+            path = self.folder / name
+            if (
+                name.endswith("/")
+                and path != self.folder
+                and self._ignored.holds_outputs(name, versions=path.parent in roots)
+            ):
+                yield path
 
     def _places(self) -> Iterator[Path]:
         """Folders in which reads count, and links in them: a read is an event of the file behind one."""

@@ -214,10 +214,10 @@ def test_values_that_a_vocabulary_does_not_have_are_counted_of_vectors_each(tmp_
     found = vocabulary_losses(dataset, learned, tmp_path)
 
     assert [(each.column, each.split, each.values, each.lost) for each in found] == [
-        ("city", "eval", 4, 1),
+        ("city", "eval", 3, 1),
         ("code", "train", 4, 1),
         ("code", "eval", 4, 2),
-        ("words", "eval", 12, 7),
+        ("words", "eval", 8, 7),
     ]
 
 

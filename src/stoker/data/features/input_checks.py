@@ -41,10 +41,10 @@ class VocabularyLoss:
     """Where the values stand."""
 
     values: int
-    """Values of the split: its rows, times the length of a vector."""
+    """Values in the split, in vectors each; missing values and padding, which is "", are none."""
 
     lost: int
-    """Those out of vocabulary; a missing value is not lost."""
+    """Those of them that are out of vocabulary."""
 
 
 def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list[VocabularyLoss]:
@@ -69,24 +69,23 @@ def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list
         for split in dataset.splits:
             if dataset.rows(split) and (is_cut or split != TRAIN):
                 engine.verify_split(dataset, split)
+                values, lost = _counted(dataset, split, column, terms.cast(pa.string()))
                 found.append(
                     VocabularyLoss(
-                        vocabulary=name,
-                        column=column.name,
-                        split=split,
-                        values=dataset.rows(split) * (column.length or 1),
-                        lost=_lost(dataset, split, column, terms.cast(pa.string())),
+                        vocabulary=name, column=column.name, split=split, values=values, lost=lost
                     )
                 )
     return found
 
 
-def _lost(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> int:
+def _counted(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> tuple[int, int]:
+    """The values of a column, and those that are no terms."""
     with engine.connection(threads=usable_cores()) as backend:
         values = engine.read_split(backend, dataset, split).only(column)
         tokens = values.select(term=values.value.cast("string"))
-        lost = tokens.anti_join(ibis.memtable(pa.table({"term": terms})), "term").count()
-        return int(backend.to_pyarrow(lost).as_py())
+        lost = tokens.anti_join(ibis.memtable(pa.table({"term": terms})), "term")
+        count, of_lost = (backend.to_pyarrow(each.count()).as_py() for each in (tokens, lost))
+        return int(count), int(of_lost)
 
 
 _KINDS = ("constant", "all_missing", "decides_label")
