@@ -20,11 +20,11 @@ from stoker.data.features.transform import Transform
 from stoker.data.sources.records import shown as shown_short
 
 Labels = Callable[[Mapping[str, NDArray[Any]]], None]
-"""Takes the labels of the next rows, by their names."""
+"""Receives the labels of the next rows, by label name."""
 
 
 def unread(labels: Mapping[str, NDArray[Any]]) -> None:
-    """Take labels, and do nothing."""
+    """Receive labels and do nothing."""
 
 
 def require_known_labels(
@@ -40,7 +40,7 @@ def require_known_labels(
         transform: Its labels and weight; without a label there is nothing to refuse.
         dataset: What the transform was built from, or of the same columns.
         split: Name of the split.
-        seen: Takes the labels of each batch.
+        seen: Called with the labels of each batch.
 
     Returns:
         Output of the model -> summary of its labels.
