@@ -210,7 +210,7 @@ def _transform(context: Context, folder: Path) -> Done:
     )
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         with MadeLabels(Path(scratch), transform.labels.values()) as made:
-            seen = {TRAIN: made.add}
+            seen = {} if function is None else {TRAIN: made.add}
             labels = {
                 split: require_known_labels(transform, dataset, split, seen=seen.get(split, unread))
                 for split in dataset.splits

@@ -155,9 +155,12 @@ def test_warnings_of_the_data_are_shown_once_and_kept_in_every_later_answer(
     people = [f"{1 + row % 9},{row:03d},{row:03d}" for row in range(60)]
     index, label = [f"{row}" for row in range(60)], [row % 2 for row in range(60)]
     write_csv(tmp_path / "data.csv", {"": index, "people": people, "y": label})
-    (tmp_path / "stoker.yaml").write_text(
-        "name: kept\ndata: {source: data.csv}\nlabel: y\nmodel: model:build\n"
-    )
+    settings = "name: kept\ndata: {source: data.csv}\nlabel: LABEL\nmodel: model:build\n"
+    (tmp_path / "stoker.yaml").write_text(settings.replace("LABEL", "Unnamed"))
+    assert invoke(["ingest", str(tmp_path)], debug=False) == 2
+    assert "the first column has no name and is left out" in caplog.messages[0]
+    (tmp_path / "stoker.yaml").write_text(settings.replace("LABEL", "y"))
+    capfd.readouterr()
     shown = []
     for verb in ("ingest", "analyze", "analyze"):
         caplog.clear()

@@ -161,12 +161,8 @@ class _Ingest:
                 kept = self._begun()
             elif (self._out_dir / MANIFEST).is_file():
                 return self._with_whole_sample(load_dataset(self._out_dir))
-            self._warnings = (
-                *listing_warnings(self._source.listing, self._config),
-                *(assumed.text for assumed in kept.scan.assumptions),
-            )
-            for line in self._warnings:
-                _LOG.warning("%s", line)
+            else:
+                self._warn(kept.scan)
             with ThreadPoolExecutor(WORKERS) as pool:
                 writers = {name: self._writer(name, kept, pool) for name in self._rule.names}
                 try:
@@ -197,9 +193,17 @@ class _Ingest:
         for name in (*self._rule.names, SAMPLE, MANIFEST):
             remove(self._out_dir / name)
         scan = self._source.scan(self._progress)
+        self._warn(scan)
         _check_split_by(self._config, scan)
         self._accept(scan.columns)
         return self._journal.begin(scan, self._chosen_store(scan))
+
+    def _warn(self, scan: Scan) -> None:
+        """Show the warnings, and keep them for the manifest."""
+        assumed = (each.text for each in scan.assumptions)
+        self._warnings = (*listing_warnings(self._source.listing, self._config), *assumed)
+        for line in self._warnings:
+            _LOG.warning("%s", line)
 
     def _chosen_store(self, scan: Scan) -> ChosenStore | None:
         """By the first records; kept in the journal, for another time the disk may be fuller."""
