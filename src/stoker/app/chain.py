@@ -105,7 +105,7 @@ class ChainResult:
 
     @property
     def warnings(self) -> list[str]:
-        """What the stages warn of, those that were skipped too: a stage logs it only when it runs."""
+        """The warnings of all stages, including skipped ones. A stage logs them only when it runs."""
         return [line for each in self.outcomes for line in each.result.get("warnings", ())]
 
     def output(self, stage: str) -> Path:

@@ -100,7 +100,7 @@ def read_split(backend: ibis.backends.duckdb.Backend, dataset: Dataset, split: s
 
 
 def side_by_side(backend: ibis.backends.duckdb.Backend, *splits: Split) -> list[Split]:
-    """Tables of equally many rows as a single table, row by row: each split with its own columns."""
+    """Join tables of equal length row by row; return each split with its columns in the joined table."""
     names = [
         {raw: f"c{place}_{index}" for index, raw in enumerate(split.names)}
         for place, split in enumerate(splits)

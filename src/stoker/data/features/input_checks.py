@@ -29,7 +29,7 @@ LEAST_VALUES = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabularyLoss:
-    """The values of a raw column that its vocabulary does not have."""
+    """How many values of a raw column are not in its vocabulary."""
 
     vocabulary: str
     """The vocabulary's file name."""
@@ -41,10 +41,10 @@ class VocabularyLoss:
     """Where the values stand."""
 
     values: int
-    """Values in the split, in vectors each; missing values and padding, which is "", are none."""
+    """Number of values in the split, those in vectors included; missing values and padding ("") are not."""
 
     lost: int
-    """Those of them that are out of vocabulary."""
+    """Number of these values that are out of vocabulary."""
 
 
 def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list[VocabularyLoss]:
@@ -79,7 +79,7 @@ def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list
 
 
 def _counted(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> tuple[int, int]:
-    """The values of a column, and those that are no terms."""
+    """The number of a column's values, and of those that are not among the terms."""
     with engine.connection(threads=usable_cores()) as backend:
         values = engine.read_split(backend, dataset, split).only(column)
         tokens = values.select(term=values.value.cast("string"))

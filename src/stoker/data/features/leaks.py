@@ -1,8 +1,8 @@
-"""Columns that decide the label alone: a copy of it, or what is only known after it.
+"""Find columns that alone decide the label: copies of it, or values that are known only after it.
 
-Statistics of each column have been taken; this needs one query for all columns of numbers and one
-for each column of few values. `analyze` judges labels that are raw columns; `transform` judges the
-labels that `preprocessing_fn` makes.
+The statistics of each column are known already. This takes one query for all columns of numbers, and
+one for each column with few distinct values. `analyze` checks labels that are raw columns; `transform`
+checks the labels that `preprocessing_fn` makes.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from stoker.data.features.spec import LabelSpec
 from stoker.data.features.statistics import ColumnStatistics, Statistics
 
 LEAST_ROWS = 100
-"""Rows of the training split below which a column may decide the label by chance."""
+"""With fewer training rows a column may decide the label by chance."""
 
 LEAST_OTHERS = 10
-"""Rows that are not of the commonest class below which it may."""
+"""With fewer rows outside the most common class, too."""
 
 ROWS_PER_VALUE = 10
-"""Rows per different value, on average, below which its values say little by deciding the label."""
+"""With fewer rows per distinct value, on average, it means little that each value has a single label."""
 
 SAME = 1 - 1e-6
-"""Correlation with a label of numbers from which a column is a linear copy of it; rounding to two
-digits less than the standard deviation has leaves more."""
+"""A column with at least this correlation to a numeric label is a linear copy of it. A copy that is
+rounded to a hundredth of the standard deviation has less, and is not found."""
 
 LARGEST = 1e100
-"""Numbers from which squares can overflow, which DuckDB refuses; marks of missing values are so large."""
+"""Larger numbers are left out: they may be marks of missing values, and DuckDB fails if their squares
+overflow."""
 
 _NUMBERS = ("int64", "float32", "float64")
 
@@ -52,11 +53,11 @@ _NUMBERS = ("int64", "float32", "float64")
 def find_leaks(
     dataset: Dataset, statistics: Statistics, labels: Collection[str]
 ) -> Iterator[Anomaly]:
-    """Find the columns whose values alone decide a label in every row of the training split.
+    """Find the columns that alone decide a label in every row of the training split.
 
     Args:
         dataset: Shards whose hashes were checked, by `compute_statistics`.
-        statistics: Of the dataset.
+        statistics: The dataset's.
         labels: The raw columns that are labels.
     """
     if statistics.rows.get(TRAIN, 0) < LEAST_ROWS:
@@ -79,7 +80,7 @@ class MadeLabels:
     """The labels of the training split as `preprocessing_fn` makes them, in a temporary file."""
 
     def __init__(self, folder: Path, labels: Iterable[LabelSpec]) -> None:
-        """Begin a file in an empty folder; labels of several values a row are left out."""
+        """Create the file in an empty folder. Labels with several values per row are left out."""
         single = {each.name: each for each in labels if each.shape in ((), (1,))}
         dtypes: dict[str, Any] = {name: each.dtype for name, each in single.items()}
         self._columns = tuple(Column(name=name, dtype=dtype) for name, dtype in dtypes.items())
@@ -88,7 +89,7 @@ class MadeLabels:
         self._file, self._rows = pq.ParquetWriter(self._path, schema), 0
 
     def __enter__(self) -> Self:
-        """Take labels."""
+        """Accept labels."""
         return self
 
     def __exit__(
@@ -101,7 +102,11 @@ class MadeLabels:
         self._file.close()
 
     def add(self, values: Mapping[str, NDArray[Any]]) -> None:
-        """Add the next rows: label -> [batch] or [batch, 1] numbers, none of them NaN."""
+        """Add the next rows.
+
+        Args:
+            values: Label -> [batch] or [batch, 1] numbers, without NaN.
+        """
         arrays = [pa.array(values[column.name].reshape(-1)) for column in self._columns]
         if arrays:
             self._rows += len(arrays[0])
@@ -115,15 +120,15 @@ class MadeLabels:
         made_from: Collection[Column],
         served: Iterable[Column],
     ) -> Iterator[Anomaly]:
-        """Find the columns that decide a label, as `find_leaks` does; the file must be closed.
+        """Find the columns that decide a label, as `find_leaks` does. The file must be closed.
 
-        A column that decides the only column which the labels are made from decides them, too: a
-        copy of `price` where the label is its logarithm.
+        If the labels are made from a single column, a column that decides that one decides the labels,
+        too: for example a copy of `price`, if the label is the logarithm of `price`.
 
         Args:
-            dataset: What the labels were made from.
-            statistics: Of the dataset.
-            made_from: Raw columns that the labels are made from; they are not judged.
+            dataset: The dataset that the labels were made from.
+            statistics: The dataset's.
+            made_from: Raw columns that the labels are made from; they are not checked.
             served: Raw columns that the model sees.
         """
         if self._rows < LEAST_ROWS:
@@ -157,14 +162,14 @@ def _deciding(
     told: Mapping[str, ColumnStatistics],
     columns: Sequence[Column],
 ) -> Iterator[Anomaly]:
-    """The columns that decide a label of the same table.
+    """The columns that decide a label in the same table.
 
     Args:
         split: The table.
-        label: The label in it.
+        label: The label's column in it.
         about: The label's statistics.
-        told: Column -> statistics.
-        columns: The columns to judge; images and vectors are not.
+        told: Column -> its statistics.
+        columns: The columns to check; images and vectors are left out.
     """
     features = [c for c in columns if c.dtype != "image" and c.length is None]
     found: set[str] = set()
@@ -210,7 +215,7 @@ def _linear(split: engine.Split, label: ir.Column, numbers: Sequence[Column]) ->
 
 
 def _apart(split: engine.Split, label: ir.Column, features: Sequence[Column]) -> Iterator[str]:
-    """Columns of which each class has a range of numbers of its own, or is missing as a whole."""
+    """Columns in which the classes have separate ranges of numbers, or one class has no value at all."""
     asked = {}
     for index, column in enumerate(features):
         value = split.value(column.name)
