@@ -103,6 +103,11 @@ class ChainResult:
         """The facts of a stage that this pass covered."""
         return next(outcome.result for outcome in self.outcomes if outcome.stage == stage)
 
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of all stages, including skipped ones. A stage logs them only when it runs."""
+        return [line for each in self.outcomes for line in each.result.get("warnings", ())]
+
     def output(self, stage: str) -> Path:
         """Where the output of a stage that this pass covered lies."""
         return next(outcome.output for outcome in self.outcomes if outcome.stage == stage)

@@ -80,7 +80,8 @@ class Done:
 
     result: dict[str, Any]
     """Facts for later stages and the summary. A list under `refused` that is not empty ends the
-    chain here, with its reasons, once the output is published."""
+    chain here, with its reasons, once the output is published. A list under `warnings` has the lines
+    that the stage has logged about the data."""
 
     columns: tuple[str, ...] = ()
     """Raw columns that it read."""

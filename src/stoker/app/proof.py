@@ -180,10 +180,10 @@ def _check(rest: Answers, grpc: Answers, served: int, version: int) -> None:
 
 
 Classes = Sequence[str] | None
-"""Class id -> what the data calls it; None where ids have no names, none where there are no ids."""
+"""Names of the classes, by id. None if the classes have no names; empty if the output has no classes."""
 
 _SHOWN_VALUES = 8
-"""Values of a row that is not one of classes."""
+"""Most values that are shown of an output without classes."""
 
 
 def _by_row(

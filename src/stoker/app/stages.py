@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ from stoker.export.repository import Repository
 
 if TYPE_CHECKING:
     from stoker.data.features.anomalies import Anomaly
+    from stoker.data.features.leaks import MadeLabels
+    from stoker.data.features.transform import Transform
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,6 +87,7 @@ def _ingest(context: Context, folder: Path) -> Done:
             "copies_dropped": dataset.copies_dropped,
             "fingerprint": dataset.fingerprint,
             "image_store": dataset.image_store,
+            "warnings": dataset.warnings,
         }
     )
 
@@ -130,7 +134,6 @@ def _column_types(context: Context) -> list[tuple[str, str, bool, int | None]]:
 
 def _analyze(context: Context, folder: Path) -> Done:
     from stoker.data.features.analyze import analyze
-    from stoker.data.features.splits import KINDS
 
     experiment, dataset = context.experiment, context.shards()
     statistics, _, anomalies = analyze(
@@ -141,12 +144,12 @@ def _analyze(context: Context, folder: Path) -> Done:
         config=experiment.files,
         progress=_rows_of(context),
     )
-    for anomaly in anomalies:
-        if anomaly.kind in KINDS:
-            _LOG.warning("split %r: %s", anomaly.split, anomaly.message)
+    found = anomaly_facts(anomalies)
+    for line in found["warnings"]:
+        _LOG.warning("%s", line)
     facts = {split: asdict(each) for split, each in statistics.split_facts.items()}
     return Done(
-        result=anomaly_facts(anomalies) | {"distinct": statistics.distinct, "splits": facts},
+        result=found | {"distinct": statistics.distinct, "splits": facts},
         columns=tuple(column.name for column in dataset.columns),
     )
 
@@ -154,9 +157,11 @@ def _analyze(context: Context, folder: Path) -> Done:
 def anomaly_facts(anomalies: Sequence[Anomaly]) -> dict[str, Any]:
     """The facts that the stage `analyze` records: what was found, and what ends the chain."""
     from stoker.data.features.input_checks import anomalies_as_facts
+    from stoker.data.features.splits import KINDS
 
     return {
         "anomalies": [f"{a.column}: {a.message}" for a in anomalies],
+        "warnings": [f"split {a.split!r}: {a.message}" for a in anomalies if a.kind in KINDS],
         "of_columns": anomalies_as_facts(anomalies),
         "refused": [f"{a.column}: {a.message}" for a in anomalies if a.severity == "error"],
     }
@@ -183,8 +188,10 @@ def _weight_inputs(experiment: Experiment) -> dict[str, str]:
 
 def _transform(context: Context, folder: Path) -> Done:
     from stoker.data.features.build import build_transform
-    from stoker.data.features.input_checks import vocabulary_losses
-    from stoker.data.features.labels import require_known_labels
+    from stoker.data.features.input_checks import anomalies_as_facts, vocabulary_losses
+    from stoker.data.features.labels import require_known_labels, unread
+    from stoker.data.features.leaks import MadeLabels
+    from stoker.data.features.schema import TRAIN
 
     experiment = context.experiment
     function = None
@@ -201,10 +208,19 @@ def _transform(context: Context, folder: Path) -> Done:
         sample_weight=experiment.train.sample_weight,
         progress=_rows_of(context),
     )
-    labels = {split: require_known_labels(transform, dataset, split) for split in dataset.splits}
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        with MadeLabels(Path(scratch), transform.labels.values()) as made:
+            seen = {} if function is None else {TRAIN: made.add}
+            labels = {
+                split: require_known_labels(transform, dataset, split, seen=seen.get(split, unread))
+                for split in dataset.splits
+            }
+        leaks = () if function is None else _leaks(context, transform, made)
+        found = anomalies_as_facts(tuple(leaks))
     return Done(
         result={
             "labels": labels_as_facts(labels),
+            "of_columns": found,
             "vocabulary_losses": [
                 asdict(loss) for loss in vocabulary_losses(dataset, transform.spec, transform.root)
             ],
@@ -212,6 +228,17 @@ def _transform(context: Context, folder: Path) -> Done:
             "serving_columns": [column.name for column in transform.serving_columns],
         },
         columns=tuple(column.name for column in transform.columns),
+    )
+
+
+def _leaks(context: Context, transform: Transform, made: MadeLabels) -> Iterator[Anomaly]:
+    from stoker.data.features.statistics import load_statistics
+
+    return made.leaks(
+        context.shards(),
+        load_statistics(context.outputs["analyze"] / "statistics.json"),
+        made_from=transform.label_columns,
+        served=transform.serving_columns,
     )
 
 

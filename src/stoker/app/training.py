@@ -121,6 +121,9 @@ def train(context: Context, folder: Path) -> Trained:
         if feeds is not None:
             feeds.wait()
         checked = _check_data(context, transform, built)
+        # Each of several workers finds the same.
+        for finding in checked if is_chief else ():
+            _LOG.warning("%s", finding.line())
         listed = callbacks_of(experiment)
         resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
         timed = held.enter_context(run_time(context, folder, is_chief=is_chief))
@@ -196,7 +199,7 @@ def _open_ahead(
 def _check_data(
     context: Context, transform: AnyTransform, built: BuiltModel
 ) -> tuple[Finding, ...]:
-    """Check labels, columns and metrics against the model, and show the warnings.
+    """Check labels, columns and metrics against the model; return the warnings.
 
     Raises:
         ConfigError: the loss cannot learn these labels, or a metric is of no output or label.
@@ -205,7 +208,7 @@ def _check_data(
     shapes = {output: spec.shape for output, spec in transform.labels.items()}
     require_metrics_of(experiment.evaluate, outputs_and_labels(shapes))
     labels = context.labels()
-    found = [
+    return (
         *require_labels_that_fit(
             built,
             labels,
@@ -213,17 +216,14 @@ def _check_data(
             class_weight=experiment.train.class_weight,
         ),
         *_input_findings(context, transform),
-    ]
-    for finding in found:
-        _LOG.warning("%s", finding.line())
-    return tuple(found)
+    )
 
 
 def _input_findings(context: Context, transform: AnyTransform) -> Iterator[Finding]:
-    # Records of an earlier version have neither.
+    # Records of an earlier version have none of these.
     analyzed, transformed = context.results["analyze"], context.results["transform"]
     return input_findings(
-        anomalies=analyzed.get("of_columns", ()),
+        anomalies=[*analyzed.get("of_columns", ()), *transformed.get("of_columns", ())],
         losses=transformed.get("vocabulary_losses", ()),
         served={column.name: column.shape for column in transform.serving_columns},
         labels=transform.labels,

@@ -53,7 +53,7 @@ LOCK_S = 10.0
 """Longest wait for another process that uses the store; then this process runs without a cache."""
 
 PROGRAMS, TUNING = "programs", "autotuning"
-"""Kinds of files: compiled programs, and XLA's autotuning results for a GPU."""
+"""Kinds of files: compiled programs, and the results of XLA's autotuning for a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Used:
     """Programs in the cache when the process began."""
 
     read: int
-    """Those of them that this process has read, if the file system records access times."""
+    """How many of them this process has read, if the file system records access times."""
 
     written: int
     """Programs that this process added."""
@@ -74,11 +74,11 @@ class CompileCache:
     """This process's folder of compiled programs."""
 
     def __init__(self, root: Path, key: Mapping[str, Any]) -> None:
-        """Create it with every intact file of the store.
+        """Create the folder, with every intact file of the store.
 
         Args:
             root: Folder of all keys.
-            key: What decides whether a program can be used, JSON values.
+            key: Everything that a program depends on, as JSON values.
 
         Raises:
             OSError: the folder cannot be created here.
@@ -99,7 +99,7 @@ class CompileCache:
             if shutil.disk_usage(root).free < LEAST_FREE_BYTES:
                 raise OSError(errno.ENOSPC, "little space is left")
             self._work = Path(tempfile.mkdtemp(prefix="work-", dir=self._home))
-            # Held by this process and its forks; the kernel frees it when the last of them ends.
+            # This process and its forks hold the lock; the kernel frees it when the last one ends.
             self._alive = (self._work / "alive").open("w")
             fcntl.flock(self._alive, fcntl.LOCK_EX)
             try:
@@ -127,7 +127,7 @@ class CompileCache:
         return Used(found=len(programs), read=read, written=self._written)
 
     def publish(self) -> None:
-        """Keep newly compiled programs; on a full disk, keep nothing and raise no error."""
+        """Move new programs into the store. On a full disk none are kept, and no error is raised."""
         if self._in_memory is not None:
             return
         try:
@@ -139,13 +139,13 @@ class CompileCache:
             _LOG.info("compiled programs are not kept: %s", error)
 
     def go_on_in_memory(self) -> None:
-        """Give TensorFlow another place to write, and keep nothing that it writes there.
+        """Redirect TensorFlow's folder into memory; programs written there are not kept.
 
-        It fails a step whose program it cannot write, and its folder can be set only once.
+        TensorFlow fails a step whose program it cannot write, and its folder can be set only once.
         """
         folder = self.folder(PROGRAMS)
         if self._in_memory is not None:
-            raise FileExistsError(f"{folder} leads into memory already, which is full too")
+            raise FileExistsError(f"{folder} is already in memory, which is full, too")
         self._in_memory, self._held_memory = _memory_folder()
         folder.rename(folder.with_name("full"))
         folder.symlink_to(self._in_memory)
@@ -165,7 +165,7 @@ class CompileCache:
         self._alive.close()
 
     def _durable(self) -> dict[str, dict[str, Any]]:
-        """Make what TensorFlow has written since the last time durable; its records."""
+        """Flush TensorFlow's new files to the disk; return their records for the manifest."""
         added = {}
         for name, path in self._files():
             if name not in self._done:
@@ -204,7 +204,7 @@ class CompileCache:
                         yield f"{kind}/{entry.name}", Path(entry.path)
 
     def _hold(self) -> dict[str, dict[str, Any]]:
-        """Link every listed file of the store into this process's folder; their records."""
+        """Link every listed file of the store into this process's folder; return their records."""
         listed = _manifest(self._home)
         held = {}
         for kind in (PROGRAMS, TUNING):
@@ -224,14 +224,14 @@ class CompileCache:
         return held
 
     def _link_what_is_whole(self, held: Mapping[str, Mapping[str, Any]]) -> None:
-        """Show TensorFlow those of the held files whose content is right; remove the others."""
+        """Link the held files with the right hash into TensorFlow's folder; remove the others."""
         damaged = set()
         for name, record in held.items():
             if sha256_file(self._work / _HELD / name) != record["sha256"]:
                 damaged.add(name)
                 continue
-            # A link of this process's own: its access time shows what this process has read, while
-            # the file's is that of all processes.
+            # The access time of this link shows whether this process has read the file; that of the
+            # file itself is shared by all processes.
             link = self._work / name
             link.symlink_to(Path("..", _HELD, name))
             os.utime(link, (_NEVER_READ, link.lstat().st_mtime), follow_symlinks=False)
@@ -253,10 +253,10 @@ class CompileCache:
 
 
 _HELD = "held"
-"""Folder of hard links to the files of the store: what is held stays, whoever removes it there."""
+"""Folder of hard links to the store's files: they stay readable if another process removes them there."""
 
 _NEVER_READ = 1.0
-"""Access time that a link gets when it is made: a later one shows that the file was read."""
+"""Access time of a new link. A later one shows that the file was read."""
 
 
 def _sweep(root: Path) -> None:
@@ -268,10 +268,10 @@ def _sweep(root: Path) -> None:
 
 
 _IN_MEMORY, _UNLOCKED = "stoker-programs-", "stoker-xla-"
-"""Start of the name of a folder in memory, and of one by an earlier Stoker, which did not lock it."""
+"""Start of the name of a folder in memory. Earlier versions of Stoker used the second one, unlocked."""
 
 _UNLOCKED_S = 86_400.0
-"""Longest time without a new program after which a folder without a lock is still in use, seconds."""
+"""A folder without a lock counts as in use until it has been unchanged for so long, seconds."""
 
 
 def _memory_base() -> Path:
@@ -279,24 +279,24 @@ def _memory_base() -> Path:
 
 
 def _memory_folder() -> tuple[Path, int]:
-    """A new folder in memory, and its descriptor.
+    """Create a folder in memory; return it and its descriptor.
 
-    The descriptor holds the folder's lock: the kernel frees it when this process and its forks have
-    ended, and `_sweep_memory` removes the folder then.
+    The descriptor holds the folder's lock. The kernel frees the lock when this process and its forks
+    have ended; then `_sweep_memory` of another process removes the folder.
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_IN_MEMORY, dir=_memory_base()))
         with contextlib.suppress(FileNotFoundError):
             held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(held, fcntl.LOCK_EX)
-            # Before it was locked, another process may have taken it for a left one.
+            # Another process may have removed it before it was locked.
             if os.path.lexists(folder):
                 return folder, held
             os.close(held)
 
 
 def _sweep_memory() -> None:
-    """Remove the folders in memory of this user's processes that have ended."""
+    """Remove folders in memory that ended processes of this user have left."""
     base = _memory_base()
     for folder in (*base.glob(f"{_IN_MEMORY}*"), *base.glob(f"{_UNLOCKED}*")):
         with contextlib.suppress(OSError):
@@ -311,7 +311,7 @@ def _sweep_memory() -> None:
 
 
 def _may_be_in_use(folder: Path) -> bool:
-    """Whether a folder whose lock tells nothing is young."""
+    """Whether a folder without a lock has changed recently."""
     if not folder.name.startswith(_UNLOCKED):
         return False
     changed = max(path.lstat().st_mtime for path in (folder, *folder.glob("*")))
@@ -343,7 +343,7 @@ def _is_sound(name: str, record: Any) -> bool:
 
 
 def _looks_whole(path: Path, record: Mapping[str, Any]) -> bool:
-    """Whether everything but the content is right."""
+    """Whether a file's type, owner and size are right; its content is not checked."""
     facts = path.lstat()
     return (
         stat.S_ISREG(facts.st_mode)

@@ -14,19 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_FILE_BYTES = 64 << 20
-"""In an undecidable folder, a larger file counts by its size and time, not by its content."""
+"""A larger file counts by its size and time instead of its content."""
 
 SKIPPED = frozenset(
     [
         *("__pycache__", ".venv", ".git", ".ipynb_checkpoints", ".pytest_cache"),
         *(".mypy_cache", ".ruff_cache", ".vscode", ".idea", "stoker.yaml", "stoker.lock.yaml"),
-        *("nohup.out", ".stokerignore", ".DS_Store"),
+        *("nohup.out", ".stokerignore", ".DS_Store", ".tune"),
     ]
 )
 """Files in an experiment's folder that are not code; settings count separately."""
 
 _PASSING = (
     "*.log",
+    ".lock",
+    ".*.lock",
+    ".cluster-*.json",
     "*.swp",
     "*.swo",
     "*~",
@@ -37,7 +40,8 @@ _PASSING = (
     "*.ipynb",
     "core.[0-9]*",
 )
-"""Names of files that come and go next to the code: logs, editors' copies, notebooks."""
+"""Names of files that appear next to the code but are not code: logs, locks, editors' copies,
+notebooks."""
 
 IGNORE_FILE = ".stokerignore"
 """File with more such patterns, one per line, as in `.gitignore` without `!` and `**`. A line that
@@ -81,15 +85,21 @@ has different values but is the same job."""
 _HALF_WRITTEN = ".stoker."
 """Start of the name of a temporary file that a killed process may leave behind."""
 
-_MADE_BY_STOKER = (("run.json", "lock"), ("stoker.manifest.json",))
-"""Files that a run, and a version of a model, have: their folders never count, wherever they are."""
+_RUN, _VERSION = ("run.json", "lock"), ("stoker.manifest.json",)
+"""Files that each run, or each version of a model, has: its folder never counts, wherever it is."""
+
+_LOOKED_AT = 100
+"""Most entries of a folder that are looked at to learn whether it holds only runs or versions."""
+
+_NEXT_TO_VERSIONS = "aliases.json"
+"""File that may lie next to the versions of a model."""
 
 MOST_FILES = 100_000
-"""Most files and folders of an experiment's folder that are looked at: the state of each is kept."""
+"""Limit of files and folders in an experiment's folder that are observed; the state of each is kept."""
 
 
 class Ignored:
-    """Tells which files and folders are not code of a user's folder; `.stokerignore` applies too."""
+    """Decides which files in a user's folder are neither code nor data; `.stokerignore` applies too."""
 
     def __init__(self, folder: Path) -> None:
         """Args: folder: The user's folder."""
@@ -99,7 +109,7 @@ class Ignored:
         self._folder = functools.cache(self._of_folder)
 
     def __call__(self, path: Path) -> bool:
-        """Whether a file below the folder, or anything around it, is ignored."""
+        """Whether a file below the folder is ignored, itself or with a folder that contains it."""
         return self.file(path.relative_to(self._root).as_posix())
 
     def file(self, name: str) -> bool:
@@ -108,11 +118,11 @@ class Ignored:
         return self.named(name, last) or (bool(parent) and self._folder(parent))
 
     def named(self, name: str, last: str) -> bool:
-        """Whether a file or folder is ignored for its own name; what is around it is not asked.
+        """Whether a file or folder is ignored by its own name. The folders above it are not checked.
 
         Args:
-            name: Relative to the folder.
-            last: Its last part.
+            name: Path relative to the user's folder.
+            last: The last part of that path.
         """
         return (
             last in SKIPPED
@@ -123,19 +133,36 @@ class Ignored:
         )
 
     def enters(self, entry: os.DirEntry[str], name: str) -> bool:
-        """Whether what is in a folder counts, too, whose own name counts.
+        """Whether an entry is a folder whose content counts. Links to folders are not followed.
 
         Args:
-            entry: A file or a folder; a folder behind a link is elsewhere.
-            name: Of it, relative to the user's folder.
+            entry: A file or a folder whose name is not ignored.
+            name: Its path, relative to the user's folder.
         """
         return _is_folder(entry) and not entry.is_symlink() and not self._folder(name)
 
+    def holds_outputs(self, name: str, *, versions: bool) -> bool:
+        """Whether a folder holds an experiment's outputs, and nothing else.
+
+        Args:
+            name: Relative to the folder.
+            versions: Whether versions of a model are such outputs, not only runs.
+        """
+        kinds = (_RUN, _VERSION) if versions else (_RUN,)
+        held = [
+            Path(entry.path)
+            for entry in _entries(self._root / name, most=_LOOKED_AT)
+            if entry.name[0] != "." and entry.name != _NEXT_TO_VERSIONS
+        ]
+        return bool(held) and all(any(_has(path, files) for files in kinds) for path in held)
+
     def _of_folder(self, name: str) -> bool:
-        made = any(
-            all((self._root / name / file).is_file() for file in files) for files in _MADE_BY_STOKER
-        )
-        return made or self.file(name)
+        path = self._root / name
+        return _has(path, _RUN) or _has(path, _VERSION) or self.file(name)
+
+
+def _has(folder: Path, files: Iterable[str]) -> bool:
+    return all((folder / file).is_file() for file in files)
 
 
 def _matches_any(patterns: Iterable[str]) -> Callable[[str], bool]:
@@ -149,28 +176,28 @@ class Place:
     """One folder of a walk."""
 
     name: str
-    """Relative to where the walk began; `.` for that folder itself."""
+    """Path relative to the start of the walk; `.` for the start itself."""
 
     files: list[os.DirEntry[str]]
-    """Files in it that are not ignored, by name; also links, and folders whose content is ignored."""
+    """Its files that are not ignored, sorted by name; also links, and folders whose content is ignored."""
 
     left_out: bool = False
-    """Whether it holds too many: `files` is empty then, and what is below it is left out."""
+    """True if it has too many entries: then `files` is empty and the walk skips all that is below."""
 
 
 def walk(
     folder: Path, *, is_ignored: Ignored, outputs: Collection[Path] = (), most: int = MOST_FILES
 ) -> Iterator[Place]:
-    """The folder and those below it, without what is ignored; no file is opened.
+    """Yield a folder and the folders below it, without ignored ones. No file is opened.
 
-    Each folder may hold half of what may still be looked at, so that a large one leaves out no small
-    one that comes after it.
+    Each folder may use up to half of the remaining limit. So a large folder is left out, and small
+    folders after it are not.
 
     Args:
         folder: The user's folder.
-        is_ignored: Of the same folder.
-        outputs: Folders that are left out with all that is below them.
-        most: Files and folders that are looked at.
+        is_ignored: Made for the same folder.
+        outputs: Folders to skip, with everything below them.
+        most: Limit of files and folders in the whole walk.
     """
     left, ahead = most, deque([ROOT])
     while ahead:
@@ -193,11 +220,11 @@ def walk(
 
 
 ROOT = "."
-"""Name of the folder itself, relative to it."""
+"""Name of the user's folder, relative to itself."""
 
 
 def within(folder: str, name: str) -> str:
-    """The name of what is in a folder, relative to where the folder's name is."""
+    """Join a folder's relative path and the name of an entry in it."""
     return name if folder == ROOT else f"{folder}/{name}"
 
 
@@ -217,13 +244,13 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def ignored_outside(folder: Path) -> Callable[[str], bool]:
-    """A test for files outside of a user's folder, by the absolute patterns of `.stokerignore`."""
+    """Return a test for files outside a user's folder, by the absolute patterns in `.stokerignore`."""
     own = [line for line in _own_lines(folder) if line.startswith("/")]
     return lambda path: any(fnmatch.fnmatchcase(path, pattern) for pattern in own)
 
 
 def ignored_variables(folder: Path) -> Callable[[str], bool]:
-    """Return a test for environment variables that do not affect a run, by `.stokerignore` too."""
+    """Return a test for environment variables that do not affect a run; `.stokerignore` adds more."""
     own = [line[1:] for line in _own_lines(folder) if line.startswith("$")]
 
     def is_ignored(name: str) -> bool:
@@ -239,11 +266,11 @@ def _own_lines(folder: Path) -> list[str]:
 
 
 def folder_files(folder: Path, outputs: Collection[Path]) -> dict[str, str]:
-    """Every such file, relative to the folder -> its content mark.
+    """Every file that may be code or data: path relative to the folder -> content mark.
 
     Args:
         folder: The user's folder.
-        outputs: Folders that Stoker writes, which do not count.
+        outputs: Folders that Stoker writes; they do not count.
     """
     places = walk(folder, is_ignored=Ignored(folder), outputs=outputs)
     files = sorted(Path(each.path) for place in places for each in place.files if each.is_file())

@@ -1,4 +1,4 @@
-"""Linux's inotify for reads in folders: reports which files and folders any process reads.
+"""Watch folders with Linux's inotify: report each file and folder there that any process reads.
 
 Source: inotify(7).
 """
@@ -26,7 +26,7 @@ _EVENT = struct.Struct("iIII")
 _BUFFER_BYTES = 1 << 16
 
 PAUSE_S = 0.02
-"""Pause between two reads of the queue: a file read in pieces gives one event per piece."""
+"""Pause between two reads of the event queue, seconds: a file that is read in pieces gives many events."""
 
 
 def is_available() -> bool:
@@ -47,18 +47,19 @@ class FolderWatch:
         on_overflow: Callable[[], None],
         on_pause: Callable[[], None],
     ) -> None:
-        """Start watching; folders created later are not watched.
+        """Start watching. Folders that are created later are not watched.
 
         Args:
-            places: Folders, without those below them; and links to files that lie elsewhere.
-            on_read: Called in a thread with each file that was read, often more than once.
-            on_list: The same with each of the folders that was listed.
-            on_create: The same with each file or folder that was created in them.
+            places: Folders, each without its subfolders; and links to files that lie elsewhere.
+            on_read: Called with each file that was read, sometimes more than once. All callbacks run
+                in a thread.
+            on_list: Called with each of the folders that was listed.
+            on_create: Called with each file or folder that was created in the folders.
             on_overflow: Called if events were lost.
             on_pause: Called after each read of the queue.
 
         Raises:
-            OSError: the system's limit of watches is reached.
+            OSError: the system allows no more watches.
         """
         self._on_read, self._on_list, self._on_create = on_read, on_list, on_create
         self._on_overflow, self._on_pause = on_overflow, on_pause
@@ -99,7 +100,7 @@ class FolderWatch:
             try:
                 self._drain()
                 self._on_pause()
-            except Exception:  # noqa: BLE001 - whatever it is: what was missed counts as read
+            except Exception:  # noqa: BLE001 - after any error the missed files must count as read
                 _LOG.exception("reads were not observed for a moment: every file counts as read")
                 self._on_overflow()
             if not ends:
@@ -126,7 +127,7 @@ class FolderWatch:
             elif (
                 key := (number, name, mask & ~_READ)
             ) not in self._seen and number in self._places:
-                # One event of a kind is enough.
+                # Report each kind of event once for each file.
                 self._seen.add(key)
                 place = self._places[number]
                 self._tell(mask, place / os.fsdecode(name) if name else place, of_place=not name)
@@ -137,7 +138,7 @@ class FolderWatch:
         elif not mask & _IS_FOLDER:
             self._on_read(path)
         elif of_place:
-            # inotify reports the parent folder too, with the name.
+            # The parent folder reports the same listing, with this folder's name.
             self._on_list(path)
 
     def close(self) -> None:

@@ -1,9 +1,11 @@
-"""Folders that the user's code lists: each counts by the names in it.
+"""Folders that the user's code lists. Each counts by the names in it.
 
-Names that the run itself creates never count; of what appears in a folder while the run reads data
-there, only those that this process has provably created are its own. Python's listings are seen by the audit hook, with the
-line that makes them; others only by inotify, which does not tell who lists: such a folder counts if
-a file in it was read too, and it holds no Python module, for Python's imports list folders as well.
+Names that the run creates do not count. In a folder from which the run reads data, a new name belongs
+to the run only if this process has provably created it.
+
+The audit hook sees listings by Python, and the line of code that makes them. inotify sees all others,
+but not who makes them. Such a folder counts if a file in it was read, too, and if it holds no Python
+module, because Python's imports also list folders.
 """
 
 from __future__ import annotations
@@ -16,18 +18,19 @@ from pathlib import Path
 from stoker.core.folder_files import ROOT, Ignored, within
 
 MOST_OWN = 1_000
-"""If a run creates more names than this in a folder, its listing does not count."""
+"""If a run creates more names than this in a folder, the folder's listing does not count."""
 
 
 def listing_mark(folder: Path, name: str, *, own: Collection[str]) -> str:
-    """The mark of the names that are in a folder now; empty if it does not exist.
+    """The mark of the names in a folder now; empty if the folder does not exist.
 
     Args:
         folder: The user's folder.
-        name: Of the listed folder, relative to it.
-        own: Names that do not count, relative to it.
+        name: The listed folder, relative to the user's.
+        own: Names that do not count, relative to the user's folder. A name that ends in `/` is a
+            folder in which models of other experiments do not count. Their runs never count.
     """
-    is_ignored = Ignored(folder)
+    is_ignored, with_versions = Ignored(folder), f"{name}/" in own
     try:
         with os.scandir(folder / name) as entries:
             found = [
@@ -35,6 +38,7 @@ def listing_mark(folder: Path, name: str, *, own: Collection[str]) -> str:
                 for entry in entries
                 if not is_ignored.named(inside := within(name, entry.name), entry.name)
                 and inside not in own
+                and not is_ignored.holds_outputs(inside, versions=with_versions)
             ]
     except OSError:
         return ""
@@ -46,7 +50,7 @@ def _mark(names: Iterable[str]) -> str:
 
 
 class Listings:
-    """Listed folders of a run, and what the run has created in them."""
+    """The folders that a run has listed, and the names that it has created in them."""
 
     def __init__(
         self,
@@ -56,13 +60,13 @@ class Listings:
         appeared: Iterable[str] = (),
         counted: Iterable[str],
     ) -> None:
-        """Begin with what earlier processes of the run saw.
+        """Start with the records of the run's earlier processes.
 
         Args:
-            at_begin: Names when the run began, relative to its folder; those of folders whose files
-                are among them end in `/`.
+            at_begin: Names at the start of the run, relative to the user's folder. The name of a
+                folder ends in `/` if its files are among them.
             own: Names that the run has created.
-            appeared: Names that somebody has created.
+            appeared: Names that the run or another process has created.
             counted: Folders that were listed.
         """
         self._at_begin = at_begin
@@ -82,21 +86,21 @@ class Listings:
 
     @property
     def appeared(self) -> list[str]:
-        """Names that somebody has created during the run; who, is not known."""
+        """Names that were created during the run by an unknown process."""
         return sorted(set().union(*self._appeared.values()).difference(self.own))
 
     def is_folder(self, name: str) -> bool:
-        """Whether the folder and its names are known as they were when the run began."""
+        """Whether this is a folder whose names at the start of the run are known."""
         return f"{name}/" in self._at_begin
 
     def listed(self, name: str) -> bool:
-        """Record that the user's code lists a folder; whether that is news."""
+        """Record that the user's code lists a folder. True if this is new and the folder counts."""
         new = name not in self._counted and self.is_folder(name)
         self._counted |= {name} if new else set()
         return new
 
     def seen(self, name: str) -> bool:
-        """Record that somebody lists a folder; whether it counts now, which is news."""
+        """Record that an unknown process lists a folder. True if this is new and the folder counts."""
         new = name not in self._seen and name in self._with_reads - self._with_modules
         self._seen.add(name)
         return new
@@ -113,7 +117,12 @@ class Listings:
             self._with_reads.add(parent_of(name))
 
     def created(self, name: str, *, by_run: bool) -> bool:
-        """Record that a file or a folder is created, provably by the run or not; whether that is news."""
+        """Record a new file or folder. True if it is recorded for the first time.
+
+        Args:
+            name: Relative to the user's folder.
+            by_run: The run has provably created it.
+        """
         if (
             name in self._at_begin
             or self.is_folder(name)
@@ -123,7 +132,7 @@ class Listings:
         return _add(self._own if by_run else self._appeared, name)
 
     def _counts(self, name: str) -> bool:
-        """Whether a listed folder's names are known, and the run has not created too many there."""
+        """Whether a listed folder counts: its names are known, and the run has not created too many."""
         most = max(
             len(self._own.get(name, ())),
             0 if name in self._with_reads else len(self._appeared.get(name, ())),
@@ -131,7 +140,7 @@ class Listings:
         return self.is_folder(name) and most <= MOST_OWN
 
     def marks(self, *, own: Collection[str]) -> dict[str, str]:
-        """Listed folder -> mark of its names when the run began, without the run's own."""
+        """Listed folder -> mark of its names at the start of the run, without the run's own names."""
         counted = self._counted | ((self._seen & self._with_reads) - self._with_modules)
         names: dict[str, list[str]] = {name: [] for name in counted if self._counts(name)}
         if names:
@@ -143,7 +152,7 @@ class Listings:
 
 
 def _add(names: dict[str, set[str]], name: str) -> bool:
-    """Add a name to those of its folder, unless they are too many already; whether it is new."""
+    """Add a name under its folder, up to the limit. True if it was added."""
     there = names.setdefault(parent_of(name), set())
     if name in there or len(there) > MOST_OWN:
         return False
@@ -152,5 +161,5 @@ def _add(names: dict[str, set[str]], name: str) -> bool:
 
 
 def parent_of(name: str) -> str:
-    """The folder of a file or a folder, both relative to the user's."""
+    """The folder that contains a file or folder; both paths are relative to the user's folder."""
     return name.rpartition("/")[0] or ROOT

@@ -1,15 +1,15 @@
-"""Which files and environment variables the user's code reads, observed while it runs.
+"""Observe which files and environment variables the user's code reads while it runs.
 
-The source does not show it: a path can be computed, and NumPy, PyArrow, OpenCV, HDF5 and TensorFlow
-read files in C. So reads are observed: below the user's folder with inotify (Linux), which sees
-every reader; outside it with Python's audit hook, which sees files that Python itself opens; and
-environment variables through `os.environ`. A read by another process below the folder counts too,
-because inotify does not identify the reader.
+The source does not show what is read: a path can be computed, and NumPy, PyArrow, OpenCV, HDF5 and
+TensorFlow read files in C. Below the user's folder reads are observed with inotify (Linux), which
+sees every reader, but not which process it is: reads by other processes count, too. Outside the
+folder they are observed with Python's audit hook, which sees only files that Python itself opens.
+Environment variables are observed through `os.environ`.
 
 A file counts with its content at the start of the run. A file that did not exist then, or was
 written before it was read, belongs to the run and never counts. File times are not used for that
-decision. A variable counts with its value, unless the code has set it itself. A folder below the
-user's that is listed counts with the names in it (`listings`).
+decision. A variable counts with its value, unless the code itself has set it. A folder below the
+user's folder that is listed counts with the names in it (`listings`).
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ ABSENT = "absent"
 """Mark of a variable that is not set, or of a missing file."""
 
 _SWEEP = 20
-"""If one line of code reads more variables than this, it copies the whole environment."""
+"""A line of code that reads more variables than this is taken to copy the whole environment."""
 
 WRITE_S = 0.5
-"""Least time between two writes of the list of reads, seconds: a long list takes long to write."""
+"""Shortest time between two writes of the list of reads, seconds: a long list is slow to write."""
 
 _HASHED_FILES, _HASHED_BYTES = 2_000, 1 << 30
-"""Beyond so many files, or bytes in them (a folder of images), size and time count instead of content."""
+"""Most files, and bytes in them, that count by content; further files count by size and time."""
 
 MAPS_EVERY_S = 2.0
-"""Interval between two looks at the files that are mapped into memory: a look takes some ms."""
+"""Interval between two checks of the files mapped into memory, seconds. A check takes some ms."""
 
 _STOKER = Path(__file__).resolve().parents[1]
 _NOT_THE_USERS = tuple(
@@ -70,7 +70,7 @@ _NOT_THE_USERS = tuple(
     )
     if place
 )
-"""Folders of the system or of libraries, whose versions already count."""
+"""Folders of the system and of installed libraries, whose versions already count."""
 
 
 def _is_within(path: str, folders: tuple[str, ...]) -> bool:
@@ -78,49 +78,50 @@ def _is_within(path: str, folders: tuple[str, ...]) -> bool:
 
 
 def _is_of_the_system(path: str) -> bool:
-    """Whether a file outside of the user's folder never counts: devices, settings of accounts too."""
+    """Whether a file outside the user's folder never counts: system files, devices, hidden files at home."""
     if path.startswith("/dev/"):
         return not path.startswith("/dev/shm/")  # noqa: S108 - data of users lies there
     return _is_within(path, _NOT_THE_USERS) or path.startswith(f"{Path.home()}{os.sep}.")
 
 
 State = tuple[int, int]
-"""Size and modification time (ns) of a file. A backup by hard links changes the change time, so that
-one does not count."""
+"""Size and modification time (ns) of a file. The change time is not used, because a backup by hard
+links changes it."""
 
 Snapshot = Mapping[str, State]
-"""File, relative to the folder -> its state at the start of the run; a folder's name ends in `/`."""
+"""Path relative to the folder -> state at the start of the run. A folder's name ends in `/`."""
 
 _FOLDER, _LEFT_OUT = (0, 0), (-1, 0)
-"""States of a folder: its files are in the snapshot, or they are too many."""
+"""States of a folder: its files are in the snapshot, or are left out because there are too many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reads:
-    """What was read, with its state at the start of the run."""
+    """The files, variables and folders that were read, with their state at the start of the run."""
 
     files: dict[str, str] = field(default_factory=dict)
-    """File, relative to the folder or absolute -> mark of its content."""
+    """File (relative to the folder, or absolute) -> mark of its content."""
 
     environment: dict[str, str] = field(default_factory=dict)
-    """Variable -> hash of its value, or `ABSENT`; values can be secrets."""
+    """Variable -> hash of its value, or `ABSENT`. Values can be secrets, so they are not stored."""
 
     listings: dict[str, str] = field(default_factory=dict)
-    """Folder that was listed, relative to the folder -> mark of the names in it."""
+    """Listed folder (relative to the user's) -> mark of the names in it."""
 
     own: list[str] = field(default_factory=list)
-    """Names that the run has created, relative to the folder: they do not count in a listing."""
+    """Names that the run has created, relative to the user's folder. They do not count in a listing.
+    A name that ends in `/` is a folder for outputs of experiments; see `listing_mark`."""
 
     appeared: list[str] = field(default_factory=list)
-    """Names that this process or another one has created meanwhile: they count in the listing of a
-    folder in which the run has read data."""
+    """Names that an unknown process has created during the run. They count only in the listing of a
+    folder from which the run has read data."""
 
     def __bool__(self) -> bool:
         """Whether anything was read."""
         return bool(self.files or self.environment or self.listings)
 
     def and_also(self, others: Reads) -> Reads:
-        """Both combined; the mark that was recorded first counts."""
+        """Combine two records. Of two marks for one name, this record's is kept."""
         return Reads(
             files=others.files | self.files,
             environment=others.environment | self.environment,
@@ -130,18 +131,18 @@ class Reads:
         )
 
     def besides(self, others: Reads) -> Reads:
-        """The same, with the names that other stages of the run have created."""
+        """This record, with the names that other stages of the run have created."""
         both = self.and_also(others)
         return replace(self, own=both.own, appeared=both.appeared)
 
     def not_listed(self) -> frozenset[str]:
-        """Names that do not count in a listing."""
+        """The names that do not count in a listing."""
         with_data = {parent_of(name) for name in self.files if not name.endswith(".py")}
         theirs = (name for name in self.appeared if parent_of(name) not in with_data)
         return frozenset((*self.own, *theirs))
 
     def as_identity(self) -> dict[str, dict[str, str]]:
-        """The same as parts of an identity: absent files and variables have no entry."""
+        """The record as parts of an identity, without files and variables that are absent."""
         parts = {"file": self.files, "environment": self.environment, "folder": self.listings}
         return {
             part: {name: mark for name, mark in marks.items() if mark != ABSENT}
@@ -149,7 +150,7 @@ class Reads:
         }
 
     def now(self, folder: Path) -> Reads:
-        """The same files and variables with their current content."""
+        """The same files, variables and listings with their current marks."""
         own = self.not_listed()
         return replace(
             self,
@@ -160,14 +161,14 @@ class Reads:
 
 
 def _mark_now(path: Path, before: str) -> str:
-    """The current mark of the kind that a file, or a link, had before."""
+    """The current mark of a file or link, of the same kind as its earlier mark."""
     if before.startswith(_LINK):
         return _link_mark(path)
     return mark_of(path, by_time=is_time_mark(before))
 
 
 _LINK = "link:"
-"""Start of the mark of a link: where it points to."""
+"""Start of a link's mark; the link's target follows."""
 
 
 def _link_mark(path: Path) -> str:
@@ -178,11 +179,11 @@ def _link_mark(path: Path) -> str:
 
 
 def mark_of(path: Path, *, by_time: bool = False) -> str:
-    """The mark of a file's current content: of Python its code, of other files their bytes.
+    """The mark of a file's current content: a hash of its code for Python, else of its bytes.
 
     Args:
         path: The file.
-        by_time: Use size and time instead, because the file is one of very many.
+        by_time: Use size and time instead of the content (not for Python).
     """
     try:
         if by_time and path.suffix != ".py":
@@ -200,10 +201,11 @@ def mark_of(path: Path, *, by_time: bool = False) -> str:
 
 
 _KNOWN: dict[tuple[object, ...], str] = {}
-"""Marks that this process has made: a command asks several times for that of the same file."""
+"""Marks that this process has made: a command needs the mark of the same file several times."""
 
 _SETTLED_S = 2.0
-"""A file that was changed more recently could be changed again within the same tick of the clock."""
+"""The mark of a file that changed less than so long ago is not reused, seconds: a second change can
+have the same time."""
 
 
 def _content_mark(path: Path) -> str:
@@ -222,13 +224,13 @@ def variable_mark(name: str) -> str:
 
 
 def snapshot(folder: Path, *, outputs: Collection[Path] = ()) -> dict[str, State]:
-    """The state of every file in a folder that may be read; no file is opened.
+    """The state of every file in a folder that the user's code may read. No file is opened.
 
-    Folders beyond `MOST_FILES` files are left out, and named.
+    Folders beyond the limit of `MOST_FILES` are left out, and a log line names them.
 
     Args:
         folder: The user's folder.
-        outputs: Folders that Stoker writes.
+        outputs: Folders that Stoker writes; they are left out.
     """
     found: dict[str, State] = {}
     for place in walk(folder, is_ignored=Ignored(folder), outputs=outputs):
@@ -245,20 +247,20 @@ def snapshot(folder: Path, *, outputs: Collection[Path] = ()) -> dict[str, State
 
 @functools.cache
 def _say_left_out(folders: tuple[str, ...]) -> None:
-    """Once in a process."""
+    """Log once in a process which folders are left out."""
     named = ", ".join(folders[:_NAMED]) + (
         f" and {more} more" if (more := len(folders) - _NAMED) > 0 else ""
     )
     _LOG.warning(
-        "a change of the files in %s is not seen: of this folder at most %s files are observed. Train "
-        "--again after a change, or name what is not the code's in .stokerignore",
+        "changes of the files in %s are not seen: at most %s files of the experiment's folder are "
+        "observed. After a change train with --again, or list in .stokerignore what the code does not read",
         named,
         f"{MOST_FILES:,}",
     )
 
 
 _NAMED = 3
-"""Folders that the line names."""
+"""Most folders that this line names."""
 
 
 def _state(path: Path | os.DirEntry[str]) -> State | None:
@@ -270,7 +272,7 @@ def _state(path: Path | os.DirEntry[str]) -> State | None:
 
 
 class Observer:
-    """Collects reads from its creation on."""
+    """Records what is read from its creation on."""
 
     def __init__(
         self,
@@ -286,17 +288,18 @@ class Observer:
 
         Args:
             folder: The user's folder.
-            at_begin: `snapshot` of it when the run began.
-            before: What an earlier process of the run read in the same stage.
-            outputs: Folders that Stoker itself writes.
-            followed: Python files that count by their source already.
-            write: Keeps all that was read; called in any thread whenever there is more of it.
+            at_begin: `snapshot` of the folder at the start of the run.
+            before: The reads of the run's earlier processes in the same stage.
+            outputs: Folders that Stoker writes.
+            followed: Python files that already count by their source.
+            write: Stores all reads so far. Called in any thread when there are new ones.
         """
         self.folder = folder.resolve()
+        self._ignored = Ignored(self.folder)
         self._at_begin, self._outputs = at_begin, tuple(path.resolve() for path in outputs)
+        self._outputs += tuple(self._of_other_experiments())
         self._followed = frozenset(followed)
         self._write = write
-        self._ignored = Ignored(self.folder)
         self._ignored_variable = ignored_variables(self.folder)
         self._ignored_outside = ignored_outside(self.folder)
         self._environment = dict(os.environ)
@@ -320,7 +323,7 @@ class Observer:
 
     @property
     def reads(self) -> Reads:
-        """What was read so far."""
+        """All reads so far."""
         with self._lock:
             found = Reads(
                 files=dict(self._files),
@@ -331,14 +334,27 @@ class Observer:
             return replace(found, listings=self._listings.marks(own=found.not_listed()))
 
     def _of_outputs(self) -> Iterator[str]:
-        """Stoker's outputs and what is around them, for which the run may create a folder."""
+        """Stoker's outputs, and the folders above them, which the run may create."""
         for output in self._outputs:
             if output.is_relative_to(self.folder):
                 name = output.relative_to(self.folder)
                 yield from (each.as_posix() for each in (name, *name.parents) if each.name)
+                yield f"{name.parent.as_posix()}/"
+
+    def _of_other_experiments(self) -> Iterator[Path]:
+        """Folders of other experiments' runs; and of their models next to this one's."""
+        roots = {output.parent for output in self._outputs}
+        for name in self._at_begin:
+            path = self.folder / name
+            if (
+                name.endswith("/")
+                and path != self.folder
+                and self._ignored.holds_outputs(name, versions=path.parent in roots)
+            ):
+                yield path
 
     def _places(self) -> Iterator[Path]:
-        """Folders in which reads count, and links in them: a read is an event of the file behind one."""
+        """Folders in which reads count, and the links in them: inotify reports a link's target only."""
         for place in walk(self.folder, is_ignored=self._ignored, outputs=self._outputs):
             if not place.left_out:
                 yield self.folder / place.name
@@ -351,7 +367,7 @@ class Observer:
                         yield path
 
     def _through_links(self, path: Path) -> None:
-        """Count the links that lead to a file or folder: which of them its reader took is not known."""
+        """Record all links that lead to a file or folder, because the one that was used is unknown."""
         found = [self._links.get(target, {}) for target in (path, *path.parents)]
         for name, mark in (link for links in found for link in links.items()):
             if name not in self._judged:
@@ -361,29 +377,29 @@ class Observer:
                 self._has_more = True
 
     def write(self) -> None:
-        """Keep what was read since the last time, at most once in `WRITE_S`."""
+        """Store new reads, at most once in `WRITE_S`."""
         self.look_at_maps()
         if self._has_more and time.monotonic() - self._written_s >= WRITE_S:
             self.flush()
 
     def flush(self) -> None:
-        """Keep what was read since the last time, now."""
+        """Store new reads now."""
         with self._lock:
             if self._has_more:
                 self._write(self.reads)
                 self._has_more, self._written_s = False, time.monotonic()
 
     def everything(self) -> None:
-        """Count every file in the folder as read, because its reads are unknown."""
+        """Record every file in the folder as read, because the actual reads are unknown."""
         for name in self._at_begin:
             if not name.endswith("/"):
                 self.file(self.folder / name)
 
     def look_at_maps(self, *, now: bool = False) -> None:
-        """Record files that are mapped into memory: reading them tells nobody until they are closed.
+        """Record files that are mapped into memory: reads of them give no event.
 
         Args:
-            now: Also if the last look was not long ago.
+            now: Check even if the last check was less than `MAPS_EVERY_S` ago.
         """
         if now or time.monotonic() - self._looked_s >= MAPS_EVERY_S:
             self._looked_s = time.monotonic()
@@ -391,7 +407,7 @@ class Observer:
                 self.file(path)
 
     def listed(self, path: Path, *, by_user: bool) -> None:
-        """Record that a folder was listed, by the user's code or by somebody."""
+        """Record that a folder was listed, by the user's code or by an unknown process."""
         with self._lock:
             name = self._name_of(path)
             if name is None or Path(name).is_absolute():
@@ -409,20 +425,20 @@ class Observer:
                 self._listings.imported(path.relative_to(self.folder).as_posix())
 
     def appeared(self, path: Path) -> None:
-        """Record that a file or folder below the folder was created, by this process or another one."""
+        """Record a file or folder that an unknown process has created below the user's folder."""
         if self._created(path, by_run=False) and _is_written_here(path):
             self._created(path, by_run=True)
 
     def made(self, path: Path) -> None:
-        """Record that this process creates a file, folder or link, or renames one to this name."""
+        """Record a file, folder or link that this process creates, or renames to this name."""
         self._created(path, by_run=True)
         with self._lock:
             if path.is_relative_to(self.folder):
                 self._disown(path.relative_to(self.folder).as_posix())
 
     def _created(self, path: Path, *, by_run: bool) -> bool:
-        """Record a new name; whether it is news."""
-        # The folder's path, because a new link is no other name of what it leads to.
+        """Record a new name. True if it is recorded for the first time."""
+        # Resolve the parent only: a new link counts by its own name, not by its target.
         path = path.parent.resolve() / path.name
         with self._lock:
             name = self._counted_name(path)
@@ -430,12 +446,13 @@ class Observer:
                 return False
             new = self._listings.created(name, by_run=by_run)
             if new:
-                # Soon: a process that is killed now would find a name that nobody knows.
+                # Store it at the next pause: if this process is killed before, the next one would
+                # take the name for data that was added.
                 self._has_more, self._written_s = True, -WRITE_S
             return new
 
     def written(self, path: Path) -> None:
-        """Record a write: the file belongs to the run and does not count, also if it was read before."""
+        """Record a write: the file belongs to the run and does not count, even if it was read before."""
         with self._lock:
             name = self._name_of(path)
             if name is not None:
@@ -468,7 +485,7 @@ class Observer:
                 self._has_more = True
 
     def _name_of(self, path: Path) -> str | None:
-        """The recorded name of a file, behind all links; None if it does not count."""
+        """The name under which a file is recorded, links resolved; None if it does not count."""
         return self._counted_name(path.resolve())
 
     def _counted_name(self, resolved: Path) -> str | None:
@@ -481,7 +498,7 @@ class Observer:
         return str(resolved)
 
     def _mark_at_begin(self, path: Path, name: str) -> str | None:
-        """Its mark at the start of the run; None if it is the run's own, or not a regular file."""
+        """The file's mark at the start of the run; None for the run's own files and irregular ones."""
         if not Path(name).is_absolute():
             before, now = self._at_begin.get(name), _state(path)
             if before is None or now is None or tuple(before) != now:
@@ -494,7 +511,7 @@ class Observer:
         return None if mark == ABSENT else mark
 
     def variable(self, name: str, line: tuple[str, int]) -> None:
-        """A variable of the environment was read by a line of the user's code."""
+        """Record that a line of the user's code has read an environment variable."""
         with self._lock:
             self._by_line.setdefault(line, set()).add(name)
             if (
@@ -518,7 +535,7 @@ class Observer:
         return found | self._before
 
     def is_of_the_user(self, file: str) -> bool:
-        """Whether code is the user's: in the folder, and not installed there."""
+        """Whether a code file is the user's: in the folder, but not of an installed library."""
         return _is_within(file, (str(self.folder),)) and not _is_within(file, _NOT_THE_USERS)
 
 
@@ -533,10 +550,10 @@ def _python_of(path: Path) -> Path:
 
 
 def _mapped(below: str) -> Iterator[Path]:
-    """Files that this process has mapped into memory, unless it can write them there.
+    """Files that this process has mapped into memory, except shared writable mappings.
 
     Args:
-        below: Start of their paths.
+        below: Start of the paths.
 
     Source: proc(5), /proc/pid/maps.
     """
@@ -551,7 +568,7 @@ def _mapped(below: str) -> Iterator[Path]:
 
 
 def _is_written_here(path: Path) -> bool:
-    """Whether this process has a file open for writing, as a writer in C has that creates it.
+    """Whether this process has a file open for writing; so a file created by C code is recognized.
 
     Source: proc(5), /proc/pid/fd and /proc/pid/fdinfo.
     """
@@ -572,7 +589,7 @@ _OURS = threading.local()
 
 @contextmanager
 def _not_observed() -> Iterator[None]:
-    """Do not observe the observer's own reads."""
+    """Exclude the observer's own reads while the body runs."""
     _OURS.reads = True
     try:
         yield
@@ -625,7 +642,7 @@ _HOOKED = False
 
 
 def _install_audit_hook() -> None:
-    """Install the audit hook once per process: Python cannot remove one."""
+    """Install the audit hook once in a process: Python cannot remove a hook."""
     global _HOOKED
     if not _HOOKED:
         _HOOKED = True
@@ -634,7 +651,7 @@ def _install_audit_hook() -> None:
 
 
 def _forget() -> None:
-    """A forked child does not observe: the thread and perhaps the lock are its parent's."""
+    """Stop observing in a forked child: it has no observer thread, and the lock may be held forever."""
     global _ACTIVE
     _ACTIVE = None
 
@@ -655,16 +672,16 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 _CREATING = {
-    # Where the name and the descriptor of its folder are among the arguments.
+    # Event -> positions of the new name, and of its folder's descriptor if there is one.
     "os.mkdir": slice(0, 3, 2),
     "os.rename": slice(1, 4, 2),
     "os.link": slice(1, 4, 2),
     "os.symlink": slice(1, 3),
 }
-"""Events of Python that create a name; `open` does, too."""
+"""Python's audit events for new names. `open` can create one, too."""
 
 _EVENTS = frozenset(("open", "os.listdir", "os.scandir", *_CREATING))
-"""Events of Python that say what is read, or created."""
+"""Python's audit events for reads, listings and new names."""
 
 
 def _makes(observer: Observer, path: Any, folder: int) -> None:
@@ -687,41 +704,41 @@ def _listed(observer: Observer, full: str) -> None:
 
 
 _IMPORTLIB = "importlib"
-"""Part of the names of the files by which Python looks for modules and packages."""
+"""Part of the file names of Python's own import system."""
 
 
 def _opened(observer: Observer, full: str, *, writes: bool) -> None:
     if writes and _is_within(full, (str(observer.folder),)):
-        # A callback's log: what the run writes does not count, even if Keras opened it.
+        # E.g. a callback's log: files that the run writes do not count, whoever opens them.
         observer.written(Path(full))
     elif not _is_of_the_system(full) and _called_by_the_user(observer):
         (observer.written if writes else observer.file)(Path(full))
 
 
 def _called_by_the_user(observer: Observer, *, ends: str = "") -> bool:
-    """Whether the user's code is behind an event.
+    """Whether the user's code has caused an event.
 
     Args:
         observer: Knows the user's folder.
-        ends: Part of the name of a file; what it calls is not called by the user.
+        ends: Part of a file name. Calls that come through such a file are not the user's.
     """
     frame = sys._getframe(3)  # noqa: SLF001 - documented, and the only quick way
     while frame is not None and not (ends and ends in frame.f_code.co_filename):
         if observer.is_of_the_user(frame.f_code.co_filename):
             return True
         if _is_within(frame.f_code.co_filename, (str(_STOKER),)):
-            # Ours, however the user's script came to call us.
+            # Stoker's own read, even if the user's script has called Stoker.
             return False
         frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
     return False
 
 
 _BETWEEN = frozenset((os.__file__, "<frozen os>", "<frozen _collections_abc>"))
-"""Standard library files on the stack between a line that reads a variable and `os.environ`."""
+"""Files of the standard library between the user's line and `os.environ` on the stack."""
 
 
 def _observe_environment() -> Any:
-    """Observe reads through `os.environ`; return what was there before."""
+    """Observe reads through `os.environ`; return the method that was replaced."""
     before = os._Environ.__getitem__  # noqa: SLF001 - no other place sees a read
 
     def getitem(self: Any, key: str) -> str:

@@ -103,6 +103,7 @@ class Dataset:
             tables.
         bad_rows: The records that were left out (at most `data.max_bad_rows`).
         copies_dropped: Copies of records that were left out (`data.duplicates: drop`).
+        warnings: What ingest assumed about the source, or found doubtful: a line each.
         sample: The training split's first records, on which a transform is tested; None: they are
             read from its first shard.
     """
@@ -115,6 +116,7 @@ class Dataset:
     image_store: str | None = None
     bad_rows: tuple[BadRow, ...] = field(default=())
     copies_dropped: int = 0
+    warnings: tuple[str, ...] = ()
     sample: Shard | None = None
 
     @property
@@ -363,6 +365,7 @@ def _to_json(dataset: Dataset) -> dict[str, Any]:
             for b in dataset.bad_rows
         ],
         "copies_dropped": dataset.copies_dropped,
+        "warnings": dataset.warnings,
     }
 
 
@@ -379,5 +382,6 @@ def _from_json(root: Path, raw: dict[str, Any]) -> Dataset:
         image_store=raw["image_store"],
         bad_rows=tuple(BadRow(**row) for row in raw["bad_rows"]),
         copies_dropped=raw.get("copies_dropped", 0),
+        warnings=tuple(raw.get("warnings", ())),
         sample=None if raw.get("sample") is None else Shard(**raw["sample"]),
     )

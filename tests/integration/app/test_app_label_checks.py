@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def test_the_generated_model_of_an_ordinary_table_gets_no_finding(
     assert set(labels) == {"train", "eval"}
     assert list(findings(built, labels, monitor=experiment.train.monitor)) == []
     told = input_findings(
-        anomalies=chain.result("analyze")["of_columns"],
+        anomalies=chain.result("analyze")["of_columns"] + chain.result("transform")["of_columns"],
         losses=chain.result("transform")["vocabulary_losses"],
         served={column.name: column.shape for column in transform.serving_columns},
         labels=transform.labels,
@@ -114,6 +115,63 @@ def test_the_generated_model_of_an_ordinary_table_gets_no_finding(
         own=False,
     )
     assert list(told) == []
+
+
+def test_columns_that_decide_a_label_of_preprocessing_fn_are_found(tmp_path: Path) -> None:
+    price = np.random.default_rng(2).lognormal(3, 1, ROWS).round(2)
+    columns = {
+        "price": price.tolist(),
+        "grade": np.where(price > 20, "A", "B").tolist(),
+        "paid": np.where(price > 20, "yes", "").tolist(),
+        "width": np.random.default_rng(3).normal(size=ROWS).round(3).tolist(),
+    }
+    write_csv(tmp_path / "data.csv", columns)
+    (tmp_path / "stoker.yaml").write_text(
+        "name: made\ndata: {source: data.csv}\nlabel: price\nlabel_only: [price]\n"
+        "model: model:build\npreprocessing: model:preprocessing_fn\n"
+    )
+    # The label has the name of a raw column, of many numbers, and is text of two classes.
+    (tmp_path / "model.py").write_text(
+        "import tensorflow as tf\n\n\ndef preprocessing_fn(inputs):\n"
+        "    price = inputs.get('price')\n"
+        "    outputs = {name: inputs[name] for name in ('grade', 'paid', 'width')}\n"
+        "    return outputs | {'price': tf.where(price > 20.0, 'high', 'low')}\n"
+    )
+
+    chain = run_chain(load_experiment(tmp_path), Silent(), until="transform")
+
+    assert chain.result("analyze")["of_columns"] == []
+    found = chain.result("transform")["of_columns"]
+    assert [each["column"] for each in found] == ["grade", "paid"]
+    assert sorted(path.name for path in chain.output("transform").iterdir() if path.is_dir()) == [
+        "assets",
+        "variables",
+    ]
+
+
+def test_warnings_of_the_data_are_shown_once_and_kept_in_every_later_answer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    people = [f"{1 + row % 9},{row:03d},{row:03d}" for row in range(60)]
+    index, label = [f"{row}" for row in range(60)], [row % 2 for row in range(60)]
+    write_csv(tmp_path / "data.csv", {"": index, "people": people, "y": label})
+    settings = "name: kept\ndata: {source: data.csv}\nlabel: LABEL\nmodel: model:build\n"
+    (tmp_path / "stoker.yaml").write_text(settings.replace("LABEL", "Unnamed"))
+    assert invoke(["ingest", str(tmp_path)], debug=False) == 2
+    assert "the first column has no name and is left out" in caplog.messages[0]
+    (tmp_path / "stoker.yaml").write_text(settings.replace("LABEL", "y"))
+    capfd.readouterr()
+    shown = []
+    for verb in ("ingest", "analyze", "analyze"):
+        caplog.clear()
+        assert invoke([verb, str(tmp_path), "--json"], debug=False) == 0
+        shown.append(caplog.messages)
+        facts = json.loads(capfd.readouterr().out)
+        unnamed, written = facts["warnings"]
+        assert "the first column has no name and is left out" in unnamed
+        assert "column 'people' is read as text, and looks like numbers" in written
+    assert shown == [[unnamed, written], [], []]
+    assert facts["skipped"]
 
 
 MODEL = """

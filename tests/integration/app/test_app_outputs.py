@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from stoker.app.chain import ChainResult, run_chain
+from stoker.app.cli.summary import print_summary
 from stoker.app.dry_run import dry_run
 from stoker.app.evaluation import ask_model
 from stoker.app.experiment import load_experiment
@@ -113,6 +117,9 @@ def test_both_outputs_are_trained_gated_and_served_over_rest_and_grpc(
     [warning] = chain.result("train")["warnings"]
     assert warning.startswith("column 'a' of train: it alone decides the label 'kind' in every row")
     assert "data.columns: {exclude: ['a']}" in warning
+    summary = io.StringIO()
+    print_summary(Console(file=summary, width=200), load_experiment(path), path, chain, proof)
+    assert re.search(r"^warnings +1, kept in .*/stages *$", summary.getvalue(), re.MULTILINE)
     passed = {v["key"]: v["passed"] for v in chain.result("evaluate")["verdicts"]}
     assert passed.keys() >= {"evaluate.gates.species_accuracy.min", "evaluate.gates.width_rmse.max"}
     assert all(passed.values())

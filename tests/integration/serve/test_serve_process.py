@@ -205,7 +205,7 @@ def test_workers_share_the_ports_are_replaced_and_end_without_a_lost_request(
             ["--model_config_file=WRONG"],
             "Error parsing text-format tensorflow.serving.ModelServerConfig",
         ),
-        (["--model_config_file=WRONG", "--model_name=x"], "must stand alone"),
+        (["BASE", "--model_config_file=WRONG"], "no folder can be served with it"),
         (["BASE", "--host", "0.0.0.0"], "must not be served without authentication"),
         (["BASE", "--no-batching", "--enable_batching"], "must not stand beside"),
         (["BASE", "--batching_parameters_file=WRONG"], "tensorflow.serving.BatchingParameters"),

@@ -258,6 +258,40 @@ def test_the_name_of_a_version_counts_in_a_listing_and_its_content_does_not(fold
     assert changed(reads, folder) == {"t"}
 
 
+def test_runs_and_models_of_other_experiments_do_not_count_in_a_tree_that_is_walked(
+    folder: Path,
+) -> None:
+    def add(*names: str) -> None:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+
+    def run(*names: str) -> None:
+        for name in names:
+            add(f"{name}/run.json", f"{name}/lock", f"{name}/data/manifest.json")
+
+    def push(*names: str) -> None:
+        add(*(f"{name}/stoker.manifest.json" for name in names))
+
+    run("runs/other/1", "runs/mine/1", "sub/runs/nested/1", "notes/1")
+    push("models/other/1", "models/mine/1", "teachers/bert/1")
+    add("models/nets.py", "data/a.csv", "notes/read_me.txt")
+    reads = observed(folder, "list(os.walk(folder)), open(folder / 'notes/read_me.txt').read()")
+    listed = {"runs", "models", "teachers/bert", "sub/runs", "data", "notes"}
+    assert listed <= set(reads.listings)
+    assert set(reads.files) == {"notes/read_me.txt"}
+
+    run("runs/other/2", "runs/third/1", "sub/runs/nested/2", "sub/runs/new/1")
+    push("models/other/2", "models/third/1")
+    add("models/other/aliases.json", "models/.push.lock", "data/.b.csv.lock", "runs/third/.lock")
+    add("runs/.tune/third/trial.json", "runs/.cluster-0123.json")
+    assert changed(reads, folder) == set()
+
+    push("teachers/bert/2", "teachers/gpt/1")
+    add("models/new.py", "runs/plan.csv", "data/b.csv")
+    assert changed(reads, folder) == {"teachers", "teachers/bert", "models", "runs", "data"}
+
+
 def test_a_data_file_named_core_counts_and_a_dump_does_not(tmp_path: Path) -> None:
     is_ignored = Ignored(tmp_path)
 
@@ -342,7 +376,7 @@ def test_a_folder_of_very_many_files_is_left_out_and_named_once(
     assert {name for name in found if name.startswith("images/a")} == {"images/a/"}
     assert "zoo/late.py" in found
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("a change of the files in images/a/ is not seen: ")
+    assert said.startswith("changes of the files in images/a/ are not seen: ")
     listings = Listings([name for name in found if found[name][0] >= 0], own=(), counted=())
     assert not listings.listed("images/a")
     assert listings.listed("images/b")

@@ -16,7 +16,7 @@ from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.input_checks import VocabularyLoss, input_findings, vocabulary_losses
-from stoker.data.features.leaks import find_leaks
+from stoker.data.features.leaks import MadeLabels, find_leaks
 from stoker.data.features.measure import compute_statistics
 from stoker.data.features.spec import LabelSpec, TransformSpec, VocabularySpec
 
@@ -30,14 +30,22 @@ def column_of(field: pa.Field) -> Column:
     return Column(name=field.name, dtype=_DTYPES[str(of_one)], length=length)
 
 
+def shard_of(path: Path, table: pa.Table) -> Shard:
+    pq.write_table(table, path, row_group_size=70, write_page_checksum=True)
+    size = path.stat().st_size
+    return Shard(file=path.name, rows=len(table), size_bytes=size, sha256=sha256_file(path))
+
+
 def write(root: Path, **splits: dict[str, Any]) -> Dataset:
     shards: dict[str, tuple[Shard, ...]] = {}
     for split, given in splits.items():
-        table, path = pa.table(given), root / f"{split}.parquet"
-        pq.write_table(table, path, write_page_checksum=True)
-        size = path.stat().st_size
-        shard = Shard(file=path.name, rows=len(table), size_bytes=size, sha256=sha256_file(path))
-        shards[split] = (shard,)
+        table = pa.table(given)
+        cut = len(table) // 3
+        shards[split] = tuple(
+            shard_of(root / f"{split}{place}.parquet", part)
+            for place, part in enumerate((table[:cut], table[cut:]))
+            if len(part)
+        )
     columns = tuple(map(column_of, table.schema))
     hashes = {split: {column.name: "0" for column in columns} for split in shards}
     return Dataset(root=root, columns=columns, splits=shards, column_hashes=hashes)
@@ -83,6 +91,48 @@ def test_columns_that_decide_the_label_are_found_and_no_others(tmp_path: Path) -
     # A rank, or an id of rows that are sorted by the label, is one of them.
     assert found["sold"] == ["copy", "buyer", "paid_at", "score", "rank"]
     assert found["price"] == ["cents"]
+
+
+@pytest.mark.parametrize(
+    ("label", "dtype", "made_from", "decide"),
+    [
+        # Two thresholds part the classes of the price by what is almost the price as well.
+        (
+            lambda given: np.digitize(given["price"], [12, 25]),
+            "int64",
+            "price",
+            ["cents", "discounted", "band"],
+        ),
+        (lambda given: np.log(given["price"])[:, None], "float32", "price", ["cents"]),
+        (lambda given: given["sold"] * 1.0, "float32", "sold", ["copy", "buyer", "paid_at"]),
+        (lambda given: np.stack([given["sold"]] * 2, axis=1), "int64", "sold", []),
+    ],
+)
+def test_columns_that_decide_a_label_made_by_the_function_are_found_and_no_others(
+    tmp_path: Path, label: Any, dtype: str, made_from: str, decide: list[str]
+) -> None:
+    given = table()
+    given["band"] = np.array(list("abc"))[np.digitize(given["price"], [12, 25])]
+    dataset = write(tmp_path, train=given)
+    values = label(given).astype(dtype)
+    spec = LabelSpec(name="made", dtype=dtype, shape=values.shape[1:], classes=None)
+    (tmp_path / "made").mkdir()
+    left_out = {"score", "rank", "sold" if made_from == "price" else "price"}
+    served = [column for column in dataset.columns if column.name not in left_out]
+
+    with MadeLabels(tmp_path / "made", [spec]) as made:
+        for part in np.array_split(values, 7):
+            made.add({"made": part})
+    found = made.leaks(
+        dataset,
+        compute_statistics(dataset),
+        made_from=[column for column in dataset.columns if column.name == made_from],
+        served=served,
+    )
+
+    messages = {leak.column: leak.message for leak in found}
+    assert list(messages) == decide
+    assert set(messages.values()) <= {"it alone decides the label 'made' in every row"}
 
 
 def test_few_rows_and_few_of_a_class_decide_nothing(tmp_path: Path) -> None:
@@ -164,10 +214,10 @@ def test_values_that_a_vocabulary_does_not_have_are_counted_of_vectors_each(tmp_
     found = vocabulary_losses(dataset, learned, tmp_path)
 
     assert [(each.column, each.split, each.values, each.lost) for each in found] == [
-        ("city", "eval", 4, 1),
+        ("city", "eval", 3, 1),
         ("code", "train", 4, 1),
         ("code", "eval", 4, 2),
-        ("words", "eval", 12, 7),
+        ("words", "eval", 8, 7),
     ]
 
 
@@ -181,7 +231,7 @@ def loss(column: str, *, lost: int, values: int = 200) -> dict[str, Any]:
     )
 
 
-SERVED: dict[str, tuple[int | None, ...]] = {"a": (), "b": (), "mask": (8,)}
+SERVED: dict[str, tuple[int | None, ...]] = {"a": (), "b": (), "c": (), "d": (), "mask": (8,)}
 LABEL = LabelSpec(name="y", dtype="int64", shape=(), classes=None)
 
 
@@ -201,7 +251,7 @@ def test_only_columns_that_the_model_sees_are_judged_each_in_one_line_with_the_r
             anomaly("mask", "constant"),
             anomaly("unused", "all_missing"),
         ],
-        losses=[loss("a", lost=198), loss("b", lost=20), loss("a", lost=50, values=50)],
+        losses=[loss("c", lost=198), loss("d", lost=20), loss("d", lost=50, values=50)],
     )
 
     constant, decides, lost = lines
@@ -209,8 +259,11 @@ def test_only_columns_that_the_model_sees_are_judged_each_in_one_line_with_the_r
     assert decides.startswith(
         "column 'b' of train: it is so. Set data.columns: {exclude: ['b']} if"
     )
-    assert lost.startswith("99% of the values of 'a' in eval are not in its vocabulary. Use")
+    assert lost.startswith("99% of the values of 'c' in eval are not in its vocabulary. Use")
     assert constant.endswith("Set data.columns: {exclude: ['a']}.")
+    twice = [anomaly("a", "decides_label")] * 2
+    many = [loss("a", lost=150), loss("b", lost=150), loss("b", lost=160)]
+    assert [line.split("'")[1] for line in told(anomalies=twice, losses=many)] == ["a", "b"]
     [own] = told(anomalies=[anomaly("a", "all_missing")], own=True, label_columns=("a",))
     assert own.endswith("Leave it out of the elements.")
 

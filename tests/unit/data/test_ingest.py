@@ -404,12 +404,18 @@ def test_a_copied_file_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         twice = ingest(IngestConfig(source=str(tmp_path / "in")), tmp_path / "out")
 
-    assert "part-9.csv is a copy of part-1.csv: its records count twice" in caplog.text
-    assert "data.duplicates: drop leaves them out" in caplog.text
+    [line] = twice.warnings
+    assert line.endswith(
+        "part-9.csv is a copy of part-1.csv: its records count twice; "
+        "data.duplicates: drop leaves them out"
+    )
+    assert caplog.messages == [line]
+    assert load_dataset(twice.root).warnings == (line,)
     assert sum(twice.rows(split) for split in twice.splits) == 100
     caplog.clear()
     once = IngestConfig(source=str(tmp_path / "in"), duplicates="drop")
-    assert ingest(once, tmp_path / "once").copies_dropped == 50
+    dropped = ingest(once, tmp_path / "once")
+    assert (dropped.copies_dropped, dropped.warnings) == (50, ())
     assert caplog.text == ""
 
 

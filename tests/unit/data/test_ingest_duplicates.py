@@ -284,7 +284,7 @@ def test_a_killed_ingest_goes_on_with_the_copies_that_it_had_counted(
     monkeypatch.setattr(csv_files, "BLOCK_BYTES", 600)
     if spilled:
         monkeypatch.setattr(copies_module, "MEMORY_BYTES", 600)
-    rows = [(place * place % 1301, "x") for place in range(2000)]
+    rows = [(place * place % 1301, "$1.50") for place in range(2000)]
     source = write_rows(tmp_path / "rows.csv", rows, "ab")
     config = IngestConfig(source=str(source), duplicates=mode, shard_rows=60)
     undisturbed = ingest(config, tmp_path / "undisturbed")
@@ -295,6 +295,8 @@ def test_a_killed_ingest_goes_on_with_the_copies_that_it_had_counted(
     dataset = ingest(config, tmp_path / "killed")
 
     assert dataset.copies_dropped == undisturbed.copies_dropped
+    [warning] = dataset.warnings
+    assert "column 'b' is read as text, and looks like numbers" in warning
     assert files(tmp_path / "killed") == files(tmp_path / "undisturbed")
     assert any(path.stat().st_mtime_ns == mtime_ns for path, mtime_ns in kept.items())
 

@@ -38,3 +38,31 @@ def test_a_file_of_keys_that_is_no_yaml_is_named_with_its_line_and_not_quoted(
     said = "".join(traceback.format_exception(e.value))
     assert "text that is not YAML" in said
     assert not any(secret in said for secret in (SECRET, "7777"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"- name: a\n  role: {SECRET}\n  key: x", "the role of key 1 of"),
+        (f"- name: a\n  role: [{SECRET}]\n  key: x", "the role of key 1 of"),
+        (f"- name: {SECRET}\n  key: x", "must have name, role, and key or sha256"),
+        (f"{AROUND}  {SECRET}: x", "must have name, role, and key or sha256"),
+        (f"{AROUND}  key: [{SECRET}]", "must be a text of at least"),
+        (f"{AROUND}  sha256: {SECRET}", "must have 64 hexadecimal digits"),
+        (f"{AROUND}  sha256: x\n  key: {SECRET}", "must have either key or sha256"),
+        (f"{SECRET}: {SECRET}", "must hold a list of keys"),
+        (SECRET, "must hold a list of keys"),
+    ],
+)
+def test_a_value_in_the_wrong_field_of_a_file_of_keys_is_not_quoted(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError) as error:
+        read_keys(file)
+
+    shown = "".join(traceback.format_exception(error.value))
+    assert said in shown
+    assert SECRET not in shown

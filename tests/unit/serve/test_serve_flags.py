@@ -286,6 +286,19 @@ def test_a_file_of_models_is_looked_at_again_as_often_as_the_flag_says(
     assert read("--model-config-file=MODELS", "--model-config-poll-s=2.5", served="") == again
 
 
+@pytest.mark.parametrize("flag", ["--model_config_file", "--model-config-file"])
+def test_the_file_of_models_overrides_the_flags_of_one_model_as_in_tensorflow_serving(
+    read: Read, folder: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    one = ("--model_name=taxi", "--model_base_path", "/nowhere")
+
+    config = read(*one, f"{flag}=MODELS", served="")
+
+    assert config == ServeConfig(model_config_file=folder / "MODELS")
+    said = "stoker: --model_name, --model_base_path are passed over: --model_config_file names the"
+    assert capsys.readouterr().err.splitlines() == [f"{said} models"]
+
+
 def test_one_model_is_named_by_tensorflow_servings_two_flags(read: Read, folder: Path) -> None:
     config = read("--model_name=taxi", "--model_base_path=BASE", served="")
 

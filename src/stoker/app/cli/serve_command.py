@@ -43,6 +43,10 @@ _BARE = (
 )
 """Those of them that may stand without a value."""
 
+_ONE_MODEL = ("--model_name", "--model-name", "--model_base_path", "--model-base-path")
+_MODELS = ("--model_config_file", "--model-config-file")
+"""As in TensorFlow Serving, the file of models overrides the flags of one model."""
+
 _TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
 
 
@@ -63,27 +67,32 @@ class ServeCommand(TyperCommand):
             for name in option.opts
         }
         args, passed_over = without_meaningless(args)
-        for name in passed_over:
-            typer.echo(f"stoker: {name} is passed over: {MEANINGLESS[name]}", err=True)
+        for why in dict.fromkeys(passed_over.values()):
+            names = [name for name, reason in passed_over.items() if reason == why]
+            is_or_are = "is" if len(names) == 1 else "are"
+            typer.echo(f"stoker: {', '.join(names)} {is_or_are} passed over: {why}", err=True)
         # Workers inherit the selection of GPUs through their environment, or get a subset of it.
         ctx.meta[ARGUMENTS] = without_option(args, "--gpus")
         return super().parse_args(ctx, [plain for arg in args for plain in _plain(arg, flags)])
 
 
-def without_meaningless(args: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments without the flags that mean nothing here, and the names of those."""
+def without_meaningless(args: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The arguments without the flags that have no effect, and those flags -> why."""
+    meaningless = dict(MEANINGLESS)
+    if any(arg.partition("=")[0] in _MODELS for arg in args):
+        meaningless |= dict.fromkeys(_ONE_MODEL, "--model_config_file names the models")
     kept: list[str] = []
-    names: list[str] = []
+    found: dict[str, str] = {}
     left = iter(args)
     for arg in left:
         name, equals, _ = arg.partition("=")
-        if name not in MEANINGLESS:
+        if name not in meaningless:
             kept.append(arg)
             continue
-        names.append(name)
+        found[name] = meaningless[name]
         if not equals and name not in _BARE:
             next(left, None)
-    return kept, names
+    return kept, found
 
 
 def without_option(args: list[str], name: str) -> list[str]:

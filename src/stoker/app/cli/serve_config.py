@@ -30,10 +30,11 @@ def configured(
     from stoker.serve.config import ServeConfig, what_to_serve
 
     if model_config_file is not None:
-        if folder is not None or model_name is not None:
+        if folder is not None:
             raise ConfigError(
-                "--model_config_file must stand alone, it names the models",
-                got=Plain("a folder or a model's name beside it"),
+                "--model_config_file names the models, so no folder can be served with it",
+                got=str(folder),
+                fix="Leave out the folder, or add its models to the file.",
             )
         return ServeConfig(model_config_file=model_config_file, **options)
     if folder is None or both:

@@ -42,10 +42,9 @@ def print_summary(
         proof: What the served model answered.
         overrides: What was set on the command line, for the commands to try.
     """
-    evaluation = result.result("evaluate")
     console.print(_stages(experiment, result, proof))
     console.print()
-    console.print(_facts(experiment, result.result("train"), evaluation, proof))
+    console.print(_facts(experiment, result, proof))
     console.print()
     console.print(_answers(proof))
     console.print("[bold]next, for example[/]")
@@ -82,9 +81,8 @@ def _place(outcome: StageOutcome, run: Path) -> str:
     return relative if relative.count("..") <= 1 else _shown(place)
 
 
-def _facts(
-    experiment: Experiment, train: Mapping[str, Any], evaluation: Mapping[str, Any], proof: Proof
-) -> Table:
+def _facts(experiment: Experiment, result: ChainResult, proof: Proof) -> Table:
+    train, evaluation = result.result("train"), result.result("evaluate")
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
@@ -97,6 +95,8 @@ def _facts(
     facts.add_row("metrics", _metrics(evaluation))
     for verdict in evaluation["verdicts"]:
         facts.add_row("gate", _verdict(verdict))
+    if warnings := len(result.warnings):
+        facts.add_row("warnings", escape(f"{warnings}, kept in {_shown(result.run / 'stages')}"))
     facts.add_row(
         "served",
         f"{escape(experiment.model_name)} version {proof.version} on 127.0.0.1: "

@@ -69,7 +69,7 @@ def run_until(
         experiment: The folder with stoker.yaml.
         overrides: `key=value`, each overrides a setting.
         again: Do the last stage even where nothing has changed.
-        as_json: Print its facts as JSON instead.
+        as_json: Print its facts as JSON instead, with the warnings of all stages.
         resume: Which run is gone on with.
         works: Which stages are worked on otherwise; None: as `TF_CONFIG` says, where there is one.
     """
@@ -101,7 +101,8 @@ def run_until(
     last = result.outcomes[-1]
     if as_json:
         facts = {"run": str(result.run), "output": str(last.output), "skipped": last.skipped}
-        print_result(json.dumps(facts | _until_now(last, wall), indent=2))
+        facts |= _until_now(last, wall) | {"warnings": result.warnings}
+        print_result(json.dumps(facts, indent=2))
     else:
         print_result(str(last.output))
 

@@ -94,12 +94,12 @@ def write_experiment(
     files = (folder / "stoker.yaml", folder / "model.py")
     _require_free(folder, files)
     _require_outside(folder, source)
-    config, seen, unusable = _described(reading_of(_located(source)), label)
+    config, seen, notes = _described(reading_of(_located(source)), label)
     _require_rows(seen, source)
     images = seen.format == "images"
     found = _folder_label(seen, label) if images else find_label(seen, config, label)
     code = image_model(_IMAGE, found) if images else table_model(seen, found)
-    note = _note(found, seen) + "".join(f" {line}" for line in unusable)
+    note = _note(found, seen) + "".join(f" {line}" for line in notes)
     settings = _settings(
         found,
         seen,
@@ -117,8 +117,13 @@ def write_experiment(
 def _described(
     config: IngestConfig, label: str | None
 ) -> tuple[IngestConfig, SourceDescription, list[str]]:
-    """What a source holds, without the columns that nothing can be made of, each with a line."""
-    told: list[str] = []
+    """Describe a source, without its unusable columns.
+
+    Returns:
+        The settings to read it with, its description, and a line for each column that is left out
+        or whose type was assumed.
+    """
+    notes: list[str] = []
     unusable: UnusableColumn | None = None
     while True:
         try:
@@ -127,18 +132,18 @@ def _described(
             if error.column == label:
                 raise
             unusable = error
-            told.append(f"Column {error.column!r} is left out: {error.got}.")
+            notes.append(f"Column {error.column!r} is left out: {error.got}.")
             columns = ColumnsConfig(exclude=(*config.columns.exclude, error.column))
             config = replace(config, columns=columns)
             continue
         except ConfigError:
             if unusable is None:
                 raise
-            raise unusable from None  # no column is left without it
+            raise unusable from None  # it was the last column
         written = {each.column: each.number for each in seen.assumptions if each.number}
         if not written:
-            return config, seen, told + [f"{each.text}." for each in seen.assumptions]
-        told += [
+            return config, seen, notes + [f"{each.text}." for each in seen.assumptions]
+        notes += [
             f"Column {name!r} is read as numbers such as {number}."
             for name, number in written.items()
         ]
@@ -271,7 +276,7 @@ def _data_options(label: Label, seen: SourceDescription, config: IngestConfig) -
         lines.append(f"max_bad_rows: {label.missing}  # rows without a label")
     if config.columns.exclude:
         names = ", ".join(yaml_flow(name) for name in config.columns.exclude)
-        lines.append(f"columns: {{exclude: [{names}]}}  # nothing can be made of them")
+        lines.append(f"columns: {{exclude: [{names}]}}  # they cannot be used")
     if seen.bad:
         total = seen.bad + label.missing
         lines.append(f"# max_bad_rows: {total}  # would leave out what cannot be read, too")

@@ -99,6 +99,20 @@ def read_split(backend: ibis.backends.duckdb.Backend, dataset: Dataset, split: s
     return read_parquet(backend, dataset.paths(split))
 
 
+def side_by_side(backend: ibis.backends.duckdb.Backend, *splits: Split) -> list[Split]:
+    """Join tables of equal length row by row; return each split with its columns in the joined table."""
+    names = [
+        {raw: f"c{place}_{index}" for index, raw in enumerate(split.names)}
+        for place, split in enumerate(splits)
+    ]
+    parts = [
+        backend.compile(split.table.select(**{new: split.value(raw) for raw, new in each.items()}))
+        for split, each in zip(splits, names, strict=True)
+    ]
+    table = backend.sql(f"FROM ({') POSITIONAL JOIN ('.join(parts)})")
+    return [Split(table=table, names=each) for each in names]
+
+
 def verify_split(dataset: Dataset, split: str) -> None:
     """Check the hash of each of a split's shards.
 

@@ -29,7 +29,7 @@ LEAST_VALUES = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabularyLoss:
-    """The values of a raw column that its vocabulary does not have."""
+    """How many values of a raw column are not in its vocabulary."""
 
     vocabulary: str
     """The vocabulary's file name."""
@@ -41,10 +41,10 @@ class VocabularyLoss:
     """Where the values stand."""
 
     values: int
-    """Values of the split: its rows, times the length of a vector."""
+    """Number of values in the split, those in vectors included; missing values and padding ("") are not."""
 
     lost: int
-    """Those out of vocabulary; a missing value is not lost."""
+    """Number of these values that are out of vocabulary."""
 
 
 def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list[VocabularyLoss]:
@@ -69,24 +69,23 @@ def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list
         for split in dataset.splits:
             if dataset.rows(split) and (is_cut or split != TRAIN):
                 engine.verify_split(dataset, split)
+                values, lost = _counted(dataset, split, column, terms.cast(pa.string()))
                 found.append(
                     VocabularyLoss(
-                        vocabulary=name,
-                        column=column.name,
-                        split=split,
-                        values=dataset.rows(split) * (column.length or 1),
-                        lost=_lost(dataset, split, column, terms.cast(pa.string())),
+                        vocabulary=name, column=column.name, split=split, values=values, lost=lost
                     )
                 )
     return found
 
 
-def _lost(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> int:
+def _counted(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> tuple[int, int]:
+    """The number of a column's values, and of those that are not among the terms."""
     with engine.connection(threads=usable_cores()) as backend:
         values = engine.read_split(backend, dataset, split).only(column)
         tokens = values.select(term=values.value.cast("string"))
-        lost = tokens.anti_join(ibis.memtable(pa.table({"term": terms})), "term").count()
-        return int(backend.to_pyarrow(lost).as_py())
+        lost = tokens.anti_join(ibis.memtable(pa.table({"term": terms})), "term")
+        count, of_lost = (backend.to_pyarrow(each.count()).as_py() for each in (tokens, lost))
+        return int(count), int(of_lost)
 
 
 _KINDS = ("constant", "all_missing", "decides_label")
@@ -107,7 +106,7 @@ def input_findings(
     label_columns: Collection[str],
     own: bool,
 ) -> Iterator[Finding]:
-    """Judge the raw columns that the model sees: warnings, as each may be meant.
+    """Judge the raw columns that the model sees: at most one warning each, as it may be meant.
 
     Args:
         anomalies: As `anomalies_as_facts` makes them.
@@ -117,10 +116,12 @@ def input_findings(
         label_columns: Raw columns that the labels need.
         own: Whether the data is a dataset of the user's own, which has no settings of columns.
     """
+    judged: set[str] = set()
     for each in anomalies:
         name = each["column"]
         # Vectors of zeros and masks of ones are ordinary in elements made by code.
-        if name in served and not served[name]:
+        if name in served and not served[name] and name not in judged:
+            judged.add(name)
             leave_out = "Leave it out of the elements" if own else f"Set {leaving_out(name)}"
             if each["kind"] == "decides_label":
                 yield _warning(
@@ -145,11 +146,13 @@ def input_findings(
             "Name what serving will not have under label_only.",
         )
     for loss in losses:
-        share = loss["lost"] / max(loss["values"], 1)
-        if share >= LOST_SHARE and loss["values"] >= LEAST_VALUES and loss["column"] in served:
+        share, name = loss["lost"] / max(loss["values"], 1), loss["column"]
+        is_high = share >= LOST_SHARE and loss["values"] >= LEAST_VALUES
+        if is_high and name in served and name not in judged:
+            judged.add(name)
             yield _warning(
                 "vocabulary_loss",
-                f"{share:.0%} of the values of {loss['column']!r} in {loss['split']} are not in its "
+                f"{share:.0%} of the values of {name!r} in {loss['split']} are not in its "
                 "vocabulary",
                 "Use hash_strings, or split, cut or round the values before the vocabulary.",
             )

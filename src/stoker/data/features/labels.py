@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,16 @@ from stoker.data.features.spec import LabelSpec
 from stoker.data.features.transform import Transform
 from stoker.data.sources.records import shown as shown_short
 
+Labels = Callable[[Mapping[str, NDArray[Any]]], None]
+"""Receives the labels of the next rows, by label name."""
+
+
+def unread(labels: Mapping[str, NDArray[Any]]) -> None:
+    """Receive labels and do nothing."""
+
 
 def require_known_labels(
-    transform: Transform, dataset: Dataset, split: str
+    transform: Transform, dataset: Dataset, split: str, *, seen: Labels = unread
 ) -> dict[str, LabelSummary]:
     """Refuse a split with a class that the training split has not, no label, or no fit weight.
 
@@ -33,6 +40,7 @@ def require_known_labels(
         transform: Its labels and weight; without a label there is nothing to refuse.
         dataset: What the transform was built from, or of the same columns.
         split: Name of the split.
+        seen: Called with the labels of each batch.
 
     Returns:
         Output of the model -> summary of its labels.
@@ -53,11 +61,12 @@ def require_known_labels(
         raw = {c.name: tf.constant(arrays[c.name], c.tensor_dtype) for c in columns}
         for name, who in judged.items():
             _require_present(name, arrays[name], who, split=split, before=before)
-        for output, values in by_output(transform.apply_label(raw)).items():
-            label = transform.labels[output]
-            counters[output].add(np.asarray(values))
+        made = {o: np.asarray(each) for o, each in by_output(transform.apply_label(raw)).items()}
+        for output, values in made.items():
+            counters[output].add(values)
             shown = {name: arrays[name] for name in of_labels}
-            _require_known(label, np.asarray(values), shown, split=split, before=before)
+            _require_known(transform.labels[output], values, shown, split=split, before=before)
+        seen({transform.labels[output].name: values for output, values in made.items()})
         if transform.spec.weight is not None:
             weights = np.asarray(transform.apply_weight(raw))
             _require_weights(transform.spec.weight, weights, split=split, before=before)

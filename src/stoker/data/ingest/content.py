@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
+from collections.abc import Iterator
 
 from stoker.core.fingerprint import fingerprint
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.listing import Listing
 from stoker.data.sources.source import list_source
 from stoker.data.sources.workers import InThreads
-
-_LOG = logging.getLogger(__name__)
 
 
 def source_files(config: IngestConfig) -> list[str]:
@@ -49,15 +47,15 @@ def fingerprint_of(listing: Listing) -> str:
     return found
 
 
-def warn_of_listing(listing: Listing, config: IngestConfig) -> None:
-    """Say which folders are no class, and which files of a table are copies, if copies count."""
+def listing_warnings(listing: Listing, config: IngestConfig) -> Iterator[str]:
+    """Name the folders without an image, and the files of a table that are copies if copies count."""
     for name in listing.empty_classes:
-        _LOG.warning("folder %s holds no image: the model will not know this class", name)
+        yield f"folder {name} holds no image: the model will not know this class"
     if config.duplicates != "drop":
-        _warn_of_copies(listing)
+        yield from _copied_files(listing)
 
 
-def _warn_of_copies(listing: Listing) -> None:
+def _copied_files(listing: Listing) -> Iterator[str]:
     by_size = defaultdict(list)
     for file in listing.files if listing.format != "images" else ():
         by_size[file.size_bytes].append(file)
@@ -66,9 +64,7 @@ def _warn_of_copies(listing: Listing) -> None:
         for file in alike if len(alike) > 1 else ():
             first = seen.setdefault(file.sha256(), file.name)
             if first != file.name:
-                _LOG.warning(
-                    "%s is a copy of %s: its records count twice; data.duplicates: drop leaves "
-                    "them out",
-                    file.name,
-                    first,
+                yield (
+                    f"{file.name} is a copy of {first}: its records count twice; "
+                    "data.duplicates: drop leaves them out"
                 )

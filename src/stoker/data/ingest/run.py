@@ -30,7 +30,7 @@ from stoker.data.dataset import (
     write_manifest,
 )
 from stoker.data.ingest.assign import SplitRule
-from stoker.data.ingest.content import warn_of_listing
+from stoker.data.ingest.content import listing_warnings
 from stoker.data.ingest.duplicates import Dealer
 from stoker.data.ingest.faults import Faults
 from stoker.data.ingest.image_store import (
@@ -99,7 +99,6 @@ def ingest(
     """
     labels = () if label is None else tuple(by_output(label).values())
     listing = listing or list_source(config)
-    warn_of_listing(listing, config)
     out_dir.mkdir(parents=True, exist_ok=True)
     for folder in (out_dir, *(out_dir / name for name in config.splits)):
         sweep(folder, "*")
@@ -150,6 +149,7 @@ class _Ingest:
         self._faults = Faults(config)
         self._share_done = 0.0
         self._dropped = 0
+        self._warnings: tuple[str, ...] = ()
 
     def run(self) -> Dataset:
         """Go on where an earlier ingest stopped, or begin."""
@@ -161,6 +161,8 @@ class _Ingest:
                 kept = self._begun()
             elif (self._out_dir / MANIFEST).is_file():
                 return self._with_whole_sample(load_dataset(self._out_dir))
+            else:
+                self._warn(kept.scan)
             with ThreadPoolExecutor(WORKERS) as pool:
                 writers = {name: self._writer(name, kept, pool) for name in self._rule.names}
                 try:
@@ -191,11 +193,17 @@ class _Ingest:
         for name in (*self._rule.names, SAMPLE, MANIFEST):
             remove(self._out_dir / name)
         scan = self._source.scan(self._progress)
-        for assumed in scan.assumptions:
-            _LOG.warning("%s", assumed.text)
+        self._warn(scan)
         _check_split_by(self._config, scan)
         self._accept(scan.columns)
         return self._journal.begin(scan, self._chosen_store(scan))
+
+    def _warn(self, scan: Scan) -> None:
+        """Show the warnings, and keep them for the manifest."""
+        assumed = (each.text for each in scan.assumptions)
+        self._warnings = (*listing_warnings(self._source.listing, self._config), *assumed)
+        for line in self._warnings:
+            _LOG.warning("%s", line)
 
     def _chosen_store(self, scan: Scan) -> ChosenStore | None:
         """By the first records; kept in the journal, for another time the disk may be fuller."""
@@ -297,6 +305,7 @@ class _Ingest:
             image_store=None if kept.store is None else kept.store.why,
             bad_rows=self._faults.bad_rows(),
             copies_dropped=self._dropped,
+            warnings=self._warnings,
         )
         return self._with_sample(dataset)
 

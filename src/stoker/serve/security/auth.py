@@ -124,7 +124,10 @@ def _key(entry: Any, path: Path, number: int) -> Key:
         raise ConfigError(f"{place} must have name, role, and key or sha256")
     roles = {role.name.lower(): role for role in Role}
     if not isinstance(entry["role"], str) or entry["role"] not in roles:
-        raise ConfigError(f"the role of {place} must be predict or admin", got=entry["role"])
+        # Not quoted: it may be a key in the wrong field.
+        raise ConfigError(
+            f"the role of {place} must be predict or admin", got=Plain("another value")
+        )
     if ("key" in entry) == ("sha256" in entry):
         raise ConfigError(f"{place} must have either key or sha256")
     digest = entry.get("sha256") or _digest(entry["key"], place)
