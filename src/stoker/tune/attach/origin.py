@@ -23,7 +23,7 @@ _SAME_DATA = {"reshape", "copy", "ravel", "flatten", "transpose", "squeeze"}
 _FOR_ALL_LAYERS = {"set_floatx", "set_dtype_policy", "set_global_policy"}
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Scope = _Function | ast.Module
+_Scope = _Function | ast.ClassDef | ast.Module
 
 
 def argument_line(
@@ -139,6 +139,11 @@ class _File:
         self.nodes = list(ast.walk(tree))
         self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         self._parents = {each: node for node in self.nodes for each in ast.iter_child_nodes(node)}
+        self._assigned = [
+            (self._scope(target), target, given)
+            for node in self.nodes
+            for target, given in _assigned(node)
+        ]
 
     @staticmethod
     @lru_cache(maxsize=64)
@@ -198,38 +203,22 @@ class _File:
         while True:
             found = [
                 given
-                for target, given in self._assigned(scope)
+                for where, target, given in self._assigned
                 # What a function reads of the module may be assigned below it.
-                if target.id == name.id and (target.lineno < name.lineno or scope is not own)
-                if value is None or not isinstance(given, ast.Constant) or given.value == value
+                if where is scope and (target.lineno < name.lineno or scope is not own)
+                if target.id == name.id and (value is None or _value(given) in (None, value))
             ]
-            if found:
-                return max(found, key=lambda given: given.lineno)
-            if isinstance(scope, ast.Module):
-                return None
-            if (given := self._parameter(scope, name.id)) is not None:
-                return given
+            if isinstance(scope, _Function) and not found:
+                given = self._parameter(scope, name.id)
+                found = [given] if given is not None else []
+            if found or isinstance(scope, ast.Module):
+                return max(found, key=lambda each: each.lineno, default=None)
             scope = self._scope(self._parents[scope])
 
     def _scope(self, node: ast.AST) -> _Scope:
         while not isinstance(node, _Scope):
             node = self._parents[node]
         return node
-
-    def _assigned(self, scope: _Scope) -> Iterator[tuple[ast.Name, ast.expr]]:
-        """Names of a scope, and what they are assigned."""
-        for node in ast.walk(scope):
-            target: ast.expr | None = None
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                target, given = node.targets[0], node.value
-            elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                target, given = node.target, node.value
-            elif isinstance(node, ast.AugAssign):
-                both = ast.BinOp(left=node.target, op=node.op, right=node.value)
-                target, given = node.target, ast.copy_location(both, node)
-            is_field = isinstance(self._parents.get(node), ast.ClassDef)
-            if target is not None and not is_field and self._scope(node) is scope:
-                yield from _pairs(target, given)
 
     def _parameter(self, function: _Function, name: str) -> ast.expr | None:
         """What a parameter is given: by the only call of the function, else its default."""
@@ -254,15 +243,9 @@ class _File:
             return self._option(name)
         if name in words:
             return words[name]
-        for node in self.nodes:
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                within = self._parents[node]
-                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                if isinstance(within, ast.ClassDef) and (within.name, _name(target)) == (
-                    made,
-                    name,
-                ):
-                    return node.value
+        for scope, target, given in self._assigned:
+            if isinstance(scope, ast.ClassDef) and (scope.name, target.id) == (made, name):
+                return given
         return None
 
     def _option(self, name: str) -> ast.expr | None:
@@ -277,6 +260,19 @@ class _File:
 
 def _value(node: ast.expr | None) -> object:
     return node.value if isinstance(node, ast.Constant) else None
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.Name, ast.expr]]:
+    """The names that a statement assigns, and what each is given."""
+    match node:
+        case (
+            ast.Assign(targets=[target], value=given)
+            | ast.AnnAssign(target=target, value=ast.expr() as given)
+        ):
+            yield from _pairs(target, given)
+        case ast.AugAssign(target=ast.Name() as name):
+            both = ast.BinOp(left=name, op=node.op, right=node.value)
+            yield name, ast.copy_location(both, node)
 
 
 def _pairs(target: ast.expr, given: ast.expr) -> Iterator[tuple[ast.Name, ast.expr]]:

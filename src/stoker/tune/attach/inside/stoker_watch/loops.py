@@ -336,11 +336,12 @@ def _distribute(
             if not isinstance(result, tf.data.Dataset) and kind not in _patched:
                 _patched.add(kind)
                 around(kind, "__iter__", lambda inner: _iter(tf, around, inner))
-            given = [*args, *kwargs.values()]
-            setattr(result, REPLICAS, int(self.num_replicas_in_sync))
-            stage = stages.of(given[0]) if given else None
-            if stage is not None and result is not given[0]:
-                setattr(result, stages.KEY, stage)
+            given = next(iter((*args, *kwargs.values())), None)
+            # The strategy that is none, as Keras uses it, gives what it is given.
+            if result is not given:
+                setattr(result, REPLICAS, int(self.num_replicas_in_sync))
+                if (stage := stages.of(given)) is not None:
+                    setattr(result, stages.KEY, stage)
         return result
 
     return call
