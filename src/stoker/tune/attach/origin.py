@@ -157,10 +157,10 @@ class _File:
     def function(self, first_line: int) -> _Function | None:
         """The function that begins there, at its decorator if it has one."""
         for node in self.nodes:
-            if isinstance(node, _Function) and first_line == min(
-                node.lineno, *(each.lineno for each in (node.decorator_list or [node]))
-            ):
-                return node
+            if isinstance(node, _Function):
+                lines = [node.lineno, *(each.lineno for each in node.decorator_list)]
+                if min(lines) == first_line:
+                    return node
         return None
 
     def is_in_a_loop(self, line: int, function: _Function) -> bool:

@@ -187,7 +187,7 @@ def test_a_first_pass_that_fills_a_cache_is_named_at_the_map_that_takes_the_time
     assert "in the first of 5 passes, which takes 40 s longer than a later one, 42%" in found.seen
     assert "num_parallel_calls=tf.data.AUTOTUNE" in found.change
     # On 4 cores a quarter of it stays.
-    assert found.gain == (1.0, pytest.approx(1 / (1 - 0.75 * 40 / 95)))
+    assert found.gain == pytest.approx((1.0, 1 / (1 - 0.75 * 40 / 95)))
     parts = wall_time(told)
     assert parts["first_pass"] == 40.0
     assert sum(parts.values()) == pytest.approx(100.0)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 _TASKS = "/proc/self/task"
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_CORES = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+"""Those that this process may use."""
 
 
 class Moment(NamedTuple):
@@ -27,7 +29,7 @@ class Moment(NamedTuple):
     """The same of all other threads of this process."""
     others_wait_s: float
     cores_busy_s: float
-    """CPU time of all programs on this machine."""
+    """CPU time of all programs on the cores that this process may use."""
     own_s: float
     """CPU time of this process."""
 
@@ -57,9 +59,11 @@ def _schedstat(folder: str) -> tuple[float, float]:
 
 def _cores_busy_s() -> float:
     with open("/proc/stat") as stream:  # noqa: PTH123
-        ticks = stream.readline().split()
+        rows = [line.split() for line in stream if line.startswith("cpu")]
     # user, nice, system, irq, softirq
-    return sum(int(ticks[number]) for number in (1, 2, 3, 6, 7)) * _TICK_S
+    kinds = (1, 2, 3, 6, 7)
+    ticks = (int(row[kind]) for row in rows if row[0] in _CORES for kind in kinds)
+    return sum(ticks) * _TICK_S
 
 
 class Span(NamedTuple):
