@@ -73,7 +73,7 @@ class ScriptProfile:
     """Every line that trained, of every process."""
 
     findings: tuple[ScriptFinding, ...]
-    """The largest gain first; none where nothing is wrong."""
+    """What saves most of the script's time first; none where nothing is wrong."""
 
     minor: tuple[ScriptFinding, ...]
     """What was looked for and seen too, and is worth little here; each says why."""

@@ -235,12 +235,7 @@ def _ratios(loop: Loop) -> list[float]:
 def _ceiling_s(of: Mapping[str, float]) -> float:
     """T_ceil of a round, seconds, as if other programs had taken as much of it as of T_real."""
     quiet_s = of["ceiling_s"] * (1.0 - of.get("ceiling_away", 0.0))
-    return quiet_s / max(0.01, 1.0 - _away(of))
-
-
-def _away(of: Mapping[str, float]) -> float:
-    """The share that other programs took of a round's window of real steps."""
-    return of.get("real_away", 0.0)
+    return quiet_s / max(0.01, 1.0 - of.get("real_away", 0.0))
 
 
 def _no_busy(loop: Loop, otherwise: str) -> str:
@@ -351,9 +346,9 @@ def _gap_wait(loop: Loop) -> float | None:
 
 def _left_by_the_step(loop: Loop, wait: float) -> float:
     """W in [0, 1]; on a busy machine at most what U leaves, since waits for a core look like it."""
-    ratio = _ratio(loop)
-    if ratio is not None and statistics.median(_away(each) for each in loop.rounds) >= BUSY:
-        wait = min(wait, 1.0 - ratio)
+    away = [each.get("real_away", 0.0) for each in loop.rounds]
+    if away and statistics.median(away) >= BUSY:
+        wait = min(wait, 1.0 - min(_ratios(loop)))
     return min(1.0, max(0.0, wait))
 
 

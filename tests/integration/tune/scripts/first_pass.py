@@ -35,7 +35,7 @@ def train_step(features):
     weights.assign_sub(0.1 * tape.gradient(loss, weights))
 
 
-for _ in range(20):
+for _ in range(3):
     for features, _ in dataset:
         train_step(features)
 print("done")
