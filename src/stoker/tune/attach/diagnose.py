@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.cluster.limits import usable_memory
 from stoker.tune.attach.bound import bound_findings
@@ -12,13 +12,20 @@ from stoker.tune.attach.feed_rules import feed_findings
 from stoker.tune.attach.finding import DEVICE_TIME, ScriptFinding
 from stoker.tune.attach.input_rules import Machine, input_findings
 from stoker.tune.attach.minor import minor_findings
-from stoker.tune.attach.seen import Loop, Seen
+from stoker.tune.attach.seen import BUSY, Loop, Seen
 from stoker.tune.attach.split import split_step
 from stoker.tune.attach.step_rules import function_findings, step_findings
-from stoker.tune.attach.wall_rules import is_small, wall_findings
+from stoker.tune.attach.wall_rules import LEAST_LOOP, share_of_script, wall_findings
 
 BESIDE_SPEED = ("shuffle_memory", "float64_data")
 """Findings about an input that do not say why it is waited for."""
+
+
+BY_COUNT = {
+    "eager_loop", "retracing", "float64_data", "float64_model", "outside_scope", "host_sync",
+    "one_gpu_of_several", "xla_not_used", "tensor_core_shapes", "cpu_op",
+}  # fmt: skip
+"""Findings that do not depend on how long something took."""
 
 
 def this_machine() -> Machine:
@@ -31,7 +38,7 @@ class Diagnosed:
     """What is said of all that was seen."""
 
     findings: tuple[ScriptFinding, ...]
-    """The finding about device time first, then by largest gain."""
+    """The finding about device time first, then by what it saves of the script's time."""
 
     minor: tuple[ScriptFinding, ...]
     """What was seen too, and is worth little here."""
@@ -54,8 +61,9 @@ def diagnose(processes: Iterable[Seen], machine: Machine) -> Diagnosed:
 
 
 def _weight(finding: ScriptFinding) -> tuple[bool, float]:
-    """The finding about device time comes first, then by largest gain."""
-    return finding.kind != DEVICE_TIME, -(finding.gain[1] if finding.gain else 1.0)
+    """The finding about device time comes first, then by what it saves of the script's time at most."""
+    saved = 1.0 - 1.0 / finding.gain[1] if finding.gain else 0.0
+    return finding.kind != DEVICE_TIME, -finding.of_script * saved
 
 
 def _once(findings: Iterable[ScriptFinding]) -> list[ScriptFinding]:
@@ -66,11 +74,19 @@ def _once(findings: Iterable[ScriptFinding]) -> list[ScriptFinding]:
 
 
 def _of_process(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
+    for finding in _found(seen, machine):
+        by_time = finding.gain is not None and finding.kind not in BY_COUNT
+        yield replace(finding, sure="possible") if by_time and seen.waited >= BUSY else finding
+
+
+def _found(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
     yield from wall_findings(seen)
     for loop in seen.loops:
-        found = _of_loop(loop, seen, machine)
-        # For a loop that takes almost no time, only errors are reported.
-        yield from (each for each in found if each.gain is None) if is_small(loop, seen) else found
+        share = share_of_script(loop, seen)
+        for each in _of_loop(loop, seen, machine):
+            # For a loop that takes almost no time, only errors are reported.
+            if each.gain is None or share >= LEAST_LOOP:
+                yield replace(each, of_script=share)
     yield from function_findings(seen)
 
 

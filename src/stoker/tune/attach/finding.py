@@ -36,6 +36,9 @@ class ScriptFinding:
     sure: Sureness
     """How sure the finding is; a gain is always an estimate until it has been tried."""
 
+    of_script: float = 1.0
+    """The share of the script's time without imports that its gain is about; 1 where not known."""
+
     def gain_text(self) -> str:
         """`1.2x to 2.5x`, or what else it brings."""
         if self.gain is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stoker.tune.attach.finding import ScriptFinding, Sureness, gain_of
+from stoker.tune.attach.origin import argument_line, array_line
 from stoker.tune.attach.seen import Loop, Node, Place, Stage
 from stoker.tune.attach.split import (
     EpochStarts,
@@ -402,9 +403,10 @@ def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
         size = each * elements
         if size > MOST_MEMORY * machine.memory_bytes:
             fitting = max(1, int(MOST_MEMORY * machine.memory_bytes / 4 / max(1, each)))
+            line = argument_line(stage.place, "shuffle", "buffer_size", position=0, value=count)
             yield ScriptFinding(
                 kind="shuffle_memory",
-                place=stage.place,
+                place=line or stage.place,
                 seen=f"a buffer of {elements:,} elements of {each:,} bytes is {size / 2**30:.1f} GiB "
                 f"of this machine's {machine.memory_bytes / 2**30:.1f}",
                 why="The buffer is filled before the first batch comes, and never given back.",
@@ -429,12 +431,14 @@ def _float64(loop: Loop) -> Iterator[ScriptFinding]:
     wide = [stage for stage in loop.stages if stage.by_user and "float64" in stage.dtypes]
     if not wide or (loop.stages and "float64" not in loop.stages[0].dtypes):
         return
-    dtypes = wide[-1].dtypes
+    dtypes, line = wide[-1].dtypes, None
+    if wide[-1].kind in ("from_tensor_slices", "from_tensors"):
+        line = array_line(wide[-1].place, wide[-1].kind, dtypes.index("float64"))
     share = dtypes.count("float64") / len(dtypes)
     parts = "" if share == 1 else f" in {dtypes.count('float64')} of their {len(dtypes)} parts"
     yield ScriptFinding(
         kind="float64_data",
-        place=wide[-1].place,
+        place=line or wide[-1].place,
         seen=f"the dataset's elements hold float64{parts}",
         why="It takes twice the memory and bandwidth of float32, and is converted in each step "
         "(or, in a loop of your own, computed with).",

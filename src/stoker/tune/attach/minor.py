@@ -19,7 +19,7 @@ from stoker.tune.attach.input_rules import (
     nodes_of,
     runs_ahead,
 )
-from stoker.tune.attach.python_rules import MUCH_PYTHON, SMALL_BATCH, larger_batch
+from stoker.tune.attach.python_rules import MUCH_PYTHON, SMALL_BATCH, batch_line, larger_batch
 from stoker.tune.attach.seen import Loop, Node, Stage, place_told
 from stoker.tune.attach.split import StepSplit, input_share
 from stoker.tune.model_findings import useless_bias
@@ -143,7 +143,7 @@ def _batch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
         return
     yield ScriptFinding(
         kind="small_batch",
-        place=loop.place,
+        place=batch_line(loop),
         seen=f"batches of {loop.rows}; {why}; what the call itself costs, and the compiled step would "
         "win by a larger batch, was not measured",
         why="The device is idle between steps that are too short for it.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stoker.tune.attach.finding import ScriptFinding
-from stoker.tune.attach.seen import Loop
+from stoker.tune.attach.seen import BUSY, Loop
 from stoker.tune.attach.split import StageCost, StepSplit, epoch_starts, split_step, stage_costs
 from stoker.tune.attach.utilisation import reached_json, reached_rows
 
@@ -73,7 +73,7 @@ class ScriptProfile:
     """Every line that trained, of every process."""
 
     findings: tuple[ScriptFinding, ...]
-    """The largest gain first; none where nothing is wrong."""
+    """What saves most of the script's time first; none where nothing is wrong."""
 
     minor: tuple[ScriptFinding, ...]
     """What was looked for and seen too, and is worth little here; each says why."""
@@ -83,6 +83,10 @@ class ScriptProfile:
 
     time_parts: tuple[tuple[str, float], ...] = ()
     """Wall time of the process that trained most, by part, the largest first: name and share."""
+
+    waited: float = 0.0
+    """Of the time that threads of that process wanted a core, the share in which another program had
+    it, in [0, 1]."""
 
     time_lines: tuple[Mapping[str, Any], ...] = ()
     """The same by line: `kind`, `file`, `line`, `wall_s`, `cpu_s`, `calls`."""
@@ -144,6 +148,9 @@ class ScriptProfile:
         if self.time_parts:
             shares = ", ".join(f"{name} {share:.0%}" for name, share in self.time_parts)
             told.append(("wall time", shares))
+        if self.waited >= BUSY:
+            waited = f"{self.waited:.0%} of the time that this process's threads wanted to run they waited"
+            told.append(("the machine was busy with other work", waited))
         if self.peak_memory_bytes:
             told.append(("memory", f"{self.peak_memory_bytes / GIB:.2f} GiB, a process's peak"))
         for index, peak in enumerate(self.gpu_peak_bytes):
@@ -173,6 +180,7 @@ class ScriptProfile:
             },
             "gpu_states": [dict(state) for state in self.gpu_states],
             "note": self.note(),
+            "waited_for_other_programs": self.waited,
             "wall_time": {
                 "shares": dict(self.time_parts),
                 "lines": [dict(each) for each in self.time_lines],

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker.tune.attach.finding import ScriptFinding, Sureness, gain_of
-from stoker.tune.attach.seen import BatchHook, Loop, place_told
+from stoker.tune.attach.origin import argument_line
+from stoker.tune.attach.seen import BatchHook, Loop, Place, place_told
 from stoker.tune.attach.split import StepSplit
 
 LEAST_PYTHON = 0.2
@@ -110,13 +111,27 @@ def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[Script
         seen, gain, sure = _hardly_any(loop, split), (1.0, float(LARGER)), "possible"
     yield ScriptFinding(
         kind="small_batch",
-        place=loop.place,
+        place=batch_line(loop),
         seen=f"{seen}, with batches of {loop.rows}",
         why="The device is idle between steps that are too short for it, or starts operations that are.",
         change=larger_batch(loop),
         gain=gain,
         sure=sure,
     )
+
+
+def batch_line(loop: Loop) -> Place:
+    """The line where the number of rows of a batch was written; else the line that trains."""
+    for stage in loop.stages:
+        if stage.kind in ("batch", "padded_batch"):
+            # Another library's call was given it by name.
+            call, position = (stage.kind, 0) if stage.by_user else ("", None)
+            size = stage.arguments.get("batch_size")
+            found = argument_line(stage.place, call, "batch_size", position=position, value=size)
+            if found is not None:
+                return found
+    size = loop.model.get("batch_size")
+    return argument_line(loop.place, "fit", "batch_size", position=2, value=size) or loop.place
 
 
 def larger_batch(loop: Loop) -> str:

@@ -108,6 +108,7 @@ def _profiled(
         minor=diagnosed.minor,
         failures=tuple(_failures(processes, facts)),
         time_parts=tuple(told_parts(processes[0])) if processes else (),
+        waited=processes[0].waited if processes else 0.0,
         time_lines=tuple(parts_json(processes[0])) if processes else (),
     )
 

@@ -166,6 +166,23 @@ class Function:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FirstPass:
+    """The first of several passes over a dataset that holds a cache, which it fills."""
+
+    wall_s: float
+    """Time that it took, seconds."""
+
+    later_s: float
+    """Time of a later pass, on the mean, seconds."""
+
+    nodes: tuple[Node, ...]
+    """As TensorFlow ran it meanwhile, last one first; empty where that was not seen."""
+
+    nodes_s: float
+    """From its begin to when they were read, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Loop:
     """One line that trains."""
 
@@ -191,6 +208,9 @@ class Loop:
     """Of the first steps: begin, wait, call, synchronise, period; seconds."""
     syncs: tuple[tuple[Place, int], ...] = ()
     eager_gradients: tuple[tuple[Place, int], ...] = ()
+    step_calls: tuple[tuple[Place, int], ...] = ()
+    """Where these were computed: the line of each of the user's functions that ran and its first line,
+    the innermost function first."""
     elements: tuple[str, ...] = ()
     rounds: tuple[Mapping[str, float], ...] = ()
     """Pairs of windows with real data and on a resident batch."""
@@ -224,6 +244,11 @@ class Loop:
     """Why there is none although there is a device to trace."""
     ours_s: float = 0.0
     """Time that the measurement took beside the steps, seconds."""
+    first_pass: FirstPass | None = None
+    """None where no cache was filled, or no later pass read it."""
+    load: Mapping[str, float] = field(default_factory=dict)
+    """Of some steps of a loop: wall time and what other programs took of it, and what lay outside of
+    calls (`wall_s`, `away_s`, `wait_s`, `python_s`, `python_run_s`); empty where it is not known."""
 
     def asked_for(self) -> list[Stage]:
         """Stages that the user wrote, or had made by a call of their own: not those of `fit` for arrays."""
@@ -283,7 +308,12 @@ class Seen:
     """Time from the process's start to its last report, seconds; 0 if unknown."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """What its TensorFlow ran on: `cores`, `intra_op_threads`, `tensor_float_32`."""
+    waited: float = 0.0
+    """Of the time that its threads wanted a core, the share in which another program had it, in [0, 1]."""
 
+
+BUSY = 0.2
+"""A share `waited` from which on the machine was busy with other work."""
 
 _DEVICE = ("cores", "intra_op_threads", "tensor_float_32")
 """Of the machine, what a peak depends on."""
@@ -340,7 +370,13 @@ def _seen(told: Mapping[str, Any]) -> Seen:
         wall_parts=tuple(_wall_part(each) for each in told.get("wall", {}).get("parts", ())),
         since_start_s=told.get("wall", {}).get("total_s", 0.0),
         on_batches=tuple((_place(each), each[2]) for each in told.get("on_batches", ())),
+        waited=_waited(told.get("load", {})),
     )
+
+
+def _waited(load: Mapping[str, float]) -> float:
+    wanted_s = load.get("run_s", 0.0) + load.get("waited_s", 0.0)
+    return load["waited_s"] / wanted_s if wanted_s > 0 else 0.0
 
 
 def _wall_part(told: Sequence[Any]) -> WallPart:
@@ -412,10 +448,12 @@ def _loop(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         timeline=_timeline(told),
         syncs=tuple((_place(each), each[2]) for each in told["syncs"]),
         eager_gradients=tuple((_place(each), each[2]) for each in told["eager_gradients"]),
+        step_calls=tuple((_place(each), each[2]) for each in told["step_calls"]),
         elements=tuple(told["elements"]),
         rounds=tuple(told["rounds"]),
         batches=told["batches"],
         no_ceiling=told["no_ceiling"],
+        load=told["load"],
         step=told["step"],
         trace=told["trace"],
         ours_s=told["ours_s"],
@@ -445,9 +483,22 @@ def _fit(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         feed=_feed(told["facts"].get("feed")),
         hooks=tuple(_hook(each, told["hooked_steps"]) for each in told["hooks"]),
         starts=tuple(told["starts"]),
+        first_pass=_first_pass(told),
         step=told["step"],
         trace=told["trace"],
         ours_s=told["ours_s"],
+    )
+
+
+def _first_pass(told: Mapping[str, Any]) -> FirstPass | None:
+    first_s, *later_s = told["passes_s"] or [0.0]
+    if not later_s or not told["fills_a_cache"]:
+        return None
+    return FirstPass(
+        wall_s=first_s,
+        later_s=sum(later_s) / len(later_s),
+        nodes=tuple(map(_node, told["first_nodes"])),
+        nodes_s=told["first_nodes_s"],
     )
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stoker.tune.attach.seen import Loop, Node, Place, Stage
+from stoker.tune.attach.seen import BUSY, Loop, Node, Place, Stage
 
 LEAST_STEPS = 5
 """Fewer measured steps say nothing."""
@@ -164,12 +164,25 @@ def _split_loop(loop: Loop) -> StepSplit:
     return StepSplit(
         step_s=step_s,
         parts={name: value for name, value in parts.items() if value > 0} | {rest: python_s},
-        input_wait=min(1.0, wait_s / step_s) if seen else None,
-        python=python_s / step_s if loop.kind != "inside" else None,
+        input_wait=_left_by_the_step(loop, wait_s / step_s) if seen else None,
+        python=_python_share(loop, python_s / step_s) if loop.kind != "inside" else None,
         busy=_busy(loop),
         no_busy=_no_busy(loop, loop.no_ceiling or _NO_BUSY.get(loop.kind, "")),
         no_wait=_NO_WAIT.get(loop.kind, ""),
     )
+
+
+def _python_share(loop: Loop, share: float) -> float:
+    """The share of a step that Python takes, without what other programs took of the step.
+
+    Python takes at least its CPU time; the rest, such as sleep, may be a wait for a core.
+    """
+    load = loop.load
+    if not load:
+        return share
+    quiet_s = load["wall_s"] - load["away_s"]
+    python_s = max(load["python_run_s"], load["python_s"] - load["wait_s"])
+    return min(1.0, max(0.0, min(python_s, load["python_s"])) / quiet_s) if quiet_s > 0 else share
 
 
 def _with_transfer(loop: Loop, parts: Mapping[str, float], *, of: str) -> Mapping[str, float]:
@@ -211,9 +224,18 @@ def _busy(loop: Loop) -> float | None:
 
 
 def _ratio(loop: Loop) -> float | None:
-    if not loop.rounds:
-        return None
-    return statistics.median(each["ceiling_s"] / each["real_s"] for each in loop.rounds)
+    return statistics.median(_ratios(loop)) if loop.rounds else None
+
+
+def _ratios(loop: Loop) -> list[float]:
+    """T_ceil / T_real of each round."""
+    return [_ceiling_s(each) / each["real_s"] for each in loop.rounds]
+
+
+def _ceiling_s(of: Mapping[str, float]) -> float:
+    """T_ceil of a round, seconds, as if other programs had taken as much of it as of T_real."""
+    quiet_s = of["ceiling_s"] * (1.0 - of.get("ceiling_away", 0.0))
+    return quiet_s / max(0.01, 1.0 - of.get("real_away", 0.0))
 
 
 def _no_busy(loop: Loop, otherwise: str) -> str:
@@ -280,12 +302,12 @@ def _split_fit(loop: Loop) -> StepSplit:
             no_wait=_NO_WAIT["fit"] if wait is None else "",
         )
     real_s = statistics.median(each["real_s"] / each["calls"] for each in loop.rounds)
-    ceiling_s = statistics.median(each["ceiling_s"] / each["calls"] for each in loop.rounds)
+    ceiling_s = statistics.median(_ceiling_s(each) / each["calls"] for each in loop.rounds)
     wait_s = min(real_s, (wait or 0.0) * real_s)
     compute_s = min(ceiling_s, real_s - wait_s)
     rest_s = max(0.0, real_s - wait_s - compute_s)
     # Noise slows the one or the other window: what all rounds agree on is Python's.
-    most = max(each["ceiling_s"] / each["real_s"] for each in loop.rounds)
+    most = max(_ratios(loop))
     python = None if wait is None else max(0.0, 1.0 - most - wait)
     parts = {"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s}
     if wait is None:
@@ -319,7 +341,15 @@ def _gap_wait(loop: Loop) -> float | None:
         gap_s, of_s = (
             (sum(column) for column in zip(*loop.gaps, strict=True)) if loop.gaps else (0, 0)
         )
-    return min(1.0, max(0.0, 1.0 - gap_s / of_s)) if of_s > 0 else None
+    return _left_by_the_step(loop, 1.0 - gap_s / of_s) if of_s > 0 else None
+
+
+def _left_by_the_step(loop: Loop, wait: float) -> float:
+    """W in [0, 1]; on a busy machine at most what U leaves, since waits for a core look like it."""
+    away = [each.get("real_away", 0.0) for each in loop.rounds]
+    if away and statistics.median(away) >= BUSY:
+        wait = min(wait, 1.0 - min(_ratios(loop)))
+    return min(1.0, max(0.0, wait))
 
 
 def stage_costs(loop: Loop) -> tuple[StageCost, ...]:

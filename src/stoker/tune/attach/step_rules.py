@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from stoker.tune.attach.feed_rules import batch_call_findings
 from stoker.tune.attach.finding import ScriptFinding, gain_of
 from stoker.tune.attach.gpu_rules import gpu_findings
+from stoker.tune.attach.origin import argument_line, dtype_line, step_line
 from stoker.tune.attach.python_rules import python_findings
 from stoker.tune.attach.seen import Function, Loop, Seen, place_told
 from stoker.tune.attach.split import StepSplit
@@ -60,9 +61,10 @@ def _eager(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFi
             **common,  # type: ignore[arg-type]
         )
     elif loop.model.get("run_eagerly"):
+        compiled = place_told(loop.model.get("compiled")) or loop.place
         yield ScriptFinding(
             kind="eager_loop",
-            place=place_told(loop.model.get("compiled")) or loop.place,
+            place=argument_line(compiled, "compile", "run_eagerly", value=True) or compiled,
             seen="the model was compiled with run_eagerly=True",
             change="model.compile(..., run_eagerly=False)",
             **common,  # type: ignore[arg-type]
@@ -72,7 +74,7 @@ def _eager(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFi
         if count >= max(3, loop.steps // 2):
             yield ScriptFinding(
                 kind="eager_loop",
-                place=place,
+                place=step_line(loop.step_calls) or place,
                 seen=f"{count} of {loop.steps} steps computed their gradients outside of any "
                 "tf.function",
                 change="@tf.function\ndef train_step(x, y): ...  # forward pass, tape.gradient and "
@@ -122,9 +124,10 @@ def _half_output(loop: Loop) -> Iterator[ScriptFinding]:
 
 def _float64_model(loop: Loop) -> Iterator[ScriptFinding]:
     if variables := loop.model.get("float64"):
+        made = place_told(loop.model.get("made")) or loop.place
         yield ScriptFinding(
             kind="float64_model",
-            place=place_told(loop.model.get("made")) or loop.place,
+            place=dtype_line(made, "float64") or made,
             seen=f"variables are float64: {', '.join(variables[:3])}",
             why="It takes twice the memory, and on a GPU up to 64 times the time, of float32.",
             change='keras.config.set_floatx("float32"), or dtype="float32" for these layers.',

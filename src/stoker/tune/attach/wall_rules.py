@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from stoker.tune.attach.finding import ScriptFinding
+from stoker.tune.attach.first_pass import filling_s, first_pass_findings
 from stoker.tune.attach.seen import Loop, Seen, WallPart
 
 LEAST_PART = 0.10
@@ -22,6 +23,7 @@ MANY_CALLS = 20
 NAMES = {
     "imports": "imports",
     "training": "training",
+    "first_pass": "the first pass, which fills a cache",
     "validation": "validation",
     "evaluate": "evaluate",
     "predict": "predict",
@@ -50,18 +52,21 @@ def wall_time(seen: Seen) -> Mapping[str, float]:
             found["training"] = max(0.0, found.get("training", 0.0) - loop.ours_s)
         else:
             found["training"] = found.get("training", 0.0) + loop.first_s + loop.period_s
+        filled_s = min(filling_s(loop), found["training"])
+        if filled_s > 0:
+            found["training"] -= filled_s
+            found["first_pass"] = found.get("first_pass", 0.0) + filled_s
     found["rest"] = max(0.0, seen.since_start_s - sum(found.values()))
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
-def is_small(loop: Loop, seen: Seen) -> bool:
-    """Whether a loop takes so little of the script's time that its speed does not matter."""
+def share_of_script(loop: Loop, seen: Seen) -> float:
+    """What a line that trains takes of the script's time without imports, in [0, 1]; 1 if unknown."""
     parts = wall_time(seen)
-    if not parts:
-        return False
+    base_s = sum(parts.values()) - parts.get("imports", 0.0)
     fits = sum(part.wall_s for part in seen.wall_parts if part.place == loop.place)
     whole_s = fits if loop.kind == "fit" else loop.first_s + loop.period_s
-    return whole_s < LEAST_LOOP * (sum(parts.values()) - parts.get("imports", 0.0))
+    return min(1.0, whole_s / base_s) if base_s > 0 else 1.0
 
 
 def wall_findings(seen: Seen) -> Iterator[ScriptFinding]:
@@ -92,6 +97,11 @@ def wall_findings(seen: Seen) -> Iterator[ScriptFinding]:
             gain=(1.0, min(20.0, 1.0 / max(0.05, 1.0 - share))),
             sure="measured",
         )
+    for loop in seen.loops:
+        filled_s = filling_s(loop)
+        if filled_s >= max(LEAST_WALL_S, LEAST_PART * base_s):
+            share = min(1.0, filled_s / base_s)
+            yield from first_pass_findings(loop, seconds=filled_s, share=share)
 
 
 _SAID = {

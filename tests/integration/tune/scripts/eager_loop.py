@@ -12,9 +12,14 @@ dataset = tf.data.Dataset.from_tensor_slices(
 model = keras.Sequential([keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)])
 optimizer = keras.optimizers.Adam()
 
-for x, y in dataset:
+
+def train_step(x, y):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(model(x) - y))
     gradients = tape.gradient(loss, model.trainable_variables)
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))  # noqa: B905 - as tutorials have it
+
+
+for x, y in dataset:
+    train_step(x, y)
 print("done")

@@ -290,6 +290,20 @@ def test_a_loop_of_train_on_batch_is_told_what_each_call_costs() -> None:
     assert findings(busy, on_batches=((at(41), 102),)) == {}
 
 
+def test_what_other_programs_took_of_a_call_hides_no_python() -> None:
+    """Of 1 s other programs had 0.9 s, nearly all of it in the calls: of the rest Python is 40%."""
+    load = {"wall_s": 1.0, "away_s": 0.9, "wait_s": 0.8, "python_s": 0.05, "python_run_s": 0.04}
+    calls = loop(kind="calls", wait_s=0.0, call_s=0.95, stages=(), nodes=(), rows=0, load=load)
+
+    [told] = findings(calls, on_batches=((at(41), 102),), waited=0.8).values()
+
+    assert told.kind == "train_on_batch"
+    assert "Python takes 40%" in told.seen
+    assert told.sure == "possible"
+    quiet = replace(calls, load={**load, "away_s": 0.0, "wait_s": 0.0})
+    assert findings(quiet, on_batches=((at(41), 102),)) == {}
+
+
 DECODES = stage(
     "map",
     7,

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
 
 from stoker.tune.attach.inside.stoker_watch.facts import Facts
+from stoker.tune.attach.inside.stoker_watch.load import Load, Moment, now
 from stoker.tune.attach.inside.stoker_watch.places import owner, who_called
 from stoker.tune.attach.script import FOLDER_VARIABLE, INSIDE
 
@@ -146,3 +148,51 @@ def test_a_forked_child_does_not_write_its_parents_facts(tmp_path: Path) -> None
     facts.write()
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wait_for_a_core_that_another_program_has_is_counted() -> None:
+    load, cores = Load(), os.sched_getaffinity(0)
+    load.begin()
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True)\nwhile True: pass"],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        ) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            begun, until_s = now(), time.thread_time() + 0.3
+            while time.thread_time() < until_s:
+                pass
+            span, told = load.between(begun, now()), load.told()
+            other.kill()
+    finally:
+        os.sched_setaffinity(0, cores)
+
+    # Two programs on a core take turns: of the time that one runs it waits about as long.
+    assert 0.3 <= span.run_s < span.wall_s
+    assert span.wait_s > 0.1
+    assert span.wait_s <= span.away_s <= span.wall_s - span.run_s
+    assert told["waited_s"] >= span.wait_s * 0.5
+
+
+def test_what_others_took_of_a_time_is_by_threads_that_it_waits_for_too() -> None:
+    begun = Moment(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    # Of 1 s this thread ran 0.2 s, waited 0.3 s, and was blocked by threads that mostly waited.
+    ended = Moment(1.0, 0.2, 0.3, 0.1, 0.4, 2.0, 0.0)
+
+    alone = Load().between(begun, ended)
+
+    assert alone.wait_s == pytest.approx(0.3)
+    assert alone.away_s == pytest.approx(0.3 + 0.5 * 0.4 / 0.5)
+    # The cores were busy with nothing but this process: it waited for itself.
+    assert Load().between(begun, ended._replace(own_s=2.0)).away() == 0.0
+    half = Load().between(begun, ended._replace(own_s=1.0))
+    assert half.wait_s == pytest.approx(0.15)
+    assert half.wait_s < half.away_s < alone.away_s
+
+
+def test_where_linux_does_not_say_nothing_is_taken_off() -> None:
+    assert Load().between(None, now()).away() == 0.0
+    assert Load().told() == {}

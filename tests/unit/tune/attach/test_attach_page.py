@@ -195,3 +195,13 @@ def test_memory_and_what_nvml_says_of_the_gpus_are_told() -> None:
     found = json.loads(json.dumps(told.to_json()))
     assert found["memory"] == {"process_peak_bytes": 3 * 2**29, "gpu_peak_bytes": [2**30]}
     assert found["gpu_states"] == [GPU]
+
+
+def test_a_machine_that_was_busy_is_told_first_to_a_person_and_a_program() -> None:
+    busy = replace(profile(loops=(a_loop(),)), waited=0.43)
+
+    said = "43% of the time that this process's threads wanted to run they waited"
+    assert said in dict(busy.machine())["the machine was busy with other work"]
+    assert said in Parsed(page_html(busy)).text
+    assert busy.to_json()["waited_for_other_programs"] == 0.43
+    assert "busy with other work" not in page_html(replace(busy, waited=0.05))

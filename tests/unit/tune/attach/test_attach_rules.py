@@ -59,6 +59,34 @@ def test_u_and_w_are_what_the_rounds_say() -> None:
     assert split.python == pytest.approx(0.1)
 
 
+def test_what_other_programs_took_of_a_window_is_none_of_its_figures() -> None:
+    """The step on a resident batch took 1.8 times as long as a real one: for 0.9 of it others ran."""
+    one = {"real_away": 0.5, "ceiling_away": 0.75}
+    shown = fit(real_s=0.010, ceiling_s=0.018, wait=0.3)
+    split = split_step(replace(shown, rounds=tuple({**each, **one} for each in shown.rounds)))
+
+    assert split is not None
+    assert split.busy == pytest.approx(0.9)
+    assert split.input_wait == pytest.approx(0.1), "waits for a core are none for input"
+    assert split.parts["compiled step"] == pytest.approx(0.009)
+    without = split_step(shown)
+    assert without is not None
+    assert without.busy is None
+
+
+def test_on_a_busy_machine_what_follows_from_times_is_possible() -> None:
+    waits = loop(stages=BARE, nodes=(node("Root"), node("BatchV2"), node("Map", 2.0)))
+    eager = loop(eager_gradients=((at(41), 102),), wait_s=0.0)
+
+    quiet = {each.kind: each.sure for each in findings(waits, eager, waited=0.1)}
+    busy = {each.kind: each.sure for each in findings(waits, eager, waited=0.5)}
+
+    assert quiet["sequential_map"] == "measured"
+    assert busy["sequential_map"] == "possible"
+    assert quiet["eager_loop"] == busy["eager_loop"] == "likely"
+    assert quiet.keys() == busy.keys()
+
+
 def test_a_loop_inside_of_a_function_has_u_by_its_calls_and_no_w() -> None:
     one: Mapping[str, float] = {"calls": 50, "real_s": 1.0, "ceiling_s": 0.6}
     inside = loop(kind="inside", steps=5, measured_steps=3, rounds=(one,) * 3, batches=50)

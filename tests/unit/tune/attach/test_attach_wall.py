@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 import pytest
-from tests.unit.tune.attach.watched import at, fit, loop, seen
+from tests.unit.tune.attach.watched import at, fit, loop, node, seen, stage
 
 from stoker.tune.attach.diagnose import diagnose
 from stoker.tune.attach.finding import ScriptFinding
 from stoker.tune.attach.input_rules import Machine
 from stoker.tune.attach.inside.stoker_watch.wall import Wall
-from stoker.tune.attach.seen import NOWHERE, Seen, WallPart
+from stoker.tune.attach.seen import NOWHERE, FirstPass, Loop, Seen, WallPart
 from stoker.tune.attach.wall_rules import parts_json, told_parts, wall_time
 
 MACHINE = Machine(cores=4, memory_bytes=8 << 30)
@@ -157,3 +157,69 @@ def test_what_a_person_and_a_program_are_told() -> None:
         "cpu_s": 60.0,
         "calls": 3,
     }
+
+
+def fills(*, map_s: float, wall_s: float = 41.0, **changes: Any) -> Loop:
+    """A fit of 5 passes of 1 s; below its cache stand two maps of which one worked so long."""
+    maps = (stage("map", 9, **changes), stage("map", 8, arguments={"num_parallel_calls": -1}))
+    dear = {"parameters": {"parallelism": (4.0, True)}} if changes else {}
+    nodes = (
+        node("Root"),
+        node("BatchV2", 3.0),
+        node("MemoryCache", 2.0),
+        node("ParallelMapV2" if changes else "Map", map_s, **dear),
+        node("ParallelMapV2", 4.0, parameters={"parallelism": (4.0, True)}),
+        node("TensorSlice", 0.1),
+    )
+    return fit(
+        passes=5,
+        stages=(stage("batch", 11), stage("cache", 10), *maps, stage("from_tensor_slices", 7)),
+        first_pass=FirstPass(wall_s=wall_s, later_s=1.0, nodes=nodes, nodes_s=wall_s / 2),
+    )
+
+
+def test_a_first_pass_that_fills_a_cache_is_named_at_the_map_that_takes_the_time() -> None:
+    told = script(part("imports", 5.0), part("fit", 50.0, 40), loops=(fills(map_s=20.0),))
+
+    found = findings(told)["slow_first_pass"]
+
+    assert found.place == at(9)
+    assert "in the first of 5 passes, which takes 40 s longer than a later one, 42%" in found.seen
+    assert "num_parallel_calls=tf.data.AUTOTUNE" in found.change
+    # On 4 cores a quarter of it stays.
+    assert found.gain == pytest.approx((1.0, 1 / (1 - 0.75 * 40 / 95)))
+    parts = wall_time(told)
+    assert parts["first_pass"] == 40.0
+    assert sum(parts.values()) == pytest.approx(100.0)
+
+
+def test_of_a_parallel_map_the_results_are_kept_for_the_next_run() -> None:
+    parallel = fills(map_s=80.0, arguments={"num_parallel_calls": -1})
+
+    found = findings(script(part("fit", 50.0, 40), loops=(parallel,)))["slow_first_pass"]
+
+    assert found.place == at(9)
+    assert "the next run" in found.change
+    assert "num_parallel_calls" not in found.change
+
+
+def test_a_first_pass_that_traces_for_long_or_fills_little_is_no_finding() -> None:
+    tracing = script(part("fit", 50.0, 40), loops=(fills(map_s=0.5),))
+    short = script(part("fit", 3.0, 40), loops=(fills(map_s=1.0, wall_s=2.5),))
+    uncached = fit(passes=5, first_pass=None)
+
+    for each in (tracing, short, script(part("fit", 50.0, 40), loops=(uncached,))):
+        assert "slow_first_pass" not in findings(each)
+
+
+def test_what_saves_most_of_the_script_comes_first() -> None:
+    """A loop of a tenth of the script that could be 5 times as quick saves less than a first pass."""
+    waits = loop(
+        stages=(stage("batch", 3), stage("from_generator", 2)), wait_s=8.0, call_s=1.5, period_s=10
+    )
+    told = script(part("fit", 50.0, 40), loops=(waits, fills(map_s=20.0)))
+
+    first, *others = (each.kind for each in diagnose([told], MACHINE).findings)
+
+    assert first == "slow_first_pass"
+    assert "generator_rows" in others

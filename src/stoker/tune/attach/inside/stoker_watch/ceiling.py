@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .facts import FACTS
+from .load import LOAD, now
 from .loops import clock
 from .transfer import transfer_s
 
@@ -100,17 +101,18 @@ class Ceiling:
             smallest.numpy()
         return clock() - begun_s
 
-    def measure(self, calls: int) -> float:
-        """Seconds that so many calls take; every variable is as it was before."""
+    def measure(self, calls: int) -> tuple[float, float]:
+        """Seconds that so many calls take, and the share that others took; variables are as before."""
         kept = [variable.numpy() for variable in self._variables]
         try:
             self._function(self._iterator)
             self.settle()
-            begun_s = clock()
+            moment, begun_s = now(), clock()
             for _ in range(calls):
                 self._function(self._iterator)
             self.settle()
-            return clock() - begun_s
+            took_s = clock() - begun_s
+            return took_s, LOAD.between(moment, now()).away()
         finally:
             for variable, value in zip(self._variables, kept, strict=True):
                 variable.assign(value)

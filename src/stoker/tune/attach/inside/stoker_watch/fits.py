@@ -10,6 +10,7 @@ from typing import Any
 from . import ceiling, pipeline, step_graph
 from .batch_hooks import BatchHooks
 from .facts import FACTS
+from .load import LOAD, Moment, now
 from .loops import LOOK_AT_STEPS, MOST_SHOWN, clock
 from .places import Place
 from .windows import MOST_GAPS, Window
@@ -46,6 +47,12 @@ class Fit:
         self.hooks = BatchHooks()
         self.fills_a_cache = False
         """Its first epoch makes what the later ones read."""
+        self.passes_s: list[float] = []
+        """From the begin of an epoch to the end of its last step, seconds."""
+        self.first_nodes: list[dict[str, Any]] = []
+        """The input as it ran in the first epoch."""
+        self.first_nodes_s = 0.0
+        """From the epoch's begin to when these were read, seconds."""
         self.epochs = self.steps = self.measured_steps = 0
         self.first_s = self.period_s = self.call_s = 0.0
         self.starts: list[float] = []
@@ -67,6 +74,8 @@ class Fit:
         self._begun_s = self._last_end_s = self._began_epoch_s = 0.0
         self._row = Window()
         self._window: Window | None = None
+        self._moment: Moment | None = None
+        """When that began."""
         self._drain = 0
         self._is_plain = False
         self._has_no_model = False
@@ -127,6 +136,8 @@ class Fit:
     def end_epoch(self) -> None:
         """The epoch's last step is done; the iterator may go."""
         self.epochs += 1
+        if self._last_end_s and len(self.passes_s) < MOST_SHOWN:
+            self.passes_s.append(self._last_end_s - self._began_epoch_s)
         self.iterator = None
         if self.fills_a_cache and self.epochs == 1:
             # From here on the input is another one: what it was tells nothing of what it costs.
@@ -193,6 +204,8 @@ class Fit:
         FACTS.seen += 1
         if self.steps == 1:
             self._begun_s = begun_s
+        if self._is_filling() and self.steps & (self.steps - 1) == 0:
+            self._read_first(ended_s)
         if len(self.timeline) < MOST_SHOWN:
             spent_s = ended_s - begun_s
             self.timeline.append([begun_s - self._begun_s, 0.0, spent_s, 0.0, period_s or spent_s])
@@ -237,7 +250,7 @@ class Fit:
             return
         if self._window is None:
             self._ceiling.settle()
-            self._window = Window()
+            self._window, self._moment = Window(), now()
             # To settle took time that is no step's.
             self._last_end_s = clock()
             self._row = Window()
@@ -248,13 +261,15 @@ class Fit:
 
     def _close(self, window: Window, resident: ceiling.Ceiling) -> None:
         settled_s = resident.settle()
+        real_away = LOAD.between(self._moment, now()).away()
         nodes, gaps_us = self._model_of_input()
         self._keep(nodes)
         begun_s = clock()
         FACTS.ours = True
         try:
             calls = max(1, min(window.calls, int(MOST_CEILING_S * window.calls / window.seconds)))
-            ceiling_s = resident.measure(calls) * window.calls / calls
+            ceiling_s, ceiling_away = resident.measure(calls)
+            ceiling_s *= window.calls / calls
             transfer_s = resident.transfer_s() * window.calls
         except Exception as error:  # noqa: BLE001 - whatever a step can raise: the script goes on
             self.no_ceiling = f"the step failed on a resident batch: {type(error).__name__}"
@@ -269,6 +284,8 @@ class Fit:
             "calls": window.calls,
             "real_s": window.seconds + settled_s,
             "ceiling_s": ceiling_s,
+            "real_away": real_away,
+            "ceiling_away": ceiling_away,
             "transfer_s": transfer_s,
         }
         gap = window.gap(gaps_us, self._per_call())
@@ -290,6 +307,12 @@ class Fit:
         if gap is not None:
             self.gaps.append(gap)
 
+    def _read_first(self, now_s: float) -> None:
+        """Read the input while it fills a cache: after steps 1, 2, 4, 8, ..."""
+        nodes, _ = self._model_of_input()
+        if len(nodes) >= len(self.first_nodes):
+            self.first_nodes, self.first_nodes_s = nodes, now_s - self._began_epoch_s
+
     def _model_of_input(self) -> tuple[list[dict[str, Any]], list[float]]:
         if self._has_no_model:
             return [], []  # TensorFlow writes a warning each time that it is asked
@@ -307,7 +330,8 @@ class Fit:
         plain = (
             "place", "calls", "facts", "stages", "nodes", "epochs", "steps", "measured_steps",
             "first_s", "period_s", "call_s", "starts", "rows", "element_bytes", "timeline",
-            "rounds", "gaps", "no_ceiling", "step", "ours_s", "trace",
+            "rounds", "gaps", "no_ceiling", "step", "ours_s", "trace", "passes_s", "first_nodes",
+            "first_nodes_s", "fills_a_cache",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in plain}
         return told | {"hooks": self.hooks.told(), "hooked_steps": self.steps - WARM_CALLS}

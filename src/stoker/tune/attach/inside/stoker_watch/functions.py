@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from time import thread_time
 from typing import Any
 
 from . import inner_ceiling
@@ -157,19 +158,19 @@ def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
                 )
         _running.append(record)
         STATE.taken_in_graph = False
-        begun_s = clock()
+        begun_s, begun_run_s = clock(), thread_time()
         try:
             return original(self, *mine, **named)
         finally:
-            took_s = clock() - begun_s
+            took_s, run_s = clock() - begun_s, thread_time() - begun_run_s
             _running.clear()
             if took_s <= one.longest_s and STATE.is_amid(one.loop):
                 record.calls += 1
                 if one.loop is not None:
-                    one.loop.called(took_s, record.name, trains=True, traced=False)
+                    one.loop.called(took_s, record.name, trains=True, traced=False, run_s=run_s)
             else:
                 try:
-                    _called(self, one, begun_s, (args, kwargs))
+                    _called(self, one, begun_s, (args, kwargs), run_s)
                 except Exception as error:  # noqa: BLE001 - the script goes on
                     FACTS.failed(error)
 
@@ -214,7 +215,11 @@ def _code(function: Any) -> Any:
 
 
 def _called(
-    function: Any, one: _One, begun_s: float, given: tuple[tuple[Any, ...], dict[str, Any]]
+    function: Any,
+    one: _One,
+    begun_s: float,
+    given: tuple[tuple[Any, ...], dict[str, Any]],
+    run_s: float,
 ) -> None:
     now_s = clock()
     record, took_s = one.record, now_s - begun_s
@@ -242,7 +247,7 @@ def _called(
             _take_stages(loop, given)
         STATE.current = loop
         loop.begin_step(begun_s)
-    loop.called(took_s, record.name, trains=record.trains, traced=traced)
+    loop.called(took_s, record.name, trains=record.trains, traced=traced, run_s=run_s)
     if record.trains and loop.kind == "dataset" and not traced:
         if loop.measures_again:
             after_call(loop, function, *given)

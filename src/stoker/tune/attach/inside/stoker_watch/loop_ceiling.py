@@ -13,6 +13,7 @@ from typing import Any
 from . import pipeline, step_graph
 from .ceiling import MOST_STATE_BYTES, does_more
 from .facts import FACTS
+from .load import LOAD, now
 from .loops import STATE, Loop, clock
 from .transfer import transfer_s
 
@@ -47,51 +48,55 @@ def after_call(loop: Loop, function: Any, args: tuple[Any, ...], kwargs: dict[st
     if loop.no_ceiling or len(loop.rounds) >= ROUNDS:
         loop.measures_again = False
         return
+    loop.moment = loop.moment or now()
     steps, real_s = loop.measured_steps - loop.mark[0], loop.period_s - loop.mark[1]
     if steps < LEAST_STEPS or (real_s < WINDOW_S and steps < MOST_STEPS):
         return
     begun_s = clock()
+    real_away = LOAD.between(loop.moment, now()).away()
     FACTS.ours = True
     try:
         loop.no_ceiling = "the watcher failed"
-        ceiling_s, loop.no_ceiling = _measure(loop, function, (args, kwargs), real_s / steps)
+        given = (args, kwargs)
+        ceiling_s, away, loop.no_ceiling = _measure(loop, function, given, real_s / steps)
         if not loop.no_ceiling:
             told = {"calls": steps, "real_s": real_s, "ceiling_s": ceiling_s * steps}
+            told |= {"real_away": real_away, "ceiling_away": away}
             told["transfer_s"] = transfer_s((args, kwargs)) * steps
             loop.rounds.append(told)
             loop.left_out = _ahead()
     finally:
         FACTS.ours = False
         loop.not_its_own(clock() - begun_s)
-        loop.mark = loop.measured_steps, loop.period_s
+        loop.mark, loop.moment = (loop.measured_steps, loop.period_s), now()
 
 
 def _measure(
     loop: Loop, function: Any, given: tuple[tuple[Any, ...], dict[str, Any]], real_s: float
-) -> tuple[float, str]:
-    """Seconds of a call on what is there; and why they were not measured."""
+) -> tuple[float, float, str]:
+    """Seconds of a call on what is there, the share that others took, and why they were not measured."""
     tf: Any = sys.modules["tensorflow"]
     if sum(loop.functions.values()) != loop.steps + 1:
-        return 0.0, "a step is not one call of one tf.function"
+        return 0.0, 0.0, "a step is not one call of one tf.function"
     if real_s > LONGEST_STEP_S:
-        return 0.0, "to run so long a step again would hold the training up"
+        return 0.0, 0.0, "to run so long a step again would hold the training up"
     args, kwargs = given
     if not all(_is_there(tf, value) for value in tf.nest.flatten([args, kwargs])):
-        return 0.0, "the step is given what is no tensor, and cannot be given again"
+        return 0.0, 0.0, "the step is given what is no tensor, and cannot be given again"
     traced = function.experimental_get_tracing_count()
     concrete = function.get_concrete_function(*args, **kwargs)
     if function.experimental_get_tracing_count() != traced:
-        return 0.0, "the step is traced anew for each batch"
+        return 0.0, 0.0, "the step is traced anew for each batch"
     if found := does_more(concrete) | _reads_more(concrete):
-        return 0.0, f"the step does what cannot be undone ({', '.join(sorted(found)[:3])})"
+        return 0.0, 0.0, f"the step does what cannot be undone ({', '.join(sorted(found)[:3])})"
     variables, why = captured_variables(concrete)
     if why:
-        return 0.0, why
+        return 0.0, 0.0, why
     if not loop.step:
         with FACTS.guarded():
             loop.step = step_graph.written(concrete, given=given)
     calls = max(LEAST_STEPS, min(MOST_STEPS, int(MOST_CEILING_S / real_s)))
-    return _timed(function, given, variables, calls), ""
+    return *_timed(function, given, variables, calls), ""
 
 
 def captured_variables(concrete: Any) -> tuple[list[Any], str]:
@@ -121,18 +126,19 @@ def _timed(
     given: tuple[tuple[Any, ...], dict[str, Any]],
     variables: list[Any],
     calls: int,
-) -> float:
+) -> tuple[float, float]:
     args, kwargs = given
     kept = [variable.numpy() for variable in variables]
     try:
         function(*args, **kwargs)
         settle(variables)
-        begun_s = clock()
+        moment, begun_s = now(), clock()
         for _ in range(calls):
             function(*args, **kwargs)
         # Until the device has done all it was given.
         settle(variables)
-        return (clock() - begun_s) / calls
+        took_s = clock() - begun_s
+        return took_s / calls, LOAD.between(moment, now()).away()
     finally:
         for variable, value in zip(variables, kept, strict=True):
             variable.assign(value)

@@ -11,7 +11,8 @@ from typing import Any
 
 from . import pipeline, stages
 from .facts import FACTS
-from .places import NOWHERE, Place, asked_by_user, who_called
+from .load import LOAD, Moment, now
+from .places import NOWHERE, Place, asked_by_user, user_calls, who_called
 
 KEY = "stoker_loop"
 """The attribute of an iterator that holds its loop."""
@@ -44,11 +45,11 @@ class Loop:
     """
 
     __slots__ = (
-        "_call_s", "_open", "_start_s", "_sync_s", "_traced", "_trains", "_wait_s", "batches",
+        "_call_run_s", "_call_s", "_marked", "_open", "_start_s", "_sync_s", "_traced", "_trains", "_wait_s", "batches",
         "begun_s", "call_s", "distributed", "eager_gradients", "element_bytes", "elements", "first_s", "functions",
-        "kind", "left_out", "look_at", "mark", "measured_steps", "measures_again", "no_ceiling", "nodes", "ours_s",
+        "kind", "left_out", "load", "load_at", "look_at", "mark", "measured_steps", "measures_again", "moment", "no_ceiling", "nodes", "ours_s",
         "passes", "period_s", "place", "plain_steps", "replicas", "rounds", "rows", "sample", "stages", "step",
-        "steps", "sync_s", "syncs", "thread", "timeline", "trace", "wait_s",
+        "step_calls", "steps", "sync_s", "syncs", "thread", "timeline", "trace", "wait_s",
     )  # fmt: skip
 
     def __init__(self, place: Place, kind: str) -> None:
@@ -71,6 +72,8 @@ class Loop:
         self.nodes: list[dict[str, Any]] = []
         self.syncs: dict[Place, int] = {}
         self.eager_gradients: dict[Place, int] = {}
+        self.step_calls: list[tuple[str, int, int]] = []
+        """Where the first ones were computed, function by function."""
         self.functions: dict[str, int] = {}
         self.timeline: list[list[float]] = []
         self.rounds: list[dict[str, float]] = []
@@ -84,6 +87,15 @@ class Loop:
         self.ours_s = 0.0
         self.mark = (0, 0.0)
         """Measured steps and their time when the latest window began."""
+        self.moment: Moment | None = None
+        """When that was."""
+        self.load: dict[str, float] = {}
+        """Of some steps in a row: wall time and what other programs took of it; the part outside of calls."""
+        self.load_at = sys.maxsize if kind == "inside" else LOOK_AT_STEPS[0]
+        """Steps after which the load is looked at next."""
+        self._call_run_s = 0.0
+        """CPU time of this thread inside of all calls."""
+        self._marked: tuple[Moment | None, tuple[int, ...], float, float] = (None, (), 0.0, 0.0)
         self.left_out = 0
         """Steps that are not measured: of what the input made while we measured."""
         self.begun_s = 0.0
@@ -125,13 +137,39 @@ class Loop:
         self._wait_s += seconds
         return self.steps >= self.look_at
 
-    def called(self, seconds: float, function: str, *, trains: bool, traced: bool) -> None:
-        """A `tf.function` was called."""
+    def called(
+        self, seconds: float, function: str, *, trains: bool, traced: bool, run_s: float = 0.0
+    ) -> None:
+        """A `tf.function` was called; `run_s` is the CPU time of this thread meanwhile."""
         self._call_s += seconds
+        self._call_run_s += run_s
         self._trains |= trains
         self._traced |= traced
         if trains:
             self.functions[function] = self.functions.get(function, 0) + 1
+        if self.steps >= self.load_at:
+            self._look_at_load()
+
+    def _look_at_load(self) -> None:
+        begun_s = clock()
+        self.load_at = next((steps for steps in LOOK_AT_STEPS if steps > self.steps), sys.maxsize)
+        outside_s = self.wait_s + self._wait_s + self.call_s + self._call_s
+        outside_s += self.sync_s + self._sync_s
+        # The same in both looks: all steps between them were measured, and in one pass.
+        row = (self.steps - self.measured_steps, self.passes)
+        was, was_row, was_outside_s, was_run_s = self._marked
+        self._marked = now(), row, outside_s, self._call_run_s
+        span = LOAD.between(was, self._marked[0])
+        if span.wall_s and row == was_row:
+            told = {
+                "wall_s": span.wall_s,
+                "away_s": span.away_s,
+                "wait_s": span.wait_s,
+                "python_s": span.wall_s - (outside_s - was_outside_s),
+                "python_run_s": span.run_s - (self._call_run_s - was_run_s),
+            }
+            self.load = {name: self.load.get(name, 0.0) + value for name, value in told.items()}
+        self.not_its_own(clock() - begun_s)
 
     def synced(self, seconds: float, at: Place) -> None:
         """A tensor's value was asked for."""
@@ -142,6 +180,7 @@ class Loop:
     def has_gradient(self, at: Place) -> None:
         """Gradients were computed eagerly."""
         self._trains = True
+        self.step_calls = self.step_calls or user_calls()
         self.eager_gradients[at] = self.eager_gradients.get(at, 0) + 1
 
     def not_its_own(self, seconds: float) -> None:
@@ -208,10 +247,12 @@ class Loop:
             "nodes": self.nodes,
             "syncs": [[*at, count] for at, count in list(self.syncs.items())],
             "eager_gradients": [[*at, count] for at, count in list(self.eager_gradients.items())],
+            "step_calls": self.step_calls,
             "functions": dict(self.functions),
             "timeline": self.timeline,
             "rounds": self.rounds,
             "no_ceiling": self.no_ceiling,
+            "load": self.load,
             "step": self.step,
             "trace": self.trace,
             "ours_s": self.ours_s,
@@ -295,11 +336,12 @@ def _distribute(
             if not isinstance(result, tf.data.Dataset) and kind not in _patched:
                 _patched.add(kind)
                 around(kind, "__iter__", lambda inner: _iter(tf, around, inner))
-            given = [*args, *kwargs.values()]
-            setattr(result, REPLICAS, int(self.num_replicas_in_sync))
-            stage = stages.of(given[0]) if given else None
-            if stage is not None and result is not given[0]:
-                setattr(result, stages.KEY, stage)
+            given = next(iter((*args, *kwargs.values())), None)
+            # The strategy that is none, as Keras uses it, gives what it is given.
+            if result is not given:
+                setattr(result, REPLICAS, int(self.num_replicas_in_sync))
+                if (stage := stages.of(given)) is not None:
+                    setattr(result, stages.KEY, stage)
         return result
 
     return call

@@ -57,6 +57,22 @@ def who_called() -> tuple[Place, str]:
     return installed, maker
 
 
+def user_calls() -> list[tuple[str, int, int]]:
+    """File, line and first line of each of the user's functions that runs now, the innermost first."""
+    found = []
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if owner(code.co_filename) == "user":
+            found.append((_absolute(code.co_filename), frame.f_lineno, code.co_firstlineno))
+        frame = frame.f_back
+    return found[:MOST_CALLS]
+
+
+MOST_CALLS = 8
+"""A step lies no deeper."""
+
+
 def place() -> Place:
     """The nearest place in the user's files."""
     return who_called()[0]

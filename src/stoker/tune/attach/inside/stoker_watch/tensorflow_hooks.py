@@ -13,6 +13,7 @@ from typing import Any
 from . import functions, loops, stages
 from .device_trace import TRACER
 from .facts import FACTS
+from .load import LOAD
 from .places import who_called
 from .wall import WALL
 
@@ -52,7 +53,9 @@ def install(tf: ModuleType) -> None:
     _strategies(tf)
     TRACER.install(tf, around, lines=lambda: list(loops.STATE.loops.values()))
     FACTS.parts["wall"] = WALL.told
-    FACTS.forgets.append(WALL.forget)
+    FACTS.parts["load"] = LOAD.told
+    LOAD.begin()
+    FACTS.forgets += [WALL.forget, LOAD.begin]
     FACTS.parts["versions"] = lambda: {"tensorflow": str(tf.__version__)}
     FACTS.parts["stages_made"] = stages.made
     FACTS.parts["loops"] = loops.told
