@@ -267,7 +267,8 @@ def body(x: Any, rng: np.random.Generator, named: Any, dense: Any, shared: Any) 
         lambda: named(layers.BatchNormalization, momentum=0.8, scale=bool(rng.integers(2)))(
             dense(6, use_bias=False)(keras.ops.tanh(x))
         ),
-        lambda: named(layers.GroupNormalization, 3)(x),
+        # Of two channels it makes about -1 and 1: no gradient.
+        lambda: named(layers.GroupNormalization, 2)(x),
         lambda: shared(shared(x)),
         lambda: dense(6, **penalties)(x),
         lambda: dense(6, activation="relu", activity_regularizer=regularizers.L2(0.01))(x),
