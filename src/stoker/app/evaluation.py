@@ -129,7 +129,7 @@ def slices_of(experiment: Experiment, columns: Sequence[AnyColumn]) -> tuple[str
     for column in columns:
         if column.name in names and column.shape:
             kind = "vectors of length" if len(column.shape) == 1 else "tensors of shape"
-            shape = " x ".join(map(str, column.shape))
+            shape = " x ".join("any" if size is None else str(size) for size in column.shape)
             raise ConfigError(
                 "evaluate.slices must name raw columns that hold one value a record",
                 got=Plain(f"{column.name!r}, which holds {kind} {shape}"),

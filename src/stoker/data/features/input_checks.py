@@ -41,7 +41,7 @@ class VocabularyLoss:
     """Where the values stand."""
 
     values: int
-    """Values of the split: its rows, times the length of a vector."""
+    """Values of the split: its rows, times the length of a vector; of lists all that they hold."""
 
     lost: int
     """Those out of vocabulary; a missing value is not lost."""
@@ -69,24 +69,29 @@ def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list
         for split in dataset.splits:
             if dataset.rows(split) and (is_cut or split != TRAIN):
                 engine.verify_split(dataset, split)
+                values, lost = _lost(dataset, split, column, terms.cast(pa.string()))
                 found.append(
                     VocabularyLoss(
                         vocabulary=name,
                         column=column.name,
                         split=split,
-                        values=dataset.rows(split) * (column.length or 1),
-                        lost=_lost(dataset, split, column, terms.cast(pa.string())),
+                        values=values
+                        if column.is_ragged
+                        else dataset.rows(split) * (column.length or 1),
+                        lost=lost,
                     )
                 )
     return found
 
 
-def _lost(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> int:
+def _lost(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> tuple[int, int]:
+    """Values that are not missing, and those of them that are not among the terms."""
     with engine.connection(threads=usable_cores()) as backend:
         values = engine.read_split(backend, dataset, split).only(column)
         tokens = values.select(term=values.value.cast("string"))
         lost = tokens.anti_join(ibis.memtable(pa.table({"term": terms})), "term").count()
-        return int(backend.to_pyarrow(lost).as_py())
+        present = backend.to_pyarrow(tokens.count()).as_py() if column.is_ragged else 0
+        return int(present), int(backend.to_pyarrow(lost).as_py())
 
 
 _KINDS = ("constant", "all_missing", "decides_label")

@@ -11,11 +11,12 @@ import tensorflow as tf
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.user_code import call
-from stoker.data.columns import Column
+from stoker.data.columns import PADDING, Column
 from stoker.data.dataset import Dataset
 from stoker.data.features.images import decode_images
-from stoker.data.features.trace import Trace, tracing
+from stoker.data.features.trace import Trace, sources, tracing
 from stoker.data.features.user_code import defined_at, raised_at
+from stoker.data.sources.config import leaving_out
 
 PreprocessingFn = Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]]
 
@@ -53,6 +54,9 @@ class Walk:
     decoded: dict[str, tf.Tensor]
     """The images of image columns, [batch, height, width, channels] uint8; the function's inputs."""
 
+    lists: dict[str, tf.RaggedTensor]
+    """The columns of lists of varying length, as the function has them."""
+
     features: dict[str, tf.Tensor]
     """Outputs by name, labels and weight not among them."""
 
@@ -69,10 +73,10 @@ class Walk:
     """What was asked, which ids are known."""
 
 
-class RawInputs(dict[str, tf.Tensor]):
+class RawInputs(dict[str, Any]):
     """The columns, where a wrong name is answered with the nearest."""
 
-    def __missing__(self, name: str) -> tf.Tensor:
+    def __missing__(self, name: str) -> Any:
         """Refuse a column that the data has not."""
         raise ConfigError(
             "preprocessing_fn must use columns that the data has",
@@ -107,13 +111,16 @@ def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: l
         placeholders = {column.name: tensor for column, tensor in zip(columns, raw, strict=True)}
         with tracing(trace):
             decoded = _decoded(plan.dataset, placeholders)
-            inputs = RawInputs(placeholders | decoded)
+            lists = {c.name: unpadded(placeholders[c.name]) for c in columns if c.is_ragged}
+            inputs = RawInputs(placeholders | decoded | lists)
             outputs = _outputs(plan, inputs)
+            _require_width(outputs, {name: placeholders[name] for name in lists})
             labels, classes_calls = _labels(plan, trace, outputs, inputs)
             weights = {name: _weight(name, outputs, inputs) for name in plan.weights}
         told = {*plan.labels, *plan.weights}
         features = {name: tensor for name, tensor in outputs.items() if name not in told}
-        found.update(raw=placeholders, decoded=decoded, features=features, labels=labels)
+        found.update(raw=placeholders, decoded=decoded, lists=lists)
+        found.update(features=features, labels=labels)
         found.update(trace=trace, classes_calls=classes_calls, weights=weights)
         return [*features.values(), *labels.values(), *weights.values()]
 
@@ -121,6 +128,23 @@ def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: l
     wrapped = tf.compat.v1.wrap_function(body, specs)
     _refuse_what_cannot_be_served(wrapped.graph)
     return Walk(wrapped=wrapped, **found)
+
+
+def unpadded(padded: tf.Tensor) -> tf.RaggedTensor:
+    """Lists as every seam passes them -> without the missing values at their ends.
+
+    Args:
+        padded: [batch, longest list] int64, float32 or strings; see `stoker.data.columns`.
+    """
+    if padded.dtype.is_floating:
+        present = tf.logical_not(tf.math.is_nan(padded))
+    else:
+        present = tf.not_equal(padded, PADDING[padded.dtype.name])
+    places = tf.range(1, tf.shape(padded)[1] + 1)
+    lengths = tf.reduce_max(tf.where(present, places, 0), axis=1)
+    # Of no values at all the maximum is the lowest number.
+    ragged: Any = tf.RaggedTensor
+    return ragged.from_tensor(padded, lengths=tf.maximum(lengths, 0))
 
 
 _PYTHON_OPS = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
@@ -167,6 +191,15 @@ def _outputs(plan: Plan, inputs: RawInputs) -> dict[str, tf.Tensor]:
             "path" if plan.dataset.image else None,
         }
         outputs = {name: inputs[name] for name in inputs if name not in left_out}
+        for name, tensor in outputs.items():
+            if isinstance(tensor, tf.RaggedTensor):
+                raise ConfigError(
+                    f"column {name!r} holds lists of varying length, which a model cannot take as "
+                    "they are",
+                    got=Plain("no preprocessing function that makes them dense"),
+                    fix=f"Set {leaving_out(name)}, or name a function under `preprocessing`: "
+                    + _made_dense(name, tensor),
+                )
     else:
         outputs = _checked(plan.function, _called(plan.function, inputs))
     # An output that is an input, or is given twice, needs a tensor of its own to be cut out by.
@@ -196,12 +229,41 @@ def _checked(function: PreprocessingFn, outputs: Any) -> dict[str, tf.Tensor]:
     for name, tensor in outputs.items():
         problem = _problem(name, tensor)
         if problem:
+            ragged = isinstance(tensor, tf.RaggedTensor)
             raise ConfigError(
                 f"preprocessing_fn must give back one dense tensor of a row per record ({place})",
                 got=Plain(f"{name!r}: {problem}"),
-                fix="Mend that output, or leave it out.",
+                fix=_made_dense(name, tensor) if ragged else "Mend that output, or leave it out.",
             )
     return dict(outputs)
+
+
+def _made_dense(name: str, ragged: tf.RaggedTensor) -> str:
+    """How a tensor of lists becomes a dense one, for a message."""
+    if ragged.dtype == tf.string:
+        return (
+            f'`ids = st.hash_strings(inputs["{name}"], 1000)`, then `ids.to_tensor(0, shape=[None, '
+            "20])` for the first 20 of each list, padded with 0."
+        )
+    return (
+        f'`inputs["{name}"].to_tensor(0, shape=[None, 20])` gives the first 20 of each list, padded '
+        f'with 0; `tf.reduce_sum(inputs["{name}"], axis=1)` one number.'
+    )
+
+
+def _require_width(outputs: Mapping[str, tf.Tensor], lists: Mapping[str, tf.Tensor]) -> None:
+    """Refuse a width that the longest list of a batch decides."""
+    for name, tensor in outputs.items():
+        columns = sources([tensor]) & {raw.op.name for raw in lists.values()}
+        if columns and None in tensor.shape[1:].as_list():
+            column = next(key for key, raw in lists.items() if raw.op.name in columns)
+            raise ConfigError(
+                f"output {name!r} of preprocessing_fn must have one shape in every batch",
+                got=Plain(
+                    f"{tensor.shape}, as wide as the longest list of {column!r} in the batch"
+                ),
+                fix="Give the width, e.g. x.to_tensor(0, shape=[None, 20]), or reduce over axis 1.",
+            )
 
 
 def _problem(name: object, tensor: Any) -> str:
@@ -276,6 +338,13 @@ def _one_a_row(name: str, column: tf.Tensor) -> tf.Tensor:
     """A raw column as the label."""
     if column.shape.rank == 2 and column.shape[1] == 1:
         return tf.reshape(column, [-1])
+    if isinstance(column, tf.RaggedTensor):
+        raise ConfigError(
+            "a raw column that is the label must hold one value a record",
+            got=Plain(f"{name!r}, which holds lists of varying length"),
+            fix="Make the label of it in preprocessing_fn, e.g. "
+            f'{{"answer": tf.reduce_max(inputs[{name!r}], axis=1)}}, and name that one.',
+        )
     if column.shape.rank == 2:
         raise ConfigError(
             "a raw column that is the label must hold one value a record",
