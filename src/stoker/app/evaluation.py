@@ -129,10 +129,13 @@ def slices_of(experiment: Experiment, columns: Sequence[AnyColumn]) -> tuple[str
     for column in columns:
         if column.name in names and column.shape:
             kind = "vectors of length" if len(column.shape) == 1 else "tensors of shape"
-            shape = " x ".join("any" if size is None else str(size) for size in column.shape)
+            shape = " x ".join(map(str, column.shape))
             raise ConfigError(
                 "evaluate.slices must name raw columns that hold one value a record",
-                got=Plain(f"{column.name!r}, which holds {kind} {shape}"),
+                got=Plain(
+                    f"{column.name!r}, which holds "
+                    + ("lists of varying length" if column.shape == (None,) else f"{kind} {shape}")
+                ),
                 fix="Leave it out, or bring the value to slice by as a column of its own.",
             )
     return names

@@ -14,9 +14,9 @@ of the type above, never null itself; as a tensor [batch, length].
 
 A column of lists of varying length (`length` is `VARYING`) holds any number of them: in a shard a
 list of the type above, never null itself (a missing list is an empty one); as a tensor [batch,
-longest list of the batch]. Shorter lists end with `PADDING`, which is a missing value, so missing
-values at the end of a list count for nothing; in `preprocessing_fn` it is a `tf.RaggedTensor`
-without them.
+longest list of the batch], where `PADDING`, a missing value, follows shorter lists. So missing values
+at the end of a list count for nothing: no list in a shard ends with one, and in `preprocessing_fn`
+the column is a `tf.RaggedTensor` without them.
 """
 
 from __future__ import annotations

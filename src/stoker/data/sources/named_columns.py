@@ -19,7 +19,12 @@ from stoker.data.sources.parquet_columns import ParquetColumn
 from stoker.data.sources.records import Assumption, Cells, Reading, with_fault
 from stoker.data.sources.table import UnusableColumn, no_lists
 from stoker.data.sources.text import assumed_of, clean, read_text
-from stoker.data.sources.vectors import LIST_NUMBER_MISSING, allowed_deviations, list_cells
+from stoker.data.sources.vectors import (
+    LIST_NUMBER_MISSING,
+    allowed_deviations,
+    assumed_of_lists,
+    list_cells,
+)
 from stoker.data.sources.written_numbers import NumberText
 
 NUMBER, WHOLE_NUMBER, TRUTH = "a number", "a whole number", "true or false"
@@ -179,12 +184,17 @@ class LearnedColumn:
                 if values.kind == TEXT:
                     typed.tally.keep(clean(values.flat).values)
 
-    def assumed(self, how: Reading) -> Assumption | None:
+    def assumed(self, settled: NamedColumn) -> Assumption | None:
         """What is worth a word about how the column is read."""
+        if settled.column.is_ragged:
+            counts: Counter[int] = Counter()
+            for (_, count), records in self.lengths.items():
+                counts[count] += records
+            return None if self.varies else assumed_of_lists(settled.column, counts)
         typed = self.kinds.get(TEXT)
         if typed is None or self.override is not None:
             return None
-        return assumed_of(self.name, how, typed.tally)
+        return assumed_of(self.name, settled.how, typed.tally)
 
     def settled(self, *, rows: int, is_label: bool, most_bad: int) -> NamedColumn:
         """How the column is read.

@@ -64,7 +64,7 @@ def scan_named(
         )
         for name in names
     ]
-    assumed = [looked.columns[each.column.name].assumed(each.how) for each in settled]
+    assumed = [looked.columns[each.column.name].assumed(each) for each in settled]
     has_image = any(each.kind == IMAGE for each in settled)
     return Scan(
         columns=tuple(each.column for each in settled),

@@ -14,10 +14,10 @@ from stoker.data.sources.config import Override, leaving_out
 from stoker.data.sources.image_check import begins_as_image
 from stoker.data.sources.images import ImageTally
 from stoker.data.sources.listing import SourceFile
-from stoker.data.sources.records import Cells, Reading, joined
+from stoker.data.sources.records import Assumption, Cells, Reading, joined
 from stoker.data.sources.table import UnusableColumn, no_lists, stored_column
 from stoker.data.sources.text import Tally, clean, gapped, narrowed, read_text
-from stoker.data.sources.vectors import common_length, lengths_of
+from stoker.data.sources.vectors import assumed_of_lists, common_length, lengths_of
 from stoker.data.sources.written_numbers import NumberText
 
 
@@ -183,6 +183,10 @@ class ParquetColumn:
         if self.varies:
             raise no_lists(self.name)
         return column
+
+    def assumed(self, column: Column) -> Assumption | None:
+        """What is worth a word about how the column is read."""
+        return None if self.varies else assumed_of_lists(column, self.lengths)
 
     def typed(self, values: pa.Array, *, how: Reading, wide: bool, missing: pa.Array) -> Cells:
         """The values as they are stored."""

@@ -84,6 +84,9 @@ class ParquetFiles:
             columns=columns,
             readings=readings,
             rows=rows,
+            assumptions=tuple(
+                filter(None, (e.assumed(c) for e, c in zip(learned, columns, strict=True)))
+            ),
             image=_merged(with_image).shape(self.config.images) if with_image else None,
         )
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stoker.data.columns import PADDING, VARYING
-from stoker.data.sources.records import Cells, with_fault
+from stoker.data.columns import PADDING, VARYING, Column
+from stoker.data.sources.config import as_lists
+from stoker.data.sources.records import Assumption, Cells, with_fault
 from stoker.data.sources.text import NUMBER_SHARE
 
 VECTOR_MISSING = "the vector is missing"
@@ -58,6 +59,24 @@ def allowed_deviations(present: int, *, most_bad: int) -> float:
     return max(most_bad, (1 - NUMBER_SHARE) * present)
 
 
+def assumed_of_lists(column: Column, counts: Mapping[int, int]) -> Assumption | None:
+    """What is worth a word about lists that are read as lists because their lengths differ.
+
+    Args:
+        column: What the records hold.
+        counts: As for `common_length`.
+    """
+    if not column.is_ragged or len(counts) < 2:
+        return None
+    length, records = max(counts.items(), key=lambda item: item[1])
+    return Assumption(
+        column=column.name,
+        text=f"column {column.name!r} is read as lists of varying length: {min(counts)} to "
+        f"{max(counts)} values, most often {length} (in {records:,} of {sum(counts.values()):,} "
+        f"records). {as_lists(column.name)} confirms that",
+    )
+
+
 def list_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells]) -> Cells:
     """Lists -> vectors, or where `length` is `VARYING` lists; see the functions for each."""
     if length == VARYING:
@@ -73,9 +92,10 @@ def varying_cells(lists: pa.Array, *, read: Callable[[pa.Array], Cells]) -> Cell
         read: Reads the values of many lists, one after another, as those of a single-valued column.
 
     Returns:
-        [rows] lists of what `read` gives, none of them null: a missing list is an empty one. Bad are
-        a list with a bad value or more than `MOST_VALUES`, and one of whole numbers in which one is
-        missing or stands for that (`PADDING`).
+        [rows] lists of what `read` gives, none of them null: a missing list is an empty one, and a
+        list ends with its last value that is not missing. Bad are a list with a bad value or more
+        than `MOST_VALUES`, and one of whole numbers in which one is missing or stands for that
+        (`PADDING`).
     """
     lengths = np.maximum(lengths_of(lists), 0)
     kept = np.where(lengths <= MOST_VALUES, lengths, 0)
@@ -88,9 +108,8 @@ def varying_cells(lists: pa.Array, *, read: Callable[[pa.Array], Cells]) -> Cell
     owners, first = np.unique(np.repeat(np.arange(len(kept)), kept)[at_fault], return_index=True)
     bad, shown = np.zeros(len(kept), np.int16), np.full(len(kept), -1)
     bad[owners], shown[owners] = items.bad[at_fault[first]], at_fault[first]
-    offsets = pa.array(np.concatenate([[0], np.cumsum(kept)]), pa.int32())
     column = Cells(
-        values=pa.ListArray.from_arrays(offsets, items.values),
+        values=_without_trailing_gaps(items.values, kept),
         bad=bad,
         reasons=items.reasons,
         raw=items.raw.take(pa.array(shown, mask=shown < 0)),
@@ -120,6 +139,17 @@ def vector_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cel
         reason = f"a vector of length {wrong} where length {length} is the rule"
         column = with_fault(column, lengths == wrong, reason)
     return column
+
+
+def _without_trailing_gaps(flat: pa.Array, lengths: NDArray[np.int64]) -> pa.ListArray:
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    places = np.arange(len(flat)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    missing = pc.equal(flat, "") if pa.types.is_string(flat.type) else pc.is_null(flat)
+    present = ~missing.to_numpy(zero_copy_only=False)
+    ends = np.zeros(len(lengths), np.int64)
+    ends[owners[present]] = places[present] + 1  # of several the last one counts
+    offsets = pa.array(np.concatenate([[0], np.cumsum(ends)]), pa.int32())
+    return pa.ListArray.from_arrays(offsets, flat.filter(pa.array(places < ends[owners])))
 
 
 def _values(lists: pa.Array, chosen: NDArray[np.bool_]) -> pa.Array:
