@@ -224,17 +224,17 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         (
             lambda inputs: {"x": inputs["words"]},
             None,
-            r"'x': RaggedTensor\. `ids = st\.hash_strings\(inputs\[\"x\"\], 1000\)`, then `ids\.to_te",
+            r"'x': RaggedTensor, made of 'words'\. Make it dense: `st\.hash_strings\(x, 1000\)\.to_tensor\(",
         ),
         (
             lambda inputs: {"x": st.scale_to_0_1(inputs["numbers"])},
             None,
-            r"'x': RaggedTensor\. `inputs\[\"x\"\]\.to_tensor\(0, shape=\[None, 20\]\)` gives",
+            r"'x': RaggedTensor, made of 'numbers'\. Make it dense: `x\.to_tensor\(0, shape=\[None, 20\]\)`",
         ),
         (
             None,
             None,
-            r"column 'words' holds lists of varying length.*exclude: \['words'\].*to_tensor\(0, shape",
+            r"column 'words' holds lists of varying length.*exclude: \['words'\].*hash_strings\(inputs\[\"words\"\]",
         ),
         (
             lambda inputs: {"x": inputs["numbers"].to_tensor() * 2.0},

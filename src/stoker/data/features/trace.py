@@ -172,7 +172,7 @@ def required(function: str, tensor: object) -> Trace:
         raise ConfigError(
             f"stoker.transform.{function} must be given a dense tensor",
             got=Plain(type(tensor).__name__),
-            fix="Turn a ragged or sparse tensor into a dense one first (`to_tensor(shape=...)`).",
+            fix="Turn a sparse tensor into a dense one first (`tf.sparse.to_dense`).",
         )
     if getattr(tensor, "graph", None) is not trace.graph:
         raise ConfigError(

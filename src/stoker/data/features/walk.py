@@ -131,10 +131,13 @@ def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: l
 
 
 def unpadded(padded: tf.Tensor) -> tf.RaggedTensor:
-    """Lists as every seam passes them -> without the missing values at their ends.
+    """Turn padded lists into ragged ones, without the missing values at their ends.
 
     Args:
         padded: [batch, longest list] int64, float32 or strings; see `stoker.data.columns`.
+
+    Returns:
+        [batch, None] of the same type.
     """
     if padded.dtype.is_floating:
         present = tf.logical_not(tf.math.is_nan(padded))
@@ -142,7 +145,7 @@ def unpadded(padded: tf.Tensor) -> tf.RaggedTensor:
         present = tf.not_equal(padded, PADDING[padded.dtype.name])
     places = tf.range(1, tf.shape(padded)[1] + 1)
     lengths = tf.reduce_max(tf.where(present, places, 0), axis=1)
-    # Of no values at all the maximum is the lowest number.
+    # The maximum over no values is the lowest number.
     ragged: Any = tf.RaggedTensor
     return ragged.from_tensor(padded, lengths=tf.maximum(lengths, 0))
 
@@ -198,10 +201,10 @@ def _outputs(plan: Plan, inputs: RawInputs) -> dict[str, tf.Tensor]:
                     "they are",
                     got=Plain("no preprocessing function that makes them dense"),
                     fix=f"Set {leaving_out(name)}, or name a function under `preprocessing`: "
-                    + _made_dense(name, tensor),
+                    + _made_dense(f'inputs["{name}"]', tensor.dtype),
                 )
     else:
-        outputs = _checked(plan.function, _called(plan.function, inputs))
+        outputs = _checked(plan.function, _called(plan.function, inputs), inputs)
     # An output that is an input, or is given twice, needs a tensor of its own to be cut out by.
     return {name: tf.identity(tensor) for name, tensor in outputs.items()}
 
@@ -218,7 +221,7 @@ def _called(function: PreprocessingFn, inputs: RawInputs) -> Any:
         raise
 
 
-def _checked(function: PreprocessingFn, outputs: Any) -> dict[str, tf.Tensor]:
+def _checked(function: PreprocessingFn, outputs: Any, inputs: RawInputs) -> dict[str, tf.Tensor]:
     place = defined_at(function)
     if not isinstance(outputs, Mapping):
         raise ConfigError(
@@ -229,26 +232,37 @@ def _checked(function: PreprocessingFn, outputs: Any) -> dict[str, tf.Tensor]:
     for name, tensor in outputs.items():
         problem = _problem(name, tensor)
         if problem:
-            ragged = isinstance(tensor, tf.RaggedTensor)
+            fix = "Mend that output, or leave it out."
+            if isinstance(tensor, tf.RaggedTensor):
+                problem += _columns_of(tensor, inputs)
+                fix = f"Make it dense: {_made_dense('x', tensor.dtype)}"
             raise ConfigError(
                 f"preprocessing_fn must give back one dense tensor of a row per record ({place})",
                 got=Plain(f"{name!r}: {problem}"),
-                fix=_made_dense(name, tensor) if ragged else "Mend that output, or leave it out.",
+                fix=fix,
             )
     return dict(outputs)
 
 
-def _made_dense(name: str, ragged: tf.RaggedTensor) -> str:
-    """How a tensor of lists becomes a dense one, for a message."""
-    if ragged.dtype == tf.string:
+def _made_dense(lists: str, dtype: tf.DType) -> str:
+    """How lists become a dense tensor, for a message; `lists` is the code that stands for them."""
+    if dtype == tf.string:
         return (
-            f'`ids = st.hash_strings(inputs["{name}"], 1000)`, then `ids.to_tensor(0, shape=[None, '
-            "20])` for the first 20 of each list, padded with 0."
+            f"`st.hash_strings({lists}, 1000).to_tensor(0, shape=[None, 20])` gives a number for each "
+            "of the first 20 texts of a list, padded with 0."
         )
     return (
-        f'`inputs["{name}"].to_tensor(0, shape=[None, 20])` gives the first 20 of each list, padded '
-        f'with 0; `tf.reduce_sum(inputs["{name}"], axis=1)` one number.'
+        f"`{lists}.to_tensor(0, shape=[None, 20])` gives the first 20 values of each list, padded with "
+        f"0; `tf.reduce_sum({lists}, axis=1)` gives their sum."
     )
+
+
+def _columns_of(ragged: tf.RaggedTensor, inputs: RawInputs) -> str:
+    """The columns of lists that a ragged tensor is made of, for a message."""
+    lists = {name: each for name, each in inputs.items() if isinstance(each, tf.RaggedTensor)}
+    made_of = sources([ragged.flat_values])
+    names = [name for name, each in lists.items() if sources([each.flat_values]) & made_of]
+    return f", made of {' and '.join(map(repr, names))}" if names else ""
 
 
 def _require_width(outputs: Mapping[str, tf.Tensor], lists: Mapping[str, tf.Tensor]) -> None:

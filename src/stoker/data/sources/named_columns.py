@@ -232,7 +232,12 @@ class LearnedColumn:
         return NamedColumn(column=column, how=how, kind=kind, override=self.override)
 
     def _listed_kind(self, allowed: float) -> str:
-        """The kind of value that lists of varying length hold, "images" and the like among them."""
+        """The kind of value that the lists hold, if their lengths may vary.
+
+        Raises:
+            DataError: the records hold several kinds, single values, or lists of images.
+            ConfigError: `data.columns.lists` names a column of single values.
+        """
         kinds: Counter[str] = Counter()
         for (kind, _), records in self.lengths.items():
             kinds[kind] += records

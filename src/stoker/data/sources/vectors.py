@@ -60,7 +60,7 @@ def allowed_deviations(present: int, *, most_bad: int) -> float:
 
 
 def assumed_of_lists(column: Column, counts: Mapping[int, int]) -> Assumption | None:
-    """What is worth a word about lists that are read as lists because their lengths differ.
+    """Say that a column is read as lists because their lengths differ, with the setting for it.
 
     Args:
         column: What the records hold.
@@ -78,7 +78,7 @@ def assumed_of_lists(column: Column, counts: Mapping[int, int]) -> Assumption | 
 
 
 def list_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells]) -> Cells:
-    """Lists -> vectors, or where `length` is `VARYING` lists; see the functions for each."""
+    """Read a column of lists: `varying_cells` if `length` is `VARYING`, else `vector_cells`."""
     if length == VARYING:
         return varying_cells(lists, read=read)
     return vector_cells(lists, length=length, read=read)
