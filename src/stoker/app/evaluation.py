@@ -132,7 +132,10 @@ def slices_of(experiment: Experiment, columns: Sequence[AnyColumn]) -> tuple[str
             shape = " x ".join(map(str, column.shape))
             raise ConfigError(
                 "evaluate.slices must name raw columns that hold one value a record",
-                got=Plain(f"{column.name!r}, which holds {kind} {shape}"),
+                got=Plain(
+                    f"{column.name!r}, which holds "
+                    + ("lists of varying length" if column.shape == (None,) else f"{kind} {shape}")
+                ),
                 fix="Leave it out, or bring the value to slice by as a column of its own.",
             )
     return names

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
 from stoker.core.files import sha256_file
-from stoker.data.columns import ARROW_TYPES, Column, Dtype
+from stoker.data.columns import ARROW_TYPES, VARYING, Column, Dtype, list_lengths
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.anomalies import Anomaly, find_anomalies
 from stoker.data.features.measure import compute_statistics
@@ -133,6 +134,8 @@ def _flat(values: NDArray[Any] | None, rows: int) -> NDArray[Any] | None:
 
 
 def _column(name: str, parts: Sequence[NDArray[Any]], known: ColumnSchema | None) -> Column:
+    if known is not None and known.length == VARYING:
+        return Column(name=name, dtype=_dtype(parts, known), length=VARYING)
     lengths = {part.shape[1] for part in parts}
     if len(lengths) > 1:
         raise DataError(
@@ -156,6 +159,8 @@ def _dtype(parts: Sequence[NDArray[Any]], known: ColumnSchema | None) -> Dtype:
 
 
 def _arrow(column: Column, parts: Sequence[NDArray[Any] | None], counts: Sequence[int]) -> pa.Array:
+    if column.is_ragged:
+        return _lists(column, parts, counts)
     chunks = [
         _missing(column, rows) if part is None else _items(column, part)
         for part, rows in zip(parts, counts, strict=True)
@@ -166,11 +171,30 @@ def _arrow(column: Column, parts: Sequence[NDArray[Any] | None], counts: Sequenc
     return pa.FixedSizeListArray.from_arrays(flat, column.length)
 
 
+def _lists(column: Column, parts: Sequence[NDArray[Any] | None], counts: Sequence[int]) -> pa.Array:
+    """Lists without the padding with which clients make them equally long."""
+    found = []
+    for part, rows in zip(parts, counts, strict=True):
+        padded = np.zeros((rows, 0), np.int64) if part is None else part
+        if column.dtype == "string":
+            padded = np.array([[_bytes(value) for value in row] for row in padded], object)
+            padded = padded.reshape(rows, -1)
+        lengths = list_lengths(column, padded)
+        flat = padded[np.arange(padded.shape[1]) < lengths[:, None]]
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        found.append(pa.ListArray.from_arrays(offsets, _items(column, flat)))
+    return pa.concat_arrays(found)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
 def _items(column: Column, part: NDArray[Any]) -> pa.Array:
     item = replace(column, length=None).arrow_type
     flat = part.reshape(-1)
     if column.dtype in ("string", "image"):
-        values = [v.encode() if isinstance(v, str) else bytes(v) for v in flat.tolist()]
+        values = [_bytes(value) for value in flat.tolist()]
         if column.dtype == "string":
             return pa.array([v.decode(errors="replace") for v in values], item)
         return pa.array(values, item)

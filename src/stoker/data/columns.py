@@ -11,6 +11,12 @@ image      binary, no nulls            tf.string: the encoded bytes of an image
 
 A column of vectors holds `length` numbers or strings in every record: in a shard a fixed-size list
 of the type above, never null itself; as a tensor [batch, length].
+
+A column of lists of varying length (`length` is `VARYING`) holds any number of them: in a shard a
+list of the type above, never null itself (a missing list is an empty one); as a tensor [batch,
+longest list of the batch], where `PADDING`, a missing value, follows shorter lists. So missing values
+at the end of a list count for nothing: no list in a shard ends with one, and in `preprocessing_fn`
+the column is a `tf.RaggedTensor` without them.
 """
 
 from __future__ import annotations
@@ -34,6 +40,12 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 }
 """Dtype -> how a shard stores it."""
 
+VARYING = 0
+"""The `length` of a column of lists of varying length."""
+
+PADDING: dict[str, Any] = {"int64": -(2**63), "float32": float("nan"), "string": b""}
+"""Dtype -> what follows the values of a list that is shorter than others in its batch."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
@@ -50,18 +62,24 @@ class Column:
     column arrives in a serialized `tf.train.Example` as an `int64_list`."""
 
     length: int | None = None
-    """How many values each record holds; None where it holds a single one. Images have none."""
+    """How many values each record holds; None where it holds a single one, `VARYING` where each has
+    a number of its own. Images have none."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one record's value: () or (length,)."""
-        return () if self.length is None else (self.length,)
+    def is_ragged(self) -> bool:
+        """Whether it holds lists of varying length."""
+        return self.length == VARYING
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of one record's value: (), (length,), or (None,) where lengths vary."""
+        return () if self.length is None else (self.length or None,)
 
     @property
     def arrow_type(self) -> pa.DataType:
         """How a shard stores it."""
         item = ARROW_TYPES[self.dtype]
-        return item if self.length is None else pa.list_(item, self.length)
+        return item if self.length is None else pa.list_(item, self.length or -1)
 
     @property
     def tensor_dtype(self) -> str:
@@ -77,15 +95,38 @@ def to_numpy(column: Column, values: pa.Array | pa.ChunkedArray) -> NDArray[Any]
         values: [rows] Arrow values of the column's stored type.
 
     Returns:
-        [rows], or [rows, length] for vectors: int64, float32 (missing = NaN), float64
-        (missing = NaN) or an object array of bytes (strings as UTF-8, images encoded).
+        [rows], or [rows, length] for vectors, or [rows, longest list] padded with `PADDING`: int64,
+        float32 (missing = NaN), float64 (missing = NaN) or an object array of bytes (strings as
+        UTF-8, images encoded).
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
+    if column.is_ragged:
+        lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
+        return _padded(column, _scalars(column, values.flatten()), lengths)
     if column.length is not None:
         # `flatten` heeds the offset of a slice, `values` does not.
         return _scalars(column, values.flatten()).reshape(len(values), column.length)
     return _scalars(column, values)
+
+
+def list_lengths(column: Column, padded: NDArray[Any]) -> NDArray[np.int64]:
+    """How long each list is without the missing values at its end.
+
+    Args:
+        column: Lists of varying length.
+        padded: [rows, longest list] as `to_numpy` gives it.
+    """
+    is_number = column.dtype == "float32"
+    present = ~np.isnan(padded) if is_number else padded != PADDING[column.dtype]
+    return (present * np.arange(1, padded.shape[1] + 1)).max(axis=1, initial=0).astype(np.int64)
+
+
+def _padded(column: Column, flat: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[Any]:
+    width = int(lengths.max(initial=0))
+    padded = np.full((len(lengths), width), PADDING[column.dtype], flat.dtype)
+    padded[np.arange(width) < lengths[:, None]] = flat
+    return padded
 
 
 def _scalars(column: Column, values: pa.Array) -> NDArray[Any]:

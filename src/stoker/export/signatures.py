@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from stoker.data.columns import Column
+from stoker.data.columns import PADDING, Column, list_lengths
 from stoker.data.own.description import AnyColumn, TensorColumn
 
 SERVING_DEFAULT = "serving_default"
@@ -50,7 +50,10 @@ def arguments_of(features: Sequence[str]) -> dict[str, str]:
 
 
 def feature_specs(columns: Sequence[AnyColumn]) -> dict[str, tf.TensorSpec]:
-    """Column name -> [batch] or [batch, length] spec of `serving_default`, named for the graph."""
+    """Column name -> [batch] or [batch, length] spec of `serving_default`, named for the graph.
+
+    Lists of varying length are [batch, None], padded as `stoker.data.columns` says.
+    """
     names = argument_names(columns)
     return {
         column.name: tf.TensorSpec(
@@ -73,10 +76,11 @@ def parse_examples(serialized: tf.Tensor, columns: Sequence[AnyColumn]) -> dict[
     """[batch] serialized Examples -> raw columns, missing values as columns.py says.
 
     A whole number column with gaps stands in an `int64_list`; a missing float or string, or a whole
-    vector of them, may be left out; a column that never misses values must be there.
+    vector of them, may be left out; a column that never misses values must be there. A list of
+    varying length may be left out in any case, and is an empty one then.
 
     Returns:
-        Column name -> [batch], or [batch, length] of vectors.
+        Column name -> [batch], or [batch, length] of vectors, or [batch, longest] of lists.
     """
     parsed = tf.io.parse_example(serialized, {c.name: _parsing(c) for c in columns})
     return {column.name: _densified(column, parsed[column.name]) for column in columns}
@@ -91,7 +95,8 @@ def make_examples(columns: Sequence[AnyColumn], rows: Mapping[str, NDArray[Any]]
                 feature={
                     column.name: feature
                     for column in columns
-                    if (feature := _feature(column, rows[column.name][row])) is not None
+                    if (feature := _feature(column, _value(column, rows[column.name], row)))
+                    is not None
                 }
             )
         ).SerializeToString()
@@ -100,9 +105,11 @@ def make_examples(columns: Sequence[AnyColumn], rows: Mapping[str, NDArray[Any]]
     return np.array(serialized, dtype=object)
 
 
-def _parsing(column: AnyColumn) -> tf.io.FixedLenFeature:
+def _parsing(column: AnyColumn) -> tf.io.FixedLenFeature | tf.io.VarLenFeature:
     if isinstance(column, TensorColumn):
         return tf.io.FixedLenFeature(column.shape, column.dtype)
+    if column.is_ragged:
+        return tf.io.VarLenFeature(column.tensor_dtype)
 
     def parsing(dtype: tf.DType, missing: Any) -> tf.io.FixedLenFeature:
         default = missing if column.length is None else [missing] * column.length
@@ -118,11 +125,20 @@ def _parsing(column: AnyColumn) -> tf.io.FixedLenFeature:
 
 
 def _densified(column: AnyColumn, values: Any) -> tf.Tensor:
+    if isinstance(column, Column) and column.is_ragged:
+        return tf.sparse.to_dense(values, default_value=PADDING[column.dtype])
     if isinstance(column, TensorColumn) or not column.whole:
         return values
     dtype = column.tensor_dtype
     missing = tf.fill(tf.shape(values), tf.constant(float("nan"), dtype))
     return tf.where(values == _MISSING_WHOLE, missing, tf.cast(values, dtype))
+
+
+def _value(column: AnyColumn, values: NDArray[Any], row: int) -> Any:
+    """A row's value; a list of varying length without its padding."""
+    if isinstance(column, Column) and column.is_ragged:
+        return values[row][: list_lengths(column, values[row : row + 1])[0]]
+    return values[row]
 
 
 def _feature(column: AnyColumn, value: Any) -> tf.train.Feature | None:

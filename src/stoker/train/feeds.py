@@ -174,11 +174,13 @@ def _of_images(
 ) -> tuple[Callable[[Raw], Any], Callable[[Any], Any]]:
     """Images go to the device as uint8; what the transform makes of them, the step computes there.
 
-    Unless the features need strings too, which an accelerator does not have.
+    Unless the features need strings too, which an accelerator does not have, or lists of varying
+    length, whose tensors have another shape in every batch.
     """
     columns = transform.serving_columns
     on_host = any(
-        column.tensor_dtype == "string" and column.name not in images for column in columns
+        column.is_ragged or (column.tensor_dtype == "string" and column.name not in images)
+        for column in columns
     )
 
     def features(raw: Raw) -> dict[str, tf.Tensor]:

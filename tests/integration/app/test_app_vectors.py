@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from stoker.client.asking import ask_grpc, ask_rest
 from stoker.client.rows import json_instances
 from stoker.core.errors import ConfigError, UserError
 from stoker.core.outputs import ONLY
-from stoker.data.columns import Column, to_numpy
+from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import load_dataset
 from stoker.data.features.transform import Transform, load_transform
 from stoker.data.feed.pipeline import Feed
@@ -64,12 +65,22 @@ def preprocessing_fn(inputs):
         "counts": st.scale_to_0_1(inputs["counts"]),
         "largest": tf.fill(tf.shape(inputs["age"]), st.max(inputs["counts"])),
         "tags": st.compute_and_apply_vocabulary(inputs["tags"], num_oov_buckets=1),
+        "words": st.compute_and_apply_vocabulary(
+            inputs["words"], num_oov_buckets=1
+        ).to_tensor(0, shape=[None, 4]),
+        "hashed": st.hash_strings(inputs["words"], 50).to_tensor(0, shape=[None, 2]),
+        "many words": tf.cast(inputs["words"].row_lengths(), tf.float32),
+        "spent": tf.reduce_sum(st.scale_to_0_1(inputs["prices"]), axis=1),
+        "dearest": tf.fill([inputs["prices"].nrows()], st.max(inputs["prices"])),
     }
 
 
 def build(features, transform):
     tags = layers.Embedding(transform.num_buckets("tags"), 4)(features["tags"])
-    x = layers.Concatenate()([features["image"], features["counts"], layers.Flatten()(tags)])
+    words = layers.Embedding(transform.num_buckets("words"), 4)(features["words"])
+    parts = [features["image"], features["counts"], layers.Flatten()(tags), layers.Flatten()(words)]
+    parts += [layers.Reshape((1,))(features[name]) for name in ("many words", "spent")]
+    x = layers.Concatenate()(parts)
     x = layers.Dense(8, activation="relu")(x)
     model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
     model.compile(optimizer="adam", loss="binary_crossentropy")
@@ -84,10 +95,14 @@ def write_parquet(path: Path, *, rows: int = 400) -> None:
     tags = rng.choice(["cat", "dog", "tree", ""], (rows, 3))
     liked = image.mean(axis=1) + (tags == "cat").any(axis=1) > 0.5
     image[rng.random(image.shape) < 0.02] = np.nan
+    words = [rng.choice(["red", "blue", ""], size).tolist() for size in rng.integers(0, 6, rows)]
+    prices = [rng.gamma(2.0, size=size).tolist() for size in rng.integers(0, 5, rows)]
     table = {
         "image floats": pa.array(image.tolist(), pa.list_(pa.float32(), 16)),
         "counts": pa.array(rng.integers(0, 50, (rows, 5)).tolist(), pa.list_(pa.int64())),
         "tags": pa.array(tags.tolist(), pa.list_(pa.string())),
+        "words": pa.array(words, pa.list_(pa.string())),
+        "prices": pa.array(prices, pa.list_(pa.float32())),
         "age": pa.array(rng.integers(18, 21, rows)),
         "liked": pa.array(liked.astype(np.int64)),
     }
@@ -131,6 +146,8 @@ def test_vectors_reach_the_signature_with_their_length(trained: Trained) -> None
         "image floats": "float32 of shape [-1,16]",
         "counts": "int64 of shape [-1,5]",
         "tags": "string of shape [-1,3]",
+        "words": "string of shape [-1,-1]",
+        "prices": "float32 of shape [-1,-1]",
         "age": "int64 of shape [-1]",
     }
 
@@ -154,6 +171,45 @@ def test_analyzers_reduce_over_all_values_of_all_vectors(trained: Trained) -> No
     terms = [term for _, term in sorted(zip(times, found, strict=True), reverse=True)]
     ids = [[terms.index(t) if t else len(terms) for t in row] for row in raw["tags"].tolist()]
     np.testing.assert_array_equal(features["tags"], ids)
+
+
+def test_lists_of_varying_length_are_ragged_and_made_dense_by_the_function(
+    trained: Trained,
+) -> None:
+    raw = trained.rows("train")
+    features = {n: t.numpy() for n, t in trained.transform.apply_features(as_tensors(raw)).items()}
+    table = trained.dataset.table("train", columns=["words", "prices"])
+    words, prices = table.column("words").to_pylist(), table.column("prices").to_pylist()
+
+    assert {len(row) for row in words} == {0, 1, 2, 3, 4, 5}
+    flat = [word for row in words for word in row]
+    terms = sorted({"red", "blue"}, key=flat.count, reverse=True)
+    ids = [[terms.index(word) if word else 2 for word in row] for row in words]
+    np.testing.assert_array_equal(features["words"], [(row + [0] * 4)[:4] for row in ids])
+    np.testing.assert_array_equal(features["many words"], [len(row) for row in words])
+    all_prices = [price for row in prices for price in row]
+    low, high = min(all_prices), max(all_prices)
+    spent = [sum((price - low) / (high - low) for price in row) for row in prices]
+    np.testing.assert_allclose(features["spent"], spent, atol=1e-5)
+    assert set(features["dearest"].tolist()) == {np.float32(high)}
+    specs = {each.name: each.shape for each in trained.transform.features}
+    assert (specs["words"], specs["hashed"], specs["spent"]) == ((4,), (2,), ())
+    learned = [call for call in trained.transform.spec.analyzers if call["of"] == "words"]
+    assert [call["is_raw_column"] for call in learned] == [True]  # asked of the shards, by DuckDB
+
+
+def test_padding_behind_the_longest_list_changes_nothing(trained: Trained) -> None:
+    raw = trained.rows("eval")
+    nothing = {"words": np.full((len(raw["words"]), 3), b"", object)}
+    nothing["prices"] = np.full((len(raw["words"]), 70), np.nan, np.float32)
+    wider = raw | {name: np.hstack([raw[name], more]) for name, more in nothing.items()}
+
+    features = trained.transform.apply_features(as_tensors(raw))
+    for name, values in trained.transform.apply_features(as_tensors(wider)).items():
+        np.testing.assert_array_equal(values, features[name])
+    empty = {"words": raw["words"][:, :0], "prices": raw["prices"][:, :0]}
+    without = trained.transform.apply_features(as_tensors(raw | empty))
+    assert not without["many words"].numpy().any()
 
 
 def as_tensors(raw: dict[str, Any]) -> dict[str, tf.Tensor]:
@@ -188,7 +244,7 @@ def test_both_signatures_answer_alike_where_values_are_missing_too(trained: Trai
     loaded.close()
 
     assert np.isnan(rows["image floats"]).any()
-    np.testing.assert_allclose(plain, parsed, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(plain, parsed)
 
 
 def test_an_example_without_a_vector_that_may_be_missing_is_answered(trained: Trained) -> None:
@@ -245,6 +301,34 @@ def post(url: str, body: Any) -> Any:
         return json.load(response)
 
 
+def test_examples_with_lists_are_answered_as_evaluate_answers_them(
+    trained: Trained, served: tuple[str, str]
+) -> None:
+    rows = trained.rows("eval")
+    loaded = load_model(trained.chain.output("export"))
+    (evaluated,) = loaded.call(SERVING_DEFAULT, rows).values()
+    loaded.close()
+    examples = make_examples(trained.transform.serving_columns, rows)
+    held = [tf.train.Example.FromString(each).features.feature["words"] for each in examples]
+    assert {len(words.bytes_list.value) for words in held} == {0, 1, 2, 3, 4, 5}
+
+    instances = [{"b64": base64.b64encode(example).decode()} for example in examples]
+    body = {"signature_name": SERVING_EXAMPLES, "instances": instances}
+    answers = post(f"{served[0]}/v1/models/vectors:predict", body)["predictions"]
+
+    np.testing.assert_array_equal(np.array(answers, np.float32), evaluated)
+
+
+def test_lists_of_different_lengths_by_name_are_refused_with_the_input(
+    trained: Trained, served: tuple[str, str]
+) -> None:
+    rows = {column: values[:2] for column, values in trained.rows("eval").items()}
+    first, second = json_instances(rows, binary=())
+
+    with pytest.raises(UserError, match=r"HTTP 400.*words"):
+        ask_rest(served[0], "vectors", [first | {"words": ["red"]}, second | {"words": []}])
+
+
 def test_metadata_tells_the_length(served: tuple[str, str]) -> None:
     with urllib.request.urlopen(f"{served[0]}/v1/models/vectors/metadata") as response:
         signatures = json.load(response)["metadata"]["signature_def"]["signature_def"]
@@ -288,6 +372,16 @@ def test_a_run_is_proved_on_vectors_too(trained: Trained) -> None:
     [
         ("label: liked", "label: counts", "must hold one value a record.*vectors of length 5"),
         ("slices: [age]", "slices: [tags]", "hold one value a record.*'tags'.*length 3"),
+        (
+            "slices: [age]",
+            "slices: [words]",
+            "hold one value a record.*'words'.*lists of varying length",
+        ),
+        (
+            "preprocessing: model:preprocessing_fn\n",
+            "",
+            r"'words' holds lists of varying length.*exclude: \['words'\].*to_tensor\(0, shape",
+        ),
     ],
 )
 def test_a_vector_as_label_or_slice_is_one_clear_error(
@@ -306,7 +400,8 @@ def test_a_label_of_vectors_of_length_1_is_their_one_value(tmp_path: Path) -> No
     folder = write_folder(tmp_path / "vectors")
     table = pq.read_table(folder / "data.parquet")
     lists = pa.FixedSizeListArray.from_arrays(table["liked"].combine_chunks(), 1)
-    pq.write_table(table.set_column(4, "liked", lists), folder / "data.parquet")
+    place = table.schema.get_field_index("liked")
+    pq.write_table(table.set_column(place, "liked", lists), folder / "data.parquet")
 
     chain = stoker.run(load_experiment(folder), until="transform")
 
@@ -330,10 +425,17 @@ def test_what_init_writes_for_vectors_runs_as_it_is(tmp_path: Path) -> None:
     assert chain.result("push")["version"] == 1
     columns = load_dataset(chain.output("ingest")).columns
     assert Column(name="tags", dtype="string", length=3) in columns
+    assert Column(name="words", dtype="string", length=VARYING) in columns
+    code = (tmp_path / "new" / "model.py").read_text()
+    assert 'LISTS = ["words", "prices"]' in code
+    widths = {f.name: f.shape for f in load_transform(chain.output("transform")).features}
+    assert (widths["words"], widths["prices"]) == ((20,), (20,))
 
 
 def test_without_a_function_vectors_pass_as_they_are(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "vectors")
+    table = pq.read_table(folder / "data.parquet")
+    pq.write_table(table.drop_columns(["words", "prices"]), folder / "data.parquet")
     (folder / "stoker.yaml").write_text(
         STOKER_YAML.replace("preprocessing: model:preprocessing_fn\n", "")
     )

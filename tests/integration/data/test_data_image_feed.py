@@ -6,27 +6,36 @@ import io
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import simplejpeg
 import tensorflow as tf
 from numpy.typing import NDArray
 from PIL import Image
 
+import stoker.transform as st
 from stoker.core.errors import DataError
+from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset
+from stoker.data.features.build import build_transform
 from stoker.data.features.images import decode_images, decode_whole
 from stoker.data.feed.agreement import agrees, share_within
 from stoker.data.feed.augment import AugmentConfig, ColorJitter, RandomResizedCrop
+from stoker.data.feed.calls import Calls
 from stoker.data.feed.decode import Engine
 from stoker.data.feed.decode_engines import choose_engine
 from stoker.data.feed.image_feed import PARALLEL_CALLS, ImageFeed
 from stoker.data.feed.images import ImageSplit
 from stoker.data.feed.order import rows_of_step
+from stoker.data.feed.pipeline import Feed
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
 from stoker.data.ingest.image_index import read_image_index
+from stoker.train.feeds import open_feeds
 
 SIZE = (48, 40)
 CROPS = AugmentConfig(random_resized_crop=RandomResizedCrop(scale=(0.1, 1)), flip=0.5)
@@ -351,3 +360,44 @@ def test_a_failing_pipeline_keeps_the_sentence_for_the_user(
         list(rows.map(lambda each: feed.read(each, tf.constant(0, tf.int64))))
     assert feed.failure is not None
     assert "bytes long" in feed.failure.line()
+
+
+def test_lists_of_varying_length_go_with_images(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = 60
+    table = {
+        "picture": [encoded(photo(rng, 24, 24), "444") for _ in range(rows)],
+        "tags": [["a", "b", "c"][: row % 4] for row in range(rows)],
+        "clicks": [list(range(row % 5)) for row in range(rows)],
+        "y": [row % 2 for row in range(rows)],
+    }
+    pq.write_table(pa.table(table), tmp_path / "d.parquet")
+    dataset = ingest(IngestConfig(source=str(tmp_path / "d.parquet")), tmp_path / "data")
+
+    def function(inputs: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "light": tf.reduce_mean(tf.cast(inputs["picture"], tf.float32), axis=[1, 2, 3]),
+            "tags": st.hash_strings(inputs["tags"], 9).to_tensor(0, shape=[None, 2]),
+            "clicks": tf.reduce_sum(inputs["clicks"], axis=1),
+        }
+
+    transform = build_transform(dataset, function, tmp_path / "t", label="y")
+    feed, _ = open_feeds(dataset, transform, augment=None, seed=0, memory_bytes=0)
+
+    columns = transform.serving_columns
+    stored = dataset.table("train", columns=[column.name for column in columns])
+    raw = {c.name: tf.constant(to_numpy(c, stored.column(c.name)), c.tensor_dtype) for c in columns}
+    wanted = transform.apply_features(raw)
+    assert isinstance(feed, Feed)
+    calls = Calls(
+        rows=feed.rows, batch_size=8, steps_per_call=1, seed=1, first=0, last=feed.steps(8)
+    )
+    order = feed.rows_at(0, 0, feed.rows, seed=1)
+    with feed.shuffled(calls) as batches:
+        loaded = [feed.load(element)[0] for element in batches]
+    for name, values in wanted.items():
+        found = np.concatenate([features[name] for features in loaded])
+        if name == "light":  # the quick decoder's pixels may differ by 1
+            np.testing.assert_allclose(found, values.numpy()[order], atol=1.0)
+        else:
+            np.testing.assert_array_equal(found, values.numpy()[order])

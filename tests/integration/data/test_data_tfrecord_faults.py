@@ -386,10 +386,11 @@ def test_a_record_that_deviates_is_named_with_its_feature_and_the_others_are_kep
     assert said in bad.reason
 
 
-def test_a_feature_of_many_lengths_is_one_error_with_the_lengths_and_their_counts(
+def test_a_feature_of_many_kinds_is_one_error_with_the_kinds_and_their_counts(
     tmp_path: Path,
 ) -> None:
-    odd = [deviating(i, vector=("float_list", [0.0] * (2 + i % 2))) for i in range(RECORDS)]
+    kinds = [("float_list", [0.0, 0.0]), ("int64_list", [0, 0, 0])]
+    odd = [deviating(i, vector=kinds[i % 2]) for i in range(RECORDS)]
 
     with pytest.raises(DataError) as caught:
         ids(tmp_path, write(tmp_path, b"".join(odd)), max_bad_rows=3)
@@ -398,7 +399,7 @@ def test_a_feature_of_many_lengths_is_one_error_with_the_lengths_and_their_count
     assert "2 values, each a float_list, in 30 records (first data.tfrecord record 1)" in str(
         caught.value
     )
-    assert "3 values, each a float_list, in 30 records (first data.tfrecord record 2)" in str(
+    assert "3 values, each an int64_list, in 30 records (first data.tfrecord record 2)" in str(
         caught.value
     )
 

@@ -20,7 +20,7 @@ import stoker.transform as st
 from stoker.core.errors import ConfigError, DataError
 from stoker.core.files import sha256_file
 from stoker.core.outputs import ONLY
-from stoker.data.columns import Column, to_numpy
+from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.data.features.build import build_transform
 from stoker.data.features.labels import require_known_labels
@@ -43,7 +43,9 @@ COLUMNS = (
 Arrays = dict[str, Any]
 
 
-def make_dataset(root: Path, tables: dict[str, list[pa.Table]]) -> Dataset:
+def make_dataset(
+    root: Path, tables: dict[str, list[pa.Table]], *, columns: tuple[Column, ...] = COLUMNS
+) -> Dataset:
     splits = {}
     for split, parts in tables.items():
         shards = []
@@ -60,8 +62,8 @@ def make_dataset(root: Path, tables: dict[str, list[pa.Table]]) -> Dataset:
                 )
             )
         splits[split] = tuple(shards)
-    hashes = {split: {c.name: "0" for c in COLUMNS} for split in splits}
-    dataset = Dataset(root=root, columns=COLUMNS, splits=splits, column_hashes=hashes)
+    hashes = {split: {c.name: "0" for c in columns} for split in splits}
+    dataset = Dataset(root=root, columns=columns, splits=splits, column_hashes=hashes)
     write_manifest(dataset)
     return dataset
 
@@ -563,3 +565,80 @@ def test_progress_is_told_of_every_pass(dataset: Dataset, tmp_path: Path) -> Non
 
     assert (ROWS, ROWS, "analysis, pass 1") in told
     assert (ROWS, ROWS, "analysis, pass 2") in told
+
+
+LISTS = (
+    Column(name="numbers", dtype="float32", length=VARYING),
+    Column(name="words", dtype="string", length=VARYING),
+    Column(name="whole", dtype="int64", length=VARYING),
+)
+
+
+def lists_table(numbers: list[Any], words: list[Any], whole: list[Any]) -> pa.Table:
+    rows = zip(LISTS, (numbers, words, whole), strict=True)
+    return pa.table({column.name: pa.array(each, column.arrow_type) for column, each in rows})
+
+
+def every_function_of_lists(inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+    numbers, words, whole = inputs["numbers"], inputs["words"], inputs["whole"]
+    doubled = numbers * 2.0
+    lists = {
+        "z": st.scale_to_z_score(numbers),
+        "z doubled": st.scale_to_z_score(doubled),
+        "01": st.scale_to_0_1(whole),
+        "range": st.scale_by_min_max(whole, -1.0, 1.0),
+        "words": st.apply_vocabulary(words, st.vocabulary(words, vocab_filename="w")),
+        "upper": st.compute_and_apply_vocabulary(tf.strings.upper(words), num_oov_buckets=1),
+        "buckets": st.bucketize(numbers, 3),
+        "given": st.apply_buckets(numbers, [[0.5]]),
+        "hash": st.hash_strings(words, 7),
+        "mean": numbers - st.mean(numbers),
+        "var": numbers - st.var(doubled),
+        "min": whole - st.min(whole),
+        "max": whole - st.max(whole * 2),
+        "quantile": numbers - st.quantiles(numbers, 2)[0, 0],
+    }
+    return {name: each.to_tensor(-9, shape=[None, 3]) for name, each in lists.items()}
+
+
+def test_functions_of_lists_are_those_of_all_their_values(tmp_path: Path) -> None:
+    numbers = [[1.0, 2.0], [], [None, 3.0], [0.5]] * 20
+    words = [["a"], ["b", "a"], [], ["c", "", "b"]] * 20
+    whole = [[1], [], [5, 7], [3]] * 20
+    nothing: list[Any] = [[]] * 5  # a shard of its own: a batch without a value
+    tables = [lists_table(numbers, words, whole), lists_table(nothing, nothing, nothing)]
+    dataset = make_dataset(tmp_path, {"train": tables}, columns=LISTS)
+
+    transform = build_transform(dataset, every_function_of_lists, tmp_path / "t", label=None)
+
+    raw = {c.name: to_numpy(c, dataset.table("train").column(c.name)) for c in LISTS}
+    found = transform.apply_features({name: tf.constant(raw[name]) for name in raw})
+    flat = np.array([1.0, 2.0, 3.0, 0.5])
+
+    def padded(function: Callable[[Any], Any], rows: list[Any]) -> Any:
+        filled = [[np.nan if value is None else value for value in row] for row in rows[:4]]
+        cells = [[*(function(value) for value in row), -9, -9, -9][:3] for row in filled]
+        return np.array([*cells * 20, *[[-9] * 3] * 5])
+
+    terms = {"a": 1, "b": 0, "c": 2, "": -1}
+    wanted = {
+        "z": padded(lambda x: (x - flat.mean()) / flat.std(), numbers),
+        "z doubled": padded(lambda x: (x - flat.mean()) / flat.std(), numbers),
+        "01": padded(lambda x: (x - 1) / 6, whole),
+        "range": padded(lambda x: (x - 1) / 3 - 1, whole),
+        "words": padded(lambda x: terms[x], words),
+        "upper": padded(lambda x: terms[x] if x else 3, words),
+        "buckets": padded(lambda x: 2 if np.isnan(x) else int(x >= 1.0) + int(x >= 2.0), numbers),
+        "given": padded(lambda x: int(np.isnan(x) or x >= 0.5), numbers),
+        "hash": padded(lambda x: int(tf.strings.to_hash_bucket_fast(x, 7)), words),
+        "mean": padded(lambda x: x - flat.mean(), numbers),
+        "var": padded(lambda x: x - 4 * flat.var(), numbers),
+        "min": padded(lambda x: x - 1, whole),
+        "max": padded(lambda x: x - 14, whole),
+        "quantile": padded(lambda x: x - 2.0, numbers),
+    }
+    for name, values in wanted.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=name)
+    assert transform.output.num_buckets("upper") == 4
+    assert transform.output.num_buckets("hash") == 7
+    assert transform.output.vocabulary_size("w") == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import tensorflow as tf
 import stoker.transform as st
 from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.core.files import sha256_file
-from stoker.data.columns import Column
+from stoker.data.columns import PADDING, Column
 from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.data.features.build import build_transform
 from stoker.data.features.labels import require_known_labels
@@ -206,6 +207,82 @@ def test_fault_is_one_line_of_the_users(fault: str, dataset: Dataset, tmp_path: 
 
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Records of two columns of lists: words of 0 to 2, numbers of 1 to 3."""
+    folder = tmp_path_factory.mktemp("lists")
+    rows = [{"words": ["a", "b"][: n % 3], "numbers": [0.5] * (n % 3 + 1)} for n in range(60)]
+    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ingest(IngestConfig(source=str(folder / "d.jsonl")), folder / "data")
+
+
+@pytest.mark.parametrize(
+    ("function", "label", "expected"),
+    [
+        (
+            lambda inputs: {"x": inputs["words"]},
+            None,
+            r"'x': RaggedTensor, made of 'words'\. Make it dense: `st\.hash_strings\(x, 1000\)\.to_tensor\(",
+        ),
+        (
+            lambda inputs: {"x": st.scale_to_0_1(inputs["numbers"])},
+            None,
+            r"'x': RaggedTensor, made of 'numbers'\. Make it dense: `x\.to_tensor\(0, shape=\[None, 20\]\)`",
+        ),
+        (
+            None,
+            None,
+            r"column 'words' holds lists of varying length.*exclude: \['words'\].*hash_strings\(inputs\[\"words\"\]",
+        ),
+        (
+            lambda inputs: {"x": inputs["numbers"].to_tensor() * 2.0},
+            None,
+            r"'x' .* must have one shape in every batch.*longest list of 'numbers'.*shape=\[None, 20",
+        ),
+        (
+            lambda inputs: {"x": tf.reduce_sum(inputs["numbers"], axis=1)},
+            "numbers",
+            r"label must hold one value a record.*'numbers', which holds lists of varying length",
+        ),
+    ],
+)
+def test_lists_that_a_model_cannot_take_are_named_with_what_makes_them_dense(
+    lists: Dataset,
+    tmp_path: Path,
+    function: Callable[[Inputs], Inputs] | None,
+    label: str | None,
+    expected: str,
+) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        build_transform(lists, function, tmp_path / "t", label=label)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_places_and_one_of_values_are_a_sparse_vector(
+    lists: Dataset, tmp_path: Path
+) -> None:
+    """What docs/how-to/sources.md says of `tf.io.SparseFeature`."""
+
+    def function(inputs: Inputs) -> Inputs:
+        at, values = inputs["at"], inputs["value"]
+        places = tf.stack([at.value_rowids(), at.flat_values], axis=1)
+        return {"x": tf.scatter_nd(places, values.flat_values, [at.nrows(), 4])}
+
+    rows = [{"at": [3, 0][: n % 3], "value": [0.5, 1.5][: n % 3]} for n in range(60)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = ingest(IngestConfig(source=str(tmp_path / "d.jsonl")), tmp_path / "data")
+
+    transform = build_transform(dataset, function, tmp_path / "t", label=None)
+
+    raw = {
+        "at": tf.constant([[2, 1], [PADDING["int64"]] * 2]),
+        "value": tf.constant([[5.0, 7.0], [float("nan")] * 2]),
+    }
+    found = transform.apply_features(raw)["x"].numpy()
+    assert found.tolist() == [[0.0, 7.0, 5.0, 0.0], [0.0] * 4]
 
 
 def test_label_that_is_nothing_is_named(dataset: Dataset, tmp_path: Path) -> None:

@@ -196,3 +196,25 @@ def test_no_file_and_no_analysis_are_one_line(
         error = capsys.readouterr().err
         assert words in error
         assert error.count("\n") == 1
+
+
+def test_lists_of_requests_are_compared_without_their_padding(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def lists(tags: list[str], count: int) -> list[list[str]]:
+        return [rng.choice(tags, rng.integers(0, 4)).tolist() for _ in range(count)]
+
+    lines = [json.dumps({"tags": tags, "n": n}) for n, tags in enumerate(lists(["a", "b"], 900))]
+    (tmp_path / "d.jsonl").write_text("\n".join(lines) + "\n")
+    dataset = ingest(IngestConfig(source=str(tmp_path / "d.jsonl")), tmp_path / "data")
+    analyze(dataset, tmp_path / "analysis")
+
+    def requests(tags: list[str]) -> list[dict[str, Any]]:
+        sent = [[*row, "", "", ""][: 3 + n % 2] for n, row in enumerate(lists(tags, 300))]
+        return [{"tags": np.array([row], object)} for row in sent]
+
+    same = compare(requests(["a", "b"]), tmp_path / "analysis")
+    other = compare(requests(["a", "b", "b", "b", "new"]), tmp_path / "analysis")
+
+    assert (same.rows, same.compared, same.anomalies) == (300, ("tags",), ())
+    assert {each.kind for each in other.anomalies} == {"new_values", "skew"}

@@ -13,7 +13,7 @@ import pytest
 from sklearn import datasets
 
 from stoker.core.files import sha256_file
-from stoker.data.columns import Column
+from stoker.data.columns import VARYING, Column
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.input_checks import VocabularyLoss, input_findings, vocabulary_losses
 from stoker.data.features.leaks import MadeLabels, find_leaks
@@ -24,9 +24,9 @@ _DTYPES: dict[str, Any] = {"int64": "int64", "double": "float64", "string": "str
 
 
 def column_of(field: pa.Field) -> Column:
-    is_list = pa.types.is_fixed_size_list(field.type)
-    of_one = field.type.value_type if is_list else field.type
-    length = field.type.list_size if is_list else None
+    is_vector, is_list = pa.types.is_fixed_size_list(field.type), pa.types.is_list(field.type)
+    of_one = field.type.value_type if is_vector or is_list else field.type
+    length = field.type.list_size if is_vector else VARYING if is_list else None
     return Column(name=field.name, dtype=_DTYPES[str(of_one)], length=length)
 
 
@@ -200,16 +200,27 @@ def test_values_that_a_vocabulary_does_not_have_are_counted_of_vectors_each(tmp_
     words = pa.list_(pa.string(), 3)
     train = {"city": ["a", "b\nc", "a", "d"], "code": [1, 2, 2, 3]}
     train["words"] = pa.array([["a", "b", ""]] * 4, words)
+    train["lists"] = pa.array([["a"], ["b", "a"], [], []], pa.list_(pa.string()))
     said = pa.array([["x", "y", "z"], ["x", "a", ""], ["", "", ""], ["x", "x", "x"]], words)
     dataset = write(
         tmp_path,
         train=train,
-        eval={"city": ["a", "", "x", "b\nc"], "code": [9, 9, 1, 2], "words": said},
+        eval={
+            "city": ["a", "", "x", "b\nc"],
+            "code": [9, 9, 1, 2],
+            "words": said,
+            "lists": pa.array([["x"], ["a", "y", ""], [], ["b"]], pa.list_(pa.string())),
+        },
     )
     (tmp_path / "cities").write_bytes(b"a\nb\\nc\n")
     (tmp_path / "codes").write_bytes(b"1\n2\n")
     (tmp_path / "all").write_bytes(b"a\nb\n")
-    learned = spec(("cities", "city", {}), ("codes", "code", {"top_k": 2}), ("all", "words", {}))
+    learned = spec(
+        ("cities", "city", {}),
+        ("codes", "code", {"top_k": 2}),
+        ("all", "words", {}),
+        ("all", "lists", {}),
+    )
 
     found = vocabulary_losses(dataset, learned, tmp_path)
 
@@ -218,6 +229,7 @@ def test_values_that_a_vocabulary_does_not_have_are_counted_of_vectors_each(tmp_
         ("code", "train", 4, 1),
         ("code", "eval", 4, 2),
         ("words", "eval", 8, 7),
+        ("lists", "eval", 4, 2),
     ]
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stoker.core.errors import DataError
 from stoker.core.files import sha256_file
-from stoker.data.columns import Column, to_numpy
+from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.feed.service.records import FILES, copied, examples, load_copy, parse
 
@@ -30,6 +30,8 @@ COLUMNS = (
     Column(name="picture", dtype="image"),
     Column(name="pair", dtype="float64", length=2),
     Column(name="words", dtype="string", length=3),
+    Column(name="tags", dtype="string", length=VARYING),
+    Column(name="clicks", dtype="int64", length=VARYING),
 )
 
 
@@ -44,6 +46,8 @@ def make_dataset(root: Path, rows: int, *, salt: str = "0") -> Dataset:
             "picture": pa.array([bytes([255, n % 256]) * (n % 9) for n in range(rows)]),
             "pair": pa.array([[n / 3, math.nan] for n in range(rows)], pa.list_(pa.float64(), 2)),
             "words": pa.array([["", str(n), "ü"] for n in range(rows)], pa.list_(pa.string(), 3)),
+            "tags": pa.array([["", "ü\0"] * (n % 3) for n in range(rows)], pa.list_(pa.string())),
+            "clicks": pa.array([[n] * (n % 5) for n in range(rows)], pa.list_(pa.int64())),
         }
     )
     path = root / "train" / "shard-00000.parquet"

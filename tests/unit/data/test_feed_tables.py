@@ -13,7 +13,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.data.columns import Column, to_numpy
+from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.feed.groups import shuffled_windows
 from stoker.data.feed.table_columns import Text
@@ -213,6 +213,57 @@ def test_tensors_are_the_batches_of_the_stream(cut_table: CutTable) -> None:
     spec: Any = tensors.element_spec
     for column in COLUMNS:
         assert spec[column.name].shape.as_list() == [None, *column.shape]
+
+
+LISTS = (
+    Column(name="row", dtype="int64"),
+    Column(name="whole", dtype="int64", length=VARYING),
+    Column(name="word", dtype="string"),
+    Column(name="ratios", dtype="float32", length=VARYING),
+    Column(name="tags", dtype="string", length=VARYING),
+)
+
+
+@given(
+    cuts=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=20), min_size=1, max_size=5),
+    batch_size=st.integers(1, 70),
+    most=st.integers(0, 4),
+)
+@settings(
+    max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+def test_lists_of_varying_length_are_padded_to_the_longest_of_their_batch(
+    cut_table: CutTable, cuts: list[list[int]], batch_size: int, most: int
+) -> None:
+    rng = np.random.default_rng(most)
+    rows = sum(map(sum, cuts))
+    sizes = rng.integers(0, most + 1, (3, rows)).tolist()
+    table = pa.table(
+        [
+            pa.array(np.arange(rows)),
+            pa.array([list(range(size)) for size in sizes[0]], LISTS[1].arrow_type),
+            pa.array([f"word {row % 3}" for row in range(rows)]),
+            pa.array([[None, 1.5, 2.5, 3.5][:size] for size in sizes[1]], LISTS[3].arrow_type),
+            pa.array([["ä\0b", "", "c", "d"][:size] for size in sizes[2]], LISTS[4].arrow_type),
+        ],
+        schema=pa.schema([(column.name, column.arrow_type) for column in LISTS]),
+    )
+    stream = TableStream(cut_table(table, LISTS, cuts), "train", columns=LISTS, window_bytes=1)
+
+    def check(blocks: Callable[[], Iterator[Block]]) -> list[int]:
+        seen: list[int] = []
+        with table_batches(blocks, columns=LISTS) as tensors:
+            for batch in tensors:
+                order = batch["row"].numpy()
+                for column in LISTS:
+                    found, stored = batch[column.name].numpy(), table.column(column.name)
+                    np.testing.assert_array_equal(found, to_numpy(column, stored.take(order)))
+                seen += order.tolist()
+        return seen
+
+    shuffled = check(lambda: stream.shuffled(batch_size=batch_size, seed=3, epochs=range(2)))
+    assert sorted(shuffled) == sorted([*range(rows)] * 2)
+    assert check(lambda: stream.in_order(batch_size=batch_size)) == [*range(rows)]
 
 
 def table_threads() -> list[str]:

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError, DataError
-from stoker.data.columns import Column
+from stoker.data.columns import VARYING, Column
 from stoker.data.ingest import IngestConfig
 from stoker.data.sources import jsonl_files
+from stoker.data.sources.config import ColumnsConfig
 from stoker.data.sources.records import Block, Scan, silent
 from stoker.data.sources.source import open_source
 
@@ -41,6 +42,61 @@ def faults(blocks: list[Block]) -> list[tuple[int, str, str]]:
     return [(f.row, f.column, f.reason) for block in blocks for f in block.faults]
 
 
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ([3, None], "a whole number of the list is missing"),
+        ([None, None], "a whole number of the list is missing"),
+        (3, "it holds a single value where a list is the rule"),
+        (["a"], "it holds text where a whole number is the rule"),
+        ([[3]], "it holds an object or a list of lists where a whole number is the rule"),
+        ([-(2**63)], "-9223372036854775808 stands for no value"),
+        ([2**64], "'18446744073709551616' does not fit 64 bits"),
+        (
+            [0] * 1_000_000,
+            "a list of more than 65,536 values; cut it where the records are written",
+        ),
+    ],
+)
+def test_a_bad_list_is_named_and_its_neighbors_are_kept(
+    tmp_path: Path, given_: Any, said: str
+) -> None:
+    rows = [[1] * (row % 3) for row in range(400)]
+
+    _, blocks = read(tmp_path, lines(*rows, given_), max_bad_rows=1)
+
+    assert [(row, reason) for row, _, reason in faults(blocks)] == [(401, said)]
+    assert values(blocks) == rows
+
+
+def test_lists_are_taken_for_lists_of_varying_length_with_a_word(tmp_path: Path) -> None:
+    text = lines(*[[1] * (row % 3) for row in range(300)])
+
+    scan, _ = read(tmp_path, text)
+    confirmed, _ = read(tmp_path, text, columns=ColumnsConfig(lists=("x",)))
+
+    (assumed,) = scan.assumptions
+    assert assumed.text == (
+        "column 'x' is read as lists of varying length: 1 to 2 values, most often 1 (in 100 of 200 "
+        "records). data.columns: {lists: ['x']} confirms that"
+    )
+    assert confirmed.columns == scan.columns
+    assert not confirmed.assumptions
+
+
+def test_lists_of_one_length_vary_where_the_configuration_says_so(tmp_path: Path) -> None:
+    lists = ColumnsConfig(lists=("x",))
+
+    scan, blocks = read(tmp_path, lines([5], [6], [], [7]), columns=lists)
+
+    assert scan.columns == (column("int64", length=VARYING),)
+    assert values(blocks) == [[5], [6], [], [7]]
+    with pytest.raises(ConfigError, match=r"data\.columns\.lists must name columns of lists"):
+        read(tmp_path, lines(5, 6), columns=lists)
+    with pytest.raises(ConfigError, match=r"data\.columns\.lists must name columns of the data"):
+        read(tmp_path, lines([5]), columns=ColumnsConfig(lists=("y",)))
+
+
 def column(dtype: Any, *, whole: bool = False, length: int | None = None) -> Column:
     return Column(name="x", dtype=dtype, whole=whole, length=length)
 
@@ -58,6 +114,15 @@ def column(dtype: Any, *, whole: bool = False, length: int | None = None) -> Col
         (lines([1.5, None]), column("float32", length=2), [[1.5, None]]),
         (lines(["a", None], ["b", "c"]), column("string", length=2), [["a", ""], ["b", "c"]]),
         (lines([5], [6]), column("int64"), [5, 6]),
+        (lines([1], [2, 3], [], None), column("int64", length=VARYING), [[1], [2, 3], [], []]),
+        (
+            lines([1, 2.5], [None, 4, 5], [None], [3]),
+            column("float32", length=VARYING),
+            [[1.0, 2.5], [None, 4.0, 5.0], [], [3.0]],
+        ),
+        (lines(["a"], ["", "b", None]), column("string", length=VARYING), [["a"], ["", "b"]]),
+        (lines([True], [False, True]), column("int64", length=VARYING), [[1], [0, 1]]),
+        (lines([], []), column("string"), ["", ""]),
         (lines(None, None), column("string"), ["", ""]),
         (lines(1e20, 10**20), column("float32"), [pytest.approx(1e20), pytest.approx(1e20)]),
         ('{"x":1}\n\n  \n{"x":2}', column("int64"), [1, 2]),
@@ -151,7 +216,9 @@ def test_a_file_that_is_no_json_lines_is_named(tmp_path: Path, text: bytes, said
     ("text", "said"),
     [
         (lines({"a": 1}, {"a": 2}), r"an object or a list of lists, in 2 records"),
-        (lines([1, 2], [1, 2, 3]), r"2 values, each a number, in 1 record \(first data.jsonl"),
+        (lines(1, 2, [1, 2]), r"2 values, each a number, in 1 record \(first data.jsonl record 3"),
+        (lines([[1]], [[1], [2]]), r"2 values, each an object or a list of lists, in 1 record"),
+        (lines([1, "a"], [1], [2, 3]), r"2 values, each a list of unlike values, in 1 record"),
         (lines([1, "a"]), r"a list of unlike values"),
         (lines(1, "a", 2, "b"), r"a number, in 2 records .* text, in 2 records"),
     ],

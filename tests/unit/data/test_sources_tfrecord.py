@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError, DataError
-from stoker.data.columns import Column
+from stoker.data.columns import VARYING, Column
 from stoker.data.ingest import IngestConfig, describe_source
 from stoker.data.sources.examples import Example
 from stoker.data.sources.framing import read_frames
@@ -78,6 +78,13 @@ def column(dtype: Any, *, whole: bool = False, length: int | None = None) -> Col
         ([[0.5, 1.5], []], column("float32", length=2), [[0.5, 1.5], [None, None]]),
         ([[b"a", b""], []], column("string", length=2), [["a", ""], ["", ""]]),
         ([[], []], column("string"), ["", ""]),
+        ([[1], [2, 3], []], column("int64", length=VARYING), [[1], [2, 3], []]),
+        (
+            [[0.5], [float("nan"), 1.5], []],
+            column("float32", length=VARYING),
+            [[0.5], [None, 1.5], []],
+        ),
+        ([[b"a"], [b"", b"b", b""], []], column("string", length=VARYING), [["a"], ["", "b"], []]),
     ],
 )
 def test_each_feature_has_its_column(

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.data.columns import Column
+from stoker.data.columns import PADDING, VARYING, Column, list_lengths
 from stoker.data.own.description import TensorColumn
 from stoker.export.signatures import feature_specs, make_examples, parse_examples, takes_examples
 
@@ -66,6 +66,34 @@ def test_a_vector_without_a_value_is_left_out_and_comes_back_missing() -> None:
     np.testing.assert_array_equal(
         parse_examples(tf.constant([first, second]), [column])["x"], rows["x"]
     )
+
+
+def test_lists_of_varying_length_go_through_examples_without_their_padding() -> None:
+    columns = [
+        Column(name="n", dtype="int64", length=VARYING),
+        Column(name="f", dtype="float32", length=VARYING),
+        Column(name="s", dtype="string", length=VARYING),
+    ]
+    nan, none = np.nan, PADDING["int64"]
+    rows = {
+        "n": np.array([[1, 2], [3, none], [none, none]]),
+        "f": np.array([[nan, 1.5, nan], [nan, nan, nan], [0.0, nan, nan]], np.float32),
+        "s": np.array([[b"", b"a"], [b"b", b""], [b"", b""]], object),
+    }
+
+    examples = make_examples(columns, rows)
+
+    held = [tf.train.Example.FromString(example).features.feature for example in examples]
+    assert [list(each["n"].int64_list.value) for each in held] == [[1, 2], [3], []]
+    assert [len(each["f"].float_list.value) for each in held] == [2, 0, 1]
+    assert [list(each["s"].bytes_list.value) for each in held] == [[b"", b"a"], [b"b"], []]
+    parsed = parse_examples(tf.constant([*examples, b""]), columns)
+    for column in columns:
+        found, given_ = parsed[column.name].numpy(), rows[column.name]
+        assert feature_specs(columns)[column.name].shape.as_list() == [None, None]
+        np.testing.assert_array_equal(found[:3], given_[:, : found.shape[1]])
+        lengths = list_lengths(column, given_).tolist()
+        assert list_lengths(column, found).tolist() == [*lengths, 0]
 
 
 def test_tensors_of_a_users_own_dataset_go_through_examples_whole() -> None:

@@ -125,6 +125,8 @@ def _hindrance(column: ColumnDescription) -> str:
     distinct = _present(column)
     if column.column.dtype == "image":
         return "a column of images"
+    if column.column.is_ragged:
+        return "a column of lists of varying length"
     if column.column.length is not None:
         return f"a column of vectors of length {column.column.length}"
     if distinct is None and column.column.dtype == "string":

@@ -45,8 +45,12 @@ def table_model(seen: SourceDescription, label: Label) -> str:
             got=Plain("; ".join(f"{name!r}: {why}" for name, why in columns.left_out) or "none"),
             fix="Give data with another column of numbers or text.",
         )
+    used = {*columns.numbers, *columns.words, *columns.hashed}
+    lists = [c.column.name for c in seen.columns if c.column.is_ragged and c.column.name in used]
     return fill(
         "model_table",
+        lists=fill("lists", names=python_list(lists)) if lists else "",
+        lists_dense=fill("lists_dense") if lists else "",
         numbers=python_list(columns.numbers),
         words=python_list(columns.words),
         hashed=python_list(columns.hashed),

@@ -55,7 +55,7 @@ def row_moments(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
         Column -> [rows]: finite values in the row, their mean, the sum of squared differences from
         it, smallest and largest. Where a row has none, the count is 0.
     """
-    flat = values.reshape(len(values), -1).astype(np.float64)
+    flat = values.reshape(len(values), math.prod(values.shape[1:])).astype(np.float64)
     finite = np.isfinite(flat)
     count = finite.sum(axis=1)
     total = np.where(finite, flat, 0.0).sum(axis=1)
@@ -115,7 +115,7 @@ def row_range(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
     Args:
         values: [rows, ...] numbers; kept in their own type, so that wide integers stay exact.
     """
-    flat = values.reshape(len(values), -1)
+    flat = values.reshape(len(values), math.prod(values.shape[1:]))
     if flat.dtype.kind != "f":
         return {"low": flat.min(axis=1), "high": flat.max(axis=1)}
     flat = flat.astype(np.float64)

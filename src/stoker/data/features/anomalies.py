@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from stoker.data.columns import VARYING
 from stoker.data.features.schema import TRAIN, ColumnSchema, Schema
 from stoker.data.features.statistics import TOP_VALUES, ColumnStatistics, Statistics
 
@@ -99,10 +100,14 @@ def _column(
 
 
 def _form(length: int | None) -> str:
+    if length == VARYING:
+        return "lists of varying length"
     return "single values" if length is None else f"vectors of length {length}"
 
 
 def _places(column: ColumnStatistics) -> str:
+    if column.length == VARYING:
+        return "the values of its lists"
     return "the rows" if column.length is None else "the places in its vectors"
 
 
@@ -117,6 +122,7 @@ def _constant(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
         yield _make(split, column.name, "all_missing", "warning", "no row holds a value")
     elif column.distinct == 1 and not column.missing:
         where = "row" if column.length is None else "place in its vectors"
+        where = "value of its lists" if column.length == VARYING else where
         text = f"every {where} holds the same value, {column.top[0].value!r}"
         yield _make(split, column.name, "constant", "warning", text)
 

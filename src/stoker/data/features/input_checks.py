@@ -41,7 +41,7 @@ class VocabularyLoss:
     """Where the values stand."""
 
     values: int
-    """Number of values in the split, those in vectors included; missing values and padding ("") are not."""
+    """Number of values in the split, those in vectors and lists included; missing values and padding ("") are not."""
 
     lost: int
     """Number of these values that are out of vocabulary."""

@@ -96,6 +96,29 @@ def _answers(
     return found
 
 
+def _lists(split: engine.Split, column: Column, count: int) -> dict[str, Any]:
+    """What only lists of varying length have, and their missing values.
+
+    Args:
+        split: The split.
+        column: One of its columns.
+        count: Values in all its lists, missing ones left out.
+    """
+    if not column.is_ragged:
+        return {}
+    length = split.value(column.name).length()
+    asked = {
+        "mean": length.mean(),
+        "shortest": length.min(),
+        "longest": length.max(),
+        "held": length.sum(),
+        "empty": (length == 0).sum(),
+    }
+    found = _answered(split.table, {column.name: asked})[column.name]
+    missing = int(found["held"]) - count + int(found["empty"])
+    return {"list_lengths": _lengths(found), "missing": missing}
+
+
 def _answered(table: ir.Table, asked: dict[str, dict[str, ir.Scalar]]) -> dict[str, Totals]:
     names = list(asked)
     numbers = {
@@ -157,16 +180,17 @@ def _column(split: engine.Split, column: Column, total: Totals, rows: int) -> Co
     count = int(total["count"] or 0)
     distinct, top = (None, ()) if column.dtype == "image" else _frequencies(values)
     is_number = column.dtype in _NUMBERS
+    facts: dict[str, Any] = {"missing": rows * (column.length or 1) - count}
     return ColumnStatistics(
         name=column.name,
         dtype=column.dtype,
         length=column.length,
         count=count,
-        missing=rows * (column.length or 1) - count,
         distinct=distinct,
         numbers=_numbers(values, count, total) if is_number else None,
         lengths=None if is_number else _lengths(total),
         top=() if is_number and (distinct or 0) > TOP_VALUES else top,
+        **facts | _lists(split, column, count),
     )
 
 

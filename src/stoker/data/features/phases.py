@@ -45,6 +45,9 @@ _SUMS = ("moments", "range")
 _VALUE_BYTES = 8
 """A number of a vector."""
 
+_LONG_LIST = 1 << 12
+"""Values of the longest list that a batch is taken to hold, of those whose length varies."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
@@ -94,7 +97,8 @@ def batch_rows(dataset: Dataset) -> int:
     """Rows that are run through the graph at a time."""
     image = dataset.image
     pixels = 0 if image is None else image.height * image.width * image.channels
-    size = pixels + _VALUE_BYTES * sum(column.length or 0 for column in dataset.columns)
+    values = sum(_LONG_LIST if c.is_ragged else c.length or 0 for c in dataset.columns)
+    size = pixels + _VALUE_BYTES * values
     return max(1, min(BATCH_ROWS, _BATCH_BYTES // max(size, 1)))
 
 
@@ -198,9 +202,11 @@ def _classes(dataset: Dataset, column: str) -> list[bytes]:
 
 
 def _raw_column(walked: Walk, tensor: tf.Tensor) -> str | None:
-    while tensor.op.type == "Identity":
+    values = walked.raw | {name: lists.flat_values for name, lists in walked.lists.items()}
+    known = {value.ref(): name for name, value in values.items()}
+    while tensor.ref() not in known and tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
-    return next((name for name, raw in walked.raw.items() if raw is tensor), None)
+    return known.get(tensor.ref())
 
 
 def _prepared(values: ir.Table, call: Call) -> ir.Table:

@@ -105,7 +105,7 @@ def _anomalies(anomalies: Sequence[Anomaly]) -> str:
 
 
 def _card(column: ColumnStatistics, *, is_label: bool) -> str:
-    length = "" if column.length is None else f" [{column.length}]"
+    length = "" if column.length is None else f" [{column.length or 'varying'}]"
     kind = f"{column.dtype}{length}{', label' if is_label else ''}"
     facts = "".join(
         f'<tr><th>{name}</th><td class="number">{escape(value)}</td></tr>'
@@ -131,6 +131,9 @@ def _facts(column: ColumnStatistics) -> list[tuple[str, str]]:
             facts.append(("median", _number(numbers.quantiles[len(numbers.quantiles) // 2])))
         counts = (("zeros", numbers.zeros), ("infinite", numbers.infinite))
         facts += [(name, f"{count:,}") for name, count in counts if count]
+    lists = column.list_lengths
+    if lists is not None and lists.mean is not None:
+        facts.append(("values in a list", f"{lists.mean:,.1f} ({lists.min:,} to {lists.max:,})"))
     if lengths is not None and lengths.mean is not None:
         unit = "bytes" if column.dtype == "image" else "length"
         spread = f"{lengths.mean:,.1f} ({lengths.min:,} to {lengths.max:,})"

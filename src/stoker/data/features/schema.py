@@ -29,7 +29,7 @@ class ColumnSchema:
     """True where the training split misses no value."""
 
     missing_share: float
-    """Share of the training split's rows that miss it; of vectors, of their values."""
+    """Share of the training split's rows that miss it; of vectors and lists, of their values."""
 
     domain: tuple[str, ...] | None
     """All values, sorted, of a column of strings that has at most `TOP_VALUES` of them; else None."""
@@ -41,7 +41,7 @@ class ColumnSchema:
     """The largest."""
 
     length: int | None = None
-    """Values in each row; None where it is a single one."""
+    """Values in each row; None where it is a single one, 0 where lists vary in length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

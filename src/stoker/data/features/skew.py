@@ -53,8 +53,9 @@ def find_skew(
 
 
 def _rows(column: ColumnStatistics) -> float:
-    """Values of one vector go together: they are no samples of their own."""
-    return column.count / (column.length or 1)
+    """Values of one vector or list go together: they are no samples of their own."""
+    mean = None if column.list_lengths is None else column.list_lengths.mean
+    return column.count / max(mean or column.length or 1, 1)
 
 
 def _is_whole(column: ColumnStatistics) -> bool:

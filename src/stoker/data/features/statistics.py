@@ -51,7 +51,7 @@ class NumberStatistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthStatistics:
-    """Lengths of strings (characters) or of encoded images (bytes), missing ones left out."""
+    """Lengths of strings (characters) or encoded images (bytes), missing ones left out; of lists."""
 
     mean: float | None
     """The mean length."""
@@ -88,7 +88,8 @@ class ColumnStatistics:
     """Rows that hold a value; of vectors, as in all that follows, the values in all rows."""
 
     missing: int
-    """Rows that hold none: null, NaN, the empty string."""
+    """Rows that hold none: null, NaN, the empty string. Of lists of varying length the missing values
+    in them, and the lists without a value."""
 
     distinct: int | None
     """Different values, exactly; None for images."""
@@ -104,7 +105,10 @@ class ColumnStatistics:
     most `TOP_VALUES` different values."""
 
     length: int | None = None
-    """Values in each row; None where it is a single one."""
+    """Values in each row; None where it is a single one, 0 where lists vary in length."""
+
+    list_lengths: LengthStatistics | None = None
+    """Values in each list, where they vary; a missing list has none."""
 
     @property
     def missing_share(self) -> float:
@@ -205,5 +209,11 @@ def _from_json(raw: dict[str, Any]) -> ColumnStatistics:
         numbers = NumberStatistics(**{**numbers, **tuples})
     if lengths is not None:
         lengths = LengthStatistics(**lengths)
-    top = tuple(ValueCount(**item) for item in raw["top"])
-    return ColumnStatistics(**{**raw, "numbers": numbers, "lengths": lengths, "top": top})
+    lists = raw.get("list_lengths")
+    made = {
+        "numbers": numbers,
+        "lengths": lengths,
+        "list_lengths": None if lists is None else LengthStatistics(**lists),
+        "top": tuple(ValueCount(**item) for item in raw["top"]),
+    }
+    return ColumnStatistics(**{**raw, **made})

@@ -1,5 +1,7 @@
 """Arguments of TensorFlow Transform that Stoker's functions of the same name do not need.
 
+All of them also take a `tf.RaggedTensor`, and apply to the values of its lists.
+
 An argument that changes nothing here is accepted and ignored (`name`; `epsilon`, because quantiles
 are exact). One that would change the result is accepted with its default value; any other value
 raises an error that names it.
@@ -11,6 +13,8 @@ import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import tensorflow as tf
 
 from stoker.core.errors import ConfigError
 
@@ -48,12 +52,23 @@ def also_takes(**extra: Any) -> Callable[[Callable[..., Result]], Callable[..., 
             for name, only in extra.items():
                 _require(function.__name__, name, given.pop(name, only), only)
             positional = [given.pop(name) for name in _positional(function) if name in given]
+            if isinstance(positional[0], tf.RaggedTensor):
+                return _of_lists(function, *positional, **given)
             return function(*positional, **given)
 
         call.__signature__ = signature  # type: ignore[attr-defined]  # what help() shows
         return call
 
     return extended
+
+
+def _of_lists(
+    function: Callable[..., Result], lists: tf.RaggedTensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Apply a function to the values of all lists; what has one for each goes back into the lists."""
+    result: Any = function(lists.flat_values, *args, **kwargs)
+    is_mapped = result.shape.rank and result.shape[0] is None
+    return lists.with_flat_values(result) if is_mapped else result
 
 
 def _positional(function: Callable[..., Any]) -> list[str]:

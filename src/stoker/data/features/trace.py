@@ -126,11 +126,15 @@ class Trace:
     def domain(self, tensor: tf.Tensor) -> Domain | None:
         """Which ids a tensor holds, seen through what only changes its shape or type."""
         while tensor.ref() not in self.domains and tensor.op.type in _TRANSPARENT_OPS:
-            tensor = tensor.op.inputs[0]
+            tensor = tensor.op.inputs[_TRANSPARENT_OPS[tensor.op.type]]
         return self.domains.get(tensor.ref())
 
 
-_TRANSPARENT_OPS = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"})
+_TRANSPARENT_OPS = {
+    **dict.fromkeys(("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"), 0),
+    "RaggedTensorToTensor": 1,
+}
+"""Operation -> which of its inputs has the values."""
 
 _ACTIVE: ContextVar[Trace | None] = ContextVar("stoker_trace", default=None)
 
@@ -168,7 +172,7 @@ def required(function: str, tensor: object) -> Trace:
         raise ConfigError(
             f"stoker.transform.{function} must be given a dense tensor",
             got=Plain(type(tensor).__name__),
-            fix="Turn a ragged or sparse tensor into a dense one first (`to_tensor(shape=...)`).",
+            fix="Turn a sparse tensor into a dense one first (`tf.sparse.to_dense`).",
         )
     if getattr(tensor, "graph", None) is not trace.graph:
         raise ConfigError(

@@ -86,8 +86,8 @@ class Transform:
         """Compute the features.
 
         Args:
-            inputs: Raw column -> [batch] or [batch, length], as `stoker.data.columns` says; others
-                are not looked at.
+            inputs: Raw column -> [batch] or [batch, length], as `stoker.data.columns` says (lists of
+                varying length padded to the longest); others are not looked at.
 
         Returns:
             Feature -> [batch, ...], its static shape set. Works eagerly, in `tf.data`, in a

@@ -11,11 +11,12 @@ import tensorflow as tf
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.user_code import call
-from stoker.data.columns import Column
+from stoker.data.columns import PADDING, Column
 from stoker.data.dataset import Dataset
 from stoker.data.features.images import decode_images
-from stoker.data.features.trace import Trace, tracing
+from stoker.data.features.trace import Trace, sources, tracing
 from stoker.data.features.user_code import defined_at, raised_at
+from stoker.data.sources.config import leaving_out
 
 PreprocessingFn = Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]]
 
@@ -53,6 +54,9 @@ class Walk:
     decoded: dict[str, tf.Tensor]
     """The images of image columns, [batch, height, width, channels] uint8; the function's inputs."""
 
+    lists: dict[str, tf.RaggedTensor]
+    """The columns of lists of varying length, as the function has them."""
+
     features: dict[str, tf.Tensor]
     """Outputs by name, labels and weight not among them."""
 
@@ -69,10 +73,10 @@ class Walk:
     """What was asked, which ids are known."""
 
 
-class RawInputs(dict[str, tf.Tensor]):
+class RawInputs(dict[str, Any]):
     """The columns, where a wrong name is answered with the nearest."""
 
-    def __missing__(self, name: str) -> tf.Tensor:
+    def __missing__(self, name: str) -> Any:
         """Refuse a column that the data has not."""
         raise ConfigError(
             "preprocessing_fn must use columns that the data has",
@@ -107,13 +111,16 @@ def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: l
         placeholders = {column.name: tensor for column, tensor in zip(columns, raw, strict=True)}
         with tracing(trace):
             decoded = _decoded(plan.dataset, placeholders)
-            inputs = RawInputs(placeholders | decoded)
+            lists = {c.name: unpadded(placeholders[c.name]) for c in columns if c.is_ragged}
+            inputs = RawInputs(placeholders | decoded | lists)
             outputs = _outputs(plan, inputs)
+            _require_width(outputs, {name: placeholders[name] for name in lists})
             labels, classes_calls = _labels(plan, trace, outputs, inputs)
             weights = {name: _weight(name, outputs, inputs) for name in plan.weights}
         told = {*plan.labels, *plan.weights}
         features = {name: tensor for name, tensor in outputs.items() if name not in told}
-        found.update(raw=placeholders, decoded=decoded, features=features, labels=labels)
+        found.update(raw=placeholders, decoded=decoded, lists=lists)
+        found.update(features=features, labels=labels)
         found.update(trace=trace, classes_calls=classes_calls, weights=weights)
         return [*features.values(), *labels.values(), *weights.values()]
 
@@ -121,6 +128,26 @@ def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: l
     wrapped = tf.compat.v1.wrap_function(body, specs)
     _refuse_what_cannot_be_served(wrapped.graph)
     return Walk(wrapped=wrapped, **found)
+
+
+def unpadded(padded: tf.Tensor) -> tf.RaggedTensor:
+    """Turn padded lists into ragged ones, without the missing values at their ends.
+
+    Args:
+        padded: [batch, longest list] int64, float32 or strings; see `stoker.data.columns`.
+
+    Returns:
+        [batch, None] of the same type.
+    """
+    if padded.dtype.is_floating:
+        present = tf.logical_not(tf.math.is_nan(padded))
+    else:
+        present = tf.not_equal(padded, PADDING[padded.dtype.name])
+    places = tf.range(1, tf.shape(padded)[1] + 1)
+    lengths = tf.reduce_max(tf.where(present, places, 0), axis=1)
+    # The maximum over no values is the lowest number.
+    ragged: Any = tf.RaggedTensor
+    return ragged.from_tensor(padded, lengths=tf.maximum(lengths, 0))
 
 
 _PYTHON_OPS = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
@@ -167,8 +194,17 @@ def _outputs(plan: Plan, inputs: RawInputs) -> dict[str, tf.Tensor]:
             "path" if plan.dataset.image else None,
         }
         outputs = {name: inputs[name] for name in inputs if name not in left_out}
+        for name, tensor in outputs.items():
+            if isinstance(tensor, tf.RaggedTensor):
+                raise ConfigError(
+                    f"column {name!r} holds lists of varying length, which a model cannot take as "
+                    "they are",
+                    got=Plain("no preprocessing function that makes them dense"),
+                    fix=f"Set {leaving_out(name)}, or name a function under `preprocessing`: "
+                    + _made_dense(f'inputs["{name}"]', tensor.dtype),
+                )
     else:
-        outputs = _checked(plan.function, _called(plan.function, inputs))
+        outputs = _checked(plan.function, _called(plan.function, inputs), inputs)
     # An output that is an input, or is given twice, needs a tensor of its own to be cut out by.
     return {name: tf.identity(tensor) for name, tensor in outputs.items()}
 
@@ -185,7 +221,7 @@ def _called(function: PreprocessingFn, inputs: RawInputs) -> Any:
         raise
 
 
-def _checked(function: PreprocessingFn, outputs: Any) -> dict[str, tf.Tensor]:
+def _checked(function: PreprocessingFn, outputs: Any, inputs: RawInputs) -> dict[str, tf.Tensor]:
     place = defined_at(function)
     if not isinstance(outputs, Mapping):
         raise ConfigError(
@@ -196,12 +232,52 @@ def _checked(function: PreprocessingFn, outputs: Any) -> dict[str, tf.Tensor]:
     for name, tensor in outputs.items():
         problem = _problem(name, tensor)
         if problem:
+            fix = "Mend that output, or leave it out."
+            if isinstance(tensor, tf.RaggedTensor):
+                problem += _columns_of(tensor, inputs)
+                fix = f"Make it dense: {_made_dense('x', tensor.dtype)}"
             raise ConfigError(
                 f"preprocessing_fn must give back one dense tensor of a row per record ({place})",
                 got=Plain(f"{name!r}: {problem}"),
-                fix="Mend that output, or leave it out.",
+                fix=fix,
             )
     return dict(outputs)
+
+
+def _made_dense(lists: str, dtype: tf.DType) -> str:
+    """How lists become a dense tensor, for a message; `lists` is the code that stands for them."""
+    if dtype == tf.string:
+        return (
+            f"`st.hash_strings({lists}, 1000).to_tensor(0, shape=[None, 20])` gives a number for each "
+            "of the first 20 texts of a list, padded with 0."
+        )
+    return (
+        f"`{lists}.to_tensor(0, shape=[None, 20])` gives the first 20 values of each list, padded with "
+        f"0; `tf.reduce_sum({lists}, axis=1)` gives their sum."
+    )
+
+
+def _columns_of(ragged: tf.RaggedTensor, inputs: RawInputs) -> str:
+    """The columns of lists that a ragged tensor is made of, for a message."""
+    lists = {name: each for name, each in inputs.items() if isinstance(each, tf.RaggedTensor)}
+    made_of = sources([ragged.flat_values])
+    names = [name for name, each in lists.items() if sources([each.flat_values]) & made_of]
+    return f", made of {' and '.join(map(repr, names))}" if names else ""
+
+
+def _require_width(outputs: Mapping[str, tf.Tensor], lists: Mapping[str, tf.Tensor]) -> None:
+    """Refuse a width that the longest list of a batch decides."""
+    for name, tensor in outputs.items():
+        columns = sources([tensor]) & {raw.op.name for raw in lists.values()}
+        if columns and None in tensor.shape[1:].as_list():
+            column = next(key for key, raw in lists.items() if raw.op.name in columns)
+            raise ConfigError(
+                f"output {name!r} of preprocessing_fn must have one shape in every batch",
+                got=Plain(
+                    f"{tensor.shape}, as wide as the longest list of {column!r} in the batch"
+                ),
+                fix="Give the width, e.g. x.to_tensor(0, shape=[None, 20]), or reduce over axis 1.",
+            )
 
 
 def _problem(name: object, tensor: Any) -> str:
@@ -276,6 +352,13 @@ def _one_a_row(name: str, column: tf.Tensor) -> tf.Tensor:
     """A raw column as the label."""
     if column.shape.rank == 2 and column.shape[1] == 1:
         return tf.reshape(column, [-1])
+    if isinstance(column, tf.RaggedTensor):
+        raise ConfigError(
+            "a raw column that is the label must hold one value a record",
+            got=Plain(f"{name!r}, which holds lists of varying length"),
+            fix="Make the label of it in preprocessing_fn, e.g. "
+            f'{{"answer": tf.reduce_max(inputs[{name!r}], axis=1)}}, and name that one.',
+        )
     if column.shape.rank == 2:
         raise ConfigError(
             "a raw column that is the label must hold one value a record",

@@ -146,6 +146,6 @@ class _BlockedOrder:
         return block[1][place * rows : (place + 1) * rows]
 
 
-def shaped_batch(tensor: tf.Tensor, shape: tuple[int, ...] = ()) -> tf.Tensor:
+def shaped_batch(tensor: tf.Tensor, shape: tuple[int | None, ...] = ()) -> tf.Tensor:
     """The same tensor with the shape [batch, *shape] that crossing Python lost."""
     return tf.ensure_shape(tensor, [None, *shape])

@@ -175,6 +175,9 @@ def _own_error(images: Mapping[str, ImageFeed]) -> Iterator[None]:
 def _stored(column: Column, table: pa.Table) -> Callable[[NDArray[np.int64]], NDArray[Any]]:
     """How rows of a column are taken; strings stay in Arrow's compact form until a batch does."""
     values = table.column(column.name).combine_chunks()
+    if column.is_ragged:
+        # Padded to the longest of a batch, not of all.
+        return lambda indices: to_numpy(column, values.take(pa.array(indices)))
     if column.dtype != "string" or column.length is not None:
         numbers = to_numpy(column, values)
         return lambda indices: numbers[indices]

@@ -104,6 +104,8 @@ def _value_hashes(column: Column, values: pa.ChunkedArray) -> Hashes:
     """[rows] a hash of each value; 3 and 3.0 are one value, so a gap elsewhere changes nothing."""
     if column.length is not None:
         items = _value_hashes(replace(column, length=None), pc.list_flatten(values))
+        if column.is_ragged:
+            return _list_hashes(items, pc.list_value_length(values).to_numpy())
         # Each with its place, or [1, 2] and [2, 1] would be one value.
         places = _mixed(np.arange(column.length, dtype=np.uint64))
         placed = _mixed(items.reshape(-1, column.length) ^ places)
@@ -120,6 +122,16 @@ def _value_hashes(column: Column, values: pa.ChunkedArray) -> Hashes:
     as_int = np.where(whole, numbers, 0.0).astype(np.int64).view(np.uint64)
     bits = np.where(whole, as_int, numbers.view(np.uint64))
     return _mixed(np.where(missing, np.uint64(_MISSING), bits))
+
+
+def _list_hashes(items: Hashes, lengths: NDArray[np.int32]) -> Hashes:
+    """[rows] a hash of each list, as of vectors: the sum of its values, each with its place."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts = ends - lengths
+    places = np.arange(len(items)) - np.repeat(starts, lengths)
+    placed = _mixed(items ^ _mixed(places.astype(np.uint64)))
+    sums = np.append(np.uint64(0), np.cumsum(placed, dtype=np.uint64))
+    return _mixed(sums[ends] - sums[starts])
 
 
 def _bytes_hashes(values: pa.Array) -> Hashes:

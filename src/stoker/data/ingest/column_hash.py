@@ -19,16 +19,22 @@ class ColumnHash:
         length = "" if column.length is None else f" {column.length}"
         self._values = hashlib.sha256(f"{column.dtype} {column.whole}{length}".encode())
         self._lengths = hashlib.sha256()
+        self._lists = hashlib.sha256()
+        self._is_ragged = column.is_ragged
 
     def add(self, values: pa.ChunkedArray) -> None:
         """Take more values, of the type that a shard stores."""
         for chunk in values.chunks:
-            is_vector = pa.types.is_fixed_size_list(chunk.type)
-            self._add(chunk.flatten() if is_vector else chunk)
+            if pa.types.is_list(chunk.type):
+                lengths = pc.list_value_length(chunk).to_numpy(zero_copy_only=False)
+                self._lists.update(lengths.astype("<i8").tobytes())
+            is_single = not pa.types.is_nested(chunk.type)
+            self._add(chunk if is_single else chunk.flatten())
 
     def hexdigest(self) -> str:
         """The hash of all values so far."""
-        return hashlib.sha256(self._values.digest() + self._lengths.digest()).hexdigest()
+        lists = self._lists.digest() if self._is_ragged else b""
+        return hashlib.sha256(self._values.digest() + self._lengths.digest() + lists).hexdigest()
 
     def _add(self, values: pa.Array) -> None:
         if pa.types.is_string(values.type) or pa.types.is_binary(values.type):

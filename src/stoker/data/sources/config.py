@@ -121,10 +121,19 @@ class ColumnsConfig:
     exclude: tuple[str, ...] = ()
     """Columns that are left out, whatever they hold: nothing of them is checked or kept."""
 
+    lists: tuple[str, ...] = ()
+    """Columns that are read as lists of varying length also where nearly all have one length, which
+    otherwise makes them vectors (or, of length 1, single values)."""
+
 
 def leaving_out(column: str) -> str:
     """The setting that leaves a column out, for a message."""
     return f"data.columns: {{exclude: [{column!r}]}}"
+
+
+def as_lists(column: str) -> str:
+    """The setting that reads a column as lists of varying length, for a message."""
+    return f"data.columns: {{lists: [{column!r}]}}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,6 +41,7 @@ from stoker.data.sources.table import (
     check_same_columns,
     kept_names,
     known_types,
+    no_lists,
     stored_column,
 )
 from stoker.data.sources.text import Tally, assumed_of, clean, missing_texts, read_text
@@ -139,7 +140,7 @@ class CsvFiles:
 
         Raises:
             DataError: a file is no CSV, its header is unusable, or the files' columns differ.
-            ConfigError: `data.types` names a column that is not there.
+            ConfigError: `data.types` names a column that is not there, or `data.columns.lists` any.
         """
         names = self._names()
         overrides = known_types(self.config, names)
@@ -239,6 +240,8 @@ class CsvFiles:
         )
 
     def _names(self) -> list[str]:
+        for name in self.config.columns.lists:
+            raise no_lists(name)
         first, *others = self.listing.files
         names = self._kept(first)
         for other in others:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -153,7 +154,7 @@ def _split(values: Values) -> Iterable[Values]:
     """Bytes are text, or encoded images, or neither."""
     if _is_text(values.flat):
         text = values.flat.cast(pa.string())
-        return [Values(kind=TEXT, rows=values.rows, counts=values.counts, flat=text)]
+        return [replace(values, kind=TEXT, flat=text)]
     each = values.flat.to_pylist()
     starts = np.concatenate([[0], np.cumsum(values.counts)[:-1]])
     empty = (values.counts == 1) & np.array([not each[start] for start in starts])
@@ -161,7 +162,7 @@ def _split(values: Values) -> Iterable[Values]:
     is_image = np.logical_and.reduceat([v.startswith(_IMAGE_MAGIC) for v in each], starts)
     text = values.chosen(is_text & ~empty, kind=TEXT)
     return [
-        Values(kind=TEXT, rows=text.rows, counts=text.counts, flat=text.flat.cast(pa.string())),
+        replace(text, flat=text.flat.cast(pa.string())),
         values.chosen(is_image & ~is_text, kind=IMAGE),
         values.chosen(~is_image & ~is_text, kind=BYTES),
     ]

@@ -29,7 +29,8 @@ class Held:
     """Places of the records in the block, ascending."""
 
     counts: list[int] = field(default_factory=list)
-    """How many values each of them has, at least one."""
+    """How many values each of them has, at least one; -1 where it holds one that is no list, in
+    records that tell that from a list of one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +49,19 @@ class Values:
     flat: pa.Array
     """[sum of counts] the values; of type null for kinds that no column can hold."""
 
+    single: NDArray[np.bool_]
+    """[records] whether it is known to be one value and no list."""
+
     def chosen(self, mask: NDArray[np.bool_], *, kind: str) -> Values:
         """Some of these records, as another kind."""
         flat = self.flat.filter(pa.array(np.repeat(mask, self.counts)))
-        return Values(kind=kind, rows=self.rows[mask], counts=self.counts[mask], flat=flat)
+        return Values(
+            kind=kind,
+            rows=self.rows[mask],
+            counts=self.counts[mask],
+            flat=flat,
+            single=self.single[mask],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,9 +137,11 @@ class Gathering:
 
 def values_of(kind: str, held: Held, flat: pa.Array) -> Values:
     """What was gathered, with its values as Arrow has them."""
+    counts = np.array(held.counts, np.int64)
     return Values(
         kind=kind,
         rows=np.array(held.rows, np.int64),
-        counts=np.array(held.counts, np.int64),
+        counts=np.abs(counts),
         flat=flat,
+        single=counts < 0,
     )

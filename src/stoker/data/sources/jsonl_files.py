@@ -217,7 +217,8 @@ def _take(block: Gathering, line: bytes, number: int, as_text: Collection[str]) 
         kinds = names.get(name)
         if kinds is None:
             kinds = names[name] = {}
-        given = value if type(value) is list else [value]
+        is_list = type(value) is list
+        given = value if is_list else [value]
         kind = _KINDS.get(type(value)) or _kind_of_list(given) or (NULLS if value else NOTHING)
         if name in as_text and kind in (NUMBER, TRUTH):
             kind, given = _as_text(given)
@@ -226,7 +227,7 @@ def _take(block: Gathering, line: bytes, number: int, as_text: Collection[str]) 
             if held is None:
                 held = kinds[kind] = Held([])
             held.rows.append(row)
-            held.counts.append(len(given))
+            held.counts.append(len(given) if is_list else -1)
             held.flat += given
 
 

@@ -11,15 +11,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stoker.core.errors import Plain
-from stoker.data.columns import Column
+from stoker.data.columns import VARYING, Column
 from stoker.data.sources.arrow_types import Family
 from stoker.data.sources.config import Override, leaving_out
 from stoker.data.sources.gathered import Gathered, Values
 from stoker.data.sources.parquet_columns import ParquetColumn
 from stoker.data.sources.records import Assumption, Cells, Reading, with_fault
-from stoker.data.sources.table import UnusableColumn
-from stoker.data.sources.text import NUMBER_SHARE, assumed_of, clean, read_text
-from stoker.data.sources.vectors import vector_cells
+from stoker.data.sources.table import UnusableColumn, no_lists
+from stoker.data.sources.text import assumed_of, clean, read_text
+from stoker.data.sources.vectors import (
+    LIST_NUMBER_MISSING,
+    allowed_deviations,
+    assumed_of_lists,
+    list_cells,
+)
 from stoker.data.sources.written_numbers import NumberText
 
 NUMBER, WHOLE_NUMBER, TRUTH = "a number", "a whole number", "true or false"
@@ -105,6 +110,9 @@ class NamedColumn:
 
     def _without_other_lengths(self, cells: Cells, nulls: Values) -> Cells:
         """A list of nulls is a missing value only if it is as long as other records' lists."""
+        if self.column.is_ragged:
+            missing = _at(nulls.rows, len(cells.bad)) & (self.how in ("int", "bool"))
+            return with_fault(cells, missing, LIST_NUMBER_MISSING)
         length = self.column.length or 1
         other = nulls.counts != length if self.kind else np.zeros(len(nulls.rows), np.bool_)
         reason = f"it holds another number of nulls than {length}"
@@ -115,7 +123,9 @@ class NamedColumn:
         if length is not None:
             # Only whole numbers cannot be missing: their column would have to become another.
             filled = 0 if self.how in ("int", "bool") else length
-            return vector_cells(_lists(own, rows, filled=filled), length=length, read=read)
+            cells = list_cells(_lists(own, rows, filled=filled), length=length, read=read)
+            single = _at(own.rows[own.single], rows) & self.column.is_ragged
+            return with_fault(cells, single, "it holds a single value where a list is the rule")
         single = own.counts == 1
         kept = own if single.all() else own.chosen(single, kind=own.kind)
         cells = read(_spread(kept.flat, kept.rows, rows))
@@ -135,6 +145,9 @@ class LearnedColumn:
     override: Override | NumberText | None
     """What `data.types` says of it."""
 
+    varies: bool = False
+    """True where `data.columns.lists` names it."""
+
     kinds: dict[str, ParquetColumn] = field(default_factory=dict)
     """Kind -> what its values say."""
 
@@ -144,12 +157,16 @@ class LearnedColumn:
     first: dict[tuple[str, int], str] = field(default_factory=dict)
     """The first record of each."""
 
+    single: int = 0
+    """Records that are known to hold one value and no list."""
+
     def look(self, block: Gathered, missing: pa.Array) -> None:
         """Take one block into account."""
         for values in block.columns.get(self.name, ()):
             if values.kind == NULLS:
                 continue
             kind = NUMBER if values.kind in (WHOLE_NUMBER, WIDE_NUMBER) else values.kind
+            self.single += int(values.single.sum())
             counts, first, records = np.unique(values.counts, return_index=True, return_counts=True)
             for count, at, number in zip(
                 counts.tolist(), first.tolist(), records.tolist(), strict=True
@@ -167,12 +184,17 @@ class LearnedColumn:
                 if values.kind == TEXT:
                     typed.tally.keep(clean(values.flat).values)
 
-    def assumed(self, how: Reading) -> Assumption | None:
+    def assumed(self, settled: NamedColumn) -> Assumption | None:
         """What is worth a word about how the column is read."""
+        if settled.column.is_ragged:
+            counts: Counter[int] = Counter()
+            for (_, count), records in self.lengths.items():
+                counts[count] += records
+            return None if self.varies else assumed_of_lists(settled.column, counts)
         typed = self.kinds.get(TEXT)
         if typed is None or self.override is not None:
             return None
-        return assumed_of(self.name, how, typed.tally)
+        return assumed_of(self.name, settled.how, typed.tally)
 
     def settled(self, *, rows: int, is_label: bool, most_bad: int) -> NamedColumn:
         """How the column is read.
@@ -189,8 +211,10 @@ class LearnedColumn:
             self.lengths.items(), key=lambda item: item[1], default=((NOTHING, 1), 0)
         )
         present = self.lengths.total()
-        deviating = present - records
-        if kind not in FAMILIES or deviating > max(most_bad, (1 - NUMBER_SHARE) * present):
+        allowed = allowed_deviations(present, most_bad=most_bad)
+        if self.varies or present - records > allowed:
+            kind, length = self._listed_kind(allowed), VARYING
+        if kind not in FAMILIES:
             raise self._unlike()
         typed = self.kinds.get(kind) or ParquetColumn(
             name=self.name, override=self.override, families={"null": ""}
@@ -200,10 +224,29 @@ class LearnedColumn:
         if kind == NUMBER and typed.family == "int":
             kind = WHOLE_NUMBER
         typed.tally.missing += rows - present
-        if length > 1:
+        typed.varies = length == VARYING
+        if length != 1:
             typed.forms["vectors"], typed.lengths = "", Counter({length: records})
         how = typed.reading(is_label=is_label)
-        return NamedColumn(column=typed.column(how), how=how, kind=kind, override=self.override)
+        column = typed.column(how, most_bad=most_bad)
+        return NamedColumn(column=column, how=how, kind=kind, override=self.override)
+
+    def _listed_kind(self, allowed: float) -> str:
+        """The kind of value that the lists hold, if their lengths may vary.
+
+        Raises:
+            DataError: the records hold several kinds, single values, or lists of images.
+            ConfigError: `data.columns.lists` names a column of single values.
+        """
+        kinds: Counter[str] = Counter()
+        for (kind, _), records in self.lengths.items():
+            kinds[kind] += records
+        kind, records = max(kinds.items(), key=lambda item: item[1], default=(NOTHING, 0))
+        if self.varies and self.single > allowed:
+            raise no_lists(self.name)
+        if self.single > allowed or kinds.total() - records > allowed or kind == IMAGE:
+            raise self._unlike()
+        return kind
 
     def _unlike(self) -> UnusableColumn:
         parts = [
@@ -216,7 +259,7 @@ class LearnedColumn:
         return UnusableColumn(
             self.name,
             f"column {self.name!r} must hold the same in every record: a number, a text or an "
-            "encoded image, or a fixed number of numbers or texts",
+            "encoded image, or a list of numbers or texts",
             got=Plain("; ".join(parts) + rest),
             fix=f"Set {leaving_out(self.name)}, or cut, pad or convert it where the records are "
             "written.",
@@ -229,7 +272,9 @@ _SHOWN = 3
 
 def _no_values(kind: pa.DataType) -> Values:
     none = np.zeros(0, np.int64)
-    return Values(kind=NOTHING, rows=none, counts=none, flat=pa.nulls(0, kind))
+    return Values(
+        kind=NOTHING, rows=none, counts=none, flat=pa.nulls(0, kind), single=none.astype(np.bool_)
+    )
 
 
 def _at(rows: NDArray[np.int64], count: int) -> NDArray[np.bool_]:

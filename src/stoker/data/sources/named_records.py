@@ -64,7 +64,7 @@ def scan_named(
         )
         for name in names
     ]
-    assumed = [looked.columns[each.column.name].assumed(each.how) for each in settled]
+    assumed = [looked.columns[each.column.name].assumed(each) for each in settled]
     has_image = any(each.kind == IMAGE for each in settled)
     return Scan(
         columns=tuple(each.column for each in settled),
@@ -154,7 +154,11 @@ class _Looked:
         for name in kept:
             column = self.columns.get(name)
             if column is None:
-                column = LearnedColumn(name=name, override=self._config.types.get(name))
+                column = LearnedColumn(
+                    name=name,
+                    override=self._config.types.get(name),
+                    varies=name in self._config.columns.lists,
+                )
                 self.columns[name] = column
             column.look(block, self._missing)
         if needs_headers(self._config.images):

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from stoker.core.errors import DataError, Plain
-from stoker.data.columns import Column
+from stoker.data.columns import VARYING, Column
 from stoker.data.sources.arrow_types import Family, family_of, item_type, plain
 from stoker.data.sources.config import Override, leaving_out
 from stoker.data.sources.image_check import begins_as_image
 from stoker.data.sources.images import ImageTally
 from stoker.data.sources.listing import SourceFile
-from stoker.data.sources.records import Cells, Reading, joined
-from stoker.data.sources.table import UnusableColumn, stored_column
+from stoker.data.sources.records import Assumption, Cells, Reading, joined
+from stoker.data.sources.table import UnusableColumn, no_lists, stored_column
 from stoker.data.sources.text import Tally, clean, gapped, narrowed, read_text
-from stoker.data.sources.vectors import common_length, lengths_of
+from stoker.data.sources.vectors import assumed_of_lists, common_length, lengths_of
 from stoker.data.sources.written_numbers import NumberText
 
 
@@ -43,6 +43,8 @@ class ParquetColumn:
     """How many records hold a vector of each length."""
     lists: bool = False
     """True where a file holds lists whose lengths only their values tell."""
+    varies: bool = False
+    """True where `data.columns.lists` names it."""
 
     @property
     def is_vector(self) -> bool:
@@ -164,16 +166,27 @@ class ParquetColumn:
             return "int" if gaps_end_records or not self.tally.missing else "whole"
         return "string" if self.family == "null" else self.family
 
-    def column(self, how: Reading) -> Column:
+    def column(self, how: Reading, *, most_bad: int) -> Column:
         """The column that is made.
 
+        Args:
+            how: How it is read.
+            most_bad: `data.max_bad_rows`.
+
         Raises:
-            DataError: it holds lists of many lengths.
+            ConfigError: `data.columns.lists` names a column of single values.
         """
         column = stored_column(self.name, how, widest=self.tally.widest)
-        if not self.is_vector:
-            return column
-        return replace(column, length=common_length(self.lengths, column=self.name))
+        if self.is_vector:
+            length = common_length(self.lengths, most_bad=most_bad)
+            return replace(column, length=VARYING if self.varies else length)
+        if self.varies:
+            raise no_lists(self.name)
+        return column
+
+    def assumed(self, column: Column) -> Assumption | None:
+        """What is worth a word about how the column is read."""
+        return None if self.varies else assumed_of_lists(column, self.lengths)
 
     def typed(self, values: pa.Array, *, how: Reading, wide: bool, missing: pa.Array) -> Cells:
         """The values as they are stored."""

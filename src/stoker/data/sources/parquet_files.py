@@ -32,7 +32,7 @@ from stoker.data.sources.records import (
 )
 from stoker.data.sources.table import check_names, check_same_columns, kept_names, known_types
 from stoker.data.sources.text import missing_texts
-from stoker.data.sources.vectors import vector_cells
+from stoker.data.sources.vectors import list_cells
 from stoker.data.sources.workers import InThreads
 
 BATCH_ROWS = 65_536
@@ -71,7 +71,10 @@ class ParquetFiles:
             raise no_record(self.config.source)
         self._look(learned, progress)
         readings = tuple(each.reading(is_label=each.name in self.labels) for each in learned)
-        columns = tuple(each.column(how) for each, how in zip(learned, readings, strict=True))
+        columns = tuple(
+            each.column(how, most_bad=self.config.max_bad_rows)
+            for each, how in zip(learned, readings, strict=True)
+        )
         images = [each for each, how in zip(learned, readings, strict=True) if how == "image"]
         if needs_headers(self.config.images):
             for each in images:
@@ -81,6 +84,9 @@ class ParquetFiles:
             columns=columns,
             readings=readings,
             rows=rows,
+            assumptions=tuple(
+                filter(None, (e.assumed(c) for e, c in zip(learned, columns, strict=True)))
+            ),
             image=_merged(with_image).shape(self.config.images) if with_image else None,
         )
 
@@ -134,7 +140,11 @@ class ParquetFiles:
                 kept = kept_names(self.config, schema.names)
                 check_names(kept, location=file.location)
                 overrides = known_types(self.config, kept)
-                learned = [ParquetColumn(name=n, override=overrides.get(n)) for n in kept]
+                lists = self.config.columns.lists
+                learned = [
+                    ParquetColumn(name=n, override=overrides.get(n), varies=n in lists)
+                    for n in kept
+                ]
             names = [each.name for each in learned]
             check_same_columns(names, kept, first=first.name, other=file)
             for each in learned:
@@ -190,7 +200,7 @@ class ParquetFiles:
                     plain(values), self.config.images, channels=channels, pool=pool
                 )
             elif column.length is not None:
-                read = vector_cells(values, length=column.length, read=read_values)
+                read = list_cells(values, length=column.length, read=read_values)
             else:
                 read = read_values(values)
             typed.append(demand_label(read) if column.name in self.labels else read)

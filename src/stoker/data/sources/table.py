@@ -41,22 +41,32 @@ def kept_names(config: IngestConfig, names: Sequence[str]) -> list[str]:
     """The columns of the files that `data.columns` does not exclude.
 
     Raises:
-        ConfigError: an excluded column is not there, or none is left.
+        ConfigError: a column that `data.columns` names is not there, or none is left.
     """
     excluded = config.columns.exclude
-    for name in excluded:
-        if name not in names:
-            raise ConfigError(
-                "data.columns.exclude must name columns of the data",
-                got=name,
-                fix=nearest(name, names),
-            )
+    for key, named in (("exclude", excluded), ("lists", config.columns.lists)):
+        for name in named:
+            if name not in names:
+                raise ConfigError(
+                    f"data.columns.{key} must name columns of the data",
+                    got=name,
+                    fix=nearest(name, names),
+                )
     kept = [name for name in names if name not in excluded]
     if excluded and not kept:
         raise ConfigError(
             "data.columns.exclude must leave a column", got=list(excluded), fix="Exclude fewer."
         )
     return kept
+
+
+def no_lists(name: str) -> ConfigError:
+    """The error of `data.columns.lists` where it names a column of something else."""
+    return ConfigError(
+        "data.columns.lists must name columns of lists of numbers or text",
+        got=name,
+        fix="Leave it out.",
+    )
 
 
 class UnusableColumn(DataError):

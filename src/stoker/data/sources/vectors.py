@@ -1,4 +1,4 @@
-"""Vectors: lists of numbers or strings that have one length in every record."""
+"""Lists of numbers or strings: vectors, which have one length in every record, and the others."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stoker.core.errors import Plain
-from stoker.data.sources.config import leaving_out
-from stoker.data.sources.records import Cells, with_fault
-from stoker.data.sources.table import UnusableColumn
+from stoker.data.columns import PADDING, VARYING, Column
+from stoker.data.sources.config import as_lists
+from stoker.data.sources.records import Assumption, Cells, with_fault
+from stoker.data.sources.text import NUMBER_SHARE
 
 VECTOR_MISSING = "the vector is missing"
 
 NUMBER_MISSING = "a whole number of the vector is missing"
+
+LIST_NUMBER_MISSING = "a whole number of the list is missing"
+
+MOST_VALUES = 1 << 16
+"""Longest list of a column whose lengths vary: a batch of 1,024 rows that holds one takes 512 MiB, as
+its other lists are padded to it."""
 
 
 def lengths_of(lists: pa.Array) -> NDArray[np.int64]:
@@ -32,28 +38,84 @@ def lengths_of(lists: pa.Array) -> NDArray[np.int64]:
     return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
 
 
-def common_length(counts: Mapping[int, int], *, column: str) -> int:
-    """The length that makes a column of lists one of vectors: that of more than half of them.
+def common_length(counts: Mapping[int, int], *, most_bad: int) -> int:
+    """The length that makes a column of lists one of vectors: that of at least 99 % of them.
 
     Args:
         counts: Length -> number of records; those without a list left out.
-        column: The column's name, for the error.
+        most_bad: `data.max_bad_rows`: this many may have another length in any case.
 
-    Raises:
-        DataError: there is no list, there is no such length, or it is 0.
+    Returns:
+        `VARYING` where there is no such length, or it is 0.
     """
     total = sum(counts.values())
     length, records = max(counts.items(), key=lambda item: item[1], default=(0, 0))
-    if length and 2 * records > total:
-        return length
-    seen = f"{min(counts)} to {max(counts)} values, most often {length}" if counts else "no list"
-    often = f" (in {records:,} of {total:,} records)" if counts else ""
-    raise UnusableColumn(
-        column,
-        f"column {column!r} must hold lists of one length, of at least one value",
-        got=Plain(seen + often),
-        fix=f"Set {leaving_out(column)}, or bring the lists to one length (cut or pad them).",
+    is_rule = total - records <= allowed_deviations(total, most_bad=most_bad)
+    return length if is_rule else VARYING
+
+
+def allowed_deviations(present: int, *, most_bad: int) -> float:
+    """How many records may hold something else than the others, and are bad; beyond, it is no rule."""
+    return max(most_bad, (1 - NUMBER_SHARE) * present)
+
+
+def assumed_of_lists(column: Column, counts: Mapping[int, int]) -> Assumption | None:
+    """Say that a column is read as lists because their lengths differ, with the setting for it.
+
+    Args:
+        column: What the records hold.
+        counts: As for `common_length`.
+    """
+    if not column.is_ragged or len(counts) < 2:
+        return None
+    length, records = max(counts.items(), key=lambda item: item[1])
+    return Assumption(
+        column=column.name,
+        text=f"column {column.name!r} is read as lists of varying length: {min(counts)} to "
+        f"{max(counts)} values, most often {length} (in {records:,} of {sum(counts.values()):,} "
+        f"records). {as_lists(column.name)} confirms that",
     )
+
+
+def list_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells]) -> Cells:
+    """Read a column of lists: `varying_cells` if `length` is `VARYING`, else `vector_cells`."""
+    if length == VARYING:
+        return varying_cells(lists, read=read)
+    return vector_cells(lists, length=length, read=read)
+
+
+def varying_cells(lists: pa.Array, *, read: Callable[[pa.Array], Cells]) -> Cells:
+    """Lists of any length: a record is bad where a value in its list is.
+
+    Args:
+        lists: [rows] as `lengths_of` takes them.
+        read: Reads the values of many lists, one after another, as those of a single-valued column.
+
+    Returns:
+        [rows] lists of what `read` gives, none of them null: a missing list is an empty one, and a
+        list ends with its last value that is not missing. Bad are a list with a bad value or more
+        than `MOST_VALUES`, and one of whole numbers in which one is missing or stands for that
+        (`PADDING`).
+    """
+    lengths = np.maximum(lengths_of(lists), 0)
+    kept = np.where(lengths <= MOST_VALUES, lengths, 0)
+    items = _without_gaps(read(_values(lists, kept == lengths)), LIST_NUMBER_MISSING)
+    if pa.types.is_integer(items.values.type):
+        lowest = pc.fill_null(pc.equal(items.values, PADDING["int64"]), False)
+        reason = f"{PADDING['int64']} stands for no value"
+        items = with_fault(items, lowest.to_numpy(zero_copy_only=False), reason)
+    at_fault = np.flatnonzero(items.bad)
+    owners, first = np.unique(np.repeat(np.arange(len(kept)), kept)[at_fault], return_index=True)
+    bad, shown = np.zeros(len(kept), np.int16), np.full(len(kept), -1)
+    bad[owners], shown[owners] = items.bad[at_fault[first]], at_fault[first]
+    column = Cells(
+        values=_without_trailing_gaps(items.values, kept),
+        bad=bad,
+        reasons=items.reasons,
+        raw=items.raw.take(pa.array(shown, mask=shown < 0)),
+    )
+    reason = f"a list of more than {MOST_VALUES:,} values; cut it where the records are written"
+    return with_fault(column, lengths > MOST_VALUES, reason)
 
 
 def vector_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells]) -> Cells:
@@ -71,12 +133,23 @@ def vector_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cel
     """
     lengths = lengths_of(lists)
     fits = lengths == length
-    column = _folded(_without_gaps(read(_values(lists, fits))), fits, length)
+    column = _folded(_without_gaps(read(_values(lists, fits)), NUMBER_MISSING), fits, length)
     column = with_fault(column, lengths < 0, VECTOR_MISSING)
     for wrong in np.unique(lengths[(lengths >= 0) & ~fits]).tolist():
         reason = f"a vector of length {wrong} where length {length} is the rule"
         column = with_fault(column, lengths == wrong, reason)
     return column
+
+
+def _without_trailing_gaps(flat: pa.Array, lengths: NDArray[np.int64]) -> pa.ListArray:
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    places = np.arange(len(flat)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    missing = pc.equal(flat, "") if pa.types.is_string(flat.type) else pc.is_null(flat)
+    present = ~missing.to_numpy(zero_copy_only=False)
+    ends = np.zeros(len(lengths), np.int64)
+    ends[owners[present]] = places[present] + 1  # of several the last one counts
+    offsets = pa.array(np.concatenate([[0], np.cumsum(ends)]), pa.int32())
+    return pa.ListArray.from_arrays(offsets, flat.filter(pa.array(places < ends[owners])))
 
 
 def _values(lists: pa.Array, chosen: NDArray[np.bool_]) -> pa.Array:
@@ -86,11 +159,11 @@ def _values(lists: pa.Array, chosen: NDArray[np.bool_]) -> pa.Array:
     return (lists if chosen.all() else lists.filter(pa.array(chosen))).flatten()
 
 
-def _without_gaps(items: Cells) -> Cells:
+def _without_gaps(items: Cells, reason: str) -> Cells:
     kind = items.values.type
     if pa.types.is_integer(kind):
         missing = items.values.is_null().to_numpy(zero_copy_only=False)
-        return with_fault(items, missing, NUMBER_MISSING)
+        return with_fault(items, missing, reason)
     is_text = pa.types.is_string(kind)
     return replace(items, values=pc.fill_null(items.values, "")) if is_text else items
 

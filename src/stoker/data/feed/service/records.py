@@ -32,7 +32,7 @@ from stoker.core.files import (
     sha256_file,
     write_json,
 )
-from stoker.data.columns import Column, to_numpy
+from stoker.data.columns import PADDING, Column, list_lengths, to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.feed.order import shuffled_indices
 from stoker.data.ingest.stored_images import encoded_image
@@ -190,7 +190,9 @@ def _bad(path: Path, got: str) -> DataError:
     )
 
 
-def _parsing(column: Column) -> tf.io.FixedLenFeature:
+def _parsing(column: Column) -> tf.io.FixedLenFeature | tf.io.VarLenFeature:
+    if column.is_ragged:
+        return tf.io.VarLenFeature(column.tensor_dtype)
     if column.dtype == "float64":
         # An Example has no doubles: their bytes stand in it.
         return tf.io.FixedLenFeature([], tf.string)
@@ -198,6 +200,8 @@ def _parsing(column: Column) -> tf.io.FixedLenFeature:
 
 
 def _decoded(column: Column, values: Any) -> tf.Tensor:
+    if column.is_ragged:
+        return tf.sparse.to_dense(values, default_value=PADDING[column.dtype])
     if column.dtype != "float64":
         return values
     doubles = tf.io.decode_raw(values, tf.float64, little_endian=True)
@@ -290,6 +294,10 @@ _FIELDS = {
 
 
 def _values(column: Column, arrays: Mapping[str, NDArray[Any]]) -> list[list[Any]]:
+    if column.is_ragged:
+        padded = arrays[column.name]
+        lengths = list_lengths(column, padded)
+        return [row[:length].tolist() for row, length in zip(padded, lengths, strict=True)]
     rows = arrays[column.name].reshape(len(arrays[column.name]), -1)
     if column.dtype == "float64":
         return [[row.astype("<f8").tobytes()] for row in rows]
