@@ -17,9 +17,9 @@ from tensorflow_serving.apis import model_management_pb2, model_service_pb2_grpc
 from stoker.core.errors import ConfigError
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
-from stoker.serve.models.model_config import ModelConfig, VersionPolicy, read_model_config
-from stoker.serve.models.versions import ModelVersions
 from stoker.serve.process.server import Server
+from stoker.serve.servables.model_config import ModelConfig, VersionPolicy, read_model_config
+from stoker.serve.servables.versions import ModelVersions
 
 Exported = dict[str, Path]
 AskAt = Callable[..., Any]

@@ -22,8 +22,8 @@ from stoker.serve.errors import ServeError
 from stoker.serve.grpc.predict import read_inputs
 from stoker.serve.loading.safety import check_model
 from stoker.serve.loading.session import load_checked
-from stoker.serve.models.servable import LoadOptions, Servable
 from stoker.serve.process.server import Server
+from stoker.serve.servables.servable import LoadOptions, Servable
 
 Ask = Callable[..., Any]
 PREDICT = "/v1/models/{}:predict"

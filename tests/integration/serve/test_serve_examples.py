@@ -18,8 +18,8 @@ from tensorflow_serving.apis import (
 )
 
 from stoker.serve.errors import ServeError
-from stoker.serve.models.examples import CLASSIFY, REGRESS, Task, check_signature
 from stoker.serve.process.server import Server
+from stoker.serve.servables.examples import CLASSIFY, REGRESS, Task, check_signature
 
 Ask = Callable[..., Any]
 JUDGE = "/v1/models/judge"

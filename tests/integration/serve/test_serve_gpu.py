@@ -19,7 +19,7 @@ from stoker.export.repository import WARM_UP_FILE
 from stoker.export.sessions import INLINE, has_gpu, session_config
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.sizes import with_sizes
-from stoker.serve.models.servable import LoadOptions, Servable, State
+from stoker.serve.servables.servable import LoadOptions, Servable, State
 
 Call = Callable[..., Any]
 
@@ -78,7 +78,7 @@ def test_a_model_that_xla_must_compile_is_served_and_runs_only_sizes_that_were_c
     model, path = by_xla
     servable = Servable(1, path, LoadOptions(batching=BatchingConfig(max_batch_size=6)))
 
-    with caplog.at_level("INFO", "stoker.serve.models.servable"):
+    with caplog.at_level("INFO", "stoker.serve.servables.servable"):
         assert servable.load(), servable.reason
     at_load = list(shapes)
     rows = np.random.default_rng(1).normal(size=(6, 16)).astype(np.float32)

@@ -578,7 +578,7 @@ def logged(value: Any) -> prediction_log_pb2.PredictionLog:
 def test_a_versions_own_requests_run_before_any_other_and_a_bad_one_ends_it(
     exported: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from stoker.serve.models.servable import Servable, State
+    from stoker.serve.servables.servable import Servable, State
 
     folder = tmp_path / "1"
     shutil.copytree(exported["half_plus_two"], folder)

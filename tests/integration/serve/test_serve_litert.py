@@ -23,9 +23,9 @@ from tests.integration.serve.conftest import started
 from stoker.core.errors import DataError
 from stoker.serve.config import ServeConfig
 from stoker.serve.errors import ServeError
-from stoker.serve.models.litert import load_litert
-from stoker.serve.models.servable import LoadOptions, Servable
 from stoker.serve.process.server import Server
+from stoker.serve.servables.litert import load_litert
+from stoker.serve.servables.servable import LoadOptions, Servable
 
 Ask = Callable[..., Any]
 FILE = "model.tflite"

@@ -15,9 +15,9 @@ import pytest
 from stoker.app.cli.serve_command import without_meaningless
 from stoker.export.callpath import LoadedModel
 from stoker.serve.loading.session import load_checked
-from stoker.serve.models import servable
-from stoker.serve.models.servable import LoadOptions, Servable, State
 from stoker.serve.runtime.gil_yield import YieldGil, no_yield
+from stoker.serve.servables import servable
+from stoker.serve.servables.servable import LoadOptions, Servable, State
 
 
 def test_what_is_loaded_beside_a_version_that_serves_stands_back(
@@ -62,7 +62,7 @@ import sys
 from pathlib import Path
 import keras, numpy as np, tensorflow as tf
 from stoker.serve.runtime.machine import resident_bytes
-from stoker.serve.models.servable import Servable
+from stoker.serve.servables.servable import Servable
 import os
 folder = Path(sys.argv[1])
 module = tf.Module()

@@ -28,13 +28,13 @@ from stoker.core.errors import ConfigError
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane.requests import Answered, ModelSpec, PredictResponse
-from stoker.serve.models.model_config import RequestLogConfig, read_model_config
-from stoker.serve.models.prediction_logs import read_records
-from stoker.serve.models.servable import Servable
 from stoker.serve.observability.metrics import Counter
 from stoker.serve.process.server import Server
 from stoker.serve.request_log.writer import RequestLog
 from stoker.serve.runtime.background import MAX_BYTES, Background
+from stoker.serve.servables.model_config import RequestLogConfig, read_model_config
+from stoker.serve.servables.prediction_logs import read_records
+from stoker.serve.servables.servable import Servable
 
 KEY = "a-key-that-nobody-guesses"
 CONFIG = """model_config_list {
@@ -242,7 +242,7 @@ def test_what_was_logged_warms_the_next_version_unchanged(
         (version / "assets.extra").mkdir()
         shutil.copy(files[name], version / "assets.extra" / "tf_serving_warmup_requests")
         servable = Servable(1, version)
-        with caplog.at_level("INFO", "stoker.serve.models.servable"):
+        with caplog.at_level("INFO", "stoker.serve.servables.servable"):
             assert servable.load(), servable.reason
         servable.unload()
         assert f"was warmed by {count} requests of its own" in caplog.text
@@ -406,7 +406,7 @@ def test_an_access_log_that_cannot_be_written_is_said_at_the_start(tmp_path: Pat
 
 
 def test_a_record_is_framed_as_tensorflow_frames_it(tmp_path: Path) -> None:
-    from stoker.serve.models.prediction_logs import framed
+    from stoker.serve.servables.prediction_logs import framed
 
     with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
         writer.write(b"hello")

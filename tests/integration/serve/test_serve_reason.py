@@ -13,8 +13,8 @@ from tensorflow_serving.apis import get_model_status_pb2, model_service_pb2_grpc
 
 from stoker.export.repository import MANIFEST, Repository
 from stoker.serve.config import ServeConfig
-from stoker.serve.models.servable import LoadOptions, Servable, State
 from stoker.serve.process.server import Server
+from stoker.serve.servables.servable import LoadOptions, Servable, State
 
 
 def cut(name: str, size: int) -> Callable[[Path], None]:

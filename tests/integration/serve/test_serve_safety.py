@@ -16,7 +16,7 @@ from tests.integration.serve.conftest import export
 
 from stoker.core.errors import DataError
 from stoker.serve.loading.safety import allowed_operations, check_model
-from stoker.serve.models.servable import LoadOptions, Servable, State
+from stoker.serve.servables.servable import LoadOptions, Servable, State
 
 TEXT = [tf.TensorSpec([None], tf.string, name="x")]
 

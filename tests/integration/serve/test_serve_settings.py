@@ -20,9 +20,9 @@ from stoker.core.errors import ConfigError
 from stoker.serve.batching.config import PARAMETERS_FILE, BatchingConfig
 from stoker.serve.config import ServeConfig, read_metrics_path
 from stoker.serve.limits import METRICS_PATH
-from stoker.serve.models.servable import LoadOptions, Servable
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.process.server import Server, _session_config
+from stoker.serve.servables.servable import LoadOptions, Servable
 
 OWN = (
     "max_batch_size { value: 8 } allowed_batch_sizes: 4 allowed_batch_sizes: 8 "

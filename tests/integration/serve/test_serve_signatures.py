@@ -21,8 +21,8 @@ from tensorflow_serving.apis import (
 
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig
-from stoker.serve.models.servable import State
 from stoker.serve.process.server import Server
+from stoker.serve.servables.servable import State
 
 Ask = Callable[..., Any]
 BOTH = "/v1/models/both"

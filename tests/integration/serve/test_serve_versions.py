@@ -15,10 +15,10 @@ import pytest
 from stoker.export.repository import MANIFEST, Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.models.model_config import ModelConfig
-from stoker.serve.models.servable import LoadOptions, Servable, State
-from stoker.serve.models.versions import ModelVersions
 from stoker.serve.process.server import Server
+from stoker.serve.servables.model_config import ModelConfig
+from stoker.serve.servables.servable import LoadOptions, Servable, State
+from stoker.serve.servables.versions import ModelVersions
 
 Exported = dict[str, Path]
 

@@ -10,8 +10,8 @@ from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
 from stoker.core.errors import DataError
 from stoker.export.repository import WARM_UP_FILE, Repository, verify
-from stoker.serve.models.servable import LoadOptions, Servable
 from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.servables.servable import LoadOptions, Servable
 
 
 def write_requests(version: Path, *xs: float) -> Path:
@@ -39,7 +39,7 @@ def test_a_pushed_version_takes_requests_that_were_laid_beside_it_later(
     assert repository.push(exported["half_plus_two"], "half").already
     servable = Servable(1, version)
 
-    with caplog.at_level("INFO", "stoker.serve.models.servable"):
+    with caplog.at_level("INFO", "stoker.serve.servables.servable"):
         assert servable.load(), servable.reason
     servable.unload()
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.serve.models.config_file import ConfigFile, Configs
-from stoker.serve.models.model_config import read_model_config
+from stoker.serve.servables.config_file import ConfigFile, Configs
+from stoker.serve.servables.model_config import read_model_config
 
 GOOD = 'model_config_list { config { name: "%s" base_path: "/srv" } }'
 
@@ -27,7 +27,7 @@ def look(watched: ConfigFile, times: int = 6) -> None:
 def test_a_wrong_file_is_said_once_for_each_content_and_changes_nothing(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "stoker.serve.models.config_file")
+    caplog.set_level("INFO", "stoker.serve.servables.config_file")
     taken_up: list[Configs] = []
     watched = ConfigFile(file, read_model_config(file), taken_up.append)
     look(watched)

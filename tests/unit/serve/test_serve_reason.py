@@ -8,7 +8,7 @@ import pytest
 
 from stoker.core.errors import DataError, Plain, UserError
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.models.load_error import reason_of, without_paths
+from stoker.serve.servables.load_error import reason_of, without_paths
 
 FOLDER = Path("/srv/our models/half/124")
 

@@ -18,7 +18,7 @@ from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import ModelSpec, PredictRequest, PredictResponse, Tensors
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.models.servable import State
+from stoker.serve.servables.servable import State
 
 SERVER_NAME = "stoker"
 SERVER_VERSION = metadata.version("stoker")

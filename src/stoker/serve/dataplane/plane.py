@@ -27,8 +27,10 @@ from stoker.serve.dataplane.requests import (
 )
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
-from stoker.serve.models.catalog import Models
-from stoker.serve.models.examples import (
+from stoker.serve.observability.metrics import COUNTING, UNKNOWN_MODEL, Count, ServeMetrics, Spread
+from stoker.serve.request_record import RequestRecord
+from stoker.serve.servables.catalog import Models
+from stoker.serve.servables.examples import (
     CLASSIFY,
     INPUT,
     Inferred,
@@ -37,10 +39,8 @@ from stoker.serve.models.examples import (
     joined_examples,
     read_outputs,
 )
-from stoker.serve.models.model_config import ModelConfig
-from stoker.serve.models.servable import State
-from stoker.serve.observability.metrics import COUNTING, UNKNOWN_MODEL, Count, ServeMetrics, Spread
-from stoker.serve.request_record import RequestRecord
+from stoker.serve.servables.model_config import ModelConfig
+from stoker.serve.servables.servable import State
 
 _log = logging.getLogger(__name__)
 

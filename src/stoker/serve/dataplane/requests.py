@@ -10,9 +10,9 @@ import numpy as np
 
 from stoker.export.callpath import Signature
 from stoker.serve.deadline import Deadline
-from stoker.serve.models.examples import Inferred, Task
-from stoker.serve.models.model_config import RequestLogConfig
-from stoker.serve.models.servable import State
+from stoker.serve.servables.examples import Inferred, Task
+from stoker.serve.servables.model_config import RequestLogConfig
+from stoker.serve.servables.servable import State
 
 Tensors = Mapping[str, np.ndarray[Any, Any]]
 """Name -> array."""

@@ -17,7 +17,7 @@ from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import InferRequest, InferResponse, ModelSpec
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.models.examples import CLASSIFY, REGRESS, Inferred, Task
+from stoker.serve.servables.examples import CLASSIFY, REGRESS, Inferred, Task
 
 
 def read_spec(request: object) -> ModelSpec:

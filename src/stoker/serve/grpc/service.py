@@ -37,10 +37,10 @@ from stoker.serve.grpc.profiler import ProfilerService
 from stoker.serve.grpc.reflection import add_reflection
 from stoker.serve.grpc.server import GrpcServer
 from stoker.serve.limits import HttpLimits
-from stoker.serve.models.model_config import models_of
 from stoker.serve.observability.access_log import AccessLog
 from stoker.serve.security.auth import Keys
 from stoker.serve.security.tls import Tls
+from stoker.serve.servables.model_config import models_of
 
 _UNLIMITED = 2**31 - 1
 """The largest number that gRPC's settings have: bytes, milliseconds. Of a message it is TensorFlow

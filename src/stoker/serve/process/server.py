@@ -22,10 +22,6 @@ from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.service import GrpcOptions, make_grpc_server
 from stoker.serve.limits import METRICS_PATH
-from stoker.serve.models.catalog import Models, Watch
-from stoker.serve.models.config_file import ConfigFile
-from stoker.serve.models.model_config import ModelConfig, read_model_config
-from stoker.serve.models.servable import LoadOptions
 from stoker.serve.observability.access_file import AccessFile
 from stoker.serve.observability.access_log import AccessLog, Several
 from stoker.serve.observability.metrics import Counter, ServeMetrics
@@ -40,6 +36,10 @@ from stoker.serve.runtime.sockets import BACKLOG, bound_path, bound_socket
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 from stoker.serve.security.auth import Keys, read_keys
 from stoker.serve.security.tls import Tls, read_tls
+from stoker.serve.servables.catalog import Models, Watch
+from stoker.serve.servables.config_file import ConfigFile
+from stoker.serve.servables.model_config import ModelConfig, read_model_config
+from stoker.serve.servables.servable import LoadOptions
 from stoker.serve.text_files import read_text_file
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow_serving.apis import input_pb2, prediction_log_pb2
 
-from stoker.serve.models.examples import joined_examples
-from stoker.serve.models.prediction_logs import damaged, read_records
+from stoker.serve.servables.examples import joined_examples
+from stoker.serve.servables.prediction_logs import damaged, read_records
 from stoker.serve.tensor_protos import to_array
 
 Request = dict[str, np.ndarray[Any, Any]]

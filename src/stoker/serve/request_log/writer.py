@@ -20,11 +20,11 @@ from tensorflow_serving.apis import input_pb2, prediction_log_pb2
 from stoker.core.errors import UserError
 from stoker.serve.dataplane.requests import Answered, InferResponse, PredictResponse, Tensors
 from stoker.serve.grpc.inference import classification_of, regression_of, spec_proto
-from stoker.serve.models.examples import CLASSIFY
-from stoker.serve.models.prediction_logs import framed
 from stoker.serve.observability.metrics import Counter
 from stoker.serve.request_log.files import RecordFile, make_room
 from stoker.serve.runtime.background import Background
+from stoker.serve.servables.examples import CLASSIFY
+from stoker.serve.servables.prediction_logs import framed
 from stoker.serve.tensor_protos import to_proto
 
 MAX_FILE_BYTES = 64 << 20

@@ -15,7 +15,6 @@ import numpy as np
 from tensorflow.core.example import example_pb2, feature_pb2
 
 from stoker.serve.errors import ServeError
-from stoker.serve.models.examples import Inferred
 from stoker.serve.rest.encode import number_texts
 from stoker.serve.rest.json_text import (
     base64_bytes,
@@ -25,6 +24,7 @@ from stoker.serve.rest.json_text import (
     parse_object,
     shown,
 )
+from stoker.serve.servables.examples import Inferred
 
 _MAX_INT64, _MAX_UINT64 = 2**63 - 1, 2**64 - 1
 

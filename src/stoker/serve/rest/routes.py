@@ -24,10 +24,10 @@ from stoker.serve.dataplane.requests import (
     VersionStatus,
 )
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
-from stoker.serve.models.examples import CLASSIFY, REGRESS, Inferred, Task
 from stoker.serve.rest import decode, encode, examples, raw, tf_serving_errors
 from stoker.serve.rest.messages import Answer, Asked
 from stoker.serve.rest.numbers import read_numbers
+from stoker.serve.servables.examples import CLASSIFY, REGRESS, Inferred, Task
 
 _NAME = r"/(?P<name>[^/:]+)"
 _VERSION = r"(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"

@@ -29,16 +29,16 @@ from stoker.serve.batching.config import (
     read_batching_parameters,
 )
 from stoker.serve.batching.sizes import is_compiled, with_sizes
-from stoker.serve.runtime.gil_yield import GilYield, YieldGil, no_yield
 from stoker.serve.errors import ServeError
-from stoker.serve.models.litert import load_litert
-from stoker.serve.loading.session import load_checked, too_large
 from stoker.serve.loading.endless_loops import may_not_end
-from stoker.serve.observability.metrics import ServeMetrics
-from stoker.serve.models.load_error import reason_of
-from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 from stoker.serve.loading.safety import check_model
-from stoker.serve.models.warm_up import warm_up
+from stoker.serve.loading.session import load_checked, too_large
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.runtime.gil_yield import GilYield, YieldGil, no_yield
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
+from stoker.serve.servables.litert import load_litert
+from stoker.serve.servables.load_error import reason_of
+from stoker.serve.servables.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from stoker.export.repository import Repository
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.models.model_config import ModelConfig, RequestLogConfig
-from stoker.serve.models.servable import LoadOptions, State
-from stoker.serve.models.versions import ModelVersions
+from stoker.serve.servables.model_config import ModelConfig, RequestLogConfig
+from stoker.serve.servables.servable import LoadOptions, State
+from stoker.serve.servables.versions import ModelVersions
 
 _log = logging.getLogger(__name__)
 

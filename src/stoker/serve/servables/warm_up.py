@@ -16,8 +16,8 @@ from stoker.export.callpath import DEFAULT_SIGNATURE
 from stoker.export.repository import WARM_UP_FILE
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.joined import Array, rows_of
-from stoker.serve.models.examples import INPUT, joined_examples
-from stoker.serve.models.prediction_logs import damaged, read_records
+from stoker.serve.servables.examples import INPUT, joined_examples
+from stoker.serve.servables.prediction_logs import damaged, read_records
 from stoker.serve.tensor_protos import to_array
 
 MAX_RECORDS = 1000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stoker.core.errors import ConfigError
 from stoker.core.files import sha256_file
-from stoker.serve.models.model_config import ModelConfig, read_model_config
+from stoker.serve.servables.model_config import ModelConfig, read_model_config
 
 _log = logging.getLogger(__name__)
 

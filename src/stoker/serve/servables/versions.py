@@ -14,8 +14,8 @@ from stoker.export.litert import FILE as LITERT_FILE
 from stoker.export.repository import MANIFEST, read_aliases, version_folders
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.models.model_config import ModelConfig
-from stoker.serve.models.servable import LoadOptions, Servable, State
+from stoker.serve.servables.model_config import ModelConfig
+from stoker.serve.servables.servable import LoadOptions, Servable, State
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Which versions of which models are served, and their life."""
