@@ -243,6 +243,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(b'{"x":[1.5,2]}\n{"x":[null,null,null]}\n{"x":[null]}\n{"x":[3,4]}\n', 9, bytes, False)
 @example(b'{"x":1}\n{"x":[null,null]}\n', 9, bytes, False)
 @example(b'{"x":4343084762333916}\n{"x":1.5}\n{"x":"a"}\n', 9, bytes, True)
+@example(b'{"x":[1,"a"]}\n{"x":[null,0.0]}\n', 1, bytes, True)
+@example(b'{"x":[1,{}]}\n{"x":["a",true]}\n', 9, bytes, True)
 def test_every_line_has_the_values_that_the_reference_reads_or_is_named(
     path: Path, raw: bytes, block_lines: int, pack: Callable[[bytes], bytes], as_text: bool
 ) -> None:

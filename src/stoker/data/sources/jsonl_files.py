@@ -220,7 +220,7 @@ def _take(block: Gathering, line: bytes, number: int, as_text: Collection[str]) 
         is_list = type(value) is list
         given = value if is_list else [value]
         kind = _KINDS.get(type(value)) or _kind_of_list(given) or (NULLS if value else NOTHING)
-        if name in as_text and kind in (NUMBER, TRUTH):
+        if name in as_text and kind in (NUMBER, TRUTH, _MIXED):
             kind, given = _as_text(given)
         if kind:
             held = kinds.get(kind)
@@ -247,12 +247,17 @@ def _record(line: bytes) -> dict[str, Any] | str:
     return record if is_usable else "it is no JSON object with at least one key"
 
 
-def _as_text(numbers: list[Any]) -> tuple[str, list[Any]]:
-    """The kind and texts of numbers, true or false in a column of strings: 7.0 is 7, as 7 is."""
-    if any(isinstance(number, float) and math.isinf(number) for number in numbers):
-        return _ENDLESS, numbers
-    plain = [int(number) if isinstance(number, bool) else number for number in numbers]
-    return TEXT, [None if n is None else repr(n).removesuffix(".0") for n in plain]
+def _as_text(values: list[Any]) -> tuple[str, list[Any]]:
+    """The kind and texts of the values of a column of strings: 7.0 is "7", as 7 is."""
+    if any(type(value) not in _KINDS for value in values if value is not None):
+        return _MIXED, values
+    if any(isinstance(value, float) and math.isinf(value) for value in values):
+        return _ENDLESS, values
+    plain = [int(value) if isinstance(value, bool) else value for value in values]
+    return TEXT, [
+        value if value is None or isinstance(value, str) else repr(value).removesuffix(".0")
+        for value in plain
+    ]
 
 
 def _kind_of_list(given: list[Any]) -> str:
