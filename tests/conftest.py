@@ -59,6 +59,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not _runs_gpu_tests_alone(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+        _hide_sklearn_from_subprocesses()
+
+
+def _hide_sklearn_from_subprocesses() -> None:
+    """Let subprocesses import Keras without scikit-learn, as in an installation without extras.
+
+    Where it is installed, Keras imports it: 0.5 of the 2.2 CPU seconds that importing TensorFlow takes.
+    """
+    paths = [str(Path(__file__).with_name("without_sklearn")), os.environ.get("PYTHONPATH", "")]
+    if paths[0] not in paths[1].split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 def _runs_gpu_tests_alone(config: pytest.Config) -> bool:

@@ -53,7 +53,7 @@ def network(images):
     if NETWORK == "resnet50":
         x = keras.applications.ResNet50(weights=None, include_top=False, input_tensor=x).output
     else:
-        x = block(block(x, 8), 16)
+        x = block(x, 8)
     x = layers.GlobalAveragePooling2D()(x)
     return layers.Dense(CLASSES, dtype="float32")(x)
 

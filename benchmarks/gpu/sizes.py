@@ -23,7 +23,7 @@ class Sizes:
     """Images per step."""
 
     network: str
-    """`resnet50`, or `small` for a network of two blocks."""
+    """`resnet50`, or `small` for a network of one block."""
 
     precision: str
     """Precision of `model.fit`; ours uses its own `auto`."""
@@ -101,9 +101,9 @@ CPU = Sizes(
     batch=8,
     network="small",
     precision="float32",
-    fit_s=2.0,
-    after_s=0.5,
-    train_s=1.0,
+    fit_s=0.5,
+    after_s=0.1,
+    train_s=0.1,
     start_s=0.0,
     layers=1,
     units=32,
@@ -112,9 +112,9 @@ CPU = Sizes(
     length=16,
     texts=8,
     text_steps=12,
-    peak_s=0.3,
+    peak_s=0.1,
     rounds=2,
     served_batch=4,
-    served_s=0.5,
+    served_s=0.1,
     budget="60s",
 )

@@ -17,3 +17,7 @@ import_tensorflow()
 
 import stoker.app.cli.main  # noqa: E402 - what every child needs
 import stoker.app.training  # noqa: E402, F401 - as above
+from stoker.train import busy  # noqa: E402 - as above
+
+# How busy the device was is not the question here; measuring it takes a second of every training.
+busy.CEILING_S = 0.02

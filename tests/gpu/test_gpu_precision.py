@@ -40,6 +40,7 @@ def test_mixed_precision_learns_what_float32_learns(
     assert losses[0] == pytest.approx(losses[1], abs=TOLERANCE[precision])
 
 
+@pytest.mark.slow
 def test_xla_changes_no_more_than_rounding(
     device: Device, in_float32: Trained, pictures: Pictures
 ) -> None:

@@ -13,30 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.train.killed import TIMEOUT_S, Trainer
 
 from stoker.train.checkpoints.store import STATE, best
 
-TIMEOUT_S = 600.0
 
-
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "stoker", "push", str(folder)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-
-
-def kill_when(process: subprocess.Popen[bytes], happened: Callable[[], bool]) -> None:
+def kill_when(trainer: Trainer, process: int, happened: Callable[[], bool]) -> None:
     give_up_s = time.monotonic() + TIMEOUT_S
     while not happened():
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert Path(f"/proc/{process}").exists(), trainer.said()
         assert time.monotonic() < give_up_s
         time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert process.stderr is not None
-    process.stderr.close()
+    os.kill(process, signal.SIGKILL)
+    assert trainer.end() == -signal.SIGKILL, trainer.said()
 
 
 def seen_below(runs: Path, pattern: str) -> bool:
@@ -54,7 +43,7 @@ MOMENTS = [
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_weights_and_answers(
-    make_folder: Callable[[], Any],
+    make_folder: Callable[[], Any], trainer: Trainer
 ) -> None:
     folder = make_folder()
     calm = [f"runs={folder.path / 'calm'}", f"models={folder.path / 'calm-models'}"]
@@ -62,8 +51,8 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights_and_answers(
     assert "train" in calmly.worked
     runs = folder.path / "runs" / "small"
     for pattern in MOMENTS:
-        process = start(folder.path)
-        kill_when(process, functools.partial(seen_below, runs, pattern))
+        process = trainer.start(folder.path, runs.parent, verb="push")
+        kill_when(trainer, process, functools.partial(seen_below, runs, pattern))
 
     result, seen = folder.run()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
+from tests.integration.train.killed import TIMEOUT_S, Trainer
 
 from stoker.app.chain import ChainResult, StageOutcome, run_chain
 from stoker.app.experiment import load_experiment
@@ -136,7 +137,7 @@ def test_other_batches_train_as_if_the_dataset_gave_them(
 
 
 def test_a_run_with_a_cache_that_is_killed_ends_with_the_same_weights(
-    plain: tuple[Path, str], tmp_path: Path
+    plain: tuple[Path, str], tmp_path: Path, trainer: Trainer
 ) -> None:
     _, expected = plain
     settings = SETTINGS.replace(
@@ -144,7 +145,7 @@ def test_a_run_with_a_cache_that_is_killed_ends_with_the_same_weights(
     )
     slow = settings.replace("epochs: 3,", "epochs: 3, callbacks: model:callbacks,")
     path = write(tmp_path / "mine", settings=slow)
-    kill_in_second_epoch(path)
+    kill_in_second_epoch(trainer, path)
     (run,) = path.glob("runs/mine/[!.]*")
     assert not list(run.glob("stages/train.json"))
 
@@ -155,21 +156,15 @@ def test_a_run_with_a_cache_that_is_killed_ends_with_the_same_weights(
     assert weights(result) == expected
 
 
-def kill_in_second_epoch(path: Path) -> None:
+def kill_in_second_epoch(trainer: Trainer, path: Path) -> None:
     """Start it, and kill it once a checkpoint inside the second of three epochs stands."""
     (path / "slow").touch()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stoker", "train", str(path)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    give_up_s = time.monotonic() + 600
+    process = trainer.start(path, path / "runs")
+    give_up_s = time.monotonic() + TIMEOUT_S
     while not list(path.glob("runs/mine/*/train/checkpoints/step-*1[1-9]/manifest.json")):
-        assert process.poll() is None, process.stderr.read()
+        assert Path(f"/proc/{process}").exists(), trainer.said()
         assert time.monotonic() < give_up_s
         time.sleep(0.01)
-    process.kill()
-    process.wait()
-    process.stderr.close()
+    os.kill(process, signal.SIGKILL)
+    assert trainer.end() == -signal.SIGKILL, trainer.said()
     (path / "slow").unlink()

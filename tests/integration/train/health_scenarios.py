@@ -79,7 +79,7 @@ def peak_mb(*, xla: bool, remat: bool) -> float:
 
     Later ones would take what this one has left: TensorFlow does not give all of it back.
     """
-    rows = 32768
+    rows = 16384
     x = tf.constant(np.random.default_rng(0).normal(size=(rows, WIDTH)), tf.float32)
     y = tf.ones((rows, 1))
     model = stacked(remat=remat)

@@ -21,6 +21,8 @@ from stoker.core.fingerprint import library_versions
 
 def kill_before_rename(number: int) -> None:
     """Let this process die by SIGKILL at its n-th rename, before it is done."""
+    # Python would rename what it compiles, AutoGraph's files too, and only our renames count.
+    sys.dont_write_bytecode = True
     left = number
 
     def count(event: str, arguments: Any) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,6 @@ from stoker.app.bench import TrialBench
 from stoker.app.experiment import load_experiment
 
 XLA = ("--set", "train.xla=true")
-
-
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
-    trainer = Trainer(tmp_path_factory.mktemp("log") / "said.txt")
-    yield trainer
-    trainer.close()
 
 
 @pytest.fixture(scope="module")

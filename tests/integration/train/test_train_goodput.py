@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +64,6 @@ def build(features):
     model.compile("sgd", "binary_crossentropy")
     return model
 """
-
-
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
-    trainer = Trainer(tmp_path_factory.mktemp("log") / "said.txt")
-    yield trainer
-    trainer.close()
 
 
 def printed(trainer: Trainer) -> dict[str, Any]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
-import pytest
 from tests.integration.train.killed import Trainer, newest, outcome, write_table
 
 CALLBACKS = """
@@ -41,13 +39,6 @@ LEFT_OUT = {"BackupAndRestore", "SwapEMAWeights", "OrbaxCheckpoint"}
 
 BASES = {"Callback", "CallbackList", "History"}
 """Classes that are not callbacks for users to pass; History is always there."""
-
-
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
-    trainer = Trainer(tmp_path_factory.mktemp("log") / "said.txt")
-    yield trainer
-    trainer.close()
 
 
 def write(folder: Path) -> None:

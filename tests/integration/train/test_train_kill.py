@@ -11,7 +11,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,18 +23,14 @@ from tests.integration.train.killed import (
     write_table,
 )
 
-KILLS = int(os.environ.get("STOKER_KILLS", "10"))
+KILLS = int(os.environ.get("STOKER_KILLS", "6"))
 """Random instants at which training is killed."""
+
+KILL_XLA = 12
+"""Each process that XLA compiles for dies at its n-th rename: early enough for two kills, and no more."""
 
 LEAST_RENAMES = 20
 """Before fewer different renames it was not killed, or the test looks at nothing."""
-
-
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
-    trainer = Trainer(tmp_path_factory.mktemp("log") / "said.txt")
-    yield trainer
-    trainer.close()
 
 
 @pytest.mark.slow
@@ -75,7 +70,7 @@ def test_a_killed_run_that_xla_compiles_ends_as_one_that_never_was(
     assert trainer.run(folder, killed, "--set", "train.xla=true", verb="transform") == 0
 
     kills = 0
-    while (ended := trainer.run(folder, killed, "--set", "train.xla=true", kill=9)) != 0:
+    while (ended := trainer.run(folder, killed, "--set", "train.xla=true", kill=KILL_XLA)) != 0:
         assert ended == -signal.SIGKILL, trainer.said()
         kills += 1
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,6 @@ from stoker.core.errors import EXIT_PREEMPTED, EXIT_USER
 
 STEP_S = 0.1
 """Time of a slow step: a call of 20 takes 2 s."""
-
-
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
-    trainer = Trainer(tmp_path_factory.mktemp("log") / "said.txt")
-    yield trainer
-    trainer.close()
 
 
 @pytest.fixture

@@ -229,30 +229,26 @@ def test_an_image_run_records_that_validation_answers_as_the_graph_and_ends_with
 
 
 def test_an_epoch_that_is_validated_twice_after_a_kill_stands_once_in_the_metrics(
-    tmp_path: Path,
+    trainer: Trainer, tmp_path: Path
 ) -> None:
     """Ended in the validation, so that the checkpoint is before it; killed after, before the next."""
     write_table(tmp_path / "small")
     runs, mark = tmp_path / "runs", tmp_path / "validating"
     slow = {"STEP_S": "0.1", "MARK": str(mark)}
-    trainer = Trainer(tmp_path / "said.txt")
-    try:
-        pid = trainer.start(tmp_path / "small", runs, "--set", "train.epochs=2", environment=slow)
-        until(mark.exists)
-        os.kill(pid, signal.SIGTERM)
-        assert trainer.end() == EXIT_PREEMPTED, trainer.said()
-        assert newest(runs).facts["position"]["validated"] is False
-        assert epochs(runs) == []
+    pid = trainer.start(tmp_path / "small", runs, "--set", "train.epochs=2", environment=slow)
+    until(mark.exists)
+    os.kill(pid, signal.SIGTERM)
+    assert trainer.end() == EXIT_PREEMPTED, trainer.said()
+    assert newest(runs).facts["position"]["validated"] is False
+    assert epochs(runs) == []
 
-        pid = trainer.start(tmp_path / "small", runs, "--set", "train.epochs=2", environment=slow)
-        until(lambda: epochs(runs) == [1])
-        os.kill(pid, signal.SIGKILL)
-        assert trainer.end() == -signal.SIGKILL
-        assert newest(runs).facts["position"]["validated"] is False
+    pid = trainer.start(tmp_path / "small", runs, "--set", "train.epochs=2", environment=slow)
+    until(lambda: epochs(runs) == [1])
+    os.kill(pid, signal.SIGKILL)
+    assert trainer.end() == -signal.SIGKILL
+    assert newest(runs).facts["position"]["validated"] is False
 
-        assert trainer.run(tmp_path / "small", runs, "--set", "train.epochs=2") == 0, trainer.said()
-    finally:
-        trainer.close()
+    assert trainer.run(tmp_path / "small", runs, "--set", "train.epochs=2") == 0, trainer.said()
 
     assert epochs(runs) == [1, 2]
     board = checkpoints(runs).parent / "tensorboard"

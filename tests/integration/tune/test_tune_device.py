@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from stoker.app.cli.main import invoke
 from stoker.measure.device_trace import STAND_IN
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "batch_norm.py"
 
 
-def test_a_script_has_its_devices_time_and_the_line_of_the_layer(tmp_path: Path) -> None:
-    stoker = [sys.executable, "-m", "stoker", "profile", "--json", "--out", str(tmp_path / "out")]
-    ended = subprocess.run(
-        [*stoker, "--", sys.executable, str(SCRIPT)],
-        env=os.environ | {STAND_IN: "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+def test_a_script_has_its_devices_time_and_the_line_of_the_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(STAND_IN, "1")
+    monkeypatch.chdir(tmp_path)
+    script = [sys.executable, str(SCRIPT)]
 
-    assert ended.returncode == 0, ended.stderr
-    result = json.loads(ended.stdout)
+    code = invoke(["profile", "--json", "--out", str(tmp_path / "out"), "--", *script], debug=False)
+
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    result = json.loads(printed.out)
     assert result["watcher_failures"] == []
     (loop,) = result["loops"]
     device = loop["device_time"]
