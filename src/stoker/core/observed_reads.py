@@ -658,7 +658,8 @@ def _forget() -> None:
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     observer = _ACTIVE
-    if event not in _EVENTS or observer is None or getattr(_OURS, "reads", False):
+    # At the end of the process all names here are None.
+    if observer is None or event not in _EVENTS or getattr(_OURS, "reads", False):
         return
     path, flags = arguments[0], arguments[-1]
     if event in _CREATING:
