@@ -16,6 +16,7 @@ import pytest
 from stoker.app.scaffold import write_experiment
 from stoker.core.errors import UserError
 from stoker.data.ingest import IngestConfig, ingest
+from stoker.data.sources.config import ColumnsConfig
 
 Write = Callable[[Path], Path]
 
@@ -61,6 +62,11 @@ SOME_BYTES = parquet("bytes.parquet", x=pa.array([b"a%d" % n for n in range(20)]
         (SOME_BYTES, {}, r"column 'x' of bytes .* no image in any record.*\{x: string\} if it is"),
         (text("a.jsonl", NUMBERS), {}, r"row 4, column 'a': -1\.8e308 or more does not fit"),
         (images, {"types": {"label": "int"}}, "types must be left out for a folder of images"),
+        (
+            images,
+            {"columns": ColumnsConfig(exclude=("path",))},
+            "columns must be left out for a folder of images",
+        ),
     ],
 )
 def test_what_ingest_refuses_is_said_as_it_is(

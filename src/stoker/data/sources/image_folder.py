@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stoker.core.errors import ConfigError
+from stoker.core.errors import ConfigError, Plain
 from stoker.data.columns import Column
-from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.config import ColumnsConfig, IngestConfig
 from stoker.data.sources.image_check import BadImage, ImageHeader, check_image, read_header
 from stoker.data.sources.images import ImageTally, batched_by_bytes, needs_headers
 from stoker.data.sources.listing import Listing, SourceFile
@@ -77,6 +77,12 @@ class ImageFolder:
             raise ConfigError(
                 "data.types must be left out for a folder of images",
                 got=dict(self.config.types),
+                fix="Its columns are image, label and path.",
+            )
+        if self.config.columns != ColumnsConfig():
+            raise ConfigError(
+                "data.columns must be left out for a folder of images",
+                got=Plain(", ".join((*self.config.columns.exclude, *self.config.columns.lists))),
                 fix="Its columns are image, label and path.",
             )
         files, tally = self.listing.files, ImageTally()
