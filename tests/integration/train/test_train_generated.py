@@ -16,6 +16,7 @@ from tensorflow.python.framework import ops
 from tests.integration.train import generated
 
 import stoker
+from stoker.core.errors import UserError
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.watch.config import TensorBoardConfig
 
@@ -121,8 +122,13 @@ def sum_rows(optimizer: keras.optimizers.Optimizer) -> None:
 @pytest.mark.filterwarnings("ignore:.*does not support masking")
 @pytest.mark.parametrize("seed", range(MODELS))
 def test_a_generated_model_gets_the_weights_that_fit_gives_it(seed: int, tmp_path: Path) -> None:
-    weights = by_stoker(seed, tmp_path)
     expected = by_fit(seed)
+    if not all(np.isfinite(value).all() for value in expected.values()):
+        # Keras's Adafactor divides 0 by 0 where a row and a column of a gradient are zero (seed 296).
+        with pytest.raises(UserError, match="must be finite"):
+            by_stoker(seed, tmp_path)
+        return
+    weights = by_stoker(seed, tmp_path)
 
     assert set(weights) == set(expected)
     differing = [
