@@ -243,9 +243,20 @@ def advice_for(error: BaseException) -> str:
         )
     if "OperatorNotAllowedInGraphError" in text or "as a Python `bool`" in text:
         return "Python's `if` and `for` cannot read a tensor there: use tf.where, keras.ops.cond or tf.cond."
+    if _OF_RAGGED.search(text):
+        return (
+            "In this data the lists of this column have one length, so it is a plain tensor: "
+            "data.columns: {lists: [COLUMN]} reads it as lists of varying length."
+        )
     if "SymbolicTensor" in text or "KerasTensor" in text:
         return "While a step is compiled, tensors have no values: use TensorFlow or keras.ops."
     return ""
+
+
+_OF_RAGGED = re.compile(
+    r"has no attribute '(to_tensor|row_lengths|row_splits|flat_values|with_flat_values)'"
+)
+"""What only a `tf.RaggedTensor` has."""
 
 
 _HEADINGS = (

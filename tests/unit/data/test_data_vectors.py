@@ -192,13 +192,14 @@ def test_the_order_inside_a_vector_counts_for_its_split() -> None:
 
 
 def test_a_missing_list_and_one_of_another_length_are_named(tmp_path: Path) -> None:
-    rows = [[1.0, 2.0], None, [3.0], [4.0, 5.0], [6.0, 7.0, 8.0], [9.0, None]]
+    rows = [[1.0, 2.0], None, [3.0], [4.0, 5.0], [6.0, 7.0, 8.0], [9.0, None], *[[1.0, 2.0]] * 16]
     pq.write_table(pa.table({"x": pa.array(rows)}), tmp_path / "a.parquet")
 
     scan, blocks = read(tmp_path / "a.parquet", max_bad_rows=9)
 
     assert scan.columns == (Column(name="x", dtype="float32", length=2),)
-    assert [v for b in blocks for v in b.table["x"].to_pylist()] == [[1, 2], [4, 5], [9, None]]
+    found = [v for b in blocks for v in b.table["x"].to_pylist()]
+    assert found == [[1, 2], [4, 5], [9, None], *[[1, 2]] * 16]
     assert faults(blocks) == [
         (2, "x", "the vector is missing"),
         (3, "x", "a vector of length 1 where length 2 is the rule"),
@@ -255,6 +256,36 @@ def test_lists_without_a_common_length_are_a_column_too(
     assert scan.columns == (Column(name="x", dtype=dtype, length=VARYING),)
     assert [v for b in blocks for v in b.table["x"].to_pylist()] == wanted
     assert faults(blocks) == []
+
+
+@pytest.mark.parametrize(("odd", "length"), [(1, 3), (10, 3), (11, VARYING), (40, VARYING)])
+def test_max_bad_rows_leaves_out_few_records_of_another_length_and_never_many(
+    odd: int, length: int, tmp_path: Path
+) -> None:
+    rows = [[1.0, 2.0, 3.0]] * (100 - odd) + [[1.0]] * odd
+    pq.write_table(pa.table({"x": rows, "y": [1.5] * 100}), tmp_path / "a.parquet")
+
+    scan, blocks = read(tmp_path / "a.parquet", max_bad_rows=90)
+
+    assert scan.columns[0].length == length
+    assert sum(block.bad for block in blocks) == (odd if length != VARYING else 0)
+
+
+def test_both_readings_of_lists_of_which_few_differ_are_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [[1.0, 2.0]] * 58 + [[1.0]] * 2}), tmp_path / "a.parquet")
+    scan, _ = read(tmp_path / "a.parquet")
+    [assumed] = scan.assumptions
+    assert assumed.text.endswith(
+        "data.columns: {lists: ['x']} confirms that; data.max_bad_rows: 2 makes it a vector of "
+        "length 2 without these records"
+    )
+
+    pq.write_table(pa.table({"x": [[1.0, 2.0]] * 598 + [[1.0]] * 2}), tmp_path / "a.parquet")
+    config = IngestConfig(source=str(tmp_path / "a.parquet"))
+    with pytest.raises(
+        DataError, match=r"or set data\.columns: \{lists: \['x'\]\} to read lists of"
+    ):
+        ingest(config, tmp_path / "out")
 
 
 def test_a_bad_value_in_a_list_is_shown_and_its_neighbors_stay(tmp_path: Path) -> None:

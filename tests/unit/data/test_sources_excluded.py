@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 
+from stoker.app.experiment import load_experiment
 from stoker.app.scaffold import write_experiment
 from stoker.core.errors import ConfigError
+from stoker.core.user_code import advice_for
 from stoker.data.sources.config import ColumnsConfig, IngestConfig
 from stoker.data.sources.records import silent
 from stoker.data.sources.source import open_source
@@ -93,7 +97,29 @@ def test_an_excluded_column_must_be_there_and_one_must_be_left(tmp_path: Path) -
 def test_init_leaves_out_what_cannot_be_read_and_says_what_it_holds(tmp_path: Path) -> None:
     written = write_experiment(tmp_path / "new", write(tmp_path, "d.parquet"), label="y")
 
-    assert "exclude: [nested, lists, raw]" in (tmp_path / "new" / "stoker.yaml").read_text()
+    settings = (tmp_path / "new" / "stoker.yaml").read_text()
+    assert "columns: {exclude: [nested, lists, raw], lists: [ragged]}  # those excluded" in settings
     assert "Column 'nested' is left out: struct<x: int64>." in written.note
     with pytest.raises(UnusableColumn):
         write_experiment(tmp_path / "other", tmp_path / "d.parquet", label="nested")
+
+
+def test_init_settles_that_a_column_has_lists_of_varying_length(tmp_path: Path) -> None:
+    write_experiment(tmp_path / "new", write(tmp_path, "d.parquet"), label="y")
+    config = load_experiment(tmp_path / "new").files
+    even = tmp_path / "even.parquet"
+    pq.write_table(pa.table({"ragged": [[1.0, 2.0]] * ROWS, "y": COLUMNS["y"]}), even)
+
+    scan = open_source(
+        IngestConfig(source=str(even), columns=replace(config.columns, exclude=())), labels=["y"]
+    ).scan(silent)
+
+    assert scan.columns[0].is_ragged
+    assert not scan.assumptions
+
+
+def test_a_list_column_that_is_none_in_other_data_is_named_with_the_setting() -> None:
+    with pytest.raises(AttributeError) as raised:
+        tf.function(lambda x: x.to_tensor(0))(tf.ones([2, 2]))
+
+    assert "data.columns: {lists: [COLUMN]} reads it as lists" in advice_for(raised.value)

@@ -274,9 +274,15 @@ def _data_options(label: Label, seen: SourceDescription, config: IngestConfig) -
         lines.append(f"types: {{{spelled}}}{why}")
     if label.missing:
         lines.append(f"max_bad_rows: {label.missing}  # rows without a label")
-    if config.columns.exclude:
-        names = ", ".join(yaml_flow(name) for name in config.columns.exclude)
-        lines.append(f"columns: {{exclude: [{names}]}}  # they cannot be used")
+    left_out = ", ".join(map(yaml_flow, config.columns.exclude))
+    ragged = (each.column.name for each in seen.columns if each.column.is_ragged)
+    lists = ", ".join(map(yaml_flow, ragged))
+    parts = [
+        f"{key}: [{names}]" for key, names in (("exclude", left_out), ("lists", lists)) if names
+    ]
+    if parts:
+        why = "  # those excluded cannot be used" if left_out else "  # of varying length"
+        lines.append(f"columns: {{{', '.join(parts)}}}{why}")
     if seen.bad:
         total = seen.bad + label.missing
         lines.append(f"# max_bad_rows: {total}  # would leave out what cannot be read, too")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stoker.core.errors import DataError, Plain
 from stoker.data.dataset import BadRow
-from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.config import IngestConfig, as_lists
 from stoker.data.sources.records import SHOWN_FAULTS, Block, Fault
 from stoker.data.sources.written_numbers import guess
 
@@ -55,11 +55,12 @@ class Faults:
         allowed = self._config.max_bad_rows
         rest = f"; and {self.count - len(first):,} more" if self.count > len(first) else ""
         retype = next((fault for fault in first if fault.retype), None)
-        hint = (
-            f"Mend them; or set data.types: {{{retype.column}: {_type(retype)}}}; or"
-            if retype
-            else ("Mend them, or")
-        )
+        odd = next((fault for fault in first if _OTHER_LENGTH.match(fault.reason)), None)
+        hint = "Mend them, or"
+        if retype:
+            hint = f"Mend them; or set data.types: {{{retype.column}: {_type(retype)}}}; or"
+        elif odd:
+            hint = f"Mend them; or set {as_lists(odd.column)} to read lists of any length; or"
         raise DataError(
             f"every record must be readable, but for data.max_bad_rows: {allowed}; "
             f"bad are {'; '.join(map(_text, first))}{rest}",
@@ -79,6 +80,9 @@ def _type(fault: Fault) -> str:
 
 
 _NOT_A_NUMBER = re.compile(r"'(.+)' is not a number")
+
+
+_OTHER_LENGTH = re.compile(r"a vector of length \d+ where|it holds \d+ values where one")
 
 
 def _text(fault: Fault) -> str:

@@ -26,6 +26,11 @@ MOST_VALUES = 1 << 16
 its other lists are padded to it."""
 
 
+MOST_ODD_SHARE = 0.1
+"""Share of the lists that `data.max_bad_rows` may leave out because of their length. If more differ,
+their lengths vary."""
+
+
 def lengths_of(lists: pa.Array) -> NDArray[np.int64]:
     """[rows] how many values each list holds; -1 where there is no list.
 
@@ -43,13 +48,14 @@ def common_length(counts: Mapping[int, int], *, most_bad: int) -> int:
 
     Args:
         counts: Length -> number of records; those without a list left out.
-        most_bad: `data.max_bad_rows`: this many may have another length in any case.
+        most_bad: `data.max_bad_rows`: this many may have another length, if they are at most 10 %.
 
     Returns:
         `VARYING` where there is no such length, or it is 0.
     """
     total = sum(counts.values())
     length, records = max(counts.items(), key=lambda item: item[1], default=(0, 0))
+    most_bad = min(most_bad, int(MOST_ODD_SHARE * total))
     is_rule = total - records <= allowed_deviations(total, most_bad=most_bad)
     return length if is_rule else VARYING
 
@@ -73,8 +79,18 @@ def assumed_of_lists(column: Column, counts: Mapping[int, int]) -> Assumption | 
         column=column.name,
         text=f"column {column.name!r} is read as lists of varying length: {min(counts)} to "
         f"{max(counts)} values, most often {length} (in {records:,} of {sum(counts.values()):,} "
-        f"records). {as_lists(column.name)} confirms that",
+        f"records). {as_lists(column.name)} confirms that{_as_vectors(counts)}",
     )
+
+
+def _as_vectors(counts: Mapping[int, int]) -> str:
+    """The other reading, if few lists have another length."""
+    total = sum(counts.values())
+    length, records = max(counts.items(), key=lambda item: item[1])
+    odd = total - records
+    if length == 0 or odd > MOST_ODD_SHARE * total:
+        return ""
+    return f"; data.max_bad_rows: {odd} makes it a vector of length {length} without these records"
 
 
 def list_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells]) -> Cells:
