@@ -4,6 +4,7 @@ import ast
 import csv
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from stoker.core.config import read_yaml
 from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.core.names import dns_name
 from stoker.core.user_code import load_function
-from stoker.data.columns import Column, Dtype
+from stoker.data.columns import VARYING, Column, Dtype, to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.features.build import build_transform
 from stoker.data.features.transform import Transform
@@ -177,6 +178,35 @@ def test_a_text_that_is_different_everywhere_is_no_guess(tmp_path: Path) -> None
     assert "as the last column that can be one" in made.note
 
 
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [("z", "as the last column"), ("Target", "by its name")],
+)
+def test_a_column_with_the_name_of_a_label_that_cannot_be_one_is_named(
+    other: str, why: str, tmp_path: Path
+) -> None:
+    columns = {
+        "label": [["a"] * (row % 3) for row in range(60)],
+        "labels": cycled("k")[:60],
+        "x": [row / 7 for row in range(60)],
+        other: cycled(0, 1)[:60],
+        "price": [[0.5, 1.5]] * 60,
+    }
+    if other == "z":
+        del columns["price"]  # where a surer name is found, this one is not mentioned
+    pq.write_table(pa.table(columns), tmp_path / "data.parquet")
+
+    made = write_experiment(tmp_path / "made", tmp_path / "data.parquet")
+
+    assert made.label == other
+    said = (
+        f'({why}; "label" is not taken: a column of lists of varying length; '
+        '"labels" is not taken: 1 different values)'
+    )
+    assert said in made.note
+    assert load_experiment(tmp_path / "made").label == other
+
+
 def test_the_wanted_label_is_taken(tmp_path: Path) -> None:
     made = scaffold(tmp_path, table(target=cycled(0, 1)), label="colour")
 
@@ -230,6 +260,34 @@ def test_a_text_that_is_different_in_every_row_is_left_out(tmp_path: Path) -> No
 def test_nothing_to_learn_from_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="predict 'target' from"):
         scaffold(tmp_path, {"k": cycled("k"), "target": [0, 1] * 50})
+
+
+def test_lists_of_one_value_are_left_out_only_if_they_have_one_length() -> None:
+    lists = {"equal": 1, "vary": 2}
+    seen = described("vary length", "y")
+    ragged = tuple(
+        ColumnDescription(
+            column=Column(name=name, dtype="string", length=VARYING),
+            distinct=1,
+            missing=0,
+            lengths=lengths,
+        )
+        for name, lengths in lists.items()
+    )
+
+    code = table_model(
+        replace(seen, columns=seen.columns + ragged),
+        Label(name="y", task="regression", why="", form="quantity"),
+    )
+
+    found = constants(code)
+    assert (found["NUMBERS"], found["WORDS"], found["LISTS"]) == (
+        ["vary length"],
+        ["vary"],
+        ["vary"],
+    )
+    assert found["LENGTH"] == " length_"  # a column has the other name
+    assert '#   "equal": the same in every row' in code
 
 
 @pytest.mark.parametrize("taken", ["stoker.yaml", "model.py"])
@@ -423,6 +481,30 @@ def test_the_files_for_a_table_of_numbers_run(
 
     assert model.output_shape == (None, outputs)
     assert [feature.name for feature in transform.features] == ["width", "colour"]
+
+
+def test_the_lengths_of_lists_are_features_of_the_files_for_them(tmp_path: Path) -> None:
+    flags = [["vip"] * (row % 2) for row in range(100)]
+    many = [[0.5] * (row % 30) for row in range(100)]
+    columns = {"flag": flags, "many": many, "label": cycled(0, 1)[:100]}
+    pq.write_table(pa.table(columns), tmp_path / "data.parquet")
+    write_experiment(tmp_path / "made", tmp_path / "data.parquet")
+
+    _, dataset, transform, model = make(tmp_path / "made", tmp_path / "work")
+
+    assert model.output_shape == (None, 1)
+    shapes = {feature.name: feature.shape for feature in transform.features}
+    lengths = {"flag length": (), "many length": ()}
+    assert shapes == {"flag": (20,), "many": (20,)} | lengths
+    table = dataset.table("train")
+    raw = {
+        column.name: to_numpy(column, table[column.name]) for column in transform.serving_columns
+    }
+    features = transform.apply_features(raw)
+    for name in ("flag", "many"):
+        counts = np.array([len(row) for row in table[name].to_pylist()])
+        wanted = (counts - counts.mean()) / counts.std()
+        np.testing.assert_allclose(features[f"{name} length"].numpy(), wanted, atol=1e-5)
 
 
 def test_a_folder_of_equal_images_needs_no_size(tmp_path: Path) -> None:

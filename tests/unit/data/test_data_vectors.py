@@ -506,3 +506,9 @@ def test_a_description_counts_the_values_in_vectors(dataset: Dataset) -> None:
     assert described["s"].distinct == 3
     assert described["f.x"].missing > 0
     assert described["i"].missing == 0
+    assert {name: each.lengths for name, each in described.items()} == {
+        "f.x": 1,
+        "i": 1,
+        "s": 1,
+        "l": 4,
+    }

@@ -15,9 +15,11 @@ from sklearn import datasets
 from stoker.core.files import sha256_file
 from stoker.data.columns import VARYING, Column
 from stoker.data.dataset import Dataset, Shard
+from stoker.data.features.anomalies import find_anomalies
 from stoker.data.features.input_checks import VocabularyLoss, input_findings, vocabulary_losses
 from stoker.data.features.leaks import MadeLabels, find_leaks
 from stoker.data.features.measure import compute_statistics
+from stoker.data.features.schema import infer_schema
 from stoker.data.features.spec import LabelSpec, TransformSpec, VocabularySpec
 
 _DTYPES: dict[str, Any] = {"int64": "int64", "double": "float64", "string": "string"}
@@ -93,6 +95,45 @@ def test_columns_that_decide_the_label_are_found_and_no_others(tmp_path: Path) -
     assert found["price"] == ["cents"]
 
 
+def test_the_length_of_a_list_that_decides_the_label_is_found(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    y, stars = np.arange(ROWS) % 2, rng.integers(0, 4, ROWS)
+    lists: dict[str, Any] = {
+        "flag": [["vip"] * number for number in y],
+        "parity": [["a"] * number for number in y + 2 * rng.integers(0, 3, ROWS)],
+        "reviews": [["x", "y"] * number for number in stars],
+        "tags": [["a"] * number for number in rng.integers(0, 4, ROWS)],
+    }
+    columns = {name: pa.array(rows, pa.list_(pa.string())) for name, rows in lists.items()}
+
+    found = leaks(write(tmp_path, train={"y": y, "stars": stars} | columns), "y", "stars")
+
+    assert found == {"y": ["flag", "parity"], "stars": ["reviews"]}
+
+
+def test_lists_are_constant_only_if_they_are_equal_and_are_never_the_label_as_they_are(
+    tmp_path: Path,
+) -> None:
+    lists: dict[str, Any] = {
+        "equal": [["a", "a"]] * ROWS,
+        "longer": [["a"] * (1 + row % 2) for row in range(ROWS)],
+        "label": [["a"] * (row % 2) for row in range(ROWS)],
+    }
+    columns = {name: pa.array(rows, pa.list_(pa.string())) for name, rows in lists.items()}
+    new = columns | {"label": pa.array([["b"]] * ROWS, pa.list_(pa.string()))}
+    statistics = compute_statistics(write(tmp_path, train=columns, eval=new))
+
+    found = find_anomalies(statistics, infer_schema(statistics, labels=["label"]))
+
+    # preprocessing_fn may make a label of that name, so only the transform can refuse it.
+    assert [(a.split, a.column, a.kind, a.severity) for a in found] == [
+        ("train", "equal", "constant", "warning"),
+        ("train", "label", "label_lists", "warning"),
+        ("eval", "label", "new_values", "warning"),
+    ]
+    assert "must hold one value a record" in found[1].message
+
+
 @pytest.mark.parametrize(
     ("label", "dtype", "made_from", "decide"),
     [
@@ -101,7 +142,7 @@ def test_columns_that_decide_the_label_are_found_and_no_others(tmp_path: Path) -
             lambda given: np.digitize(given["price"], [12, 25]),
             "int64",
             "price",
-            ["cents", "discounted", "band"],
+            ["cents", "discounted", "band", "orders"],
         ),
         (lambda given: np.log(given["price"])[:, None], "float32", "price", ["cents"]),
         (lambda given: given["sold"] * 1.0, "float32", "sold", ["copy", "buyer", "paid_at"]),
@@ -112,7 +153,9 @@ def test_columns_that_decide_a_label_made_by_the_function_are_found_and_no_other
     tmp_path: Path, label: Any, dtype: str, made_from: str, decide: list[str]
 ) -> None:
     given = table()
-    given["band"] = np.array(list("abc"))[np.digitize(given["price"], [12, 25])]
+    band = np.digitize(given["price"], [12, 25])
+    given["band"] = np.array(list("abc"))[band]
+    given["orders"] = pa.array([[1.5] * number for number in band], pa.list_(pa.float64()))
     dataset = write(tmp_path, train=given)
     values = label(given).astype(dtype)
     spec = LabelSpec(name="made", dtype=dtype, shape=values.shape[1:], classes=None)
@@ -130,9 +173,10 @@ def test_columns_that_decide_a_label_made_by_the_function_are_found_and_no_other
         served=served,
     )
 
-    messages = {leak.column: leak.message for leak in found}
-    assert list(messages) == decide
-    assert set(messages.values()) <= {"it alone decides the label 'made' in every row"}
+    told = [(leak.column, leak.message) for leak in found]
+    said = "alone decides the label 'made' in every row"
+    subjects = {"orders": "the length of its list"}
+    assert told == [(name, f"{subjects.get(name, 'it')} {said}") for name in decide]
 
 
 def test_few_rows_and_few_of_a_class_decide_nothing(tmp_path: Path) -> None:
@@ -243,7 +287,14 @@ def loss(column: str, *, lost: int, values: int = 200) -> dict[str, Any]:
     )
 
 
-SERVED: dict[str, tuple[int | None, ...]] = {"a": (), "b": (), "c": (), "d": (), "mask": (8,)}
+SERVED: dict[str, tuple[int | None, ...]] = {
+    "a": (),
+    "b": (),
+    "c": (),
+    "d": (),
+    "mask": (8,),
+    "list": (None,),
+}
 LABEL = LabelSpec(name="y", dtype="int64", shape=(), classes=None)
 
 
@@ -261,6 +312,7 @@ def test_only_columns_that_the_model_sees_are_judged_each_in_one_line_with_the_r
             anomaly("a", "constant"),
             anomaly("b", "decides_label"),
             anomaly("mask", "constant"),
+            anomaly("list", "constant"),
             anomaly("unused", "all_missing"),
         ],
         losses=[loss("c", lost=198), loss("d", lost=20), loss("d", lost=50, values=50)],
@@ -273,6 +325,8 @@ def test_only_columns_that_the_model_sees_are_judged_each_in_one_line_with_the_r
     )
     assert lost.startswith("99% of the values of 'c' in eval are not in its vocabulary. Use")
     assert constant.endswith("Set data.columns: {exclude: ['a']}.")
+    [by_length] = told(anomalies=[anomaly("list", "decides_label")])
+    assert by_length.startswith("column 'list' of train: it is so. Set data.columns: {exclude")
     twice = [anomaly("a", "decides_label")] * 2
     many = [loss("a", lost=150), loss("b", lost=150), loss("b", lost=160)]
     assert [line.split("'")[1] for line in told(anomalies=twice, losses=many)] == ["a", "b"]

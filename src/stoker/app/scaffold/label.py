@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.app.scaffold.look import measure
+from stoker.app.scaffold.spelling import python_text
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.ingest import ColumnDescription, IngestConfig, SourceDescription
@@ -90,22 +91,23 @@ def _chosen(seen: SourceDescription, wanted: str | None) -> tuple[ColumnDescript
                 "--label must name a column of the data", got=wanted, fix=nearest(wanted, by_name)
             )
         return by_name[wanted], "--label says so"
-    able = [column for column in seen.columns if _is_likely(column, seen.rows)]
+    able = [column for column in seen.columns if not _doubt(column, seen.rows)]
+    passed_over = ""
     for known in LABEL_NAMES:
-        for column in able:
+        for column in seen.columns:
             if column.column.name.strip().lower() == known:
-                return column, "by its name"
+                if column in able:
+                    return column, f"by its name{passed_over}"
+                name, doubt = python_text(column.column.name), _doubt(column, seen.rows)
+                passed_over += f"; {name} is not taken: {doubt}"
     if not able:
         raise ConfigError(
             "a column must be fit to be the label: numbers, or text with few different values",
             got=Plain(", ".join(by_name)),
             fix="Name it with --label.",
         )
-    return able[-1], _why_last(able[-1], seen.columns)
-
-
-def _why_last(column: ColumnDescription, columns: Sequence[ColumnDescription]) -> str:
-    return "as the last column" if column is columns[-1] else "as the last column that can be one"
+    which = "" if able[-1] is seen.columns[-1] else " that can be one"
+    return able[-1], f"as the last column{which}{passed_over}"
 
 
 def _present(column: ColumnDescription) -> int | None:
@@ -113,11 +115,11 @@ def _present(column: ColumnDescription) -> int | None:
     return None if column.distinct is None else column.distinct - (column.missing > 0)
 
 
-def _is_likely(column: ColumnDescription, rows: int) -> bool:
-    distinct = _present(column)
-    texts = column.column.dtype == "string" and distinct is not None
-    rare = texts and distinct is not None and distinct > 2 and distinct * ROWS_PER_CLASS > rows
-    return not _hindrance(column) and not rare
+def _doubt(column: ColumnDescription, rows: int) -> str:
+    """Why a column is not guessed to be the label, "" where it may be."""
+    distinct = _present(column) or 0
+    is_rare = column.column.dtype == "string" and distinct > max(2, rows / ROWS_PER_CLASS)
+    return _hindrance(column) or (f"{distinct} different texts in {rows} rows" if is_rare else "")
 
 
 def _hindrance(column: ColumnDescription) -> str:

@@ -49,7 +49,7 @@ def table_model(seen: SourceDescription, label: Label) -> str:
     lists = [c.column.name for c in seen.columns if c.column.is_ragged and c.column.name in used]
     return fill(
         "model_table",
-        lists=fill("lists", names=python_list(lists)) if lists else "",
+        lists=fill("lists", names=python_list(lists), suffix=_suffix(lists, seen)) if lists else "",
         lists_dense=fill("lists_dense") if lists else "",
         numbers=python_list(columns.numbers),
         words=python_list(columns.words),
@@ -59,6 +59,14 @@ def table_model(seen: SourceDescription, label: Label) -> str:
         label_output=_label_output(label),
         answer=_answer(label).rstrip(),
     )
+
+
+def _suffix(lists: list[str], seen: SourceDescription) -> str:
+    """What makes a list's name that of its length, spelled in Python; no column has that name."""
+    names, suffix = {column.column.name for column in seen.columns}, " length"
+    while not names.isdisjoint(name + suffix for name in lists):
+        suffix += "_"
+    return python_text(suffix)
 
 
 def image_model(image: str, label: Label, *, preprocessing: bool = False) -> str:
@@ -103,7 +111,7 @@ def _sorted_out(columns: Iterable[ColumnDescription], *, rows: int) -> _Columns:
 def _why_useless(column: ColumnDescription, rows: int) -> str:
     """Why a column cannot help, "" where it may."""
     dtype, distinct = column.column.dtype, column.distinct
-    if distinct is not None and distinct < 2:
+    if distinct is not None and distinct < 2 and column.lengths < 2:
         return "the same in every row"
     if column.column.length is not None:
         return ""

@@ -88,6 +88,10 @@ def _column(
         text = f"it holds {_form(column.length)}, the schema says {_form(expected.length)}"
         yield _make(split, column.name, "length", "error", text)
         return
+    if is_label and column.length == VARYING:
+        is_label = False
+        if split == TRAIN:
+            yield _make(split, column.name, "label_lists", "warning", _LABEL_LISTS)
     yield from _infinite(split, column, is_label=is_label)
     if is_label:
         yield from _label(split, column)
@@ -120,11 +124,15 @@ def _infinite(split: str, column: ColumnStatistics, *, is_label: bool) -> Iterat
 def _constant(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
     if not column.count:
         yield _make(split, column.name, "all_missing", "warning", "no row holds a value")
-    elif column.distinct == 1 and not column.missing:
+    elif column.distinct == 1 and not column.missing and not _lengths_vary(column):
         where = "row" if column.length is None else "place in its vectors"
         where = "value of its lists" if column.length == VARYING else where
         text = f"every {where} holds the same value, {column.top[0].value!r}"
         yield _make(split, column.name, "constant", "warning", text)
+
+
+def _lengths_vary(column: ColumnStatistics) -> bool:
+    return column.list_lengths is not None and column.list_lengths.min != column.list_lengths.max
 
 
 def _missing(split: str, column: ColumnStatistics, expected: ColumnSchema) -> Iterator[Anomaly]:
@@ -179,6 +187,11 @@ def _label(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
             text = f"class {rarest.value!r} has {rarest.count:,} of {column.count:,} rows"
             yield _make(split, column.name, "label_imbalance", "warning", text)
 
+
+_LABEL_LISTS = (
+    "a raw column that is the label must hold one value a record; it holds lists of varying length: "
+    "make the label of it in preprocessing_fn"
+)
 
 _ONE_CLASS = (
     "all rows have the same label: there is nothing to learn (where train_step needs no label, give "

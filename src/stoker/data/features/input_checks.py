@@ -120,7 +120,8 @@ def input_findings(
     for each in anomalies:
         name = each["column"]
         # Vectors of zeros and masks of ones are ordinary in elements made by code.
-        if name in served and not served[name] and name not in judged:
+        is_judged = name in served and (not served[name] or each["kind"] == "decides_label")
+        if is_judged and name not in judged:
             judged.add(name)
             leave_out = "Leave it out of the elements" if own else f"Set {leaving_out(name)}"
             if each["kind"] == "decides_label":

@@ -2,7 +2,8 @@
 
 The statistics of each column are known already. This takes one query for all columns of numbers, and
 one for each column with few distinct values. `analyze` checks labels that are raw columns; `transform`
-checks the labels that `preprocessing_fn` makes.
+checks the labels that `preprocessing_fn` makes. Vectors are not checked; of lists of varying length only
+the length is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import ibis
 import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,7 +68,7 @@ def find_leaks(
     names = [column.name for column in dataset.columns]
     features = [column for column in dataset.columns if column.name not in labels]
     with engine.connection(threads=usable_cores()) as backend:
-        split = engine.read_split(backend, dataset, TRAIN)
+        split = _read(backend, dataset)
         for name in labels:
             if name in names and _is_whole(told[name]):
                 yield from _deciding(split, split.value(name), told[name], told, features)
@@ -145,14 +147,24 @@ class MadeLabels:
         abouts = compute_statistics(made).splits[TRAIN]
         features = [column for column in served if column not in made_from]
         with engine.connection(threads=usable_cores()) as backend:
-            read = (engine.read_split(backend, each, TRAIN) for each in (dataset, made))
+            read = (_read(backend, each) for each in (dataset, made))
             split, labels = engine.side_by_side(backend, *read)
+            found: list[Anomaly] = []
             for about in abouts:
-                yield from _deciding(split, labels.value(about.name), about, told, features)
+                found += _deciding(split, labels.value(about.name), about, told, features)
             for source in made_from if len(made_from) == 1 else ():
                 about = replace(told[source.name], name=abouts[0].name)
                 if _is_whole(about) and source.name not in {each.name for each in abouts}:
-                    yield from _deciding(split, split.value(source.name), about, told, features)
+                    found += _deciding(split, split.value(source.name), about, told, features)
+        yield from dict.fromkeys(found)
+
+
+def _read(backend: ibis.backends.duckdb.Backend, dataset: Dataset) -> engine.Split:
+    """The training split, with the length of each list of varying length instead of the list."""
+    split = engine.read_split(backend, dataset, TRAIN)
+    lists = [column.name for column in dataset.columns if column.is_ragged]
+    lengths = {split.names[name]: split.value(name).length() for name in lists}
+    return replace(split, table=split.table.mutate(**lengths))
 
 
 def _deciding(
@@ -171,7 +183,8 @@ def _deciding(
         told: Column -> its statistics.
         columns: The columns to check; images and vectors are left out.
     """
-    features = [c for c in columns if c.dtype != "image" and c.length is None]
+    single = [replace(c, dtype="int64", length=None) if c.is_ragged else c for c in columns]
+    features = [c for c in single if c.dtype != "image" and c.length is None]
     found: set[str] = set()
     if (about.distinct or 0) > 2 and about.dtype in _NUMBERS:
         found.update(_linear(split, label, [c for c in features if c.dtype in _NUMBERS]))
@@ -180,19 +193,27 @@ def _deciding(
     if are_classes and sum(counts) - max(counts, default=0) >= LEAST_OTHERS:
         found.update(_apart(split, label, features))
         for column in features:
-            distinct = told[column.name].distinct or 0
-            few = 1 < distinct + (told[column.name].missing > 0) <= about.count / ROWS_PER_VALUE
+            few = 1 < _distinct(told[column.name]) <= about.count / ROWS_PER_VALUE
             if few and column.name not in found and _pure(split, label, column):
                 found.add(column.name)
     for column in features:
         if column.name in found:
+            subject = "it" if told[column.name].list_lengths is None else "the length of its list"
             yield Anomaly(
                 split=TRAIN,
                 column=column.name,
                 kind="decides_label",
                 severity="warning",
-                message=f"it alone decides the label {about.name!r} in every row",
+                message=f"{subject} alone decides the label {about.name!r} in every row",
             )
+
+
+def _distinct(column: ColumnStatistics) -> int:
+    """The number of different values, the missing one included; of lists the most lengths there can be."""
+    lengths = column.list_lengths
+    if lengths is None:
+        return (column.distinct or 0) + (column.missing > 0)
+    return (lengths.max or 0) - (lengths.min or 0) + 1
 
 
 def _linear(split: engine.Split, label: ir.Column, numbers: Sequence[Column]) -> list[str]:

@@ -31,6 +31,9 @@ class ColumnDescription:
     missing: int
     """Records without a value; of vectors the values that are missing in them."""
 
+    lengths: int = 1
+    """Number of different lengths of its lists; 1 where a column has no lists of varying length."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceDescription:
@@ -97,10 +100,13 @@ class _Values:
     def __init__(self, column: Column) -> None:
         self.column = column
         self._missing = 0
+        self._lengths: set[int] = set()
         self._distinct: pa.ChunkedArray | None = None
         self._many = column.dtype == "image"
 
     def add(self, values: pa.ChunkedArray) -> None:
+        if self.column.is_ragged:
+            self._lengths.update(pc.unique(pc.list_value_length(values)).to_pylist())
         if self.column.length is not None:
             values = pc.list_flatten(values)
         missing = pc.equal(values, "") if self.column.dtype == "string" else values.is_null()
@@ -115,4 +121,9 @@ class _Values:
 
     def described(self) -> ColumnDescription:
         count = None if self._many else len(self._distinct or ())
-        return ColumnDescription(column=self.column, distinct=count, missing=self._missing)
+        return ColumnDescription(
+            column=self.column,
+            distinct=count,
+            missing=self._missing,
+            lengths=max(1, len(self._lengths)),
+        )
