@@ -85,7 +85,7 @@ def test_the_parts_of_a_training_add_up_to_the_time_that_its_parent_sees(
     assert code == 0, trainer.said()
     facts = printed(trainer)
     process, run = facts["wall_time"]["process"], facts["wall_time"]["run"]
-    assert process["wall_s"] == pytest.approx(took_s, rel=0.02, abs=0.05)
+    assert process["wall_s"] == pytest.approx(took_s, rel=0.02, abs=0.3)
     for account in (process, run):
         assert list(account["parts"]) == list(NAMES)
         assert sum(account["parts"].values()) == pytest.approx(account["wall_s"], abs=1e-3)

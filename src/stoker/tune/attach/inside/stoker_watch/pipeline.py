@@ -64,7 +64,7 @@ def _inputs_of(node: Any, nodes: Any) -> dict[int, float]:
     then elements of these pipelines in turn. For other nodes `ratio` tells, or nothing does.
     """
     inputs = list(node.inputs)
-    if node.node_class not in _INTERLEAVES or len(inputs) < 2:
+    if node.node_class not in _INTERLEAVES or not inputs:
         return dict.fromkeys(inputs, 1.0)
     given = {key: int(nodes[key].num_elements) for key in inputs}
     first, in_turn = inputs[0], max(1, sum(given[key] for key in inputs[1:]))
