@@ -12,7 +12,7 @@ from stoker.client.connection import GRPC_URL, Address, Connection, Tls
 from stoker.client.errors import CallError, NoAnswerError, RefusedError, refused_fix
 from stoker.client.messages import METADATA, PREDICT, message
 from stoker.client.model_client import ModelClient, model_at
-from stoker.client.rows import Request, to_arrays
+from stoker.client.rows import Request, padded, to_arrays
 from stoker.client.signature import DTYPES, ModelAt, SignatureSpec, TensorSpec, chosen
 from stoker.client.tensors import fill_tensor, to_array
 from stoker.core.errors import Plain
@@ -45,8 +45,9 @@ class GrpcClient(ModelClient):
 
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
         """Ask, after the model has been asked for its dtypes: what does not fit is not sent."""
-        spec = chosen(self.signatures(model), request.signature)
-        return self._predict_arrays(model_at(model), to_arrays(request, spec), request.signature)
+        known = self.signatures(model)
+        rows = to_arrays(padded(request, lambda: known), chosen(known, request.signature))
+        return self._predict_arrays(model_at(model), rows, request.signature)
 
     def signatures(self, model: str | ModelAt) -> dict[str, SignatureSpec]:
         """What can be called, by `GetModelMetadata`."""

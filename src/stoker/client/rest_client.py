@@ -15,7 +15,7 @@ from stoker.client.answers import Answers, from_columns, from_rows
 from stoker.client.connection import REST_URL, Connection, Tls
 from stoker.client.errors import NoAnswerError, RefusedError, refused_fix
 from stoker.client.model_client import ModelClient, model_at
-from stoker.client.rows import Request, as_bytes, json_instances
+from stoker.client.rows import Request, as_bytes, json_instances, padded
 from stoker.client.signature import DTYPES_OF_JSON, ModelAt, SignatureSpec, TensorSpec
 from stoker.core.errors import DataError, Plain
 
@@ -43,7 +43,8 @@ class RestClient(ModelClient):
         self._connection: http.client.HTTPConnection | None = None
 
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
-        """Ask by `:predict`; only the server knows its dtypes."""
+        """Ask by `:predict`; the signatures are asked for only if lists differ in length."""
+        request = padded(request, lambda: self.signatures(model))
         body = json.dumps(request.body, default=_plain).encode()
         found = self._json("POST", f"{model_at(model).path}:predict", body)
         key = "predictions" if request.rows is not None else "outputs"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.client.signature import SignatureSpec, TensorSpec
+from stoker.client.signature import SignatureSpec, TensorSpec, chosen, list_padding
 from stoker.client.tensors import numpy_dtype
 from stoker.core.config import nearest
 from stoker.core.errors import DataError, Plain, UserError
@@ -134,7 +134,7 @@ def to_arrays(request: Request, signature: SignatureSpec) -> dict[str, NDArray[A
     if request.rows is None:
         return _typed(_named(request.columns, signature), signature)
     first = request.rows[0]
-    if not isinstance(first, dict) or set(first) == {"b64"}:
+    if not _is_named(first):
         return _typed(_named(list(request.rows), signature), signature)
     columns: dict[str, list[Any]] = {name: [] for name in first}
     for number, row in enumerate(request.rows):
@@ -148,13 +148,77 @@ def to_arrays(request: Request, signature: SignatureSpec) -> dict[str, NDArray[A
     return _typed(columns, signature)
 
 
+def padded(request: Request, signatures: Callable[[], Mapping[str, SignatureSpec]]) -> Request:
+    """Pad the lists of each input to the longest of the request, where the model cuts that off.
+
+    Args:
+        request: What is asked; without lists of different lengths it comes back as it is.
+        signatures: Asks the server for the model's signatures; called only if lengths differ.
+
+    Raises:
+        UserError: lengths differ, and the model does not cut padding off that input.
+        CallError: the server did not tell the signatures.
+    """
+    columns = _lists(request)
+    lengths = {name: {len(v) for v in values if _is_list(v)} for name, values in columns.items()}
+    uneven = {name: max(found) for name, found in lengths.items() if len(found) > 1}
+    if not uneven:
+        return request
+    known = signatures()
+    padding = list_padding(known, request.signature)
+    for name, longest in uneven.items():
+        shown = name or next(iter(_named([], chosen(known, request.signature))))
+        if shown not in padding:
+            raise _uneven(shown)
+        columns[name] = [
+            [*v, *[padding[shown]] * (longest - len(v))] if _is_list(v) else v
+            for v in columns[name]
+        ]
+    if request.rows is None:
+        return replace(request, columns=columns.get("") or request.columns | columns)
+    rows = zip(*columns.values(), strict=True)
+    return replace(
+        request, rows=columns.get("") or [dict(zip(columns, row, strict=True)) for row in rows]
+    )
+
+
+def _lists(request: Request) -> dict[str, list[Any]]:
+    """Input -> its rows' values; "" where it is not named. Nothing of rows that are not alike."""
+    if request.rows is None:
+        named = request.columns if _is_named(request.columns) else {"": request.columns}
+        return {name: values for name, values in named.items() if isinstance(values, list)}
+    rows = list(request.rows)
+    if not any(map(_is_named, rows)):
+        return {"": rows}
+    if any(not _is_named(row) or row.keys() != rows[0].keys() for row in rows):
+        return {}
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def _is_named(value: Any) -> bool:
+    """Whether an object names inputs; `{"b64": ...}` is a value."""
+    return isinstance(value, dict) and set(value) != {"b64"}
+
+
+def _uneven(name: str) -> UserError:
+    return UserError(
+        f"input {name!r} must have rows of one length",
+        got=Plain("several lengths"),
+        fix="Pad the shorter ones as the model wants it, or ask about one row at a time.",
+    )
+
+
 def _keys(row: Any) -> str:
     return ", ".join(row) if isinstance(row, dict) else repr(row)
 
 
 def _named(values: Any, signature: SignatureSpec) -> Mapping[str, Any]:
     """Tensors by name; one that has no name belongs to the only input."""
-    if isinstance(values, dict) and set(values) != {"b64"}:
+    if _is_named(values):
         return values
     if len(signature.inputs) != 1:
         raise UserError(
@@ -187,14 +251,15 @@ _KINDS = {"f": "iuf", "i": "iu", "u": "iu", "b": "b", "c": "iufc"}
 
 def _array(name: str, values: Any, spec: TensorSpec) -> NDArray[Any]:
     if spec.dtype == "string":
-        return np.array(_strings(name, values), dtype=object)
+        texts = np.array(_strings(name, values), dtype=object)
+        if any(isinstance(item, list) for item in texts.flat):
+            raise _uneven(name)
+        return texts
     dtype = numpy_dtype(spec.dtype)
     try:
         found = np.asarray(values)
     except ValueError:
-        raise UserError(
-            f"input {name!r} must have rows of one length", got=Plain("several lengths")
-        ) from None
+        raise _uneven(name) from None
     # ml_dtypes' bfloat16 has the kind V.
     allowed = _KINDS.get(dtype.kind, "iuf")
     fits = not found.size or found.dtype.kind in allowed

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
@@ -84,6 +86,35 @@ def chosen(signatures: Mapping[str, SignatureSpec], name: str) -> SignatureSpec:
         known = sorted(name for name in signatures if not name.startswith("__"))
         raise UserError(f"{wanted!r} must be a signature of the model", fix=nearest(wanted, known))
     return signatures[wanted]
+
+
+PADDING: dict[str, Any] = {"int64": -(2**63), "float32": math.nan, "string": ""}
+"""Dtype -> what a model that Stoker exported cuts off the end of a list, as JSON has it."""
+
+_STOKERS = {"serving_examples", "transform_features", "serving_transformed"}
+"""The signatures next to the usual one of each model that Stoker exported with such lists. Without
+the first, an open axis may be that of a user's own data, whose padding nothing cuts off."""
+
+
+def list_padding(signatures: Mapping[str, SignatureSpec], name: str) -> dict[str, Any]:
+    """Input -> the padding that the model cuts off its lists; only inputs known to do so.
+
+    Args:
+        signatures: All of the model's, by name.
+        name: Which one is called, "" for the usual one.
+
+    Raises:
+        UserError: the model has none of this name.
+    """
+    inputs = chosen(signatures, name).inputs
+    takes_raw = name in ("", DEFAULT_SIGNATURE, "transform_features")
+    if not takes_raw or not signatures.keys() >= _STOKERS:
+        return {}
+    return {
+        name: PADDING[spec.dtype]
+        for name, spec in inputs.items()
+        if spec.shape == (None, None) and spec.dtype in PADDING
+    }
 
 
 DTYPES = {

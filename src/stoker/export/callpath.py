@@ -11,6 +11,7 @@ import ctypes
 import functools
 import gc
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -242,9 +243,8 @@ def checked_inputs(
         UserError: an input is unknown, missing, or of another dtype or shape; it is named.
     """
     arrays = typed_inputs(signature, inputs)
-    for (name, spec), array in zip(signature.inputs.items(), arrays, strict=True):
-        if not spec.takes(array.shape):
-            raise _wrong_kind(name, spec, array)
+    for error in wrong_shapes(signature, arrays):
+        raise error
     return arrays
 
 
@@ -261,10 +261,13 @@ def typed_inputs(
     return [_typed(name, spec, inputs[name]) for name, spec in signature.inputs.items()]
 
 
-def have_declared_shapes(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> bool:
-    """Whether the arrays from `typed_inputs` have the shapes that the signature declares."""
-    specs = signature.inputs.values()
-    return all(spec.takes(array.shape) for spec, array in zip(specs, arrays, strict=True))
+def wrong_shapes(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> list[UserError]:
+    """One error for each array from `typed_inputs` whose shape the signature does not declare."""
+    return [
+        _wrong_kind(name, spec, array)
+        for (name, spec), array in zip(signature.inputs.items(), arrays, strict=True)
+        if not spec.takes(array.shape)
+    ]
 
 
 def _wrong_names(signature: Signature, inputs: Mapping[str, np.ndarray]) -> UserError:
@@ -290,11 +293,17 @@ def shape_text(shape: tuple[int | None, ...] | None) -> str:
     return "[" + ",".join("-1" if size is None else str(size) for size in shape) + "]"
 
 
+_IN_FUNCTION = re.compile(r"^(\{\{function_node [^}]*\}\} ?)+")
+"""TensorFlow's mark of an operation in a function, by the name that the tracer gave it."""
+
+
 def first_line(error: BaseException) -> str:
     """The line of an error that says why, without TensorFlow's heading and traceback."""
     text = error.message if isinstance(error, tf.errors.OpError) else str(error)
     lines = (line.strip() for line in str(text).splitlines())
-    said = [line for line in lines if line and line != "Graph execution error:"]
+    said = [
+        _IN_FUNCTION.sub("", line) for line in lines if line and line != "Graph execution error:"
+    ]
     for line, after in itertools.pairwise(said):  # of a function, behind the stack that made it
         if after.startswith("[[{{node"):
             return line.rstrip(".")

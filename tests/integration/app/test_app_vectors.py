@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,11 +18,14 @@ import tensorflow as tf
 
 import stoker
 from stoker.app.chain import ChainResult
+from stoker.app.cli.main import invoke
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.proof import prove_run
 from stoker.app.scaffold import write_experiment
 from stoker.client.asking import ask_grpc, ask_rest
-from stoker.client.rows import json_instances
+from stoker.client.grpc_client import GrpcClient
+from stoker.client.rest_client import RestClient
+from stoker.client.rows import Request, json_instances
 from stoker.core.errors import ConfigError, UserError
 from stoker.core.outputs import ONLY
 from stoker.data.columns import VARYING, Column, to_numpy
@@ -324,9 +328,99 @@ def test_lists_of_different_lengths_by_name_are_refused_with_the_input(
 ) -> None:
     rows = {column: values[:2] for column, values in trained.rows("eval").items()}
     first, second = json_instances(rows, binary=())
+    instances = [first | {"words": ["red"]}, second | {"words": []}]
 
-    with pytest.raises(UserError, match=r"HTTP 400.*words"):
-        ask_rest(served[0], "vectors", [first | {"words": ["red"]}, second | {"words": []}])
+    assert "key: words" in refusal_of(served[0], {"instances": instances})
+
+
+@pytest.mark.parametrize("client", [RestClient, GrpcClient])
+def test_the_client_pads_lists_of_different_lengths(
+    trained: Trained, served: tuple[str, str], client: type[RestClient | GrpcClient]
+) -> None:
+    table = trained.dataset.table("eval", columns=["words", "prices"]).slice(0, 9)
+    lists = table.to_pylist()
+    assert len({len(each["words"]) for each in lists}) > 2
+    raw = {name: values[:9] for name, values in trained.rows("eval").items()}
+    rows = [r | each for r, each in zip(json_instances(raw, binary=()), lists, strict=True)]
+    columns = {name: [row[name] for row in rows] for name in raw}
+
+    with client(served[client is GrpcClient]) as asking:
+        together = asking.ask("vectors", Request(rows=rows)).outputs
+        by_columns = asking.ask("vectors", Request(columns=columns)).outputs
+        alone = [asking.ask("vectors", Request(rows=[row])).outputs for row in rows]
+
+    (answers,) = together.values()
+    assert len(np.unique(answers)) > 2
+    for name in together:
+        np.testing.assert_allclose(answers, np.concatenate([one[name] for one in alone]), rtol=1e-5)
+    np.testing.assert_array_equal(next(iter(by_columns.values())), answers)
+
+
+def test_call_and_bench_pad_lists_of_different_lengths(
+    trained: Trained, served: tuple[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = json_instances({n: v[:1] for n, v in trained.rows("eval").items()}, binary=())
+    data, (url, address) = tmp_path / "rows.json", served
+    lists = [["blue"], ["red"], [], ["red"]]  # bench's first request needs no padding
+    data.write_text(json.dumps([row | {"words": words} for words in lists]))
+    asked = ["vectors", "--data", str(data), "--json"]
+    load = ["bench", url, "--model", *asked, "--batch", "2", "--closed", "--seconds", "0.2"]
+
+    assert invoke(["call", *asked, "--url", url], debug=False) == 0
+    by_rest = json.loads(capfd.readouterr().out)["predictions"]
+    assert invoke(["call", *asked, "--url", address, "--grpc"], debug=False) == 0
+    by_grpc = json.loads(capfd.readouterr().out)["predictions"]
+    assert invoke(load, debug=False) == 0
+    loaded = json.loads(capfd.readouterr().out)
+
+    np.testing.assert_allclose(by_rest, by_grpc, rtol=1e-5)
+    assert len({tuple(np.ravel(answer).round(5)) for answer in by_rest}) == 3
+    assert loaded["answered"] > 1
+    assert not loaded["errors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        (
+            "words",
+            b"red",
+            "input 'words' must be string of shape [-1,-1]. Received: string of shape [1].",
+        ),
+        ("words", [[b"red"]], "Received: string of shape [1,1,1]."),
+        (
+            "prices",
+            1.5,
+            "input 'prices' must be float32 of shape [-1,-1]. Received: float32 of shape [1].",
+        ),
+    ],
+)
+def test_a_list_of_another_rank_is_refused_by_name_and_shape(
+    trained: Trained, served: tuple[str, str], name: str, value: Any, said: str
+) -> None:
+    rows = {column: values[:1] for column, values in trained.rows("eval").items()}
+    rows[name] = np.array([value], object if name == "words" else np.float32)
+    columns = {column: [row[column] for row in json_instances(rows, binary=())] for column in rows}
+
+    with pytest.raises(UserError, match="INVALID_ARGUMENT") as over_grpc:
+        ask_grpc(served[1], "vectors", rows)
+    refusals = [
+        refusal_of(served[0], {"instances": json_instances(rows, binary=())}),
+        refusal_of(served[0], {"inputs": columns}),
+        over_grpc.value.line(),
+    ]
+
+    for text in refusals:
+        assert said in text
+        assert "function_node" not in text
+
+
+def refusal_of(url: str, body: Any) -> str:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post(f"{url}/v1/models/vectors:predict", body)
+    assert caught.value.code == 400
+    error: str = json.load(caught.value)["error"]
+    return error
 
 
 def test_metadata_tells_the_length(served: tuple[str, str]) -> None:
@@ -340,7 +434,7 @@ def test_metadata_tells_the_length(served: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("image floats", lambda old: old[:-1], r"Matrix size-incompatible"),
+        ("image floats", lambda old: old[:-1], r"Matrix size-incompatible.*'image floats' must be"),
         ("image floats", lambda old: old[0], r"Ranks of all input tensors should match"),
         ("counts", lambda old: [*old[:-1], 1.5], "key: counts .*not of expected type: int64"),
         ("tags", lambda old: [*old[:-1], None], "key: tags .*not of expected type: string"),

@@ -120,6 +120,7 @@ def test_what_the_model_declares_is_the_same_over_both(served: Any) -> None:
         ([{"fare": "x", "place": [1, 2], "company": "a"}], "'fare' must hold float32"),
         ([{"fare": 1, "place": [1, 2], "company": 3}], "'company' must hold strings"),
         ([ROWS[0], {**ROWS[0], "place": [1]}], "rows of one length"),
+        ([ROWS[0], {**ROWS[0], "company": ["a"]}], "'company' must have rows of one length"),
         ([ROWS[0], {"fare": 1.0}], "row 1: fare"),
         ([7.0], "an object of the inputs"),
     ],
@@ -129,6 +130,12 @@ def test_rows_that_do_not_fit_are_refused_before_grpc_sends_them(
 ) -> None:
     with GrpcClient(served.grpc) as client, pytest.raises(UserError, match=reason):
         client.predict("taxi", rows)
+
+
+def test_the_client_does_not_pad_where_the_model_may_not_cut_it_off(served: Any) -> None:
+    reason = "'place' must have rows of one length.*ask about one row"
+    with RestClient(served.rest) as client, pytest.raises(UserError, match=reason):
+        client.predict("taxi", [ROWS[0], {**ROWS[0], "place": [1]}])
 
 
 def test_a_refusal_has_the_servers_status_and_words(served: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import sys
@@ -65,6 +66,7 @@ def bench(
     """
     from stoker.app.cli.call import asked, connection
     from stoker.client.rest_client import RestClient
+    from stoker.client.rows import padded
     from stoker.client.signature import ModelAt
     from stoker.core.files import write_atomic
     from stoker.loadtest.config import LoadConfig, resolved
@@ -92,7 +94,11 @@ def bench(
         if client.address.secure:
             raise ConfigError("load goes over plain http", got=url)
         address = resolved(client.address.host, client.address.port, allow_remote=allow_remote)
-        several = _split(asked(client, at, data, image, signature=signature), batch)
+        signatures = functools.cache(lambda: client.signatures(at))
+        several = [
+            padded(part, signatures)
+            for part in _split(asked(client, at, data, image, signature=signature), batch)
+        ]
         # A model that is not there, or rows that it refuses, are said before any load.
         client.ask(at, several[0])
         requests = http_requests(client.address, f"{at.path}:predict", several, how.headers)

@@ -17,8 +17,8 @@ from stoker.export.callpath import (
     Signature,
     checked_inputs,
     first_line,
-    have_declared_shapes,
     typed_inputs,
+    wrong_shapes,
     zeros,
 )
 from stoker.serve.batching.config import BatchingConfig
@@ -90,8 +90,8 @@ class Batcher:
             return self._model.call(signature, inputs)  # raises an error that lists the signatures
         deadline.record.rows += rows_of(list(inputs.values()))
         arrays = typed_inputs(known, inputs)
-        if not have_declared_shapes(known, arrays):
-            return self._undeclared(signature, arrays, deadline)
+        if wrong := wrong_shapes(known, arrays):
+            return self._undeclared(signature, arrays, deadline, wrong=wrong)
         queue, rows = self._queues.get(signature), rows_of(arrays)
         if queue is None or not queue.joins or rows == 0:
             return self._alone(signature, arrays, deadline)
@@ -218,13 +218,20 @@ class Batcher:
         self._queues = {}
         self._model.close()
 
-    def _undeclared(self, signature: str, arrays: Sequence[Array], deadline: Deadline) -> Outputs:
+    def _undeclared(
+        self,
+        signature: str,
+        arrays: Sequence[Array],
+        deadline: Deadline,
+        *,
+        wrong: Sequence[UserError],
+    ) -> Outputs:
         """Inputs of a shape other than the signature declares: the graph accepts or refuses them.
 
         TensorFlow Serving checks no shape.
 
         Raises:
-            ServeError: the graph refused them, with TensorFlow's message.
+            ServeError: the graph refused them, with TensorFlow's message and the inputs' shapes.
         """
         try:
             return self._alone(signature, arrays, deadline)
@@ -232,7 +239,8 @@ class Batcher:
             cause = error.__cause__
             if not isinstance(cause, tf.errors.OpError):
                 raise
-            raise ServeError(Code(cause.error_code), first_line(cause)) from error
+            shapes = " ".join(each.line() for each in wrong)
+            raise ServeError(Code(cause.error_code), f"{first_line(cause)}; {shapes}") from error
 
     def _alone(self, signature: str, arrays: Sequence[Array], deadline: Deadline) -> Outputs:
         began_s = time.monotonic()
