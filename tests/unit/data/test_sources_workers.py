@@ -106,7 +106,8 @@ def test_shared_bytes_are_sent_without_a_file_that_stays_open() -> None:
             assert numbers.tolist() == list(range(7))
         # A mapping keeps its file open as long as the mapping exists.
         del found, numbers
-        assert open_files(0) == before
+        # Other tests may have left files that were closed since.
+        assert open_files(0) <= before
 
 
 @contextlib.contextmanager
