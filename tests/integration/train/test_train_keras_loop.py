@@ -665,7 +665,7 @@ class Epochs(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         super().__init__()
         self.allowed = threading.Condition()
         self.validations = -1
-        self.passes, self.late = 0, 0
+        self.passes, self.early, self.late = 0, 0, 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.on_test_begin(logs)
@@ -676,13 +676,14 @@ class Epochs(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
             self.allowed.notify_all()
 
     def begin(self) -> None:
-        """A pass begins; one that begins before training is of no epoch."""
+        """A pass begins. One that looks at the data is of no epoch: the thread that opens it may be late."""
         with self.allowed:
             if self.validations < 0:
+                self.early += 1
                 return
             self.passes += 1
-            number = self.passes
-            begun = self.allowed.wait_for(lambda: self.validations >= number - 1, timeout=30)
+            needed = self.passes - 1 if self.early else self.passes - 2
+            begun = self.allowed.wait_for(lambda: self.validations >= needed, timeout=30)
             self.late += not begun
 
 
