@@ -16,8 +16,8 @@ from stoker.app.quiet import import_tensorflow
 import_tensorflow()
 
 import stoker.app.cli.main  # noqa: E402 - what every child needs
-import stoker.app.training  # noqa: E402, F401 - as above
-from stoker.train import busy  # noqa: E402 - as above
+import stoker.app.training  # noqa: E402, F401 - what every child needs
+from stoker.train import busy  # noqa: E402 - TensorFlow must be imported before
 
 # How busy the device was is not the question here; measuring it takes a second of every training.
 busy.CEILING_S = 0.02

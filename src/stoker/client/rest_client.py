@@ -43,7 +43,7 @@ class RestClient(ModelClient):
         self._connection: http.client.HTTPConnection | None = None
 
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
-        """Ask by `:predict`; the signatures are asked for only if lists differ in length."""
+        """Call `:predict`. The signatures are fetched only if lists differ in length."""
         request = padded(request, lambda: self.signatures(model))
         body = json.dumps(request.body, default=_plain).encode()
         found = self._json("POST", f"{model_at(model).path}:predict", body)

@@ -152,7 +152,7 @@ def padded(request: Request, signatures: Callable[[], Mapping[str, SignatureSpec
     """Pad the lists of each input to the longest of the request, where the model cuts that off.
 
     Args:
-        request: What is asked; without lists of different lengths it comes back as it is.
+        request: Rows or inputs of the call. It is returned unchanged if no lists differ in length.
         signatures: Asks the server for the model's signatures; called only if lengths differ.
 
     Raises:

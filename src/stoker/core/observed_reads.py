@@ -710,7 +710,7 @@ _IMPORTLIB = "importlib"
 
 def _opened(observer: Observer, full: str, *, writes: bool) -> None:
     if writes and _is_within(full, (str(observer.folder),)):
-        # E.g. a callback's log: files that the run writes do not count, whoever opens them.
+        # Files that the run writes never count, even if a library opened them (a callback's log).
         observer.written(Path(full))
     elif not _is_of_the_system(full) and _called_by_the_user(observer):
         (observer.written if writes else observer.file)(Path(full))

@@ -64,14 +64,14 @@ def find_leaks(
     """
     if statistics.rows.get(TRAIN, 0) < LEAST_ROWS:
         return
-    told = {column.name: column for column in statistics.splits[TRAIN]}
+    by_column = {column.name: column for column in statistics.splits[TRAIN]}
     names = [column.name for column in dataset.columns]
     features = [column for column in dataset.columns if column.name not in labels]
     with engine.connection(threads=usable_cores()) as backend:
         split = _read(backend, dataset)
         for name in labels:
-            if name in names and _is_whole(told[name]):
-                yield from _deciding(split, split.value(name), told[name], told, features)
+            if name in names and _is_whole(by_column[name]):
+                yield from _deciding(split, split.value(name), by_column[name], by_column, features)
 
 
 def _is_whole(label: ColumnStatistics) -> bool:
@@ -143,7 +143,7 @@ class MadeLabels:
             splits={TRAIN: (shard,)},
             column_hashes={},
         )
-        told = {column.name: column for column in statistics.splits[TRAIN]}
+        by_column = {column.name: column for column in statistics.splits[TRAIN]}
         abouts = compute_statistics(made).splits[TRAIN]
         features = [column for column in served if column not in made_from]
         with engine.connection(threads=usable_cores()) as backend:
@@ -151,11 +151,11 @@ class MadeLabels:
             split, labels = engine.side_by_side(backend, *read)
             found: list[Anomaly] = []
             for about in abouts:
-                found += _deciding(split, labels.value(about.name), about, told, features)
+                found += _deciding(split, labels.value(about.name), about, by_column, features)
             for source in made_from if len(made_from) == 1 else ():
-                about = replace(told[source.name], name=abouts[0].name)
+                about = replace(by_column[source.name], name=abouts[0].name)
                 if _is_whole(about) and source.name not in {each.name for each in abouts}:
-                    found += _deciding(split, split.value(source.name), about, told, features)
+                    found += _deciding(split, split.value(source.name), about, by_column, features)
         yield from dict.fromkeys(found)
 
 
@@ -171,7 +171,7 @@ def _deciding(
     split: engine.Split,
     label: ir.Column,
     about: ColumnStatistics,
-    told: Mapping[str, ColumnStatistics],
+    by_column: Mapping[str, ColumnStatistics],
     columns: Sequence[Column],
 ) -> Iterator[Anomaly]:
     """The columns that decide a label in the same table.
@@ -180,7 +180,7 @@ def _deciding(
         split: The table.
         label: The label's column in it.
         about: The label's statistics.
-        told: Column -> its statistics.
+        by_column: Name of a column -> its statistics.
         columns: The columns to check; images and vectors are left out.
     """
     single = [replace(c, dtype="int64", length=None) if c.is_ragged else c for c in columns]
@@ -193,12 +193,14 @@ def _deciding(
     if are_classes and sum(counts) - max(counts, default=0) >= LEAST_OTHERS:
         found.update(_apart(split, label, features))
         for column in features:
-            few = 1 < _distinct(told[column.name]) <= about.count / ROWS_PER_VALUE
+            few = 1 < _distinct(by_column[column.name]) <= about.count / ROWS_PER_VALUE
             if few and column.name not in found and _pure(split, label, column):
                 found.add(column.name)
     for column in features:
         if column.name in found:
-            subject = "it" if told[column.name].list_lengths is None else "the length of its list"
+            subject = (
+                "it" if by_column[column.name].list_lengths is None else "the length of its list"
+            )
             yield Anomaly(
                 split=TRAIN,
                 column=column.name,

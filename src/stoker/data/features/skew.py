@@ -53,7 +53,7 @@ def find_skew(
 
 
 def _rows(column: ColumnStatistics) -> float:
-    """Values of one vector or list go together: they are no samples of their own."""
+    """Values of one vector or list go together: they are not independent samples."""
     mean = None if column.list_lengths is None else column.list_lengths.mean
     return column.count / max(mean or column.length or 1, 1)
 

@@ -135,11 +135,13 @@ def _batches(parts: Sequence[tf.Tensor], columns: Sequence[Column]) -> tf.data.D
         for column, joined in zip(texts, parts[len(columns) : after], strict=True)
     }
     if not texts and not lists:
+        # The stubs know no nested tensors.
         return tf.data.Dataset.from_tensor_slices(numbers)  # type: ignore[arg-type]
     flats = {column.name: flat for column, flat in zip(lists, parts[after:], strict=True)}
     starts = {
         name: tf.cumsum(tf.reduce_sum(numbers[name], axis=1), exclusive=True) for name in flats
     }
+    # As above.
     batches = tf.data.Dataset.from_tensor_slices((numbers, starts))  # type: ignore[arg-type]
 
     def spelled(name: str, codes: Any) -> Any:

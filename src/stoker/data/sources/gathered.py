@@ -29,7 +29,7 @@ class Held:
     """Places of the records in the block, ascending."""
 
     counts: list[int] = field(default_factory=list)
-    """How many values each of them has, at least one; -1 where it holds one that is no list, in
+    """How many values each of them has, at least one; -1 where it holds a single value, in
     records that tell that from a list of one."""
 
 

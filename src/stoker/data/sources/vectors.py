@@ -51,7 +51,7 @@ def common_length(counts: Mapping[int, int], *, most_bad: int) -> int:
         most_bad: `data.max_bad_rows`: this many may have another length, if they are at most 10 %.
 
     Returns:
-        `VARYING` where there is no such length, or it is 0.
+        `VARYING` if no length is common enough, or it is 0.
     """
     total = sum(counts.values())
     length, records = max(counts.items(), key=lambda item: item[1], default=(0, 0))
@@ -61,7 +61,7 @@ def common_length(counts: Mapping[int, int], *, most_bad: int) -> int:
 
 
 def allowed_deviations(present: int, *, most_bad: int) -> float:
-    """How many records may hold something else than the others, and are bad; beyond, it is no rule."""
+    """Most records that may deviate from the rule of a column and are bad. If more deviate, the rule does not hold."""
     return max(most_bad, (1 - NUMBER_SHARE) * present)
 
 

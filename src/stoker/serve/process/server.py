@@ -257,7 +257,7 @@ _CANCELLED_S = 1.0
 
 
 def _access_log(config: ServeConfig, dropped: Counter) -> AccessLog | None:
-    """Whoever is to be told of each request; None where nobody is, and then nothing is told."""
+    """What records each request: access log, traces, or both; None if neither is on."""
     parts: list[AccessLog] = []
     if config.access_log:
         parts.append(AccessFile(config.access_log, dropped=dropped))

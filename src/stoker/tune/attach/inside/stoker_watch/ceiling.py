@@ -146,7 +146,7 @@ def prepare(
     traced = compiled.experimental_get_tracing_count()
     concrete = compiled.get_concrete_function(iterator)
     if compiled.experimental_get_tracing_count() != traced:
-        return None, "the step is traced anew for each batch"
+        return None, "the step is traced again for each batch"
     if found := does_more(concrete):
         return None, f"the step does what cannot be undone ({', '.join(sorted(found)[:3])})"
     variables = _variables(concrete, model)

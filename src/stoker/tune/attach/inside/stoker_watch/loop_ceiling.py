@@ -82,11 +82,11 @@ def _measure(
         return 0.0, 0.0, "to run so long a step again would hold the training up"
     args, kwargs = given
     if not all(_is_there(tf, value) for value in tf.nest.flatten([args, kwargs])):
-        return 0.0, 0.0, "the step is given what is no tensor, and cannot be given again"
+        return 0.0, 0.0, "an argument of the step is not a tensor, so the step cannot be repeated"
     traced = function.experimental_get_tracing_count()
     concrete = function.get_concrete_function(*args, **kwargs)
     if function.experimental_get_tracing_count() != traced:
-        return 0.0, 0.0, "the step is traced anew for each batch"
+        return 0.0, 0.0, "the step is traced again for each batch"
     if found := does_more(concrete) | _reads_more(concrete):
         return 0.0, 0.0, f"the step does what cannot be undone ({', '.join(sorted(found)[:3])})"
     variables, why = captured_variables(concrete)
