@@ -21,10 +21,10 @@ import tensorflow as tf
 from keras import layers
 
 from stoker.cluster.resolver import ClusterSpec, held_ports, local_cluster
-from stoker.train.model import BuiltModel
 from stoker.train.parameter_server.calls import Pass, Workers
 from stoker.train.parameter_server.cluster import Connection, connect
 from stoker.train.parameter_server.worker import WorkerModel, open_inbox
+from stoker.train.setup.build_model import BuiltModel
 
 RESULTS = Path(__file__).resolve().parent / "results" / "train-ps.json"
 SERVE = """

@@ -15,7 +15,7 @@ import models
 import tensorflow as tf
 from contestants import Contest, Levers
 
-from stoker.train.strategy import one_device
+from stoker.train.setup.strategy import one_device
 
 
 def candidates(*, quick: bool) -> list[Levers]:

@@ -20,9 +20,9 @@ import models
 import ours
 
 from stoker.train.checkpoints.config import CheckpointConfig
-from stoker.train.ending import Ending
-from stoker.train.model import prepare_process
-from stoker.train.surroundings import Progress
+from stoker.train.context.preemption import Ending
+from stoker.train.context.run_context import Progress
+from stoker.train.setup.build_model import prepare_process
 
 TASK = models.Task(body=models.dense(4096, 4096), shape=(784,), batch_size=64)
 """20 M parameters: 240 MB with Adam's moments."""

@@ -21,7 +21,7 @@ import models
 from contestants import CONTESTANTS, Contest, Levers
 from turns import Contestant, Cost
 
-from stoker.train.strategy import make_distribution, one_device
+from stoker.train.setup.strategy import make_distribution, one_device
 
 WINDOW_S = 0.6
 """About how long a turn is: long against a scheduler's slice, short against what a machine does."""

@@ -17,7 +17,7 @@ import ours
 import tensorflow as tf
 from turns import AfterSteps
 
-from stoker.train.strategy import Distribution
+from stoker.train.setup.strategy import Distribution
 
 Loop = Callable[[AfterSteps], None]
 Loaded = tuple[keras.Model, Loop]
@@ -53,7 +53,7 @@ def _seeded(levers: Levers) -> None:
 
 
 def stoker(contest: Contest, levers: Levers) -> Loaded:
-    """`stoker.train.loop.fit`."""
+    """`stoker.train.loop.loop.fit`."""
     _seeded(levers)
     settings = ours.Settings(
         steps_per_call=levers.steps_per_call,

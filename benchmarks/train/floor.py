@@ -26,7 +26,7 @@ from contest import WINDOW_S
 from figures import RESULTS, Figure, figure, spread, write
 from turns import AfterSteps, Contestant
 
-from stoker.train.strategy import one_device
+from stoker.train.setup.strategy import one_device
 
 BEST = contestants.Levers(steps_per_call=200, xla=True)
 """As many steps a call as the quickest have in the contest of the best settings. In bfloat16 the same was slower, or as quick."""

@@ -1,4 +1,4 @@
-"""Stoker's loop as its users have it: `stoker.train.loop.fit` on a dataset of their own."""
+"""Stoker's loop as its users have it: `stoker.train.loop.loop.fit` on a dataset of their own."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.config import ReductionDtype, ResolvedTraining, TrainConfig
-from stoker.train.ending import Ending
-from stoker.train.heartbeat import process_heartbeat
-from stoker.train.loop import fit
-from stoker.train.model import BuiltModel, build_model
-from stoker.train.strategy import Distribution, one_device
-from stoker.train.surroundings import Progress, Surroundings
+from stoker.train.context.heartbeat import process_heartbeat
+from stoker.train.context.preemption import Ending
+from stoker.train.context.run_context import Progress, Surroundings
+from stoker.train.loop.loop import fit
+from stoker.train.setup.build_model import BuiltModel, build_model
+from stoker.train.setup.strategy import Distribution, one_device
 
 ENDLESS = 1_000_000
 """Steps of a run that is ended from outside."""

@@ -28,10 +28,10 @@ from scaling_cases import CALLS, CASES, Case
 from turns import AfterSteps, StoppedError
 
 from stoker.core.files import write_json
-from stoker.train.heartbeat import process_heartbeat
-from stoker.train.model import prepare_process
-from stoker.train.strategy import Distribution, make_distribution, one_device
-from stoker.train.surroundings import Progress
+from stoker.train.context.heartbeat import process_heartbeat
+from stoker.train.context.run_context import Progress
+from stoker.train.setup.build_model import prepare_process
+from stoker.train.setup.strategy import Distribution, make_distribution, one_device
 
 BATCHES = 3
 """Different batches: the largest have 15 MB each."""
@@ -65,7 +65,7 @@ def task_of(case: Case) -> models.Task:
 
 
 def by_stoker(case: Case, distribution: Distribution, folder: Path, after: AfterSteps) -> None:
-    """`stoker.train.loop.fit`."""
+    """`stoker.train.loop.loop.fit`."""
     task = task_of(case)
     batches = models.make_batches(task, rows=case.rows * distribution.replicas, count=BATCHES)
     settings = ours.Settings(

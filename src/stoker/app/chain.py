@@ -265,7 +265,7 @@ def _do_stage(
         if stage.tensorflow:
             with state.wall.within("start"):
                 import_tensorflow(compiles=True)
-                from stoker.train.strategy import claim_devices
+                from stoker.train.setup.strategy import claim_devices
 
                 claim_devices(experiment.train)
         record = _work(stage, run, context, key)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from stoker.data.own.features import AnyTransform
     from stoker.data.own.opening import AnyDataset
     from stoker.train.config import ResolvedTraining, TrainConfig
-    from stoker.train.model import BuiltModel
-    from stoker.train.strategy import Distribution
+    from stoker.train.setup.build_model import BuiltModel
+    from stoker.train.setup.strategy import Distribution
     from stoker.train.watch.footprint import Footprint
     from stoker.train.watch.placement import Placed
 
@@ -138,7 +138,7 @@ def _prepared(
     from stoker.app.resolution import resolve_here
     from stoker.app.training import begin_process, open_and_build
     from stoker.cluster.devices import find_devices
-    from stoker.train.own_code import as_own_code_needs
+    from stoker.train.step.user_hooks import as_own_code_needs
 
     train = context.experiment.train
     resolved = resolve_here(context, transform, find_devices(), None)
@@ -159,13 +159,13 @@ def _two_steps(
 ) -> Steps:
     import tensorflow as tf
 
-    from stoker.train.keras_model import as_the_model_takes
-    from stoker.train.optimizer import prepare_optimizer
-    from stoker.train.own_step import first_pass, make_step
-    from stoker.train.step import StepSettings
+    from stoker.train.model.keras_model import as_the_model_takes
+    from stoker.train.optimizer.settings import prepare_optimizer
+    from stoker.train.setup.whole_batches import handed
+    from stoker.train.step.custom_train_step import first_pass, make_step
+    from stoker.train.step.step import StepSettings
     from stoker.train.watch.footprint import measure_footprint
     from stoker.train.watch.placement import placements, traced_operations
-    from stoker.train.whole_batches import handed
 
     train = experiment.train
     feed, elements = _two_elements(dataset, transform, train=train, resolved=resolved)
@@ -212,8 +212,8 @@ def _two_elements(
     """The feed of the training split, and what it gives for the first steps."""
     from stoker.data.feed.calls import Calls
     from stoker.data.own.feed import OwnFeed
-    from stoker.train.feeds import open_feeds
-    from stoker.train.whole_batches import WholeFeed, whole_steps
+    from stoker.train.setup.feeds import open_feeds
+    from stoker.train.setup.whole_batches import WholeFeed, whole_steps
 
     # Of no memory nothing is kept: two batches are wanted, not an epoch.
     local, _ = open_feeds(
@@ -243,7 +243,7 @@ def _peaks() -> dict[str, int]:
 
 
 def _loss_of(built: BuiltModel, batch: Any) -> Any:
-    from stoker.train.step import told
+    from stoker.train.step.step import told
 
     outputs = built.model(built.adapt(batch[0]), training=True)
     return built.model.compute_loss(**told(batch, outputs), training=True)

@@ -272,12 +272,12 @@ def _export(context: Context, folder: Path) -> Done:
 
     from stoker.export.saved_model import export_saved_model
     from stoker.export.vetting import vet_model
+    from stoker.train.checkpoints.state import restore_model
     from stoker.train.checkpoints.store import best
     from stoker.train.config import ResolvedTraining
-    from stoker.train.label_checks import answers_one_class
-    from stoker.train.model import build_model, prepare_process
-    from stoker.train.run import AVERAGE
-    from stoker.train.state import restore_model
+    from stoker.train.loop.run import AVERAGE
+    from stoker.train.setup.build_model import build_model, prepare_process
+    from stoker.train.setup.label_checks import answers_one_class
 
     experiment, transform = context.experiment, context.transform()
     resolved = ResolvedTraining(**read_json(context.outputs["train"] / RESOLVED))

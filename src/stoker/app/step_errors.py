@@ -15,7 +15,7 @@ from stoker.core.user_code import (
     is_of_user_code,
     user_place,
 )
-from stoker.train.oom import is_out_of_memory, what_did_not_fit
+from stoker.train.step.oom import is_out_of_memory, what_did_not_fit
 
 _PEER_IS_GONE = (
     tf.errors.UnavailableError,

@@ -13,7 +13,7 @@ from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
-from stoker.train.surroundings import Progress
+from stoker.train.context.run_context import Progress
 from stoker.train.watch.device_watch import DeviceWatch
 from stoker.train.watch.labels import vocabulary_terms
 from stoker.train.watch.progress_line import ProgressLine

@@ -29,28 +29,28 @@ from stoker.data.features.input_checks import input_findings
 from stoker.data.ingest import IngestConfig, ServiceConfig
 from stoker.evaluate.config import outputs_and_labels, require_metrics_of
 from stoker.measure.device_findings import StepFacts, nhwc_is_allowed
-from stoker.train.ahead import Ahead
-from stoker.train.callbacks import load_callbacks
+from stoker.train.callbacks.callbacks import load_callbacks
 from stoker.train.checkpoints.store import STATE, best
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.ending import listening
-from stoker.train.feeds import Feeds
-from stoker.train.handshake import handshake
+from stoker.train.context.background import Ahead
+from stoker.train.context.heartbeat import process_heartbeat
+from stoker.train.context.preemption import listening
+from stoker.train.context.run_context import Surroundings, TrainResult
+from stoker.train.context.start_position import open_data
 from stoker.train.health.precision import apply_tf32
-from stoker.train.heartbeat import process_heartbeat
-from stoker.train.label_checks import require_labels_that_fit
-from stoker.train.loop import fit
-from stoker.train.memory import apply_memory
-from stoker.train.model import BuiltModel, build_model, prepare_process
-from stoker.train.opening import open_data
-from stoker.train.own_code import as_own_code_needs, require_label_of_each_output
+from stoker.train.loop.loop import fit
+from stoker.train.model.remat import rematerialise
 from stoker.train.parameter_server.cluster import Connection, connect
 from stoker.train.parameter_server.loop import fit_parameter_server
 from stoker.train.parameter_server.run import ParameterServerResult
-from stoker.train.remat import rematerialise
-from stoker.train.strategy import Distribution, make_distribution
-from stoker.train.surroundings import Surroundings, TrainResult
-from stoker.train.threads import apply_threads
+from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
+from stoker.train.setup.feeds import Feeds
+from stoker.train.setup.handshake import handshake
+from stoker.train.setup.label_checks import require_labels_that_fit
+from stoker.train.setup.memory import apply_memory
+from stoker.train.setup.strategy import Distribution, make_distribution
+from stoker.train.setup.threads import apply_threads
+from stoker.train.step.user_hooks import as_own_code_needs, require_label_of_each_output
 from stoker.train.watch.device_watch import DeviceWatch, forbids_trace
 
 if TYPE_CHECKING:

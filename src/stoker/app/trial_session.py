@@ -22,10 +22,10 @@ from stoker.tune.levers import Situation, other_precision
 if TYPE_CHECKING:
     from stoker.data.own.features import AnyTransform
     from stoker.train.config import ResolvedTraining, TrainConfig
-    from stoker.train.probe import Probe
-    from stoker.train.strategy import Distribution
-    from stoker.train.surroundings import Surroundings
-    from stoker.train.window import Kind
+    from stoker.train.context.run_context import Surroundings
+    from stoker.train.measurement.probe import Probe
+    from stoker.train.measurement.window import Kind
+    from stoker.train.setup.strategy import Distribution
 
 OF_A_CLUSTER = ("multi_worker", "parameter_server")
 """Strategies that a trial, one process, replaces by what fits this machine."""
@@ -137,7 +137,7 @@ class Session:
 
     def curve(self, seed: int, steps: int, every: int) -> list[float]:
         """Mean losses of stretches of `every` steps, of a training with another seed."""
-        from stoker.train.measured_run import open_measured, train_for
+        from stoker.train.measurement.measured_run import open_measured, train_for
 
         kept = _Losses()
         settings, resolved = self._again(seed=seed)
@@ -148,8 +148,8 @@ class Session:
 
     def precision(self, seconds: float, count: int) -> dict[str, Any]:
         """Speeds of the step in memory as it is and in another precision, in turn."""
-        from stoker.train.measured_run import open_measured
-        from stoker.train.probe import open_probe
+        from stoker.train.measurement.measured_run import open_measured
+        from stoker.train.measurement.probe import open_probe
 
         probe = self._measured()
         other = other_precision(self._situation(1))
@@ -211,7 +211,7 @@ class Session:
         """Device time by kernel class during training; only `why` if there is none."""
         from stoker.measure.device_events import TraceError
         from stoker.measure.device_trace import can_trace, time_in, traced
-        from stoker.train.layer_paths import layer_types
+        from stoker.train.model.layer_paths import layer_types
 
         if not can_trace():
             return {"why": ""}
@@ -226,7 +226,7 @@ class Session:
 
     def _again(self, *, seed: int | None = None, precision: Any = None) -> Any:
         """The settings of a second training in this process, which is prepared for it."""
-        from stoker.train.model import prepare_process
+        from stoker.train.setup.build_model import prepare_process
 
         context, _, resolved, _ = self._open()
         settings = context.experiment.train
@@ -244,8 +244,8 @@ class Session:
     ) -> dict[str, Any]:
         """What `open_measured` takes."""
         from stoker.app.training import callbacks_of, open_and_build
-        from stoker.train.callbacks import writes_files
-        from stoker.train.own_code import as_own_code_needs, hears_every_step
+        from stoker.train.callbacks.callbacks import writes_files
+        from stoker.train.step.user_hooks import as_own_code_needs, hears_every_step
 
         context, transform, _, place = self._open()
         context = replace(context, experiment=replace(context.experiment, train=settings))
@@ -284,7 +284,7 @@ class Session:
             data_only = replace(self._base, data=experiment.data)
             listener = _Told(self._say)
             import_tensorflow(compiles=True)
-            from stoker.train.strategy import claim_devices
+            from stoker.train.setup.strategy import claim_devices
 
             # Before a stage makes TensorFlow look at its devices by the settings as they are.
             claim_devices(experiment.train)
@@ -302,8 +302,8 @@ class Session:
 
     def _measured(self) -> Probe:
         if self._probe is None:
-            from stoker.train.measured_run import open_measured
-            from stoker.train.probe import open_probe
+            from stoker.train.measurement.measured_run import open_measured
+            from stoker.train.measurement.probe import open_probe
 
             context, _, resolved, _ = self._open()
             parts = self._parts(context.experiment.train, resolved, writer=_Losses())
@@ -316,9 +316,9 @@ class Session:
     def _around(self, writer: _Losses) -> Surroundings:
         from stoker.app.training import service_of
         from stoker.cluster.devices import find_devices
-        from stoker.train.ending import Ending
-        from stoker.train.heartbeat import process_heartbeat
-        from stoker.train.surroundings import Surroundings
+        from stoker.train.context.heartbeat import process_heartbeat
+        from stoker.train.context.preemption import Ending
+        from stoker.train.context.run_context import Surroundings
 
         context, _, resolved, _ = self._open()
         return Surroundings(

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.app.chain import ChainResult, StageOutcome, run_chain
 from stoker.app.experiment import load_experiment
-from stoker.train import busy
+from stoker.train.context import utilization
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 
@@ -120,7 +120,7 @@ class Folder:
 def brief_ceiling() -> Iterator[None]:
     """How busy the device was is no matter here; to measure it takes a second of every training."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(busy, "CEILING_S", 0.02)
+        patch.setattr(utilization, "CEILING_S", 0.02)
         yield
 
 

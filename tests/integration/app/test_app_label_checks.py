@@ -19,8 +19,8 @@ from stoker.app.scaffold import write_experiment
 from stoker.core.user_code import load_function
 from stoker.data.features.input_checks import input_findings
 from stoker.data.features.label_summary import labels_from_facts
-from stoker.train.label_checks import findings
-from stoker.train.model import build_model
+from stoker.train.setup.build_model import build_model
+from stoker.train.setup.label_checks import findings
 
 ROWS = 200
 

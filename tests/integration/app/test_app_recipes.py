@@ -32,10 +32,10 @@ from stoker.export.signatures import (
     feature_specs,
     make_examples,
 )
+from stoker.train.checkpoints.state import restore_model
 from stoker.train.checkpoints.store import best
-from stoker.train.feeds import open_feeds
-from stoker.train.model import BuiltModel, build_model, prepare_process
-from stoker.train.state import restore_model
+from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
+from stoker.train.setup.feeds import open_feeds
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 ROWS = 1000

@@ -41,7 +41,7 @@ from stoker.export.signatures import (
 )
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
-from stoker.train.feeds import open_feeds
+from stoker.train.setup.feeds import open_feeds
 
 STOKER_YAML = """\
 name: vectors

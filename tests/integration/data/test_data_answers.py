@@ -32,12 +32,12 @@ from stoker.data.feed.pipeline import Feed, Raw
 from stoker.data.ingest import IngestConfig, ingest
 from stoker.data.ingest.image_index import read_image_index
 from stoker.data.own.feed import AnyFeed
-from stoker.train.agreement import agreed_metrics
-from stoker.train.callbacks import Callbacks
-from stoker.train.feeds import held_to_reference, open_feeds
-from stoker.train.model import BuiltModel
-from stoker.train.strategy import one_device
-from stoker.train.validation import make_validate
+from stoker.train.callbacks.callbacks import Callbacks
+from stoker.train.loop.decoder_agreement import agreed_metrics
+from stoker.train.loop.validation import make_validate
+from stoker.train.setup.build_model import BuiltModel
+from stoker.train.setup.feeds import held_to_reference, open_feeds
+from stoker.train.setup.strategy import one_device
 
 ROWS = 400
 NEVER_KEPT = 0

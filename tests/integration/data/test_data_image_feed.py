@@ -35,7 +35,7 @@ from stoker.data.feed.order import rows_of_step
 from stoker.data.feed.pipeline import Feed
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
 from stoker.data.ingest.image_index import read_image_index
-from stoker.train.feeds import open_feeds
+from stoker.train.setup.feeds import open_feeds
 
 SIZE = (48, 40)
 CROPS = AugmentConfig(random_resized_crop=RandomResizedCrop(scale=(0.1, 1)), flip=0.5)

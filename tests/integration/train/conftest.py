@@ -10,14 +10,14 @@ from tests.integration.train.small import small_dataset
 from stoker.data.dataset import Dataset
 from stoker.data.features.build import build_transform
 from stoker.data.features.transform import Transform
-from stoker.train import busy
+from stoker.train.context import utilization
 
 
 @pytest.fixture(scope="module", autouse=True)
 def brief_ceiling() -> Iterator[None]:
     """How busy the device was is no matter here; to measure it takes a second of every training."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(busy, "CEILING_S", 0.02)
+        patch.setattr(utilization, "CEILING_S", 0.02)
         yield
 
 

@@ -21,9 +21,9 @@ from stoker.core.errors import ConfigError
 from stoker.train.health.degradation import check_idle_devices, check_scope
 from stoker.train.health.layers import first_bad_values
 from stoker.train.health.placement import check_placement, collected_placements
-from stoker.train.memory import _before_tensorflow_begins
-from stoker.train.oom import Split, is_out_of_memory, reduce_batch
-from stoker.train.remat import rematerialise
+from stoker.train.model.remat import rematerialise
+from stoker.train.setup.memory import _before_tensorflow_begins
+from stoker.train.step.oom import Split, is_out_of_memory, reduce_batch
 
 WIDTH = 128
 KINDS = ("remat", "plain")

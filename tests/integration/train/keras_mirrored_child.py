@@ -8,14 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.data.feed.pipeline import as_it_is
-from stoker.train.callbacks import Callbacks
-from stoker.train.fed import make_run_fed
-from stoker.train.keras_model import run_own_step
-from stoker.train.model import BuiltModel
-from stoker.train.own_step import make_step
-from stoker.train.source import Source
-from stoker.train.step import StepSettings, make_train_step
-from stoker.train.strategy import Distribution, one_device
+from stoker.train.callbacks.callbacks import Callbacks
+from stoker.train.model.keras_model import run_own_step
+from stoker.train.setup.build_model import BuiltModel
+from stoker.train.setup.strategy import Distribution, one_device
+from stoker.train.step.custom_train_step import make_step
+from stoker.train.step.multi_step import make_run_fed
+from stoker.train.step.step import StepSettings, make_train_step
+from stoker.train.step.step_input import Source
 
 ROWS, STEPS = 8, 3
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")

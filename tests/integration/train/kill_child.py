@@ -51,10 +51,10 @@ def work(order: dict[str, Any]) -> int:
 def main() -> None:
     import_tensorflow()
     import stoker.app.training  # noqa: F401 - what every child needs
-    from stoker.train import busy
+    from stoker.train.context import utilization
 
     # How busy the device was is no matter here; to measure it takes a second of every training.
-    busy.CEILING_S = 0.02
+    utilization.CEILING_S = 0.02
 
     library_versions()
     # No child looks through, and so copies, what was imported.

@@ -34,13 +34,13 @@ from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.ending import Ending
-from stoker.train.heartbeat import process_heartbeat
-from stoker.train.model import BuiltModel, build_model, prepare_process
+from stoker.train.context.heartbeat import process_heartbeat
+from stoker.train.context.preemption import Ending
+from stoker.train.context.run_context import Progress, Surroundings
 from stoker.train.parameter_server.cluster import Connection, connect
 from stoker.train.parameter_server.loop import fit_parameter_server
 from stoker.train.parameter_server.worker import WorkerModel, open_inbox
-from stoker.train.surroundings import Progress, Surroundings
+from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 
 SERVE = """
 import os

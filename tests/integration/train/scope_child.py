@@ -19,11 +19,11 @@ from tests.integration.train.small import on_one_device, unwatched
 from stoker.core.errors import CheckFailed
 from stoker.data.dataset import load_dataset
 from stoker.data.features.transform import load_transform
-from stoker.train import busy
 from stoker.train.config import TrainConfig
-from stoker.train.loop import fit
-from stoker.train.model import build_model, prepare_process
-from stoker.train.strategy import make_distribution
+from stoker.train.context import utilization
+from stoker.train.loop.loop import fit
+from stoker.train.setup.build_model import build_model, prepare_process
+from stoker.train.setup.strategy import make_distribution
 
 
 def build(features: dict[str, Any]) -> keras.Model:
@@ -38,7 +38,7 @@ def main() -> None:
     """Train both on two replicas."""
     data, transform = load_dataset(Path(sys.argv[1])), load_transform(Path(sys.argv[2]))
     # How busy the device was is no matter here.
-    busy.CEILING_S = 0.02
+    utilization.CEILING_S = 0.02
     distribution = make_distribution("mirrored", replicas=2)
     for place in ("outside", "inside"):
         prepare_process(precision="float32", seed=0, deterministic=False)

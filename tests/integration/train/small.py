@@ -15,9 +15,9 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.telemetry.writers import Everywhere
 from stoker.train.config import ResolvedTraining
-from stoker.train.ending import Ending
-from stoker.train.heartbeat import process_heartbeat
-from stoker.train.surroundings import Surroundings
+from stoker.train.context.heartbeat import process_heartbeat
+from stoker.train.context.preemption import Ending
+from stoker.train.context.run_context import Surroundings
 
 ROWS = {"train": 210, "eval": 90}
 

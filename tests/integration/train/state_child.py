@@ -17,8 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from stoker.train.seeds import host_seeds, restore_host_seeds, use_keras_seeds
-from stoker.train.state import ROWS, TrainingState
+from stoker.train.checkpoints.seeds import host_seeds, restore_host_seeds, use_keras_seeds
+from stoker.train.checkpoints.state import ROWS, TrainingState
 
 BATCH = 6
 Arrays = Mapping[str, np.ndarray]

@@ -26,14 +26,14 @@ from stoker.core.errors import Preempted
 from stoker.data.dataset import load_dataset
 from stoker.data.features.transform import load_transform
 from stoker.telemetry.writers import Everywhere
-from stoker.train import busy
 from stoker.train.config import ResolvedTraining, StrategyName, TrainConfig
-from stoker.train.ending import Ending
-from stoker.train.heartbeat import process_heartbeat
-from stoker.train.loop import fit
-from stoker.train.model import BuiltModel, build_model, prepare_process
-from stoker.train.strategy import Distribution, make_distribution
-from stoker.train.surroundings import Progress, Surroundings
+from stoker.train.context import utilization
+from stoker.train.context.heartbeat import process_heartbeat
+from stoker.train.context.preemption import Ending
+from stoker.train.context.run_context import Progress, Surroundings
+from stoker.train.loop.loop import fit
+from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
+from stoker.train.setup.strategy import Distribution, make_distribution
 
 
 def plain(features: dict[str, Any]) -> keras.Model:
@@ -225,7 +225,7 @@ def main() -> None:
     data, transform = load_dataset(Path(sys.argv[1])), load_transform(Path(sys.argv[2]))
     out, results = Path(sys.argv[3]), []
     # How busy the device was is no matter here.
-    busy.CEILING_S = 0.02
+    utilization.CEILING_S = 0.02
     # Keras asks for collections of garbage, of which what was imported is none.
     gc.freeze()
     scenarios = json.load(sys.stdin)

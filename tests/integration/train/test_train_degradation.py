@@ -19,13 +19,13 @@ from stoker.core.errors import CheckFailed
 from stoker.data.dataset import Dataset
 from stoker.data.features.transform import Transform
 from stoker.train.config import TrainConfig
-from stoker.train.guard import Guard
+from stoker.train.context.run_context import TrainResult
 from stoker.train.health.degradation import RETRACES
 from stoker.train.health.step_graph import step_operations
-from stoker.train.loop import fit
-from stoker.train.model import build_model, prepare_process
-from stoker.train.strategy import one_device
-from stoker.train.surroundings import TrainResult
+from stoker.train.loop.loop import fit
+from stoker.train.loop.run_health import Guard
+from stoker.train.setup.build_model import build_model, prepare_process
+from stoker.train.setup.strategy import one_device
 from stoker.train.watch.watch import Unwatched
 
 HOST_CALLS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2"}

@@ -21,7 +21,7 @@ from stoker.data.feed.calls import Calls
 from stoker.data.feed.config import Decoder, FeedConfig
 from stoker.data.feed.pipeline import Feed
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
-from stoker.train.feeds import open_feeds
+from stoker.train.setup.feeds import open_feeds
 
 Data = tuple[Dataset, Transform]
 

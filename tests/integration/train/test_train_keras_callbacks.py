@@ -13,7 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError
-from stoker.train.callbacks import Callbacks, load_callbacks
+from stoker.train.callbacks.callbacks import Callbacks, load_callbacks
 
 # Keras 3.15 reads its variables in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -86,7 +86,7 @@ def loop(
     first: tuple[int, int] = (0, 0),
     kill_at: tuple[int, int] | None = None,
 ) -> None:
-    """The order of `stoker.train.loop`, with Keras's own step."""
+    """The order of `stoker.train.loop.loop`, with Keras's own step."""
     x, y = data(steps)
     train_step = tf.function(built.train_step)
     told.on_train_begin()

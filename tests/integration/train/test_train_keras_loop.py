@@ -22,11 +22,11 @@ from stoker.data.own.features import OwnFeatures
 from stoker.data.own.opening import OwnDataset, open_own_dataset
 from stoker.train.checkpoints.store import best, newest_good
 from stoker.train.config import TrainConfig
-from stoker.train.loop import fit
-from stoker.train.model import build_model, prepare_process
-from stoker.train.own_code import as_own_code_needs, require_label_of_each_output
-from stoker.train.strategy import one_device
-from stoker.train.surroundings import TrainResult
+from stoker.train.context.run_context import TrainResult
+from stoker.train.loop.loop import fit
+from stoker.train.setup.build_model import build_model, prepare_process
+from stoker.train.setup.strategy import one_device
+from stoker.train.step.user_hooks import as_own_code_needs, require_label_of_each_output
 
 # Keras 3.15 reads its variables in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError
-from stoker.train.keras_model import (
+from stoker.train.model.keras_model import (
     arrange_labels,
     arrange_weights,
     class_weights,
@@ -83,7 +83,7 @@ def by_own_steps(model: keras.Model, *arrays: Any) -> dict[str, float]:
 
 
 def by_step(model: keras.Model, labels: Any, *arrays: Any) -> dict[str, float]:
-    """The step of `stoker.train.step`, in short."""
+    """The step of `stoker.train.step.step`, in short."""
     told = next(iter(batches(*arrays)))
     model._symbolic_build(data_batch=(told[0], *labels(told)))
 

@@ -13,7 +13,7 @@ from keras import layers
 
 from stoker.core.errors import ConfigError
 from stoker.data.features.transform import Transform
-from stoker.train.model import build_model, prepare_process
+from stoker.train.setup.build_model import build_model, prepare_process
 
 Features = dict[str, keras.KerasTensor]
 VALUES = {"a": tf.constant([1.0, 2.0]), "b": tf.constant([10.0, 20.0])}

@@ -27,9 +27,9 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.core.errors import UserError
-from stoker.train.handshake import handshake
-from stoker.train.heartbeat import process_heartbeat
-from stoker.train.strategy import make_distribution
+from stoker.train.setup.handshake import handshake
+from stoker.train.context.heartbeat import process_heartbeat
+from stoker.train.setup.strategy import make_distribution
 
 heartbeat = process_heartbeat()
 folder, differs = Path(sys.argv[1]), sys.argv[2]

@@ -21,16 +21,16 @@ from stoker.core.errors import UserError
 from stoker.data.dataset import Dataset
 from stoker.data.features.build import build_transform
 from stoker.data.features.transform import Transform
-from stoker.train import run
-from stoker.train.at_once import are_sound, may_update_at_once
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.store import open_checkpoint, places
 from stoker.train.config import TrainConfig
+from stoker.train.context.run_context import TrainResult
 from stoker.train.health.divergence import DivergenceConfig
-from stoker.train.loop import fit
-from stoker.train.model import BuiltModel, build_model, prepare_process
-from stoker.train.strategy import one_device
-from stoker.train.surroundings import TrainResult
+from stoker.train.loop import run
+from stoker.train.loop.loop import fit
+from stoker.train.optimizer.deferred_finite_check import are_sound, may_update_at_once
+from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
+from stoker.train.setup.strategy import one_device
 
 BATCH = 32
 BAD_ROW = 70

@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 
 from stoker.data.own.elements import describe_element
 from stoker.data.own.features import OwnFeatures
-from stoker.train.at_once import are_sound
-from stoker.train.ema import WeightAverage
-from stoker.train.fed import make_run_fed, make_run_resident
-from stoker.train.model import BuiltModel, build_model
-from stoker.train.one_program import (
+from stoker.train.optimizer.deferred_finite_check import are_sound
+from stoker.train.optimizer.ema import WeightAverage
+from stoker.train.setup.build_model import BuiltModel, build_model
+from stoker.train.setup.strategy import one_device
+from stoker.train.step.multi_step import make_run_fed, make_run_resident
+from stoker.train.step.one_program import (
     TOGETHER_BYTES,
     OneProgram,
     steps_together,
     together_in_time,
 )
-from stoker.train.outcome import Outcome, Sums
-from stoker.train.source import Source, grouped, takes_its_own
-from stoker.train.step import StepSettings, make_train_step
-from stoker.train.strategy import one_device
+from stoker.train.step.step import StepSettings, make_train_step
+from stoker.train.step.step_input import Source, grouped, takes_its_own
+from stoker.train.step.step_totals import Outcome, Sums
 
 ROWS = 16
 

@@ -20,11 +20,11 @@ from stoker.data.dataset import Dataset
 from stoker.data.features.transform import Transform
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import TrainConfig
-from stoker.train.ending import Ending
-from stoker.train.loop import fit
-from stoker.train.model import BuiltModel, build_model, prepare_process
-from stoker.train.strategy import one_device
-from stoker.train.surroundings import Progress, TrainResult
+from stoker.train.context.preemption import Ending
+from stoker.train.context.run_context import Progress, TrainResult
+from stoker.train.loop.loop import fit
+from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
+from stoker.train.setup.strategy import one_device
 
 STEPS = 7
 """Of an epoch: 210 rows, 32 at a time."""

@@ -16,9 +16,9 @@ import pytest
 import tensorflow as tf
 
 from stoker.core.errors import DataError
+from stoker.train.checkpoints.seeds import host_seeds, restore_host_seeds
+from stoker.train.checkpoints.state import TrainingState
 from stoker.train.checkpoints.tensors import read_tensors, write_tensors
-from stoker.train.seeds import host_seeds, restore_host_seeds
-from stoker.train.state import TrainingState
 
 CHILD = Path(__file__).parent / "state_child.py"
 

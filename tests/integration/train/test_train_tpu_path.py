@@ -26,11 +26,11 @@ from stoker.data.feed.calls import Calls
 from stoker.data.feed.pipeline import Feed, as_it_is
 from stoker.data.feed.table_rows import TableRows
 from stoker.train.config import TrainConfig
-from stoker.train.feeds import open_feeds
-from stoker.train.loop import fit
-from stoker.train.model import build_model, prepare_process
-from stoker.train.strategy import Distribution
-from stoker.train.whole_batches import WholeFeed
+from stoker.train.loop.loop import fit
+from stoker.train.setup.build_model import build_model, prepare_process
+from stoker.train.setup.feeds import open_feeds
+from stoker.train.setup.strategy import Distribution
+from stoker.train.setup.whole_batches import WholeFeed
 
 pytestmark = pytest.mark.timeout(1800)
 

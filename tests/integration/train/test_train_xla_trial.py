@@ -20,15 +20,16 @@ from tests.integration.train.small import on_one_device, unwatched
 from stoker.core import native_threads
 from stoker.data.dataset import Dataset
 from stoker.data.features.transform import Transform
-from stoker.train import compile_notice, xla_trial
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import TrainConfig
-from stoker.train.loop import fit
-from stoker.train.model import BuiltModel, build_model, prepare_process
-from stoker.train.program import Program
-from stoker.train.strategy import one_device
-from stoker.train.surroundings import TrainResult
+from stoker.train.context.run_context import TrainResult
+from stoker.train.loop.loop import fit
+from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
+from stoker.train.setup.strategy import one_device
+from stoker.train.step import xla_trial
+from stoker.train.step.program import Program
 from stoker.train.watch.watch import Unwatched
+from stoker.train.xla import compile_notice
 
 EPOCHS = 20
 """Each of two calls."""

@@ -24,13 +24,14 @@ def main(folder: Path, cache_folder: Path) -> None:
     from keras import layers
 
     from stoker.data.features.build import build_transform
-    from stoker.train import busy, xla_trial
     from stoker.train.config import TrainConfig
-    from stoker.train.loop import fit
-    from stoker.train.model import build_model, prepare_process
-    from stoker.train.strategy import one_device
+    from stoker.train.context import utilization
+    from stoker.train.loop.loop import fit
+    from stoker.train.setup.build_model import build_model, prepare_process
+    from stoker.train.setup.strategy import one_device
+    from stoker.train.step import xla_trial
 
-    busy.CEILING_S = 0.02
+    utilization.CEILING_S = 0.02
     xla_trial.LEAST_LEFT_S = xla_trial.CALL_S = xla_trial.FORM_S = xla_trial.MARGIN = 0.0
     xla_trial.SWITCH_S = -1e9
 

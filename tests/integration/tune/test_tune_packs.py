@@ -21,8 +21,8 @@ from stoker.cluster.devices import Devices
 from stoker.core.errors import ConfigError
 from stoker.data.features.build import build_transform
 from stoker.train.config import Grounds, TrainConfig, resolve
-from stoker.train.own_step import check_own_step
-from stoker.train.strategy import NOTHING_IS_SENT, make_distribution
+from stoker.train.setup.strategy import NOTHING_IS_SENT, make_distribution
+from stoker.train.step.custom_train_step import check_own_step
 
 GRADIENTS = 4
 """Of the model `plain`: two kernels, two biases."""

@@ -446,7 +446,7 @@ def test_a_hostile_header_gives_two_files_that_load(hostile: Path) -> None:
 
 def make(folder: Path, work: Path) -> tuple[Experiment, Dataset, Transform, Any]:
     """Ingest, transform and build what was written, as `stoker run` does."""
-    from stoker.train.model import build_model
+    from stoker.train.setup.build_model import build_model
 
     experiment = load_experiment(folder)
     dataset = ingest(experiment.files, work / "data", label=experiment.label)

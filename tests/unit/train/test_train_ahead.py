@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from stoker.core.errors import ConfigError
-from stoker.train.ahead import Ahead
+from stoker.train.context.background import Ahead
 
 
 def test_work_begins_at_once_in_another_thread_and_gives_its_result() -> None:

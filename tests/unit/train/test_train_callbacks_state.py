@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError
-from stoker.train.callback_state import capture, decode, encode, restore, settings_of
+from stoker.train.callbacks.state import capture, decode, encode, restore, settings_of
 
 scalars = (
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False)

@@ -7,9 +7,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.train.busy import WINDOWS, Ceiling
-from stoker.train.ceiling import FIRST_AFTER, LEAST_GAP, RunCeiling, Windows
-from stoker.train.position import Position
+from stoker.train.context.position import Position
+from stoker.train.context.utilization import WINDOWS, Ceiling
+from stoker.train.loop.ceiling import FIRST_AFTER, LEAST_GAP, RunCeiling, Windows
 
 
 @given(st.integers(1, 500))

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.train.validation import EvalBatches
+from stoker.train.loop.validation import EvalBatches
 
 
 def batches(made: threading.Event) -> tf.data.Dataset[Any]:

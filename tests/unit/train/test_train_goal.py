@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.train.config import TrainConfig
-from stoker.train.goal import with_mode
+from stoker.train.context.monitor import with_mode
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 from stoker.train.health.layers import BadValues, first_bad_values
-from stoker.train.layer_paths import walk_layers
-from stoker.train.remat import rematerialise
+from stoker.train.model.layer_paths import walk_layers
+from stoker.train.model.remat import rematerialise
 
 RNG = np.random.default_rng(0)
 FEATURES = {"a": tf.constant(RNG.normal(size=(6, 4)), tf.float32)}

@@ -14,7 +14,7 @@ import pytest
 
 from stoker.cluster.launch.beats import FD_VARIABLE, Beat, read_beat
 from stoker.cluster.launch.member import STACKS
-from stoker.train.heartbeat import Heartbeat, open_heartbeat
+from stoker.train.context.heartbeat import Heartbeat, open_heartbeat
 
 
 @dataclass

@@ -15,10 +15,14 @@ from tensorflow.python.framework import kernels as registered
 from stoker.core.config import build
 from stoker.core.errors import ConfigError
 from stoker.train.config import TrainConfig
-from stoker.train.ema import WeightAverage
-from stoker.train.fused import fuse
-from stoker.train.held_back import condition, written_only_where
-from stoker.train.loss_scaling import DeviceLossScale, prepare_loss_scale, scales_on_device
+from stoker.train.optimizer.ema import WeightAverage
+from stoker.train.optimizer.fused_adam import fuse
+from stoker.train.optimizer.loss_scaling import (
+    DeviceLossScale,
+    prepare_loss_scale,
+    scales_on_device,
+)
+from stoker.train.optimizer.masked_assign import condition, written_only_where
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError
-from stoker.train.memory import apply_memory
 from stoker.train.memory_config import MemoryConfig
-from stoker.train.oom import (
+from stoker.train.setup.memory import apply_memory
+from stoker.train.step.oom import (
     Split,
     does_not_fit,
     is_out_of_memory,

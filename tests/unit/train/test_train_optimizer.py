@@ -13,7 +13,7 @@ from keras import layers
 
 from stoker.cluster.devices import Devices
 from stoker.train.config import Grounds, ResolvedTraining, TrainConfig, resolve
-from stoker.train.optimizer import prepare_optimizer
+from stoker.train.optimizer.settings import prepare_optimizer
 
 CPU = Devices(cpu_cores=2, memory_bytes=2**34, gpus=())
 SCHEDULES = keras.optimizers.schedules

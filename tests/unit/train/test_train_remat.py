@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 from stoker.core.errors import ConfigError
-from stoker.train.layer_paths import walk_layers
-from stoker.train.remat import rematerialise
+from stoker.train.model.layer_paths import walk_layers
+from stoker.train.model.remat import rematerialise
 
 X = tf.constant(np.random.default_rng(0).normal(size=(32, 8)), tf.float32)
 Y = tf.ones((32, 1))

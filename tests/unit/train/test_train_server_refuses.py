@@ -11,8 +11,8 @@ from tests.integration.train.small import on_one_device
 
 from stoker.core.errors import ConfigError
 from stoker.train.config import TrainConfig
-from stoker.train.model import BuiltModel
 from stoker.train.parameter_server.loop import refuse_what_needs_order
+from stoker.train.setup.build_model import BuiltModel
 from stoker.train.watch.config import TensorBoardConfig
 
 

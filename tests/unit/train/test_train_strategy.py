@@ -11,7 +11,7 @@ import pytest
 from stoker.cluster.devices import Devices
 from stoker.core.errors import ConfigError
 from stoker.train.config import Grounds, TrainConfig, resolve
-from stoker.train.strategy import NOT_RUN, Distribution, _tpu
+from stoker.train.setup.strategy import NOT_RUN, Distribution, _tpu
 
 CPU = Devices(cpu_cores=2, memory_bytes=2**34, gpus=())
 GROUNDS: dict[str, Any] = {"devices": CPU, "rows": 5000, "string_features": False}

@@ -8,8 +8,8 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 from stoker.core.errors import CheckFailed
-from stoker.train.jit import jit
-from stoker.train.tensorflow_internals import (
+from stoker.train.xla.jit import jit
+from stoker.train.xla.tensorflow_internals import (
     SteadyNames,
     call_on_copies,
     copies_of_captures,

@@ -106,7 +106,7 @@ def launch(
 
     Each gets `TF_CONFIG`, `STOKER_RANK` and its share of cores, threads and GPUs. The program is
     expected to go on from its last checkpoint when it is started again, to end with exit code 75
-    when it is ended by SIGTERM, and to beat (`stoker.train.heartbeat`).
+    when it is ended by SIGTERM, and to beat (`stoker.train.context.heartbeat`).
 
     Args:
         argv: The program and its arguments.

@@ -8,5 +8,5 @@ retention  which of them may go
 cadence    when the next one is due, from what the last ones cost
 writer     the background thread that holds these together
 
-Nothing here knows TensorFlow: `train/state.py` turns a model into named arrays and back.
+Nothing here knows TensorFlow: `train/checkpoints/state.py` turns a model into named arrays and back.
 """

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
 
-from stoker.train.layer_paths import walk_layers
-from stoker.train.remat import plain_call
+from stoker.train.model.layer_paths import walk_layers
+from stoker.train.model.remat import plain_call
 
 SHOWN_ROWS = 8
 """Rows that are named: enough to look at, short enough for one line."""

@@ -14,15 +14,15 @@ from stoker.data.own.features import AnyTransform
 from stoker.data.own.feed import OwnFeed
 from stoker.data.own.opening import AnyDataset
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.goal import with_mode
-from stoker.train.keras_model import as_the_model_takes, overrides
-from stoker.train.model import BuiltModel
-from stoker.train.opening import TrainFeed, checkpoint_writer, open_run
+from stoker.train.context.monitor import with_mode
+from stoker.train.context.position import Position
+from stoker.train.context.run_context import Surroundings
+from stoker.train.context.start_position import TrainFeed, checkpoint_writer, open_run
+from stoker.train.loop.run import EVAL_BATCHES
+from stoker.train.model.keras_model import as_the_model_takes, overrides
 from stoker.train.parameter_server.cluster import Connection, servers_needed
 from stoker.train.parameter_server.run import Fed, ParameterServerResult, Run, impossible
-from stoker.train.position import Position
-from stoker.train.run import EVAL_BATCHES
-from stoker.train.surroundings import Surroundings
+from stoker.train.setup.build_model import BuiltModel
 
 
 def fit_parameter_server(

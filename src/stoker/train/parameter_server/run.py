@@ -13,26 +13,26 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError, Plain, Preempted, UserError
 from stoker.core.user_code import call
 from stoker.telemetry import catalogue
-from stoker.train.callbacks import Callbacks
+from stoker.train.callbacks.callbacks import Callbacks
+from stoker.train.checkpoints.seeds import host_seeds, keras_seeds, restore_host_seeds
+from stoker.train.checkpoints.state import TrainingState
 from stoker.train.checkpoints.store import Found
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.ema import WeightAverage
-from stoker.train.goal import finite_of, is_better
-from stoker.train.model import BuiltModel
-from stoker.train.optimizer import prepare_optimizer
-from stoker.train.own_step import first_pass
+from stoker.train.context.monitor import finite_of, is_better
+from stoker.train.context.position import Position
+from stoker.train.context.run_context import Progress, Surroundings
+from stoker.train.loop.run import AVERAGE
+from stoker.train.loop.validation import results
+from stoker.train.optimizer.ema import WeightAverage
+from stoker.train.optimizer.settings import prepare_optimizer
 from stoker.train.parameter_server.calls import Pass, Workers
 from stoker.train.parameter_server.cluster import Connection
 from stoker.train.parameter_server.meter import Meter
 from stoker.train.parameter_server.server import Taken
 from stoker.train.parameter_server.worker import WorkerModel, open_inbox
-from stoker.train.position import Position
-from stoker.train.run import AVERAGE
-from stoker.train.seeds import host_seeds, keras_seeds, restore_host_seeds
-from stoker.train.state import TrainingState
-from stoker.train.surroundings import Progress, Surroundings
-from stoker.train.validation import results
+from stoker.train.setup.build_model import BuiltModel
+from stoker.train.step.custom_train_step import first_pass
 
 TOLD_EVERY_S = 1.0
 """How often metrics are written while steps come in: a step has no moment of its own here."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from stoker.train.ema import WeightAverage
+from stoker.train.optimizer.ema import WeightAverage
 
 FIRST_SERVER = "/job:ps/task:0/device:CPU:0"
 """Device of the queue and the counts. Variables lie on all servers in turn."""

@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from stoker.train.ema import WeightAverage
-from stoker.train.keras_model import tell_metrics
-from stoker.train.model import BuiltModel
+from stoker.train.model.keras_model import tell_metrics
+from stoker.train.optimizer.ema import WeightAverage
 from stoker.train.parameter_server.server import Change, Inbox, Outcome, Sent, Update
-from stoker.train.step import Batch, told
+from stoker.train.setup.build_model import BuiltModel
+from stoker.train.step.step import Batch, told
 
 DRAWS = 1 << 12
 """Random draws of one generator that a step may make until it draws what the next step draws."""

@@ -16,7 +16,7 @@ from stoker.core.config import nearest
 from stoker.core.errors import ConfigError
 from stoker.telemetry.writers.projector import Embedding
 from stoker.telemetry.writers.summaries import Histogram
-from stoker.train.layer_paths import walk_layers
+from stoker.train.model.layer_paths import walk_layers
 
 BUCKETS = 30
 """Of a histogram; TensorBoard's own default."""

@@ -1,0 +1,1 @@
+"""Keras callbacks: their hooks, errors and state."""

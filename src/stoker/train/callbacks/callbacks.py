@@ -1,0 +1,355 @@
+"""Keras's callbacks, told of training as `Model.fit` tells them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import keras
+from numpy.typing import NDArray
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.user_code import call, load_function
+from stoker.train.callbacks.errors import told_as_the_users
+from stoker.train.callbacks.hooks import STEP_HOOKS, hears, plain_logs, wants_every_step
+from stoker.train.callbacks.state import capture, restore, settings_of
+
+_LOG = logging.getLogger(__name__)
+
+Callback: TypeAlias = keras.callbacks.Callback
+
+GROUP = "callbacks"
+"""Begins the keys of all arrays, beside those of the model's variables."""
+
+_WRITERS: tuple[type[Any], ...] = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.RemoteMonitor,
+    *([keras.callbacks.OrbaxCheckpoint] if hasattr(keras.callbacks, "OrbaxCheckpoint") else []),
+)
+"""What writes files or sends reports: of several workers, the chief's alone runs."""
+
+_NEEDLESS: dict[type[Any], str] = {
+    keras.callbacks.BackupAndRestore: "Stoker's own checkpoints resume a run by themselves, and "
+    "exactly.",
+    keras.callbacks.SwapEMAWeights: "Stoker keeps the average of use_ema or train.ema itself, "
+    "validates it and exports it.",
+}
+"""What Stoker does itself, and how."""
+
+
+def writes_files(callback: Callback) -> bool:
+    """Whether it is one of Keras's that write files or send reports."""
+    return isinstance(callback, _WRITERS)
+
+
+class Callbacks:
+    """The user's callbacks and Keras's History, told by the loop what `fit` would tell them.
+
+    The order of calls is `fit`'s: `on_train_begin`; in each epoch `on_epoch_begin`, for each call
+    of the compiled step `on_train_batch_begin` and `on_train_batch_end`, then `on_test_begin`, the
+    test batches, `on_test_end`, and `on_epoch_end` with the metrics and their `val_`; at the end
+    `on_train_end`, which EarlyStopping uses to put the best weights back. Logs become plain floats,
+    sorted by name, and are one dict for all, so that a callback sees what an earlier one added.
+
+    A run that resumes calls `set_state` before `on_train_begin`. Resuming within an epoch, it does
+    not call `on_epoch_begin` again: a schedule that multiplies the learning rate has done so. A run
+    that is interrupted, by an error or by its scheduler, does not call `on_train_end`.
+
+    Every hook raises ConfigError where a callback raises: with the line of the user's file.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        callbacks: Sequence[Callback],
+        *,
+        steps: int,
+        epochs: int,
+        is_chief: bool = True,
+    ) -> None:
+        """Give the model, `steps` and `epochs` to every callback.
+
+        Args:
+            model: The compiled model.
+            callbacks: The user's.
+            steps: Steps of an epoch.
+            epochs: Epochs in all.
+            is_chief: Whether this worker writes files; on others those that do are left out.
+
+        Raises:
+            ConfigError: BackupAndRestore or SwapEMAWeights is among them, or one failed.
+        """
+        for callback in callbacks:
+            for kind, why in _NEEDLESS.items():
+                if isinstance(callback, kind):
+                    name = kind.__name__
+                    raise ConfigError(
+                        f"train.callbacks must leave out {name}", got=Plain(f"a {name}"), fix=why
+                    )
+        kept = [c for c in callbacks if is_chief or not isinstance(c, _WRITERS)]
+        self._model = model
+        self._settings = {id(callback): settings_of(callback) for callback in kept}
+        with told_as_the_users("train.callbacks: set_model"):
+            listed = keras.callbacks.CallbackList(
+                kept, add_history=True, model=model, verbose=0, epochs=epochs, steps=steps
+            )
+        self._all: list[Callback] = listed.callbacks
+        self._hearing = {
+            hook: [callback for callback in self._all if hears(callback, hook)]
+            for hook in STEP_HOOKS
+        }
+        self._begun = self._over = False
+        self._resumed_from: tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]] | None = None
+        self._said: set[str] = set()
+        self._at_end: tuple[dict[str, Any], dict[str, NDArray[Any]]] | None = None
+
+    @property
+    def has_batch_hooks(self) -> bool:
+        """Whether a callback wants to be told of every single step."""
+        heard = self._hearing["on_train_batch_begin"] + self._hearing["on_train_batch_end"]
+        return any(wants_every_step(callback) for callback in heard)
+
+    @property
+    def reads_batch_logs(self) -> bool:
+        """Whether a callback hears the end of a call: the loop then has to read the metrics."""
+        return bool(self._hearing["on_train_batch_end"])
+
+    @property
+    def reads_test_logs(self) -> bool:
+        """Whether a callback hears the end of a validation batch."""
+        return bool(self._hearing["on_test_batch_end"])
+
+    @property
+    def stop_training(self) -> bool:
+        """Whether a callback asked to stop: `fit` then ends the epoch at once, yet validates."""
+        return bool(self._model.stop_training)
+
+    @property
+    def stop_evaluating(self) -> bool:
+        """Whether a callback asked to end this validation."""
+        return bool(getattr(self._model, "stop_evaluating", False))
+
+    @property
+    def history(self) -> keras.callbacks.History:
+        """Keras's record of every epoch's logs."""
+        return next(c for c in self._all if isinstance(c, keras.callbacks.History))
+
+    def on_train_begin(self) -> None:
+        """Training begins, or goes on: then with the state that `set_state` was given."""
+        self._model.stop_training = self._over = False
+        self._at_end = None
+        if self._resumed_from is not None:
+            for callback in self._all:
+                if isinstance(callback, keras.callbacks.CSVLogger):
+                    callback.append = True
+        self._tell("on_train_begin", {})
+        self._begun = True
+        if self._resumed_from is not None:
+            self._restore(*self._resumed_from)
+            self._resumed_from = None
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """An epoch begins; the first is 0."""
+        self._tell("on_epoch_begin", epoch, {})
+
+    def on_train_batch_begin(self, step: int) -> None:
+        """A call of the compiled step begins; `step` is its first step, the epoch's first being 0.
+
+        As in `fit` with `steps_per_execution`, hooks are told once a call.
+        """
+        self._tell_step("on_train_batch_begin", step, {})
+
+    def on_train_batch_end(self, step: int, logs: Mapping[str, Any]) -> None:
+        """A call has ended.
+
+        Args:
+            step: The last step that it ran. (`fit` names the step at which a whole call would have
+                ended, also where the epoch ended before.)
+            logs: `loss` and metrics, their means since the epoch began.
+        """
+        self._tell_step("on_train_batch_end", step, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> dict[str, Any]:
+        """An epoch has ended.
+
+        Args:
+            epoch: The first is 0.
+            logs: `loss` and metrics, and the validation's with `val_` before the name.
+
+        Returns:
+            The logs and what callbacks added to them, such as `learning_rate`.
+        """
+        told = plain_logs(logs)
+        self._tell("on_epoch_end", epoch, told)
+        return told
+
+    def on_test_begin(self) -> None:
+        """Validation begins."""
+        self._model.stop_evaluating = False
+        self._tell("on_test_begin", {})
+
+    def on_test_batch_begin(self, step: int) -> None:
+        """A validation batch begins; the first is 0."""
+        self._tell_step("on_test_batch_begin", step, {})
+
+    def on_test_batch_end(self, step: int, logs: Mapping[str, Any]) -> None:
+        """A validation batch has ended; logs are without `val_`."""
+        self._tell_step("on_test_batch_end", step, logs)
+
+    def on_test_end(self, logs: Mapping[str, Any]) -> None:
+        """Validation has ended; logs are without `val_`."""
+        self._tell("on_test_end", plain_logs(logs))
+
+    def on_train_end(self, logs: Mapping[str, Any]) -> None:
+        """Training has ended, and callbacks get no more events; the logs are the last epoch's.
+
+        The callbacks' state is taken before: at the end they close files and drop state. A run that
+        is resumed from here calls their end again. If the state of a callback cannot be taken now,
+        the finished training does not fail.
+        """
+        if not self._over:
+            self._at_end = self._captured(fails=False)
+        self._tell("on_train_end", plain_logs(logs))
+        self._begun, self._over = False, True
+
+    def close(self) -> None:
+        """Close the files of Keras's callbacks, where a run ends without `on_train_end`."""
+        if not self._begun:
+            return
+        self._begun = False
+        for callback in self._all:
+            for kind in (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard):
+                if isinstance(callback, kind):
+                    kind.on_train_end(callback)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What every callback remembers: JSON, and arrays by key.
+
+        That is each attribute that is a number, text, None, an array, or a list, tuple, set or dict
+        of these, or what its own `get_state` returns. What else it holds is named once in a warning.
+        After training has ended, it is the state just before `on_train_end`.
+        """
+        return self._captured(fails=True) if self._at_end is None else self._at_end
+
+    def _captured(self, *, fails: bool) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        facts: dict[str, Any] = {}
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, callback in self._named():
+            try:
+                with told_as_the_users(f"{name}.get_state"):
+                    facts[name], lost = capture(
+                        callback,
+                        settings=self._settings_of(callback),
+                        key=f"{GROUP}/{name}",
+                        arrays=arrays,
+                    )
+            except ConfigError as error:
+                if fails:
+                    raise
+                _LOG.warning(
+                    "training has ended, but the state of a callback is missing: %s", error.line()
+                )
+                continue
+            if lost and name not in self._said:
+                self._said.add(name)
+                _LOG.warning(
+                    "train.callbacks: a resumed run has %s of %s as it was made; give it get_state()"
+                    " and set_state(state) to keep it",
+                    *(", ".join(lost), name),
+                )
+        return facts, arrays
+
+    def set_state(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Give every callback back what `state` took.
+
+        Args:
+            facts: Of `state`; a callback without an entry begins anew, and a warning names it.
+            arrays: Of `state`.
+
+        Before `on_train_begin` it is kept until that has run, which resets callbacks.
+        """
+        if self._begun:
+            self._restore(facts, arrays)
+        else:
+            self._resumed_from = (facts, arrays)
+
+    def _restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        for name, callback in self._named():
+            if name not in facts:
+                _LOG.warning("train.callbacks: %s was not there before, it begins anew", name)
+                continue
+            with told_as_the_users(f"{name}.set_state"):
+                settings = self._settings_of(callback)
+                restore(callback, facts[name], settings=settings, arrays=arrays)
+
+    def _settings_of(self, callback: Callback) -> dict[str, Any]:
+        return self._settings.get(id(callback), {})
+
+    def _named(self) -> Iterator[tuple[str, Callback]]:
+        seen: Counter[str] = Counter()
+        for callback in self._all:
+            kind = type(callback).__name__
+            seen[kind] += 1
+            yield kind if seen[kind] == 1 else f"{kind}-{seen[kind]}", callback
+
+    def _tell(self, hook: str, *told: Any) -> None:
+        if self._over:
+            return
+        for callback in self._all:
+            with told_as_the_users(f"{type(callback).__name__}.{hook}"):
+                getattr(callback, hook)(*told)
+
+    def _tell_step(self, hook: str, step: int, logs: Mapping[str, Any]) -> None:
+        if self._over or not self._hearing[hook]:
+            return
+        told = plain_logs(logs)
+        for callback in self._hearing[hook]:
+            with told_as_the_users(f"{type(callback).__name__}.{hook}"):
+                # `fit` gives the logs of batch hooks by name, those of others by place.
+                getattr(callback, hook)(step, logs=told)
+
+
+def load_callbacks(folder: Path, reference: str) -> Callable[[], list[Callback]]:
+    """The function that `train.callbacks: module:function` names.
+
+    Args:
+        folder: The user's folder.
+        reference: `module:function`, of a function without arguments that returns callbacks.
+
+    Returns:
+        A function that makes them anew; it raises ConfigError where the user's fails, or returns
+        something else.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    function = load_function(folder, reference, where="train.callbacks")
+
+    def make() -> list[Callback]:
+        made = call(function, what=f"train.callbacks: {reference}")
+        return check_callbacks(made, what=reference)
+
+    return make
+
+
+def check_callbacks(made: object, *, what: str) -> list[Callback]:
+    """Refuse what is no list of Keras callbacks, in the user's words.
+
+    Raises:
+        ConfigError: it is none; the first wrong entry is named.
+    """
+    listed = [made] if isinstance(made, keras.callbacks.Callback) else made
+    rule = f"train.callbacks: {what} must return a list of keras.callbacks.Callback"
+    if not isinstance(listed, list | tuple):
+        raise ConfigError(rule, got=Plain(type(made).__name__), fix="E.g. return [MyCallback()].")
+    for entry in listed:
+        if isinstance(entry, type) and issubclass(entry, keras.callbacks.Callback):
+            raise ConfigError(rule, got=Plain(f"the class {entry.__name__}"), fix="Call it.")
+        if not isinstance(entry, keras.callbacks.Callback):
+            raise ConfigError(rule, got=Plain(f"a list with {type(entry).__name__}"))
+    return list(listed)

@@ -1,0 +1,97 @@
+"""The generators of random numbers that a model did not ask for by a seed of its own.
+
+A layer keeps its seed with its weights. What is drawn without a seed comes from a generator that
+Keras keeps for the thread, and what a callback draws comes from Python's and NumPy's.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import (
+    GLOBAL_SEED_GENERATOR,
+    SeedGenerator,
+    global_seed_generator,
+)
+
+from stoker.core.thread_safe_patch import Replaced
+
+_APART = 0x9E3779B97F4A7C15 >> 1
+"""Odd and with bits everywhere: replicas' seeds lie far apart."""
+
+
+def keras_seeds(strategy: tf.distribute.Strategy) -> SeedGenerator:
+    """Keras's generator for what is drawn without a seed, with a state on each replica.
+
+    Args:
+        strategy: Whose replicas draw from it.
+    """
+    with strategy.scope():
+        generator = global_seed_generator()
+        spread = isinstance(generator.state.value, tf.distribute.DistributedValues)
+        if strategy.num_replicas_in_sync > 1 and not spread:
+            # It was first drawn from outside the scope: replicas would share one variable.
+            generator = SeedGenerator(generator.get_config()["seed"])
+            use_keras_seeds(generator)
+    return generator
+
+
+def use_keras_seeds(generator: SeedGenerator) -> None:
+    """Let this thread draw from a generator; to be called first in what `strategy.run` runs.
+
+    A strategy traces each replica in a thread of its own, where Keras would make another
+    generator: inside a `tf.function`, which fails.
+    """
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+
+
+def drawn_apart(replicas: int) -> AbstractContextManager[None]:
+    """What replicas draw in a step differs; the first one draws what one device would.
+
+    Each has its copy of a generator's state, and all the same one, so that Keras's Dropout would
+    drop the same units of every replica's rows: of those that lie equally far from the beginning
+    of their parts. The states stay equal, and are what a checkpoint holds.
+
+    Args:
+        replicas: How many there are.
+    """
+    return nullcontext() if replicas == 1 else _DRAWN_APART
+
+
+_plain_next = SeedGenerator.next
+
+
+def _next_of_replica(generator: SeedGenerator, *args: Any, **kwargs: Any) -> tf.Tensor:
+    seed = _plain_next(generator, *args, **kwargs)
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        return seed
+    number = tf.cast(context.replica_id_in_sync_group, seed.dtype)
+    own = tf.stack([number * tf.constant(_APART, seed.dtype), tf.zeros_like(number)])
+    return tf.bitwise.bitwise_xor(seed, own)
+
+
+_DRAWN_APART = Replaced(SeedGenerator, next=_next_of_replica)
+
+
+def host_seeds() -> dict[str, Any]:
+    """Where Python's and NumPy's global generators stand, as JSON values."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
+    }
+
+
+def restore_host_seeds(seeds: dict[str, Any]) -> None:
+    """Put Python's and NumPy's global generators to where `host_seeds` found them."""
+    version, words, gauss = seeds["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = seeds["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, cached))

@@ -1,0 +1,1 @@
+"""What a training run knows and is asked beside its step: position, requests to stop, utilization."""

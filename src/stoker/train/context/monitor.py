@@ -1,0 +1,110 @@
+"""Which epoch is the best."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal
+
+import keras
+import numpy as np
+
+from stoker.core.config import nearest
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.finding import Finding
+from stoker.core.outputs import of_output
+from stoker.train.config import TrainConfig
+from stoker.train.context.position import Position
+from stoker.train.model.keras_model import overrides
+
+
+def require_monitored(monitor: str, names: Iterable[str]) -> None:
+    """Refuse to watch what nobody measures.
+
+    Raises:
+        ConfigError: it is not among the names; the nearest is named.
+    """
+    known = [name for name in names if name.startswith("val_")]
+    if monitor not in known:
+        raise ConfigError(
+            "train.monitor must be a metric of the compiled model",
+            got=monitor,
+            fix=nearest(monitor, known),
+        )
+
+
+def is_better(
+    metrics: Mapping[str, float], position: Position, *, epoch: int, config: TrainConfig
+) -> bool:
+    """Whether this epoch is the best by the monitored metric; a NaN never is."""
+    monitor = config.monitor
+    require_monitored(monitor, metrics)
+    if not math.isfinite(metrics[monitor]):
+        raise UserError(
+            f"{monitor} of epoch {epoch} must be a finite number",
+            got=Plain(str(metrics[monitor])),
+            fix="Look for NaN in the features of the eval split (`stoker analyze`).",
+        )
+    if not position.best_epoch:
+        return True
+    sign = 1.0 if better_mode(monitor, config.monitor_mode) == "max" else -1.0
+    return sign * metrics[monitor] > sign * position.best_metrics[monitor]
+
+
+def weights_of_choice(model: keras.Model, config: TrainConfig) -> Mapping[int, float] | None:
+    """The class weights for validation: those of training also decide which epoch is the best.
+
+    A user-defined `test_step` gets only weights that are in the data, as in `fit`: it may accept
+    features and labels only.
+    """
+    return None if "test_step" in overrides(model) else config.class_weight
+
+
+def check_choice(model: keras.Model, config: TrainConfig) -> Finding | None:
+    """A warning if the best epoch is selected by a loss that ignores the class weights."""
+    unweighted = config.class_weight and weights_of_choice(model, config) is None
+    if not unweighted or config.monitor != "val_loss":
+        return None
+    return Finding(
+        kind="unweighted_choice",
+        severity="warning",
+        message=(
+            f"train.class_weight weights training, but {type(model).__name__}.test_step computes "
+            "train.monitor: val_loss without it: the best epoch may be one that the rare classes "
+            "have not reached"
+        ),
+        fix="Set train.monitor to a metric of the rare classes (val_auc, val_recall), or weight "
+        "the loss inside test_step and remove train.class_weight.",
+    )
+
+
+_LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "crossentropy", "divergence")
+"""Parts of metric names of which less is better."""
+
+
+def better_mode(monitor: str, mode: Literal["min", "max", "auto"]) -> Literal["min", "max"]:
+    """Whether less or more of a metric is better, by its name where nothing is said."""
+    if mode != "auto":
+        return mode
+    return "min" if any(part in monitor.lower() for part in _LESS_IS_BETTER) else "max"
+
+
+def with_mode(config: TrainConfig, outputs: Collection[str]) -> TrainConfig:
+    """The settings with `monitor_mode` resolved.
+
+    Args:
+        config: As the user wrote it.
+        outputs: Names of the model's, which say nothing about its metrics: one called `loss` has
+            an accuracy too.
+    """
+    metric = config.monitor.removeprefix("val_")
+    begins = [of_output(output, "") for output in outputs if output]
+    owner = max((begin for begin in begins if metric.startswith(begin)), key=len, default="")
+    mode = better_mode(metric.removeprefix(owner), config.monitor_mode)
+    return dataclasses.replace(config, monitor_mode=mode)
+
+
+def finite_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that are finite numbers."""
+    return {name: float(v) for name, v in metrics.items() if np.ndim(v) == 0 and math.isfinite(v)}

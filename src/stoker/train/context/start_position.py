@@ -1,0 +1,143 @@
+"""The data of a run, and where it goes on or begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.core.errors import Plain, UserError
+from stoker.data.feed.service.reading import ServiceFeed
+from stoker.data.own.features import AnyTransform
+from stoker.data.own.feed import AnyFeed
+from stoker.data.own.opening import AnyDataset
+from stoker.data.sources.config import ServiceConfig
+from stoker.train.checkpoints.identity import require_same
+from stoker.train.checkpoints.store import Found, newest_good
+from stoker.train.checkpoints.writer import CheckpointWriter
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.context.monitor import better_mode
+from stoker.train.context.position import Position
+from stoker.train.context.run_context import Surroundings
+from stoker.train.setup.feeds import Feeds, open_feeds
+from stoker.train.setup.whole_batches import WholeFeed, whole_steps
+
+TrainFeed = AnyFeed | ServiceFeed | WholeFeed
+"""What training reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """The data of a run, and where an earlier process left off."""
+
+    feed: TrainFeed
+    """The training split."""
+
+    held_out: AnyFeed
+    """The eval split."""
+
+    found: Found | None
+    """The newest good checkpoint, None for a new run."""
+
+    position: Position
+    """Where the run goes on, or begins."""
+
+
+def open_run(
+    dataset: AnyDataset,
+    transform: AnyTransform,
+    *,
+    config: TrainConfig,
+    resolved: ResolvedTraining,
+    around: Surroundings,
+) -> Opened:
+    """Open the data, and find where to go on.
+
+    Raises:
+        UserError: the data cannot be fed, no checkpoint of several is good, or they are another
+            run's.
+    """
+    if around.feeds is not None:
+        local, held_out = around.feeds.result()
+    else:
+        local, held_out = open_data(
+            dataset,
+            transform,
+            config=config,
+            memory_bytes=around.memory_bytes,
+            service=around.service,
+            work_dir=around.work_dir,
+        )
+    feed = whole_steps(local, resolved) if resolved.strategy == "tpu" else local
+    found = newest_good(around.checkpoints)
+    position = _start_position(found, feed, config=config, resolved=resolved, around=around)
+    return Opened(feed=feed, held_out=held_out, found=found, position=position)
+
+
+def open_data(
+    dataset: AnyDataset,
+    transform: AnyTransform,
+    *,
+    config: TrainConfig,
+    memory_bytes: int,
+    service: ServiceConfig | None,
+    work_dir: Path | None,
+) -> Feeds:
+    """The feeds of both splits, as configured in the section `train`; see `open_feeds`.
+
+    Raises:
+        UserError: the data cannot be fed.
+    """
+    return open_feeds(
+        dataset,
+        transform,
+        augment=config.augment,
+        seed=config.seed,
+        memory_bytes=memory_bytes,
+        service=service,
+        work_dir=work_dir,
+        config=config.feed,
+    )
+
+
+def checkpoint_writer(
+    found: Found | None, *, config: TrainConfig, around: Surroundings
+) -> CheckpointWriter:
+    """Whoever writes the checkpoints of a run; one process may."""
+    return CheckpointWriter(
+        around.checkpoints,
+        config=config.checkpoint,
+        identity=around.identity,
+        better=better_mode(config.monitor, config.monitor_mode),
+        after=found,
+    )
+
+
+def _start_position(
+    found: Found | None,
+    feed: TrainFeed,
+    *,
+    config: TrainConfig,
+    resolved: ResolvedTraining,
+    around: Surroundings,
+) -> Position:
+    per_epoch = feed.steps(resolved.global_batch)
+    if found is None:
+        return Position(
+            per_epoch=per_epoch,
+            steps=per_epoch * config.epochs,
+            batch_size=resolved.batch_size,
+            accumulate=resolved.accumulate,
+        )
+    require_same(found.identity, around.identity, accept_change=around.accept_change)
+    position = Position.from_json(found.facts["position"])
+    if position.per_epoch != per_epoch:
+        raise UserError(
+            "a run goes on with epochs of as many steps as it began with",
+            got=Plain(f"{per_epoch} steps an epoch; they were {position.per_epoch}"),
+            fix="Put the data and the batch size back, or train in a new run.",
+        )
+    if position.steps != per_epoch * config.epochs:
+        # More epochs, or fewer: else a run that a callback had stopped stays so.
+        position.steps = per_epoch * config.epochs
+        position.over = position.step >= position.steps
+    return position

@@ -1,0 +1,1 @@
+"""The order of a training run: epochs, validation, checkpoints, health."""

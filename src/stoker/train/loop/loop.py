@@ -1,0 +1,134 @@
+"""The whole of training, in its order."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+
+from stoker.data.own.features import AnyTransform
+from stoker.data.own.feed import OwnFeed
+from stoker.data.own.opening import AnyDataset
+from stoker.telemetry import catalogue
+from stoker.train.checkpoints.writer import CheckpointWriter
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.context.monitor import with_mode
+from stoker.train.context.run_context import Surroundings, TrainResult
+from stoker.train.context.start_position import checkpoint_writer, open_run
+from stoker.train.context.utilization import BusyReport
+from stoker.train.loop.run import EVAL_BATCHES, Run
+from stoker.train.loop.validation import EvalBatches
+from stoker.train.setup.build_model import BuiltModel
+from stoker.train.setup.strategy import Distribution
+
+
+def fit(
+    built: BuiltModel,
+    dataset: AnyDataset,
+    transform: AnyTransform,
+    *,
+    config: TrainConfig,
+    resolved: ResolvedTraining,
+    distribution: Distribution,
+    around: Surroundings,
+) -> TrainResult:
+    """Train, validate after each epoch, keep the best and the last state; go on where it was left.
+
+    Args:
+        built: The user's compiled model, built in the strategy's scope.
+        dataset: With the splits `train` and `eval`.
+        transform: What turns raw columns into features and label.
+        config: The user's `train` section.
+        resolved: What its `auto`s became.
+        distribution: Over which devices and workers a step is spread.
+        around: The rest.
+
+    Raises:
+        UserError: a loss or a gradient is not finite (the step is named), or the monitored metric
+            is not among the model's, or no checkpoint of several is good.
+        Preempted: the process was asked to end; everything is saved.
+    """
+    config = with_mode(config, transform.labels)
+    wall = around.run_time.wall
+    # 1. The data, and where an earlier process left off.
+    with wall.within("data"):
+        opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
+    feed, held_out, position = opened.feed, opened.held_out, opened.position
+    # Of several workers the chief alone writes.
+    writing: AbstractContextManager[CheckpointWriter | None] = (
+        checkpoint_writer(opened.found, config=config, around=around)
+        if distribution.is_chief
+        else nullcontext()
+    )
+    with (
+        wall.within("data"),
+        held_out.in_order(batch_size=EVAL_BATCHES * resolved.batch_size) as in_order,
+        writing as writer,
+        ExitStack() as at_end,
+    ):
+        # 2. Everything that a step changes exists from here on, so that it can be put back.
+        with wall.within("build"):
+            run = Run(
+                built,
+                (feed, held_out),
+                position,
+                config=config,
+                resolved=resolved,
+                distribution=distribution,
+                around=around,
+                writer=writer,
+            )
+        at_end.callback(run.close)
+        eval_batches = EvalBatches(in_order, begins_early=not isinstance(held_out, OwnFeed))
+        wall.enter("between")
+        run.begin(opened.found)
+
+        # 3. Epochs of calls of steps. A call ends at a step from which a checkpoint could resume,
+        # and    in the first epoch the step's ceiling is measured between calls.
+        while not position.over:
+            with feed.shuffled(run.compiled.calls()) as batches:
+                with wall.within("data"):
+                    source = run.compiled.source(batches)
+                moved = False
+                while not position.over and not moved:
+                    run.begin_epoch()
+                    if position.validated:
+                        if run.ends_epoch():
+                            eval_batches.begin()
+                        moved = run.one_call(source)
+                    if not position.validated:
+                        run.end_epoch(eval_batches)
+                    moved = position.skip() or moved
+        if not position.validated:
+            run.end_epoch(eval_batches)
+        run.end(eval_batches)
+        wall.enter("ending")
+
+        # 4. How busy the device was.
+        return _result(run, run.ceiling_step_s())
+
+
+def _result(run: Run, ceiling_s: float) -> TrainResult:
+    position, timing = run.position, run.position.timing
+    busy = BusyReport(
+        ceiling_step_s=ceiling_s,
+        ceiling_rows=run.compiled.rows_a_step,
+        real_step_s=timing.wall_s / timing.steps,
+        real_rows=timing.rows / timing.steps,
+        input_wait=min(1.0, timing.wait_s / timing.wall_s),
+    )
+    run.around.run_time.settle(busy.real_step_s)
+    last = {catalogue.BUSY_FRACTION.name: busy.busy_fraction}
+    if (goodput := run.around.run_time.goodput) is not None:
+        last[catalogue.GOODPUT.name] = goodput
+    run.around.writer.write(position.step, last)
+    return TrainResult(
+        steps=position.step,
+        epochs=-(-position.step // position.per_epoch),
+        best_epoch=position.best_epoch,
+        metrics=position.best_metrics,
+        busy=busy,
+        samples_per_s=timing.rows / timing.wall_s,
+        resolved=run.resolved,
+        health=run.health(),
+        xla=run.xla(),
+        agreement=run.agreement,
+    )

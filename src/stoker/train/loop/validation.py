@@ -1,0 +1,241 @@
+"""The loss and the metrics over the eval split, spread over the replicas as a step is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.data.feed.options import begun_early
+from stoker.train.callbacks.callbacks import Callbacks
+from stoker.train.checkpoints.seeds import keras_seeds, use_keras_seeds
+from stoker.train.model.keras_model import loss_of, overrides, run_own_step, tell_metrics
+from stoker.train.setup.build_model import BuiltModel
+from stoker.train.setup.strategy import Distribution
+from stoker.train.setup.whole_batches import Share, shares
+from stoker.train.step.step import Batch, losses_are_means, part_of_replica, rows_of, told
+
+UNREAD = 2
+"""Batches that may be in progress while the next one is prepared; the host does not wait."""
+
+Validate = Callable[["tf.data.Dataset[Any] | EvalBatches", Callbacks], dict[str, float]]
+"""The eval split's batches, and who is told of them -> `val_loss` and each metric with `val_`."""
+
+
+class EvalBatches:
+    """The batches of the eval split; those of the next validation can be started early."""
+
+    def __init__(self, batches: tf.data.Dataset[Any], *, begins_early: bool) -> None:
+        """Store the batches; nothing starts yet.
+
+        Args:
+            batches: In order.
+            begins_early: Whether `begin` has an effect: not for a user-defined dataset, whose
+                Python code would run concurrently with that of training.
+        """
+        self._batches = begun_early(batches) if begins_early else batches
+        self._begins_early = begins_early
+        self._begun: Iterator[Any] | None = None
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of a batch."""
+        return self._batches.element_spec
+
+    def begin(self) -> None:
+        """Prepare the first batches, because a validation is due soon."""
+        if self._begins_early and self._begun is None:
+            self._begun = iter(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        begun, self._begun = self._begun, None
+        return iter(self._batches) if begun is None else begun
+
+
+class GivenUpError(Exception):
+    """A validation was given up: nothing of it counts."""
+
+
+def make_validate(
+    built: BuiltModel,
+    load: Callable[[Any], Batch],
+    *,
+    distribution: Distribution,
+    gives_up: Callable[[], bool] = lambda: False,
+) -> Validate:
+    """A function that validates: by the user's `test_step` where the model has one.
+
+    Every worker reads the whole split and looks at its part of each batch.
+
+    Args:
+        built: The compiled model.
+        load: The feed's way from an element, or a part of it, to a batch.
+        distribution: Over what a batch is spread.
+        gives_up: Asked before each batch; the function raises GivenUpError where it says so.
+    """
+    model = built.model
+    make_look = _look_at_shares if distribution.takes_whole_batches else _look_at_elements
+    looking_at = make_look(built, load, distribution)
+
+    def validate(
+        batches: tf.data.Dataset[Any] | EvalBatches, callbacks: Callbacks
+    ) -> dict[str, float]:
+        look_at = looking_at(batches.element_spec)
+        callbacks.on_test_begin()
+        model.reset_metrics()
+        seen = _Seen()
+        for number, element in enumerate(batches):
+            if gives_up():
+                raise GivenUpError
+            callbacks.on_test_batch_begin(number)
+            seen.add(look_at(element))
+            if callbacks.reads_test_logs:
+                callbacks.on_test_batch_end(number, {"loss": seen.loss()} | results(model))
+            if callbacks.stop_evaluating:
+                break
+        logs = {"loss": seen.loss()} | results(model)
+        callbacks.on_test_end(logs)
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    return validate
+
+
+Sums = list[tuple[tf.Tensor, tf.Tensor]]
+"""For each part of a batch: the sum of the loss over its rows, and their number."""
+
+LookingAt = Callable[[Any], Callable[[Any], Sums]]
+"""What elements look like -> a function of an element."""
+
+
+class _Seen:
+    """The batches of a validation so far; the device may still compute those not read yet."""
+
+    def __init__(self) -> None:
+        self._unread: deque[Sums] = deque()
+        self._total = self._count = 0.0
+
+    def add(self, sums: Sums) -> None:
+        """Add a batch that was started."""
+        self._unread.append(sums)
+        if len(self._unread) > UNREAD:
+            self._read()
+
+    def loss(self) -> float:
+        """The mean loss over all rows; waits for the batches."""
+        while self._unread:
+            self._read()
+        return self._total / self._count
+
+    def _read(self) -> None:
+        sums = self._unread.popleft()
+        self._total += sum(float(loss_sum) for loss_sum, _ in sums)
+        self._count += sum(float(rows) for _, rows in sums)
+
+
+def _look_at_elements(
+    built: BuiltModel, load: Callable[[Any], Batch], distribution: Distribution
+) -> LookingAt:
+    """Every replica is given the element and cuts its part out, of any number of rows."""
+    strategy, look = distribution.strategy, _make_look(built)
+    seeds = keras_seeds(strategy)
+
+    def replica(element: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        use_keras_seeds(seeds)
+        if not distribution.shares_batches:
+            return look(load(element))
+        first, rows = part_of_replica(rows_of(element), distribution, own_rows=False)
+        part = tf.nest.map_structure(lambda tensor: tensor[first : first + rows], element)
+        none = tf.constant(0.0), tf.constant(0.0)
+        return tf.cond(rows > 0, lambda: look(load(part)), lambda: none)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def step(element: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        return _summed(strategy, strategy.run(replica, args=(element,)))
+
+    def look_at(element: Any) -> Sums:
+        return [step(element)]
+
+    def looking_at(spec: Any) -> Callable[[Any], Sums]:
+        # Of any number of rows, as in `fit`: Keras would weigh a batch by rows that it knows.
+        step.get_concrete_function(_of_any_rows(spec))
+        return look_at
+
+    return looking_at
+
+
+def _look_at_shares(
+    built: BuiltModel, load: Callable[[Any], Batch], distribution: Distribution
+) -> LookingAt:
+    """Every replica is handed its rows, finished on the host, always as many."""
+    strategy, look = distribution.strategy, _make_look(built)
+    seeds = keras_seeds(strategy)
+
+    def replica(part: Batch, is_own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        use_keras_seeds(seeds)
+        none = tf.constant(0.0), tf.constant(0.0)
+        return tf.cond(is_own, lambda: look(part), lambda: none)
+
+    @tf.function(autograph=False)
+    def step(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
+        return _summed(strategy, strategy.run(replica, args=share))
+
+    def look_at(element: Any) -> Sums:
+        return [step(share) for share in shares(load(element), strategy)]
+
+    return lambda spec: look_at  # noqa: ARG005 - each size has a step of its own
+
+
+def _make_look(built: BuiltModel) -> Callable[[Batch], tuple[tf.Tensor, tf.Tensor]]:
+    """In a replica: a batch -> the mean loss over its rows x their number, and that number."""
+    loss_of_batch = _make_loss(built)
+
+    def look(batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.cast(rows_of(batch), tf.float32)
+        return tf.cast(loss_of_batch(batch), tf.float32) * rows, rows
+
+    return look
+
+
+def _summed(strategy: tf.distribute.Strategy, sums: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    loss_sum, rows = (strategy.reduce(tf.distribute.ReduceOp.SUM, part, axis=None) for part in sums)
+    return loss_sum, rows
+
+
+def _of_any_rows(spec: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), spec
+    )
+
+
+def _make_loss(built: BuiltModel) -> Callable[[Batch], tf.Tensor]:
+    """In a replica: a batch -> the mean loss over its rows; the metrics are told of it."""
+    model = built.model
+
+    def by_test_step(batch: Batch) -> tf.Tensor:
+        logs = run_own_step(model, "test_step", (built.adapt(batch[0]), *batch[1:]))
+        return tf.reduce_mean(logs["loss"])
+
+    def by_loss(batch: Batch) -> tf.Tensor:
+        outputs = model(built.adapt(batch[0]), training=False)
+        with losses_are_means():
+            loss = loss_of(model, told(batch, outputs), training=False)
+        tell_metrics(model, told(batch, outputs))
+        return loss
+
+    return by_test_step if "test_step" in overrides(model) else by_loss
+
+
+def results(model: Any, prefix: str = "") -> dict[str, float]:
+    """The metrics as they stand; the loss where the user's own step keeps it, else without."""
+    found = {name: float(value) for name, value in model.get_metrics_result().items()}
+    if not _tracks_loss(model):
+        found.pop("loss", None)
+    return {prefix + name: value for name, value in found.items()}
+
+
+def _tracks_loss(model: Any) -> bool:
+    """Whether a metric named `loss` has been told of any batch: only a user's own step does so."""
+    means = [metric for metric in model.metrics if metric.name == "loss"]
+    return bool(means) and hasattr(means[-1], "count") and means[-1].count.numpy() > 0

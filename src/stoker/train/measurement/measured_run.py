@@ -1,0 +1,86 @@
+"""A run that is measured: it saves nothing, validates nothing, and has no end of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from stoker.data.own.features import AnyTransform
+from stoker.data.own.opening import AnyDataset
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.context.run_context import Surroundings
+from stoker.train.context.start_position import Opened, open_run
+from stoker.train.loop.run import Run
+from stoker.train.setup.build_model import BuiltModel
+from stoker.train.setup.strategy import Distribution
+
+EPOCHS = 1_000_000
+"""Passes that a probe could take: it ends by time."""
+
+
+@contextmanager
+def open_measured(
+    built: BuiltModel,
+    dataset: AnyDataset,
+    transform: AnyTransform,
+    *,
+    config: TrainConfig,
+    resolved: ResolvedTraining,
+    distribution: Distribution,
+    around: Surroundings,
+) -> Iterator[tuple[Run, Opened]]:
+    """Open the data and compile the step of a run that saves nothing and has no end.
+
+    Args:
+        built: The user's compiled model, built in the strategy's scope.
+        dataset: With the splits `train` and `eval`.
+        transform: What turns raw columns into features and label.
+        config: The user's `train` section; its epochs do not count.
+        resolved: What its `auto`s became.
+        distribution: One process's.
+        around: The rest; nothing is written to its checkpoints.
+
+    Raises:
+        UserError: what would have ended training.
+    """
+    config = replace(config, epochs=EPOCHS, on_oom="stop")
+    opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
+    run = Run(
+        built,
+        (opened.feed, opened.held_out),
+        opened.position,
+        config=config,
+        resolved=_calls_of_an_epoch(resolved, opened),
+        distribution=distribution,
+        around=around,
+        writer=None,
+    )
+    run.takes_windows = False
+    try:
+        run.begin(None)
+        run.fitting(run.measure_ceiling)
+        yield run, opened
+    finally:
+        run.close()
+
+
+def train_for(run: Run, opened: Opened, *, steps: int) -> None:
+    """Train for some steps; their losses go to the run's writer, a mean for each call.
+
+    Raises:
+        UserError: what would have ended training, e.g. a step that is not finite.
+    """
+    with opened.feed.shuffled(run.compiled.calls()) as batches:
+        source = run.compiled.source(batches)
+        while run.position.step < steps:
+            run.begin_epoch()
+            run.one_call(source)
+            if not run.position.validated:
+                run.pass_over_epoch()
+
+
+def _calls_of_an_epoch(resolved: ResolvedTraining, opened: Opened) -> ResolvedTraining:
+    """No call has more steps than an epoch."""
+    most = max(1, opened.position.per_epoch)
+    return replace(resolved, steps_per_call=min(resolved.steps_per_call, most))

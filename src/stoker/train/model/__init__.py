@@ -1,0 +1,1 @@
+"""What a step must know of a Keras model and its layers."""

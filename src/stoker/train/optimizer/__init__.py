@@ -1,0 +1,1 @@
+"""From gradients to weights: loss scale, finite checks, fused updates, moving averages."""

@@ -1,0 +1,113 @@
+"""What the settings ask of the compiled optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.optimizer.ema import WeightAverage
+from stoker.train.optimizer.loss_scaling import prepare_loss_scale
+
+
+def prepare_optimizer(
+    model: keras.Model, config: TrainConfig, resolved: ResolvedTraining
+) -> WeightAverage | None:
+    """Scale loss and learning rate, clip, and average weights; call it in the strategy's scope.
+
+    An average that the user asked of Keras (`use_ema=True`) is kept by us: Keras's own fails under
+    MirroredStrategy.
+
+    Returns:
+        The average, None where there is none.
+
+    Raises:
+        ConfigError: two settings that exclude each other.
+    """
+    prepare_loss_scale(model, config)
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    _refuse_accumulation(inner)
+    _clip(inner, config)
+    if resolved.lr_factor != 1.0:
+        _scale(inner, resolved.lr_factor)
+    momentum = _momentum(inner, config)
+    if momentum is None:
+        return None
+    return WeightAverage(model.trainable_variables, momentum=momentum)
+
+
+def _refuse_accumulation(optimizer: Any) -> None:
+    if optimizer.gradient_accumulation_steps:
+        raise ConfigError(
+            "gradients must be accumulated by train.accumulate",
+            got=Plain(f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}"),
+            fix="Set train.accumulate and leave it out of the optimizer: Keras's own fails under "
+            "MirroredStrategy.",
+        )
+
+
+def _clip(optimizer: Any, config: TrainConfig) -> None:
+    if config.clip_norm is None:
+        return
+    for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+        if getattr(optimizer, name) is not None:
+            raise ConfigError(
+                "gradients must be clipped in one way",
+                got=Plain(f"train.clip_norm and the optimizer's {name}"),
+                fix="Leave one of them out.",
+            )
+    optimizer.global_clipnorm = config.clip_norm
+
+
+@keras.saving.register_keras_serializable(package="stoker")
+class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule times a factor."""
+
+    def __init__(self, schedule: Any, factor: float) -> None:
+        self.schedule, self.factor = schedule, factor
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate of a step."""
+        return self.schedule(step) * self.factor
+
+    def get_config(self) -> dict[str, Any]:
+        """As Keras asks it of a schedule."""
+        return {"schedule": self.schedule, "factor": self.factor}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> _Scaled:
+        """As Keras makes it again, of a model that a callback saved."""
+        schedule = keras.saving.deserialize_keras_object(config["schedule"])
+        return cls(schedule, config["factor"])
+
+
+def _scale(optimizer: Any, factor: float) -> None:
+    rate = optimizer._learning_rate  # noqa: SLF001 - the schedule itself, not today's value
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        optimizer.learning_rate = _Scaled(rate, factor)
+    elif callable(rate):
+        optimizer.learning_rate = lambda: rate() * factor
+    else:
+        optimizer.learning_rate = float(tf.convert_to_tensor(rate.value).numpy()) * factor
+
+
+def _momentum(optimizer: Any, config: TrainConfig) -> float | None:
+    if not optimizer.use_ema:
+        return config.ema
+    if config.ema is not None:
+        raise ConfigError(
+            "one moving average of the weights can be kept",
+            got=Plain("train.ema and the optimizer's use_ema"),
+            fix="Leave one of them out.",
+        )
+    if optimizer.ema_overwrite_frequency:
+        raise ConfigError(
+            "the moving average must not overwrite the weights while they are trained",
+            got=Plain(f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}"),
+            fix="Leave it out: Stoker validates and exports the average.",
+        )
+    optimizer.use_ema = False
+    return float(optimizer.ema_momentum)

@@ -1,0 +1,267 @@
+"""Over which devices a step is spread: tf.distribute's strategies, by name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.user_code import first_line
+from stoker.train.config import StrategyName, TrainConfig
+from stoker.train.setup.memory import apply_memory, logical_gpus
+from stoker.train.setup.threads import apply_threads
+
+_LOG = logging.getLogger(__name__)
+
+NOT_RUN = "train.strategy: tpu is written to TensorFlow's documented interface and was not run on hardware"
+"""What a user of a TPU is told."""
+
+NOTHING_IS_SENT = "train.reduction_bytes_per_pack is without effect: one replica sends no gradients"
+"""What is told where it was set, and one replica trains."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distribution:
+    """A strategy, and this process's place in it."""
+
+    name: StrategyName
+    """By which name it was asked for."""
+
+    strategy: tf.distribute.Strategy
+    """TensorFlow's own object; its default strategy for one device."""
+
+    replicas: int = 1
+    """Copies of the model, over all workers."""
+
+    worker: int = 0
+    """This process's rank."""
+
+    workers: int = 1
+    """Processes that train together."""
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what all of them know."""
+        return self.worker == 0
+
+    @property
+    def local_replicas(self) -> int:
+        """Copies of the model in this process."""
+        return self.replicas // self.workers
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether a batch is cut into shares, and gradients are summed over them."""
+        return self.replicas > 1 or self.takes_whole_batches
+
+    @property
+    def takes_whole_batches(self) -> bool:
+        """Whether the strategy hands each replica its rows, always as many: as a TPU needs it.
+
+        Else an element goes to all replicas, and each cuts its share out, of any size.
+        """
+        return self.name == "tpu"
+
+    def spread(self, batches: tf.data.Dataset[Any]) -> Any:
+        """Training batches as the compiled step takes them."""
+        if not self.takes_whole_batches:
+            return batches
+        return self.strategy.experimental_distribute_dataset(batches)
+
+
+def make_distribution(
+    name: StrategyName,
+    *,
+    replicas: int,
+    reduction_bytes_per_pack: int = 0,
+    tpu: str = "",
+) -> Distribution:
+    """Make a strategy; for several workers before any other operation of TensorFlow.
+
+    Args:
+        name: Which one. Several workers find each other by `TF_CONFIG`.
+        replicas: Copies of the model in this process, one a GPU. Without GPUs the CPU is cut into
+            as many logical devices, which is how a strategy is tried out on a laptop. A TPU's cores.
+        reduction_bytes_per_pack: Gradients are sent in packs of so many bytes; 0: in one. Stoker's own
+            step asks for that itself; here it holds for what a `train_step` of the user's sends between
+            workers.
+        tpu: Name or address of the TPU; "" finds the machine's own.
+
+    Raises:
+        ConfigError: the devices are not there, or TensorFlow has begun to use them already.
+    """
+    made = _make(name, replicas=replicas, packs=in_packs(reduction_bytes_per_pack), tpu=tpu)
+    if reduction_bytes_per_pack and made.replicas == 1:
+        _LOG.warning("%s", NOTHING_IS_SENT)
+    return made
+
+
+def in_packs(size_bytes: int) -> tf.distribute.experimental.CommunicationOptions:
+    """How tensors are sent that are reduced together.
+
+    Args:
+        size_bytes: Of a pack, at least; 0: all in one.
+    """
+    return tf.distribute.experimental.CommunicationOptions(bytes_per_pack=size_bytes)
+
+
+def _make(
+    name: StrategyName,
+    *,
+    replicas: int,
+    packs: tf.distribute.experimental.CommunicationOptions,
+    tpu: str,
+) -> Distribution:
+    if name == "mirrored":
+        return _mirrored(replicas)
+    if name == "multi_worker":
+        return _multi_worker(replicas, packs)
+    if name == "tpu":
+        return _tpu(tpu, replicas=replicas)
+    if name == "parameter_server":
+        raise RuntimeError("a parameter server has its own loop: stoker.train.parameter_server")
+    return Distribution(name=name, strategy=tf.distribute.get_strategy())
+
+
+def claim_devices(config: TrainConfig) -> None:
+    """Tell TensorFlow how its devices are to be used, before a stage makes it look at them.
+
+    Args:
+        config: The section `train`, of which memory, threads and the number of replicas are taken. What
+            comes too late here is an error of the training itself, where there is any.
+    """
+    with suppress(ConfigError):
+        apply_memory(config.memory)
+    with suppress(ConfigError):
+        apply_threads(config)
+    cuts = config.strategy in ("auto", "mirrored", "multi_worker") and config.replicas != "auto"
+    if cuts and not tf.config.list_physical_devices("GPU"):
+        with suppress(ConfigError):
+            _cut_cpu(int(config.replicas))
+
+
+def one_device() -> Distribution:
+    """The strategy that spreads nothing."""
+    return make_distribution("one_device", replicas=1)
+
+
+def _mirrored(replicas: int) -> Distribution:
+    devices = _local_devices(replicas)
+    # TensorFlow's own choice: NCCL where there are GPUs, a ring between logical devices of a CPU.
+    return Distribution(
+        name="mirrored",
+        strategy=tf.distribute.MirroredStrategy(devices=devices),
+        replicas=len(devices),
+    )
+
+
+def _local_devices(replicas: int) -> list[str]:
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        there = sum(len(logical_gpus(gpu)) or 1 for gpu in gpus)
+        if replicas > there:
+            raise ConfigError(
+                "train.replicas must be at most the number of GPUs",
+                got=replicas,
+                fix=f"This machine has {there}.",
+            )
+        return [f"GPU:{index}" for index in range(replicas)]
+    _cut_cpu(replicas)
+    return [f"CPU:{index}" for index in range(replicas)]
+
+
+def _cut_cpu(parts: int) -> None:
+    if parts == 1:
+        return
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    there = tf.config.get_logical_device_configuration(cpu)
+    if there is not None and len(there) >= parts:
+        return
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(parts)]
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{parts} logical CPU devices must be made before TensorFlow is used",
+            got=Plain(first_line(error)),
+            fix="Run this experiment in a process of its own.",
+        ) from error
+
+
+def _multi_worker(
+    replicas: int, options: tf.distribute.experimental.CommunicationOptions
+) -> Distribution:
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        _cut_cpu(replicas)
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except (RuntimeError, ValueError, tf.errors.OpError) as error:
+        raise ConfigError(
+            "workers must find each other by TF_CONFIG before TensorFlow is used",
+            got=Plain(first_line(error)),
+            fix="`stoker train --workers N` starts them; see docs/how-to/multi-worker.md.",
+        ) from error
+    resolver = strategy.cluster_resolver
+    cluster = resolver.cluster_spec().as_dict()
+    return Distribution(
+        name="multi_worker",
+        strategy=strategy,
+        replicas=strategy.num_replicas_in_sync,
+        worker=_rank(resolver),
+        workers=max(1, len(cluster.get("chief", [])) + len(cluster.get("worker", []))),
+    )
+
+
+def _rank(resolver: Any) -> int:
+    """A chief is rank 0 and the workers follow it; without a chief, worker 0 is the first."""
+    if not resolver.task_type:
+        return 0
+    chiefs = len(resolver.cluster_spec().as_dict().get("chief", []))
+    return int(resolver.task_id) + (0 if resolver.task_type == "chief" else chiefs)
+
+
+def _tpu(
+    name: str,
+    *,
+    replicas: int,
+    make_resolver: Callable[..., Any] = tf.distribute.cluster_resolver.TPUClusterResolver,
+    connect: Callable[[Any], None] = tf.config.experimental_connect_to_cluster,
+    initialise: Callable[[Any], Any] = tf.tpu.experimental.initialize_tpu_system,
+    make_strategy: Callable[[Any], Any] = tf.distribute.TPUStrategy,
+) -> Distribution:
+    """As TensorFlow's guide has it; not run on hardware by us.
+
+    Source: tensorflow.org/guide/tpu, "TPU initialization".
+    """
+    try:
+        resolver = make_resolver(tpu=name)
+    except ValueError as error:
+        raise ConfigError(
+            "train.strategy: tpu needs a TPU that this machine can reach",
+            got=Plain(first_line(error)),
+            fix="Set TPU_NAME, or take another strategy.",
+        ) from error
+    connect(resolver)
+    initialise(resolver)
+    strategy = make_strategy(resolver)
+    if strategy.num_replicas_in_sync != replicas:
+        raise ConfigError(
+            "train.replicas must be the number of the TPU's cores",
+            got=replicas,
+            fix=f"This one has {strategy.num_replicas_in_sync}.",
+        )
+    if strategy.extended.num_hosts > 1:
+        raise ConfigError(
+            "train.strategy: tpu needs a TPU of one host, which reads the data",
+            got=Plain(f"{strategy.extended.num_hosts} hosts"),
+            fix="Take a smaller slice of the TPU.",
+        )
+    _LOG.warning("%s", NOT_RUN)
+    return Distribution(name="tpu", strategy=strategy, replicas=replicas)

@@ -1,0 +1,149 @@
+"""Batches of one size, known before the step runs: what XLA compiles for a TPU knows no other.
+
+Training leaves out the rows of an epoch that fill no whole step: padding would be seen by BatchNorm.
+The order is another in each epoch, and so are they. Validation leaves out none: what does not divide
+by the replicas is looked at one row a replica. Padding by rows of weight zero would not do, since
+Keras gives no weights to a model's `metrics`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.data.feed.calls import Calls
+from stoker.data.feed.pipeline import PREFETCHED, Feed, as_it_is, mapped
+from stoker.data.feed.service.reading import ServiceFeed
+from stoker.data.own.feed import AnyFeed
+from stoker.train.config import ResolvedTraining
+from stoker.train.setup.strategy import Distribution
+
+_LOG = logging.getLogger(__name__)
+
+
+class WholeFeed:
+    """A training feed whose elements are the batches of whole steps, finished on the host.
+
+    There strings, lookups and rows in memory are; the step gets numbers of known shapes only.
+    """
+
+    whole_calls = False
+    keeps_features = False
+    shares_rows = False
+
+    def __init__(self, feed: Feed) -> None:
+        """Stand before a feed."""
+        self.rows = feed.rows
+        self._feed = feed
+
+    def rows_at(self, epoch: int, first: int, last: int, *, seed: int) -> Sequence[int]:
+        """Which rows of the split stand at [first, last) of an epoch's order."""
+        return self._feed.rows_at(epoch, first, last, seed=seed)
+
+    def steps(self, batch_size: int) -> int:
+        """Whole steps of an epoch."""
+        return self.rows // batch_size
+
+    @contextmanager
+    def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
+        """Batches of the steps of some calls, for as long as the context is open.
+
+        Raises:
+            ConfigError: a feature or the label has a side of no fixed length.
+            DataError: a shard was changed, cut or damaged; names it.
+        """
+
+        # AutoGraph would raise an error of its own instead of ours.
+        @tf.autograph.experimental.do_not_convert
+        def steps_of(*parts: Any) -> Any:
+            batch = self._feed.load(parts if isinstance(elements.element_spec, tuple) else parts[0])
+            steps = tf.shape(tf.nest.flatten(batch)[0])[0] // calls.batch_size
+            return tf.nest.map_structure(lambda tensor: _in_steps(tensor, steps, calls), batch)
+
+        with self._feed.shuffled(calls) as elements:
+            yield mapped(elements, steps_of).unbatch().prefetch(PREFETCHED)
+
+    def load(self, element: Any) -> Any:
+        """An element is the batch already."""
+        return as_it_is(element)
+
+
+def whole_steps(feed: AnyFeed | ServiceFeed, resolved: ResolvedTraining) -> WholeFeed:
+    """The feed for a TPU, of what `open_feeds` opened; says what an epoch leaves out."""
+    if not isinstance(feed, Feed):
+        raise RuntimeError("resolve lets a TPU have batches of the local feed only")
+    left_out = feed.rows % resolved.global_batch
+    if left_out:
+        _LOG.warning(
+            "an epoch leaves out %d of %d rows, others in each: a TPU takes whole steps of %d only",
+            left_out,
+            feed.rows,
+            resolved.global_batch,
+        )
+    return WholeFeed(feed)
+
+
+def _in_steps(tensor: tf.Tensor, steps: tf.Tensor, calls: Calls) -> tf.Tensor:
+    """[rows, ...] -> [steps, rows of a step, ...], without the rows that fill no step."""
+    if not tensor.shape[1:].is_fully_defined():
+        raise ConfigError(
+            "train.strategy: tpu needs features and labels of fixed shapes",
+            got=Plain(f"a batch of shape {tensor.shape}"),
+            fix="Give them one length in preprocessing_fn.",
+        )
+    whole = tensor[: steps * calls.batch_size]
+    return tf.reshape(whole, [steps, calls.batch_size, *tensor.shape[1:]])
+
+
+Share = tuple[Any, Any]
+"""Each replica's rows of a batch, and whether they are its own: else others' that do not count."""
+
+
+def share(
+    batch: Any, strategy: tf.distribute.Strategy, *, first: int, rows: int, count: int
+) -> Share:
+    """Hand each replica equally many rows of a batch, one replica after the other.
+
+    Args:
+        batch: Tensors [count, ...], nested.
+        strategy: Whose replicas.
+        first: The first replica's first row.
+        rows: Rows of a replica.
+        count: Rows of the batch; a replica for which none are left gets its last ones.
+    """
+
+    def of_replica(context: tf.distribute.experimental.ValueContext) -> Share:
+        begin = first + context.replica_id_in_sync_group * rows
+        here = min(begin, count - rows)
+        part = tf.nest.map_structure(lambda tensor: tensor[here : here + rows], batch)
+        return part, tf.constant(begin < count)
+
+    shared: Share = strategy.experimental_distribute_values_from_function(of_replica)
+    return shared
+
+
+def shares(batch: Any, strategy: tf.distribute.Strategy) -> Iterator[Share]:
+    """A batch of any number of rows, in shares of one size: each row counts once.
+
+    Yields:
+        At most two shares: of as many rows as all replicas can have, and of one row each.
+    """
+    count, replicas = int(tf.nest.flatten(batch)[0].shape[0]), strategy.num_replicas_in_sync
+    rows, rest = divmod(count, replicas)
+    if rows:
+        yield share(batch, strategy, first=0, rows=rows, count=count - rest)
+    if rest:
+        yield share(batch, strategy, first=count - rest, rows=1, count=count)
+
+
+def handed(element: Any, distribution: Distribution) -> Any:
+    """The element of a step as the compiled step takes it; see `Distribution.spread`."""
+    if not distribution.takes_whole_batches:
+        return element
+    part, _ = next(shares(element, distribution.strategy))
+    return part

@@ -1,0 +1,1 @@
+"""One training step, and many in one call: traced, compiled, and chosen between forms."""

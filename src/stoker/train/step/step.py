@@ -1,0 +1,452 @@
+"""One training step: forward, backward, reduce over replicas, update; and what a replica sees of it.
+
+The gradient of a step is that of the mean loss over the global batch, however it is cut: each pass
+of each replica counts by its rows. So the loss under any strategy is that of one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from keras.src.losses import loss as keras_loss
+
+from stoker.core.thread_safe_patch import Replaced
+from stoker.train.checkpoints.seeds import drawn_apart, keras_seeds, use_keras_seeds
+from stoker.train.config import ReductionDtype
+from stoker.train.model.fused_norm import fuse_batch_norms
+from stoker.train.model.keras_model import (
+    has_kerass_metrics_only,
+    has_kerass_optimizer,
+    loss_of,
+    tell_metrics,
+)
+from stoker.train.optimizer.ema import WeightAverage
+from stoker.train.optimizer.fused_adam import fuse
+from stoker.train.optimizer.gradients import Gradients, are_finite, dense, reduced, scaled, unique
+from stoker.train.optimizer.loss_scaling import DeviceLossScale, build_once, scales_on_device
+from stoker.train.optimizer.masked_assign import written_only_where
+from stoker.train.setup.build_model import BuiltModel
+from stoker.train.setup.strategy import Distribution, in_packs
+from stoker.train.step.one_program import OneProgram
+from stoker.train.step.step_totals import Outcome
+from stoker.train.xla.jit import jit
+
+Batch = tuple[Any, ...]
+"""Features by name, each [batch, ...], labels [batch, ...], and weights [batch] where there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """How a step is made."""
+
+    batch_size: int
+    """Rows of one pass of one replica, at most."""
+
+    accumulate: int = 1
+    """Passes of an update."""
+
+    together: int = 1
+    """Steps that may be one program where XLA compiles them whole: rows of full batches of known
+    shapes follow each other."""
+
+    xla: bool = False
+    """Compile forward and backward pass by XLA, a plain step whole."""
+
+    reduction_dtype: ReductionDtype = "float32"
+    """What gradients are sent as."""
+
+    reduction_bytes_per_pack: int = 0
+    """They are sent in packs of at least so many bytes; 0: in one."""
+
+    average: WeightAverage | None = None
+    """A moving average of the weights."""
+
+    own_rows: bool = False
+    """An element holds this worker's rows of the global batch only, else those of all workers."""
+
+    looks_first: bool = True
+    """Look at every gradient before the update; else only at the loss, and update at once."""
+
+    signals: tf.Variable | None = None
+    """[2] int32 on the CPU: whether this process is asked to end after the step, and to save."""
+
+
+def told(batch: Batch, outputs: Any) -> dict[str, Any]:
+    """A batch and its answers as Keras's losses and metrics are told them."""
+    features, labels, *weights = batch
+    parts = {"x": features, "y": labels, "y_pred": outputs}
+    return parts | {"sample_weight": weights[0]} if weights else parts
+
+
+def rows_of(element: Any) -> tf.Tensor:
+    """Rows of an element or a batch, int32."""
+    return tf.shape(tf.nest.flatten(element)[0])[0]
+
+
+def part_of_replica(
+    count: tf.Tensor, distribution: Distribution, *, own_rows: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Which rows of an element are this replica's; the replicas' shares differ by one row at most.
+
+    Args:
+        count: Rows of the element, int32.
+        distribution: Over what it is spread.
+        own_rows: The element holds this worker's rows only.
+
+    Returns:
+        The first row, and how many.
+    """
+    parts = distribution.local_replicas if own_rows else distribution.replicas
+    if parts == 1 or distribution.takes_whole_batches:
+        return tf.constant(0), count
+    context = tf.distribute.get_replica_context()
+    part = tf.cast(context.replica_id_in_sync_group, tf.int32) % parts
+    first = count * part // parts
+    return first, count * (part + 1) // parts - first
+
+
+def make_train_step(
+    built: BuiltModel,
+    load: Callable[[Any], Batch],
+    *,
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any], Outcome]:
+    """One step over a global batch, or over this worker's share of it.
+
+    Args:
+        built: The compiled model; its optimizer is built here.
+        load: The feed's way from an element, or a part of it, to a batch.
+        distribution: Over what it is spread.
+        settings: How it is made.
+
+    Returns:
+        A function of an element, to be called in a `tf.function`; it updates the model in place.
+        An element holds rows along the first axis of all its tensors; each local replica takes its
+        part of them.
+
+    Raises:
+        ConfigError: the loss or the model cannot be cut into parts.
+    """
+    strategy = distribution.strategy
+    with strategy.scope():
+        optimizer = built.model.optimizer
+        build_once(built.model)
+        if distribution.shares_batches:
+            _leave_reduction_to_us(optimizer)
+    suit_kernels(built, distribution, xla=settings.xla)
+    if settings.xla and _is_plain(distribution, settings) and has_kerass_optimizer(built.model):
+        return _make_one_program(built, load, settings)
+    gradients = _make_gradients(built, load, distribution, settings)
+    apply = _make_apply(built, distribution, settings)
+
+    def of_one(outcome: tuple[Any, ...]) -> Outcome:
+        return Outcome(*(strategy.experimental_local_results(part)[0] for part in outcome))
+
+    def look_and_update(element: Any, signals: tf.Tensor) -> Outcome:
+        replicated, parts = strategy.run(gradients, args=(element, signals))
+        outcome = of_one(parts)
+
+        def update() -> tf.Tensor:
+            strategy.run(apply, args=(replicated,))
+            return tf.constant(0)
+
+        updated = tf.cond(outcome.finite, update, lambda: tf.constant(0))
+        with tf.control_dependencies([updated]):
+            return outcome._replace(loss_sum=tf.identity(outcome.loss_sum))
+
+    def update_at_once(element: Any, signals: tf.Tensor) -> Outcome:
+        def replica(element: Any, signals: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            found, parts = gradients(element, signals)
+            apply(found)
+            return parts
+
+        return of_one(strategy.run(replica, args=(element, signals)))
+
+    whole_step = look_and_update if settings.looks_first else update_at_once
+
+    @tf.autograph.experimental.do_not_convert
+    def step(element: Any) -> Outcome:
+        # The host's to read, not a replica's, whose device may see no variable but its own.
+        return whole_step(element, _signals(settings))
+
+    return step
+
+
+def suit_kernels(built: BuiltModel, distribution: Distribution, *, xla: bool) -> None:
+    """Configure how optimizer and BatchNormalization are traced for one kind of step.
+
+    XLA fuses Keras's operations itself; without XLA, TensorFlow's own kernels are faster. A
+    function that is already traced does not change.
+
+    Args:
+        built: The compiled model.
+        distribution: How the training is distributed.
+        xla: Whether the next trace is for XLA.
+    """
+    by_xla = xla and not distribution.shares_batches
+    fuse(built.model.optimizer, wanted=not by_xla and not distribution.takes_whole_batches)
+    fuse_batch_norms(built.model, wanted=not xla and not distribution.takes_whole_batches)
+
+
+def _make_gradients(
+    built: BuiltModel,
+    load: Callable[[Any], Batch],
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any, tf.Tensor], tuple[Gradients, tuple[tf.Tensor, ...]]]:
+    """In a replica: element, signals -> gradients of the global mean loss, the same in all of them."""
+    one_pass = _make_pass(built, settings)
+    seeds = keras_seeds(distribution.strategy)
+    passes = _make_passes(one_pass, load, built, distribution=distribution, settings=settings)
+    statistics = _statistics(built.model) if distribution.shares_batches else []
+
+    def is_finite(gradients: Gradients, loss_sum: tf.Tensor) -> tf.Tensor:
+        seen = gradients if settings.looks_first else []
+        return are_finite(built.model, seen, loss_sum)
+
+    def whole(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
+        use_keras_seeds(seeds)
+        batch = load(element)
+        loss, gradients = one_pass(batch)
+        gradients = [unique(gradient) for gradient in gradients]
+        rows = tf.cast(rows_of(batch), tf.float32)
+        loss_sum = loss * rows
+        return gradients, (loss_sum, rows, is_finite(gradients, loss_sum), signals)
+
+    def shared(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
+        use_keras_seeds(seeds)
+        first, rows = part_of_replica(rows_of(element), distribution, own_rows=settings.own_rows)
+        with drawn_apart(distribution.replicas):
+            gradients, loss_sum = passes(element, first, rows)
+        asked = tf.unstack(tf.cast(signals, tf.float32))
+        facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *asked])
+        if distribution.shares_batches:
+            gradients, facts = reduced(
+                gradients,
+                facts,
+                statistics,
+                sent_as=tf.as_dtype(settings.reduction_dtype),
+                packs=in_packs(settings.reduction_bytes_per_pack),
+            )
+        loss_sum, total = facts[0], facts[1]
+        gradients = [scaled(gradient, 1.0 / total) for gradient in gradients]
+        finite = is_finite(gradients, loss_sum)
+        return gradients, (loss_sum, total, finite, tf.cast(facts[2:], tf.int32))
+
+    return whole if _is_plain(distribution, settings) else shared
+
+
+def _is_plain(distribution: Distribution, settings: StepSettings) -> bool:
+    """Whether a step is one pass of one replica over a whole element."""
+    return settings.accumulate == 1 and not distribution.shares_batches
+
+
+def _make_one_program(
+    built: BuiltModel, load: Callable[[Any], Batch], settings: StepSettings
+) -> OneProgram:
+    """A plain step that XLA compiles from the forward pass to the update."""
+    model, average = built.model, settings.average
+    forward_backward = _make_forward_backward(built)
+    update = _make_update(built, settings, replicas=1)
+    written = [v.value for v in [*model.trainable_variables, *model.optimizer.variables]]
+    written += [] if average is None else average.variables
+    metrics_too = has_kerass_metrics_only(model)
+
+    def body(batch: Batch) -> tuple[tf.Tensor, Any, tf.Tensor]:
+        loss, outputs, gradients = forward_backward(batch)
+        loss = tf.cast(loss, tf.float32)
+        gradients = [None if gradient is None else dense(gradient) for gradient in gradients]
+        if settings.looks_first:
+            finite = are_finite(model, gradients, loss)
+            with written_only_where(finite, written):
+                update(gradients)
+        else:
+            finite = tf.math.is_finite(loss)
+            update(gradients)
+        if metrics_too:
+            tell_metrics(model, told(batch, outputs))
+            outputs = ()
+        return loss, outputs, finite
+
+    def tell(batch: Batch, outputs: Any) -> None:
+        tell_metrics(model, told(batch, outputs))
+
+    return OneProgram(
+        body,
+        load,
+        tell_metrics=None if metrics_too else tell,
+        rows=settings.batch_size,
+        together=settings.together,
+        signals=lambda: _signals(settings),
+    )
+
+
+def _make_pass(
+    built: BuiltModel, settings: StepSettings
+) -> Callable[..., tuple[tf.Tensor, Gradients]]:
+    """A batch, and how many of its rows metrics are told, all by default -> mean loss, gradients."""
+    model, forward_backward = built.model, _make_forward_backward(built)
+    compiled = jit(forward_backward, role="gradients") if settings.xla else forward_backward
+
+    def one_pass(batch: Batch, rows: tf.Tensor | None = None) -> tuple[tf.Tensor, Gradients]:
+        loss, outputs, gradients = compiled(batch)
+        seen = (batch, outputs)
+        if rows is not None:
+            seen = tf.nest.map_structure(lambda tensor: tensor[:rows], seen)
+        tell_metrics(model, told(*seen))
+        return tf.cast(loss, tf.float32), gradients
+
+    return one_pass
+
+
+def _make_forward_backward(
+    built: BuiltModel,
+) -> Callable[[Batch], tuple[tf.Tensor, Any, Gradients]]:
+    model = built.model
+
+    def forward_backward(batch: Batch) -> tuple[tf.Tensor, Any, Gradients]:
+        with tf.GradientTape() as tape, losses_are_means():
+            outputs = model(built.adapt(batch[0]), training=True)
+            loss = loss_of(model, told(batch, outputs), training=True)
+            scaled = model.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
+        return loss, outputs, gradients
+
+    return forward_backward
+
+
+def losses_are_means() -> AbstractContextManager[None]:
+    """A replica's loss is the mean over its rows.
+
+    Keras divides it by the number of replicas, which is right only where replicas have equally
+    many rows, and where the user has not overridden `compute_loss`.
+    """
+    return _LOSSES_ARE_MEANS
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_LOSSES_ARE_MEANS = Replaced(
+    keras_loss,
+    scale_loss_for_distribution=_as_it_is,
+    unscale_loss_for_distribution=_as_it_is,
+)
+
+
+def _leave_reduction_to_us(optimizer: Any) -> None:
+    """Keras's `apply` sums the gradients over replicas, after it has clipped each replica's own.
+
+    Ours are summed before, so that what is clipped is the gradient of the global batch.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars  # noqa: SLF001
+
+
+def _make_passes(
+    one_pass: Callable[..., tuple[tf.Tensor, Gradients]],
+    load: Callable[[Any], Batch],
+    built: BuiltModel,
+    *,
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any, tf.Tensor, tf.Tensor], tuple[Gradients, tf.Tensor]]:
+    """Some rows of an element -> sums over them of gradient x rows and of loss x rows."""
+    size = settings.batch_size
+
+    def of_pass(element: Any, first: tf.Tensor, rows: tf.Tensor) -> tuple[Gradients, tf.Tensor]:
+        # A replica without rows of its own looks at rows of others, which count nothing: all
+        # replicas draw equally many random numbers, and none has the mean of nothing.
+        last = tf.maximum(first + rows, 1)
+        begin = tf.where(rows > 0, first, tf.maximum(0, last - size))
+        batch = load(tf.nest.map_structure(lambda tensor: tensor[begin:last], element))
+        loss, gradients = one_pass(batch, rows)
+        weight = tf.cast(rows, tf.float32)
+        return [scaled(gradient, weight) for gradient in gradients], loss * weight
+
+    def of_whole_pass(
+        element: Any,
+        first: tf.Tensor,
+        rows: tf.Tensor,  # noqa: ARG001 - always `size`
+    ) -> tuple[Gradients, tf.Tensor]:
+        def cut(tensor: tf.Tensor) -> tf.Tensor:
+            sides = tensor.shape[1:]
+            return tf.slice(tensor, [first, *(0 for _ in sides)], [size, *sides])
+
+        loss, gradients = one_pass(load(tf.nest.map_structure(cut, element)))
+        return [scaled(gradient, tf.constant(float(size))) for gradient in gradients], loss * size
+
+    if distribution.takes_whole_batches:
+        of_pass = of_whole_pass
+    if settings.accumulate == 1:
+        return of_pass
+    variables = built.model.trainable_variables
+
+    def of_passes(element: Any, first: tf.Tensor, rows: tf.Tensor) -> tuple[Gradients, tf.Tensor]:
+        def body(index: tf.Tensor, total: tf.Tensor, sums: Gradients) -> tuple[Any, ...]:
+            begin = first + index * size
+            gradients, loss = of_pass(
+                element, begin, tf.clip_by_value(first + rows - begin, 0, size)
+            )
+            added = [
+                kept if gradient is None else kept + tf.cast(dense(gradient), tf.float32)
+                for kept, gradient in zip(sums, gradients, strict=True)
+            ]
+            return index + 1, total + loss, added
+
+        passes = settings.accumulate if distribution.shares_batches else -(-rows // size)
+        zeros = [tf.zeros(variable.shape, tf.float32) for variable in variables]
+        _, total, sums = tf.while_loop(
+            lambda index, *_: index < passes, body, (tf.constant(0), tf.constant(0.0), zeros)
+        )
+        return sums, total
+
+    return of_passes
+
+
+def _statistics(model: Any) -> list[Any]:
+    """What layers learn without a gradient, BatchNorm's means and variances."""
+    return [v for v in model.non_trainable_variables if v.dtype.startswith("float")]
+
+
+def _make_apply(
+    built: BuiltModel, distribution: Distribution, settings: StepSettings
+) -> Callable[[Gradients], None]:
+    update = _make_update(built, settings, replicas=distribution.replicas)
+    if not settings.xla or distribution.shares_batches:
+        # A replica's update meets those of the others, which XLA cannot hold.
+        return update
+    compiled = jit(update, role="update")
+
+    def apply_compiled(gradients: Gradients) -> None:
+        compiled([None if gradient is None else dense(gradient) for gradient in gradients])
+
+    return apply_compiled
+
+
+def _make_update(
+    built: BuiltModel, settings: StepSettings, *, replicas: int
+) -> Callable[[Gradients], None]:
+    model, average = built.model, settings.average
+    if scales_on_device(model, replicas=replicas):
+        scale = DeviceLossScale(model.optimizer)
+        return lambda gradients: scale.apply(gradients, model.trainable_variables, average)
+
+    def update(gradients: Gradients) -> None:
+        model.optimizer.apply(gradients, model.trainable_variables)
+        if average is not None:
+            average.update()
+
+    return update
+
+
+def _signals(settings: StepSettings) -> tf.Tensor:
+    if settings.signals is None:
+        return tf.constant([0, 0])
+    return tf.convert_to_tensor(settings.signals)

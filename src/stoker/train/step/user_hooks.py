@@ -1,0 +1,61 @@
+"""What the user's code leaves of the settings that are `auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import keras
+
+from stoker.core.outputs import ONLY
+from stoker.train.callbacks.hooks import STEP_HOOKS, hears, wants_every_step
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.model.keras_model import output_names, require_labels
+from stoker.train.step.custom_train_step import has_own_step
+
+
+def as_own_code_needs(
+    resolved: ResolvedTraining,
+    config: TrainConfig,
+    *,
+    model: keras.Model,
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> ResolvedTraining:
+    """The settings again, with what was not asked for by name as the user's code needs it.
+
+    Args:
+        resolved: What the rules of `auto` gave, which know neither model nor callbacks.
+        config: The user's section.
+        model: The compiled model.
+        callbacks: The user's.
+    """
+    listening = [c for c in callbacks if hears_every_step(c)]
+    if config.steps_per_call == "auto" and listening:
+        name = type(listening[0]).__name__
+        why = resolved.why | {"steps_per_call": f"{name} has a hook for batches"}
+        resolved = replace(resolved, steps_per_call=1, why=why)
+    if config.xla == "auto" and (resolved.xla or resolved.xla_trial) and has_own_step(model):
+        why = resolved.why | {"xla": f"{type(model).__name__} has a train_step of its own"}
+        resolved = replace(resolved, xla=False, xla_trial=False, why=why)
+    return resolved
+
+
+def require_label_of_each_output(model: keras.Model, labels: Collection[str]) -> None:
+    """Refuse before training what could not be trained, or not be evaluated after it.
+
+    Args:
+        model: The compiled model; outputs of one that is not functional are not known yet.
+        labels: The outputs that have a label; `ONLY` of a label without a name.
+
+    Raises:
+        ConfigError: an output has no label, or a label no output.
+    """
+    names = output_names(model)
+    if names and (len(names) > 1 or set(labels) != {ONLY}):
+        require_labels(labels, names)
+
+
+def hears_every_step(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback of the user's has to be told of each step of training."""
+    hooks = [hook for hook in STEP_HOOKS if hook.startswith("on_train")]
+    return any(hears(callback, hook) for hook in hooks) and wants_every_step(callback)

@@ -1,0 +1,309 @@
+"""Finds out whether XLA makes a run faster, during training and without delaying it.
+
+The run begins with the step that needs no compiler. While one of its calls runs, this thread traces
+the step for XLA; another thread then has XLA compile it, with one call on copies of the variables.
+After that, both forms of the step take turns on the run's own batches, and the faster one is kept.
+A checkpoint records it, and from that checkpoint on it is the only one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from stoker.cluster.compile_flags import give_way, publish
+from stoker.core.native_threads import outlives_python
+from stoker.core.user_code import first_line
+from stoker.train.config import TEST_SWITCH
+from stoker.train.context.position import Position
+from stoker.train.health.degradation import check_xla
+from stoker.train.step.compiled import Compiled
+from stoker.train.step.oom import is_out_of_memory
+from stoker.train.step.program import Program
+from stoker.train.step.step_input import Source, flat
+from stoker.train.step.step_totals import Sums
+from stoker.train.xla.tensorflow_internals import call_on_copies, copies_of_captures
+
+_LOG = logging.getLogger(__name__)
+
+LEAST_LEFT_S = 60.0
+"""XLA does not start to compile if less of the run remains, by the speed of its steps."""
+
+PAIRS, MOST_PAIRS = 5, 51
+"""Calls of each form of the step that are compared, in pairs: minimum and maximum; odd, so that the
+median is one of them."""
+
+FORM_S = 0.5
+"""Target run time for each form of the step; short calls are compared in more pairs."""
+
+CALL_S = 0.25
+"""Least time of a compared call: short compared with the run, long compared with the clock and a
+scheduler's slice."""
+
+MARGIN = 1.02
+"""Least speedup: smaller ones are noise."""
+
+SWITCH_S = 1.0
+"""Least time that the rest of the run must gain from the switch, which costs a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """The form of the run's next call."""
+
+    steps: int
+    """How many."""
+
+    program: Program | None = None
+    """A form of the step other than the current one."""
+
+    compared: bool = False
+    """Whether its time is used in the comparison."""
+
+    meanwhile: Callable[[], None] | None = None
+    """Work for this thread while another thread runs the call."""
+
+    def run(self, call: Callable[[], Sums]) -> tuple[Sums, float]:
+        """Run the call.
+
+        Args:
+            call: Runs it.
+
+        Returns:
+            The sums of its steps, and the seconds that they took.
+        """
+        if self.meanwhile is None:
+            return _timed(call)
+        with ThreadPoolExecutor(1, "stoker-step") as pool:
+            running = pool.submit(_timed, call)
+            self.meanwhile()
+            return running.result()
+
+
+def _timed(call: Callable[[], Sums]) -> tuple[Sums, float]:
+    begun_s = time.monotonic()
+    sums = call()
+    # When its numbers are here, the device has finished.
+    int(sums.steps)
+    return sums, time.monotonic() - begun_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Which form of the step is kept."""
+
+    xla: bool
+    why: str
+    """For the user, e.g. `1.31x (12.1 -> 9.2 ms a step)`."""
+
+
+class XlaTrial:
+    """One trial of XLA in a run; `decision` is set at its end."""
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        position: Position,
+        *,
+        wanted: bool,
+    ) -> None:
+        """Store the arguments; nothing starts yet.
+
+        Args:
+            compiled: The run's step.
+            position: The run's position.
+            wanted: Whether to hold a trial.
+        """
+        self._compiled, self._position = compiled, position
+        self._least_left_s = float(os.environ.get(TEST_SWITCH, LEAST_LEFT_S))
+        self._step_s = 0.0
+        self._calls = 0
+        self._program: Program | None = None
+        self._compiling: _Compiling | None = None
+        self._warm = False
+        self._turns: list[bool] = []
+        self._found_s: dict[bool, list[float]] = {False: [], True: []}
+        self.decision: Decision | None = None
+        self.wanted = wanted
+        if wanted and (why := compiled.why_not_for_xla):
+            self._decide(xla=False, why=f"not tried, {why}")
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a second form of the step uses memory."""
+        compiling = self._compiling is not None and not self._compiling.ended
+        return compiling or (self._program is not None and self.decision is None)
+
+    def next_turn(self, source: Source, planned: int, *, whole: bool) -> Turn:
+        """Plan the next call.
+
+        Args:
+            source: The call's input.
+            planned: Largest number of steps.
+            whole: Whether the call must have all of them.
+        """
+        if not self.wanted or self.decision is not None:
+            return Turn(steps=planned)
+        if self._program is None:
+            if self._calls >= 2 and self._left_s() >= self._least_left_s:
+                return Turn(steps=planned, meanwhile=lambda: self._trace(source))
+            return Turn(steps=planned)
+        compiling = self._compiling
+        if compiling is None or not compiling.ended:
+            return Turn(steps=planned)
+        if compiling.error is not None:
+            self._decide(xla=False, why=f"not used, {compiling.error}")
+            return Turn(steps=planned)
+        steps = planned if whole else min(planned, max(1, round(CALL_S / self._step_s)))
+        if not self._warm:
+            # Its first call loads the compiled program.
+            self._warm = True
+            return Turn(steps=1 if not whole else planned, program=self._program)
+        if not self._turns:
+            self._begin_turns(steps)
+            if self.decision is not None:
+                return Turn(steps=planned)
+        by_xla = self._turns[-1]
+        return Turn(steps=steps, compared=True, program=self._program if by_xla else None)
+
+    def took(self, turn: Turn, steps: int, wall_s: float) -> None:
+        """Record a call.
+
+        Args:
+            turn: The result of `next_turn`.
+            steps: Number of its steps.
+            wall_s: Seconds that they took.
+        """
+        if not self.wanted or self.decision is not None:
+            return
+        self._calls += 1
+        if turn.compared:
+            self._found_s[self._turns.pop()].append(wall_s / steps)
+            if not self._turns:
+                self._compare()
+        elif turn.program is None:
+            self._step_s = wall_s / steps
+
+    def give_up(self, why: str, *, wait: bool = False) -> None:
+        """End the trial without XLA.
+
+        Args:
+            why: For a person.
+            wait: Return when the compiler has ended too, which uses memory until then.
+        """
+        if self.wanted and self.decision is None:
+            self._decide(xla=False, why=why)
+        if wait and self._compiling is not None:
+            self._compiling.join()
+            self._compiling = None
+
+    def drop(self, why: str) -> None:
+        """End the trial without XLA, also if it has decided for XLA and nothing uses it yet."""
+        if self.wanted and self._program is not None and self._position.xla is None:
+            self._decide(xla=False, why=why)
+
+    def adopt(self) -> None:
+        """Use the step that XLA compiled from now on."""
+        if self._program is not None:
+            self._compiled.use(self._program)
+
+    def _trace(self, source: Source) -> None:
+        try:
+            program = self._compiled.traced_for_xla(source)
+        except Exception as error:  # noqa: BLE001 - whatever the user's layers raise: the run goes on without
+            self._decide(xla=False, why=f"not used, the step cannot be traced: {first_line(error)}")
+            return
+        if (finding := check_xla(program.traced)) is not None:
+            self._decide(xla=False, why=f"not used, {finding.message}")
+            return
+        self._program = program
+        elements = self._compiled.elements_to_compile()
+        self._compiling = _Compiling(program, source, elements)
+
+    def _left_s(self) -> float:
+        return self._step_s * (self._position.steps - self._position.step)
+
+    def _begin_turns(self, steps: int) -> None:
+        """Plan the turns; none if too few steps remain for the comparison and a gain after it."""
+        left = self._position.steps - self._position.step
+        pairs = min(MOST_PAIRS, max(PAIRS, round(FORM_S / (steps * self._step_s)) | 1))
+        if left < 4 * pairs * steps:
+            self._decide(xla=False, why="not used, too few steps remain for a comparison")
+            return
+        for pair in range(pairs):
+            # The second one of a pair finds a machine warmed up by the first.
+            self._turns += [True, False] if pair % 2 else [False, True]
+
+    def _compare(self) -> None:
+        before_s, after_s = median(self._found_s[False]), median(self._found_s[True])
+        gain = before_s / after_s
+        comparison = f"{gain:.2f}x ({1e3 * before_s:.3g} -> {1e3 * after_s:.3g} ms a step)"
+        left = self._position.steps - self._position.step
+        if gain < MARGIN:
+            self._decide(xla=False, why=f"{comparison}, not used")
+        elif (before_s - after_s) * left < SWITCH_S:
+            self._decide(xla=False, why=f"{comparison}, not used: too few steps remain to pay off")
+        else:
+            used = f"{comparison}, used from the checkpoint at step {self._position.step:,} on"
+            self._decide(xla=True, why=used)
+
+    def _decide(self, *, xla: bool, why: str) -> None:
+        self.decision = Decision(xla=xla, why=why)
+        if not xla:
+            self._program = None
+        _LOG.warning("XLA: %s", why)
+
+
+class _Compiling:
+    """A thread that has XLA compile a step, for each number of rows that it can have."""
+
+    def __init__(self, program: Program, source: Source, elements: list[Any]) -> None:
+        self.error: str | None = None
+        self._program, self._elements = program, elements
+        self._ahead = source.ahead
+        self._thread = threading.Thread(target=self._run, name="stoker-xla", daemon=True)
+        self._thread.start()
+        outlives_python(self._thread, does="XLA compiles")
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for element in self._elements:
+                try:
+                    self._compile(element)
+                except tf.errors.OpError as error:
+                    if not give_way(error):
+                        raise
+                    self._compile(element)
+        except Exception as error:  # noqa: BLE001 - whatever the compiler raises: the run goes on without
+            out = is_out_of_memory(error)
+            what = "compiling it needs more memory than is left" if out else first_line(error)
+            self.error = what
+        else:
+            publish()
+
+    def _compile(self, element: Any) -> None:
+        traced = self._program.traced
+        # Created here, not in the thread that trains, which continues meanwhile.
+        copies = copies_of_captures(traced)
+        left = flat(element) if self._ahead else ()
+        iterator = iter(tf.data.Dataset.from_tensors(element).repeat())
+        arguments = iterator, tf.constant(1, tf.int64), tf.constant(True)
+        sums = call_on_copies(traced, (*arguments, *left), copies)
+        np.asarray(sums.loss_sum)
