@@ -10,10 +10,10 @@ from pathlib import Path
 
 from stoker.app.experiment import Experiment, ServeSection
 from stoker.cluster.resources import Resources
-from stoker.data.feed.augment import AugmentConfig, ColorJitter, RandomResizedCrop
 from stoker.data.feed.config import FeedConfig
+from stoker.data.feed.images.augment import AugmentConfig, ColorJitter, RandomResizedCrop
 from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
-from stoker.data.own.config import OwnDatasetConfig, PipelineConfig
+from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.config import TrainConfig

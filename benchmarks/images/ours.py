@@ -10,11 +10,11 @@ import tensorflow as tf
 from measure import BATCH, CROP, RATIO, SCALE, report
 
 from stoker.data.dataset import Dataset
-from stoker.data.features.images import decode_whole
-from stoker.data.feed.augment import AugmentConfig, RandomResizedCrop
-from stoker.data.feed.decode_engines import choose_engine
-from stoker.data.feed.image_feed import PARALLEL_CALLS, ImageFeed
-from stoker.data.feed.images import ImageSplit
+from stoker.data.features.images.images import decode_whole
+from stoker.data.feed.images.augment import AugmentConfig, RandomResizedCrop
+from stoker.data.feed.images.decode_engines import choose_engine
+from stoker.data.feed.images.image_feed import PARALLEL_CALLS, ImageFeed
+from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.order import rows_of_step
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
 

@@ -63,7 +63,7 @@ CHECK = """
 import json, os, sys, time
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[2])])
 from pathlib import Path
-from stoker.data.sources.image_check import check_image
+from stoker.data.sources.images.check import check_image
 data = [path.read_bytes() for path in sorted(Path(sys.argv[1]).rglob("*.jpg"))[:500]]
 best = float("inf")
 for _ in range(5):

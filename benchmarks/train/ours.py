@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.data.own.description import Count
-from stoker.data.own.elements import describe_element
-from stoker.data.own.features import OwnFeatures
-from stoker.data.own.opening import OwnDataset
+from stoker.data.user_dataset.description import Count
+from stoker.data.user_dataset.elements import describe_element
+from stoker.data.user_dataset.features import OwnFeatures
+from stoker.data.user_dataset.load_dataset import OwnDataset
 from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.train.checkpoints.config import CheckpointConfig

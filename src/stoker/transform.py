@@ -8,8 +8,13 @@ def preprocessing_fn(inputs):
 
 from __future__ import annotations
 
-from stoker.data.features.buckets import apply_buckets, bucketize, hash_strings, quantiles
-from stoker.data.features.scalers import (
+from stoker.data.features.preprocessing.buckets import (
+    apply_buckets,
+    bucketize,
+    hash_strings,
+    quantiles,
+)
+from stoker.data.features.preprocessing.scalers import (
     max,  # noqa: A004
     mean,
     min,  # noqa: A004
@@ -18,14 +23,14 @@ from stoker.data.features.scalers import (
     scale_to_z_score,
     var,
 )
-from stoker.data.features.spec import TransformOutput
-from stoker.data.features.tft_arguments import missing_function
-from stoker.data.features.vocabularies import (
+from stoker.data.features.preprocessing.tft_arguments import missing_function
+from stoker.data.features.preprocessing.vocabularies import (
     apply_vocabulary,
     compute_and_apply_vocabulary,
     make_and_track_object,
     vocabulary,
 )
+from stoker.data.features.spec import TransformOutput
 
 __all__ = [
     "TransformOutput",

@@ -9,7 +9,7 @@ from stoker.app.experiment import Experiment
 from stoker.app.locked import load
 from stoker.app.resume import NEWEST, Resume
 from stoker.data.ingest import IngestConfig as Data
-from stoker.data.own.config import OwnDatasetConfig as OwnDataset
+from stoker.data.user_dataset.config import OwnDatasetConfig as OwnDataset
 from stoker.evaluate.config import EvaluateConfig as Evaluate
 from stoker.train.config import TrainConfig as Train
 

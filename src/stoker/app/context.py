@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from stoker.app.experiment import Experiment
 from stoker.app.opening import open_dataset, open_transform
 from stoker.data.dataset import Dataset, load_dataset
-from stoker.data.features.label_summary import LabelSummary, labels_from_facts
+from stoker.data.features.analysis.label_summary import LabelSummary, labels_from_facts
 from stoker.data.ingest import list_source
-from stoker.data.sources.listing import Listing
+from stoker.data.sources.files.listing import Listing
 from stoker.telemetry.wall_time import WallTime
 
 if TYPE_CHECKING:
-    from stoker.data.own.description import AnyColumn
-    from stoker.data.own.features import AnyTransform
-    from stoker.data.own.opening import AnyDataset
+    from stoker.data.user_dataset.description import AnyColumn
+    from stoker.data.user_dataset.features import AnyTransform
+    from stoker.data.user_dataset.load_dataset import AnyDataset
 
 
 @dataclass(frozen=True, kw_only=True)

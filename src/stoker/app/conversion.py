@@ -19,7 +19,7 @@ from stoker.data.columns import Column, to_numpy
 
 if TYPE_CHECKING:
     from stoker.app.chain import ChainResult
-    from stoker.data.own.opening import AnyDataset
+    from stoker.data.user_dataset.load_dataset import AnyDataset
 
 Rows = Mapping[str, NDArray[Any]]
 """Input -> [rows, ...] values."""
@@ -95,7 +95,7 @@ def of_folder(folder: Path, request: Request | None) -> Source:
 
 
 def _train_rows(dataset: AnyDataset, columns: Sequence[Any], rows: int) -> dict[str, NDArray[Any]]:
-    from stoker.data.own.opening import OwnDataset
+    from stoker.data.user_dataset.load_dataset import OwnDataset
 
     if isinstance(dataset, OwnDataset):
         return next(iter(dataset.arrays("train", columns=columns)))

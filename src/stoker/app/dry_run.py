@@ -24,8 +24,8 @@ from stoker.core.errors import CheckFailed, ConfigError, Plain, UserError
 from stoker.core.user_code import call
 
 if TYPE_CHECKING:
-    from stoker.data.own.features import AnyTransform
-    from stoker.data.own.opening import AnyDataset
+    from stoker.data.user_dataset.features import AnyTransform
+    from stoker.data.user_dataset.load_dataset import AnyDataset
     from stoker.train.config import ResolvedTraining, TrainConfig
     from stoker.train.setup.build_model import BuiltModel
     from stoker.train.setup.strategy import Distribution
@@ -211,7 +211,7 @@ def _two_elements(
 ) -> tuple[Any, list[Any]]:
     """The feed of the training split, and what it gives for the first steps."""
     from stoker.data.feed.calls import Calls
-    from stoker.data.own.feed import OwnFeed
+    from stoker.data.user_dataset.feed import OwnFeed
     from stoker.train.setup.feeds import open_feeds
     from stoker.train.setup.whole_batches import WholeFeed, whole_steps
 

@@ -17,7 +17,7 @@ from stoker.app.opening import eval_rows
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import hash_folder, read_json
 from stoker.core.outputs import ONLY, by_output
-from stoker.data.own.description import AnyColumn
+from stoker.data.user_dataset.description import AnyColumn
 from stoker.evaluate.config import slice_columns
 from stoker.evaluate.evaluation import Evaluation, evaluate, measure_baseline, write_evaluation
 from stoker.evaluate.gates import BaselineMetrics
@@ -26,8 +26,8 @@ from stoker.evaluate.task import Examples, Task, infer_task, pair
 from stoker.export.repository import Repository
 
 if TYPE_CHECKING:
-    from stoker.data.own.features import AnyTransform
-    from stoker.data.own.opening import AnyDataset
+    from stoker.data.user_dataset.features import AnyTransform
+    from stoker.data.user_dataset.load_dataset import AnyDataset
 
 BATCH_ROWS, IMAGE_BATCH_ROWS = 1024, 64
 """Rows that the exported model is given in one call; of images fewer, whose activations are large."""

@@ -17,7 +17,7 @@ from stoker.core.outputs import by_output
 from stoker.core.user_code import split_reference
 from stoker.data.ingest import IngestConfig
 from stoker.data.ingest import source_fingerprint as data_source_fingerprint
-from stoker.data.own.config import OwnDatasetConfig
+from stoker.data.user_dataset.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig, require_metrics_of
 from stoker.export.repository import checked_name
 from stoker.train.config import TrainConfig

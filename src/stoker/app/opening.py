@@ -12,12 +12,12 @@ from stoker.app.experiment import Experiment
 from stoker.core.user_code import load_function
 from stoker.data.columns import Column, to_numpy
 from stoker.data.dataset import load_dataset
-from stoker.data.own.config import OwnDatasetConfig
-from stoker.data.own.description import DESCRIPTION, AnyColumn, Count, read_description
+from stoker.data.user_dataset.config import OwnDatasetConfig
+from stoker.data.user_dataset.description import DESCRIPTION, AnyColumn, Count, read_description
 
 if TYPE_CHECKING:
-    from stoker.data.own.features import AnyTransform
-    from stoker.data.own.opening import AnyDataset, OwnDataset
+    from stoker.data.user_dataset.features import AnyTransform
+    from stoker.data.user_dataset.load_dataset import AnyDataset, OwnDataset
 
 
 def open_dataset(
@@ -36,7 +36,7 @@ def open_dataset(
     if experiment.own_dataset is None:
         return load_dataset(ingested)
     own = call_own_dataset(experiment, experiment.own_dataset)
-    from stoker.data.own.opening import piped
+    from stoker.data.user_dataset.load_dataset import piped
 
     counts = own_counts(experiment.own_dataset, analysis=analysis)
     return piped(own, experiment.own_dataset.pipeline, counts=counts)
@@ -65,7 +65,7 @@ def call_own_dataset(experiment: Experiment, config: OwnDatasetConfig) -> OwnDat
     from stoker.app.quiet import import_tensorflow
 
     import_tensorflow()
-    from stoker.data.own.opening import open_own_dataset
+    from stoker.data.user_dataset.load_dataset import open_own_dataset
 
     function = load_function(experiment.folder, config.dataset, where="data.dataset")
     return open_own_dataset(function, config)
@@ -78,10 +78,10 @@ def open_transform(experiment: Experiment, transformed: Path) -> AnyTransform:
         DataError: it is damaged.
     """
     if experiment.own_dataset is None:
-        from stoker.data.features.transform import load_transform
+        from stoker.data.features.preprocessing.transform import load_transform
 
         return load_transform(transformed)
-    from stoker.data.own.features import OwnFeatures
+    from stoker.data.user_dataset.features import OwnFeatures
 
     return OwnFeatures(read_description(transformed / DESCRIPTION))
 
@@ -99,7 +99,7 @@ def eval_rows(
     Yields:
         Column -> [rows, ...] values.
     """
-    from stoker.data.own.opening import OwnDataset
+    from stoker.data.user_dataset.load_dataset import OwnDataset
 
     if isinstance(dataset, OwnDataset):
         yield from dataset.arrays("eval", columns=columns)

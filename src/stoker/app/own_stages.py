@@ -12,9 +12,9 @@ from stoker.app.experiment import Experiment, data_fingerprint
 from stoker.app.opening import call_own_dataset
 from stoker.app.stages import STAGES, anomaly_facts
 from stoker.core.files import sha256_file
-from stoker.data.features.label_summary import labels_as_facts
-from stoker.data.own.config import OwnDatasetConfig
-from stoker.data.own.description import DESCRIPTION, read_description, write_description
+from stoker.data.features.analysis.label_summary import labels_as_facts
+from stoker.data.user_dataset.config import OwnDatasetConfig
+from stoker.data.user_dataset.description import DESCRIPTION, read_description, write_description
 from stoker.evaluate.config import require_metrics_of
 
 
@@ -54,8 +54,8 @@ def _analyze_inputs(context: Context) -> dict[str, Any]:
 
 def _analyze(context: Context, folder: Path) -> Done:
     dataset = call_own_dataset(context.experiment, _config(context))
-    from stoker.data.own.analysis import analyze_own_dataset
-    from stoker.data.own.opening import counts_as_facts
+    from stoker.data.user_dataset.analysis import analyze_own_dataset
+    from stoker.data.user_dataset.load_dataset import counts_as_facts
 
     def tell(done: int, total: int, what: str) -> None:
         context.progress(f"{done:,} {what}", min(1.0, done / total) if total else None)

@@ -20,7 +20,7 @@ from stoker.train.config import TEST_SWITCH, Grounds, ResolvedTraining, TrainCon
 from stoker.tune.lock import FILE as LOCK
 
 if TYPE_CHECKING:
-    from stoker.data.own.features import AnyTransform
+    from stoker.data.user_dataset.features import AnyTransform
 
 AUTOS = ("batch_size", "steps_per_call", "precision", "xla", "strategy")
 """Settings that keep what they became, where they are still `auto`. What they decide (replicas,

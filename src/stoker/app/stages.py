@@ -29,7 +29,7 @@ from stoker.core.outputs import alone
 from stoker.core.user_code import load_function
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
-from stoker.data.features.label_summary import labels_as_facts
+from stoker.data.features.analysis.label_summary import labels_as_facts
 from stoker.data.ingest import (
     REACH_KEYS,
     fingerprint_of,
@@ -39,9 +39,9 @@ from stoker.evaluate.evaluation import evaluation_to_json
 from stoker.export.repository import Repository
 
 if TYPE_CHECKING:
-    from stoker.data.features.anomalies import Anomaly
-    from stoker.data.features.leaks import MadeLabels
-    from stoker.data.features.transform import Transform
+    from stoker.data.features.analysis.anomalies import Anomaly
+    from stoker.data.features.analysis.leaks import MadeLabels
+    from stoker.data.features.preprocessing.transform import Transform
 
 _LOG = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def _column_types(context: Context) -> list[tuple[str, str, bool, int | None]]:
 
 
 def _analyze(context: Context, folder: Path) -> Done:
-    from stoker.data.features.analyze import analyze
+    from stoker.data.features.analysis.analyze import analyze
 
     experiment, dataset = context.experiment, context.shards()
     statistics, _, anomalies = analyze(
@@ -156,8 +156,8 @@ def _analyze(context: Context, folder: Path) -> Done:
 
 def anomaly_facts(anomalies: Sequence[Anomaly]) -> dict[str, Any]:
     """The facts that the stage `analyze` records: what was found, and what ends the chain."""
-    from stoker.data.features.input_checks import anomalies_as_facts
-    from stoker.data.features.splits import KINDS
+    from stoker.data.features.analysis.input_checks import anomalies_as_facts
+    from stoker.data.features.analysis.splits import KINDS
 
     return {
         "anomalies": [f"{a.column}: {a.message}" for a in anomalies],
@@ -187,11 +187,11 @@ def _weight_inputs(experiment: Experiment) -> dict[str, str]:
 
 
 def _transform(context: Context, folder: Path) -> Done:
-    from stoker.data.features.build import build_transform
-    from stoker.data.features.input_checks import anomalies_as_facts, vocabulary_losses
-    from stoker.data.features.labels import require_known_labels, unread
-    from stoker.data.features.leaks import MadeLabels
-    from stoker.data.features.schema import TRAIN
+    from stoker.data.features.analysis.input_checks import anomalies_as_facts, vocabulary_losses
+    from stoker.data.features.analysis.labels import require_known_labels, unread
+    from stoker.data.features.analysis.leaks import MadeLabels
+    from stoker.data.features.analysis.schema import TRAIN
+    from stoker.data.features.preprocessing.build import build_transform
 
     experiment = context.experiment
     function = None
@@ -232,7 +232,7 @@ def _transform(context: Context, folder: Path) -> Done:
 
 
 def _leaks(context: Context, transform: Transform, made: MadeLabels) -> Iterator[Anomaly]:
-    from stoker.data.features.statistics import load_statistics
+    from stoker.data.features.analysis.statistics import load_statistics
 
     return made.leaks(
         context.shards(),

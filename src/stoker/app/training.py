@@ -25,7 +25,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.finding import Finding
 from stoker.core.user_code import load_function
 from stoker.data.dataset import Dataset
-from stoker.data.features.input_checks import input_findings
+from stoker.data.features.analysis.input_checks import input_findings
 from stoker.data.ingest import IngestConfig, ServiceConfig
 from stoker.evaluate.config import outputs_and_labels, require_metrics_of
 from stoker.measure.device_findings import StepFacts, nhwc_is_allowed
@@ -55,8 +55,8 @@ from stoker.train.watch.device_watch import DeviceWatch, forbids_trace
 
 if TYPE_CHECKING:
     from stoker.app.experiment import Experiment
-    from stoker.data.own.features import AnyTransform
-    from stoker.data.own.opening import AnyDataset
+    from stoker.data.user_dataset.features import AnyTransform
+    from stoker.data.user_dataset.load_dataset import AnyDataset
 
 _LOG = logging.getLogger(__name__)
 

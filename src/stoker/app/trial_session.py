@@ -20,7 +20,7 @@ from stoker.core.files import remove
 from stoker.tune.levers import Situation, other_precision
 
 if TYPE_CHECKING:
-    from stoker.data.own.features import AnyTransform
+    from stoker.data.user_dataset.features import AnyTransform
     from stoker.train.config import ResolvedTraining, TrainConfig
     from stoker.train.context.run_context import Surroundings
     from stoker.train.measurement.probe import Probe

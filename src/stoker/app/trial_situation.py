@@ -9,7 +9,7 @@ from stoker.app.context import Context
 from stoker.tune.levers import Situation
 
 if TYPE_CHECKING:
-    from stoker.data.own.features import AnyTransform
+    from stoker.data.user_dataset.features import AnyTransform
     from stoker.train.config import ResolvedTraining
 
 
@@ -76,8 +76,8 @@ def situation_of(
 
 
 def _passes_agree(context: Context) -> bool:
-    from stoker.data.own.opening import OwnDataset
-    from stoker.data.own.passes import passes_agree
+    from stoker.data.user_dataset.load_dataset import OwnDataset
+    from stoker.data.user_dataset.passes import passes_agree
 
     dataset = context.dataset()
     return isinstance(dataset, OwnDataset) and passes_agree(dataset.datasets["train"])

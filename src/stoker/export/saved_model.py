@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from stoker.core.files import write_atomic
-from stoker.data.own.features import AnyTransform
+from stoker.data.user_dataset.features import AnyTransform
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
     SERVING_DEFAULT,

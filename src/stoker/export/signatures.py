@@ -12,7 +12,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.data.columns import PADDING, Column, list_lengths
-from stoker.data.own.description import AnyColumn, TensorColumn
+from stoker.data.user_dataset.description import AnyColumn, TensorColumn
 
 SERVING_DEFAULT = "serving_default"
 """Takes raw features by column name. Source: TensorFlow Serving's default signature name."""

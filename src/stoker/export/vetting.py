@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.errors import CheckFailed, Plain
-from stoker.data.own.description import AnyColumn
+from stoker.data.user_dataset.description import AnyColumn
 from stoker.export.callpath import load_model
 from stoker.export.python_calls import require_no_python
 from stoker.export.signatures import (

@@ -8,8 +8,8 @@ from typing import Literal
 
 from stoker.cluster.devices import Devices
 from stoker.core.errors import ConfigError, Plain
-from stoker.data.feed.augment import AugmentConfig
 from stoker.data.feed.config import FeedConfig
+from stoker.data.feed.images.augment import AugmentConfig
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.health.divergence import DivergenceConfig
 from stoker.train.memory_config import MemoryConfig

@@ -18,7 +18,7 @@ from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.proof import prove_run
 from stoker.app.run_folder import Run
 from stoker.core.errors import CheckFailed, ConfigError
-from stoker.data.features.statistics import load_statistics
+from stoker.data.features.analysis.statistics import load_statistics
 from stoker.data.ingest import IngestConfig
 from stoker.export.callpath import load_model
 from stoker.train.checkpoints.store import newest_good

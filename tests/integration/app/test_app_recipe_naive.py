@@ -16,8 +16,8 @@ from stoker.app.opening import open_dataset
 from stoker.app.proof import prove_run
 from stoker.data.feed.dataset_stages import dataset_stages
 from stoker.data.feed.stages import bottleneck
-from stoker.data.own.opening import OwnDataset
-from stoker.data.own.passes import passes_agree
+from stoker.data.user_dataset.load_dataset import OwnDataset
+from stoker.data.user_dataset.passes import passes_agree
 
 RECIPE = Path(__file__).resolve().parents[3] / "recipes" / "naive"
 

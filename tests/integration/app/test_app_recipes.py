@@ -21,7 +21,7 @@ from stoker.app.proof import prove_run
 from stoker.core.user_code import load_function
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset, load_dataset
-from stoker.data.features.transform import Transform, load_transform
+from stoker.data.features.preprocessing.transform import Transform, load_transform
 from stoker.data.feed.pipeline import Feed
 from stoker.export.callpath import load_model
 from stoker.export.signatures import (

@@ -30,7 +30,7 @@ from stoker.core.errors import ConfigError, UserError
 from stoker.core.outputs import ONLY
 from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import load_dataset
-from stoker.data.features.transform import Transform, load_transform
+from stoker.data.features.preprocessing.transform import Transform, load_transform
 from stoker.data.feed.pipeline import Feed
 from stoker.export.callpath import load_model
 from stoker.export.signatures import (

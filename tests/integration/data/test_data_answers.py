@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import DataError
 from stoker.data.dataset import Dataset
-from stoker.data.features.build import build_transform
-from stoker.data.features.images import decode_images, decode_whole
-from stoker.data.features.transform import Transform
+from stoker.data.features.images.images import decode_images, decode_whole
+from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.feed.agreement import TIE, agrees, compare_answers, other_answers
-from stoker.data.feed.decode import Engine, Target
-from stoker.data.feed.decode_engines import choose_engine
-from stoker.data.feed.image_feed import ImageFeed
-from stoker.data.feed.image_rows import ImageRows
-from stoker.data.feed.images import ImageSplit
+from stoker.data.feed.images.decode import Engine, Target
+from stoker.data.feed.images.decode_engines import choose_engine
+from stoker.data.feed.images.image_feed import ImageFeed
+from stoker.data.feed.images.image_rows import ImageRows
+from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.pipeline import Feed, Raw
 from stoker.data.ingest import IngestConfig, ingest
 from stoker.data.ingest.image_index import read_image_index
-from stoker.data.own.feed import AnyFeed
+from stoker.data.user_dataset.feed import AnyFeed
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.loop.decoder_agreement import agreed_metrics
 from stoker.train.loop.validation import make_validate

@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 from stoker.data.dataset import Dataset
-from stoker.data.features.images import decode_images, decode_whole
-from stoker.data.feed.augment import AugmentConfig, RandomResizedCrop
-from stoker.data.feed.decode_engines import choose_engine
-from stoker.data.feed.image_feed import ImageFeed
-from stoker.data.feed.image_rows import ImageRows
-from stoker.data.feed.images import ImageSplit
+from stoker.data.features.images.images import decode_images, decode_whole
+from stoker.data.feed.images.augment import AugmentConfig, RandomResizedCrop
+from stoker.data.feed.images.decode_engines import choose_engine
+from stoker.data.feed.images.image_feed import ImageFeed
+from stoker.data.feed.images.image_rows import ImageRows
+from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.pipeline import Feed, Raw
 from stoker.data.feed.stages import bottleneck, measure_stages
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest

@@ -22,15 +22,15 @@ import stoker.transform as st
 from stoker.core.errors import DataError
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset
-from stoker.data.features.build import build_transform
-from stoker.data.features.images import decode_images, decode_whole
+from stoker.data.features.images.images import decode_images, decode_whole
+from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.feed.agreement import agrees, share_within
-from stoker.data.feed.augment import AugmentConfig, ColorJitter, RandomResizedCrop
 from stoker.data.feed.calls import Calls
-from stoker.data.feed.decode import Engine
-from stoker.data.feed.decode_engines import choose_engine
-from stoker.data.feed.image_feed import PARALLEL_CALLS, ImageFeed
-from stoker.data.feed.images import ImageSplit
+from stoker.data.feed.images.augment import AugmentConfig, ColorJitter, RandomResizedCrop
+from stoker.data.feed.images.decode import Engine
+from stoker.data.feed.images.decode_engines import choose_engine
+from stoker.data.feed.images.image_feed import PARALLEL_CALLS, ImageFeed
+from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.order import rows_of_step
 from stoker.data.feed.pipeline import Feed
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
@@ -170,7 +170,7 @@ def test_both_engines_see_the_same_training_crops(stretched: Dataset) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_crop_shows_its_part_of_the_image(name: str, stretched: Dataset) -> None:
-    from stoker.data.feed.augment import Views
+    from stoker.data.feed.images.augment import Views
 
     images = opened(stretched, name)
     rows = np.arange(images.rows)

@@ -16,11 +16,11 @@ from PIL import Image, ImageOps
 
 from stoker.core.errors import UserError
 from stoker.data.dataset import ImageShape
-from stoker.data.features.encoded_bytes import heads
-from stoker.data.features.images import decode_images, decode_whole
-from stoker.data.features.orientation import orientations
-from stoker.data.sources.exif import orientation
-from stoker.data.sources.image_check import BadImage, check_image
+from stoker.data.features.images.encoded_bytes import heads
+from stoker.data.features.images.images import decode_images, decode_whole
+from stoker.data.features.images.orientation import orientations
+from stoker.data.sources.images.check import BadImage, check_image
+from stoker.data.sources.images.exif import orientation
 from stoker.export.callpath import LoadedModel, load_model
 
 HEIGHT, WIDTH = 24, 32

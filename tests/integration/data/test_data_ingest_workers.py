@@ -20,7 +20,7 @@ import pytest
 from stoker.core.errors import DataError, UserError
 from stoker.data.ingest import IngestConfig, describe_source, ingest
 from stoker.data.ingest.journal import JOURNAL
-from stoker.data.sources import image_folder
+from stoker.data.sources.images import folder as image_folder
 
 IMAGES = 600
 BAD = (7, 250, 251, 599)
@@ -30,8 +30,8 @@ INGEST = """
 import sys
 from pathlib import Path
 from stoker.data.ingest import IngestConfig, ingest
-from stoker.data.sources import image_folder
-image_folder.BLOCK_FILES = 25
+from stoker.data.sources.images import folder
+folder.BLOCK_FILES = 25
 ingest(IngestConfig(source=sys.argv[1], shard_rows=20, max_bad_rows=9, workers=2), Path(sys.argv[2]))
 """
 

@@ -13,11 +13,11 @@ import pytest
 import simplejpeg
 from numpy.typing import NDArray
 
-from stoker.data.features.images import decode_whole
-from stoker.data.feed import decode_engines, decode_native
-from stoker.data.feed.decode import JOB, Engine, Status, Target
-from stoker.data.feed.decode_engines import choose_engine
-from stoker.data.feed.native import library
+from stoker.data.features.images.images import decode_whole
+from stoker.data.feed.images import decode_engines, decode_native
+from stoker.data.feed.images.decode import JOB, Engine, Status, Target
+from stoker.data.feed.images.decode_engines import choose_engine
+from stoker.data.feed.images.native import library
 from stoker.data.ingest.stored_images import raw_bytes
 
 ENGINES = ("native", "opencv")
@@ -112,7 +112,7 @@ def test_bytes_that_are_not_what_ingest_wrote_are_told_apart(name: str, tmp_path
 
 
 def test_threads_change_nothing(tmp_path: Path) -> None:
-    from stoker.data.feed.decode_native import NativeEngine
+    from stoker.data.feed.images.decode_native import NativeEngine
 
     jobs = jobs_of(images() * 3, tmp_path / "many")
     one, five = (NativeEngine(decode_whole, threads=n).decode(jobs, TARGET) for n in (1, 5))

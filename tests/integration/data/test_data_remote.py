@@ -21,9 +21,9 @@ import pytest
 
 from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.data.ingest import IngestConfig, ingest, source_files, source_fingerprint
-from stoker.data.sources import store as store_module
-from stoker.data.sources.cache import shared_cache
 from stoker.data.sources.source import list_source, open_source
+from stoker.data.sources.stores import store as store_module
+from stoker.data.sources.stores.cache import shared_cache
 
 if TYPE_CHECKING:
     from tests.integration.data.conftest import StoreServer

@@ -32,8 +32,8 @@ from stoker.core.errors import ConfigError, DataError
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
-from stoker.data.features.build import build_transform
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.service.reading import ServiceFeed, distributed
 from stoker.data.feed.service.records import RecordCopy, copied

@@ -19,9 +19,9 @@ import pytest
 
 from stoker.core.errors import DataError
 from stoker.data.ingest import IngestConfig, ingest
-from stoker.data.sources.examples import Example
-from stoker.data.sources.framing import check_framing
-from stoker.data.sources.framing_checks import masked_crc
+from stoker.data.sources.formats.examples import Example
+from stoker.data.sources.formats.framing import check_framing
+from stoker.data.sources.formats.framing_checks import masked_crc
 
 RECORDS = 60
 HEADER, FOOTER = 12, 4
@@ -295,7 +295,7 @@ def test_a_length_of_64_gib_neither_crashes_nor_fills_the_memory(tmp_path: Path)
     script = (
         "import sys\n"
         "from stoker.core.errors import DataError\n"
-        "from stoker.data.sources.framing import check_framing, read_frames\n"
+        "from stoker.data.sources.formats.framing import check_framing, read_frames\n"
         "from pathlib import Path\n"
         "path = Path(sys.argv[1])\n"
         "frames = list(read_frames(path, location='x'))\n"

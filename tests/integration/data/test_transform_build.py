@@ -22,9 +22,9 @@ from stoker.core.files import sha256_file
 from stoker.core.outputs import ONLY
 from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import Dataset, Shard, write_manifest
-from stoker.data.features.build import build_transform
-from stoker.data.features.labels import require_known_labels
-from stoker.data.features.transform import Transform, load_transform
+from stoker.data.features.analysis.labels import require_known_labels
+from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.transform import Transform, load_transform
 
 ROWS = 1000
 

@@ -19,8 +19,8 @@ from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.core.files import sha256_file
 from stoker.data.columns import PADDING, Column
 from stoker.data.dataset import Dataset, Shard, write_manifest
-from stoker.data.features.build import build_transform
-from stoker.data.features.labels import require_known_labels
+from stoker.data.features.analysis.labels import require_known_labels
+from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.ingest import IngestConfig, ingest
 
 COLUMNS = (

@@ -16,7 +16,7 @@ from stoker.core.errors import ConfigError
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, ImageShape, Shard, write_manifest
-from stoker.data.features.build import build_transform
+from stoker.data.features.preprocessing.build import build_transform
 
 COLUMNS = (
     Column(name="image", dtype="image"),

@@ -13,9 +13,9 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError, DataError
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset
-from stoker.data.features.build import build_transform
-from stoker.data.features.labels import require_known_labels
-from stoker.data.features.transform import Transform
+from stoker.data.features.analysis.labels import require_known_labels
+from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.ingest import IngestConfig, ingest
 
 ROWS = 60

@@ -12,8 +12,8 @@ import tensorflow as tf
 import stoker.transform as st
 from stoker.core.errors import ConfigError
 from stoker.data.dataset import Dataset
-from stoker.data.features.build import build_transform
-from stoker.data.features.tft_arguments import missing_names
+from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.tft_arguments import missing_names
 from stoker.data.ingest import IngestConfig, ingest
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "transform.md"

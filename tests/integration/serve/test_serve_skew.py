@@ -16,7 +16,7 @@ from tests.integration.serve.conftest import export
 from stoker.app.cli.main import invoke
 from stoker.app.skew import compare
 from stoker.core.errors import DataError
-from stoker.data.features.analyze import analyze
+from stoker.data.features.analysis.analyze import analyze
 from stoker.data.ingest import IngestConfig, ingest
 from stoker.export.repository import Repository
 from stoker.serve.config import ServeConfig

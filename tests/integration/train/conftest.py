@@ -8,8 +8,8 @@ import pytest
 from tests.integration.train.small import small_dataset
 
 from stoker.data.dataset import Dataset
-from stoker.data.features.build import build_transform
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.context import utilization
 
 

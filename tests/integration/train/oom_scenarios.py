@@ -22,7 +22,7 @@ from tests.integration.train.small import small_dataset
 from tests.integration.train.test_train_numbers import hungry, hungry_own, train
 
 from stoker.core.errors import ConfigError
-from stoker.data.features.build import build_transform
+from stoker.data.features.preprocessing.build import build_transform
 
 
 class Said(logging.Handler):

@@ -29,7 +29,7 @@ from keras import layers
 from stoker.cluster.resolver import ClusterSpec, held_ports, local_cluster
 from stoker.core.errors import UserError
 from stoker.data.dataset import load_dataset
-from stoker.data.features.transform import load_transform
+from stoker.data.features.preprocessing.transform import load_transform
 from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.train.checkpoints.store import newest_good

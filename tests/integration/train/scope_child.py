@@ -18,7 +18,7 @@ from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core.errors import CheckFailed
 from stoker.data.dataset import load_dataset
-from stoker.data.features.transform import load_transform
+from stoker.data.features.preprocessing.transform import load_transform
 from stoker.train.config import TrainConfig
 from stoker.train.context import utilization
 from stoker.train.loop.loop import fit

@@ -24,7 +24,7 @@ from keras import layers
 
 from stoker.core.errors import Preempted
 from stoker.data.dataset import load_dataset
-from stoker.data.features.transform import load_transform
+from stoker.data.features.preprocessing.transform import load_transform
 from stoker.telemetry.writers import Everywhere
 from stoker.train.config import ResolvedTraining, StrategyName, TrainConfig
 from stoker.train.context import utilization

@@ -17,7 +17,7 @@ from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core.errors import CheckFailed
 from stoker.data.dataset import Dataset
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.config import TrainConfig
 from stoker.train.context.run_context import TrainResult
 from stoker.train.health.degradation import RETRACES

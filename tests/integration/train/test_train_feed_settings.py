@@ -13,12 +13,12 @@ from tests.dataset_graph import set_to
 from stoker.core.compiled import NotBuilt
 from stoker.core.errors import ConfigError
 from stoker.data.dataset import Dataset
-from stoker.data.features.build import build_transform
-from stoker.data.features.transform import Transform
-from stoker.data.feed import decode_engines
-from stoker.data.feed.augment import AugmentConfig
+from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.config import Decoder, FeedConfig
+from stoker.data.feed.images import decode_engines
+from stoker.data.feed.images.augment import AugmentConfig
 from stoker.data.feed.pipeline import Feed
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
 from stoker.train.setup.feeds import open_feeds

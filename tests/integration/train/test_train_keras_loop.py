@@ -16,10 +16,10 @@ from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core.errors import ConfigError
 from stoker.core.outputs import ONLY
-from stoker.data.own.config import OwnDatasetConfig
-from stoker.data.own.description import Count
-from stoker.data.own.features import OwnFeatures
-from stoker.data.own.opening import OwnDataset, open_own_dataset
+from stoker.data.user_dataset.config import OwnDatasetConfig
+from stoker.data.user_dataset.description import Count
+from stoker.data.user_dataset.features import OwnFeatures
+from stoker.data.user_dataset.load_dataset import OwnDataset, open_own_dataset
 from stoker.train.checkpoints.store import best, newest_good
 from stoker.train.config import TrainConfig
 from stoker.train.context.run_context import TrainResult

@@ -18,7 +18,7 @@ from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.data.dataset import Dataset
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.feed.order import shuffled_indices
 from stoker.data.feed.pipeline import as_it_is
 from stoker.telemetry.writers import Everywhere

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from stoker.core.errors import ConfigError
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.setup.build_model import build_model, prepare_process
 
 Features = dict[str, keras.KerasTensor]

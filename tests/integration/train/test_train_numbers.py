@@ -19,8 +19,8 @@ from tests.integration.train.small import on_one_device, small_dataset, unwatche
 
 from stoker.core.errors import UserError
 from stoker.data.dataset import Dataset
-from stoker.data.features.build import build_transform
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.store import open_checkpoint, places
 from stoker.train.config import TrainConfig

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from stoker.data.dataset import Dataset
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.transform import Transform
 
 LR = 2.0**-10
 PER_EPOCH = 210

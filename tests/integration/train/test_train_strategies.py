@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stoker.data.dataset import Dataset
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.transform import Transform
 
 pytestmark = pytest.mark.timeout(3600)
 

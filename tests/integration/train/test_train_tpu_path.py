@@ -20,11 +20,11 @@ from tests.integration.train.test_train_strategies import run_scenarios
 
 from stoker.core.errors import ConfigError
 from stoker.data.dataset import Dataset
-from stoker.data.features.build import build_transform
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.pipeline import Feed, as_it_is
-from stoker.data.feed.table_rows import TableRows
+from stoker.data.feed.tables.rows import TableRows
 from stoker.train.config import TrainConfig
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import build_model, prepare_process

@@ -26,7 +26,7 @@ from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core.errors import EXIT_PREEMPTED, ConfigError
 from stoker.data.dataset import Dataset
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.checkpoints.store import best, newest_good
 from stoker.train.config import TrainConfig

@@ -19,7 +19,7 @@ from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core import native_threads
 from stoker.data.dataset import Dataset
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import TrainConfig
 from stoker.train.context.run_context import TrainResult

@@ -23,7 +23,7 @@ def main(folder: Path, cache_folder: Path) -> None:
     import keras
     from keras import layers
 
-    from stoker.data.features.build import build_transform
+    from stoker.data.features.preprocessing.build import build_transform
     from stoker.train.config import TrainConfig
     from stoker.train.context import utilization
     from stoker.train.loop.loop import fit

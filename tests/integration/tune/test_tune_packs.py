@@ -19,7 +19,7 @@ from tests.integration.train.small import small_dataset
 
 from stoker.cluster.devices import Devices
 from stoker.core.errors import ConfigError
-from stoker.data.features.build import build_transform
+from stoker.data.features.preprocessing.build import build_transform
 from stoker.train.config import Grounds, TrainConfig, resolve
 from stoker.train.setup.strategy import NOTHING_IS_SENT, make_distribution
 from stoker.train.step.custom_train_step import check_own_step

@@ -28,8 +28,8 @@ from stoker.core.names import dns_name
 from stoker.core.user_code import load_function
 from stoker.data.columns import VARYING, Column, Dtype, to_numpy
 from stoker.data.dataset import Dataset
-from stoker.data.features.build import build_transform
-from stoker.data.features.transform import Transform
+from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.ingest import ColumnDescription, SourceDescription, ingest
 
 HOSTILE = [

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from stoker.core.errors import DataError
 from stoker.data.columns import PADDING, VARYING, Column, Dtype, list_lengths, to_numpy
 from stoker.data.dataset import Dataset, load_dataset
-from stoker.data.features.anomalies import find_anomalies
-from stoker.data.features.measure import compute_statistics
-from stoker.data.features.report import render_report
-from stoker.data.features.schema import infer_schema
-from stoker.data.features.statistics import statistics_to_json
+from stoker.data.features.analysis.anomalies import find_anomalies
+from stoker.data.features.analysis.measure import compute_statistics
+from stoker.data.features.analysis.report import render_report
+from stoker.data.features.analysis.schema import infer_schema
+from stoker.data.features.analysis.statistics import statistics_to_json
 from stoker.data.ingest import IngestConfig, describe_source, ingest
 from stoker.data.ingest.assign import SplitRule
 from stoker.data.ingest.column_hash import ColumnHash

@@ -19,12 +19,12 @@ from stoker.core.errors import DataError
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard, write_manifest
-from stoker.data.features.analyze import analyze
-from stoker.data.features.anomalies import Anomaly, find_anomalies
-from stoker.data.features.measure import compute_statistics
-from stoker.data.features.schema import Schema, infer_schema, load_schema
-from stoker.data.features.splits import relate_splits
-from stoker.data.features.statistics import (
+from stoker.data.features.analysis.analyze import analyze
+from stoker.data.features.analysis.anomalies import Anomaly, find_anomalies
+from stoker.data.features.analysis.measure import compute_statistics
+from stoker.data.features.analysis.schema import Schema, infer_schema, load_schema
+from stoker.data.features.analysis.splits import relate_splits
+from stoker.data.features.analysis.statistics import (
     HISTOGRAM_BINS,
     TOP_VALUES,
     Statistics,
@@ -335,6 +335,8 @@ def test_changed_shard_is_refused(dataset: Dataset, tmp_path: Path) -> None:
 
 
 def test_analysis_needs_no_tensorflow() -> None:
-    code = "import sys, stoker.data.features.analyze; sys.exit('tensorflow' in sys.modules)"
+    code = (
+        "import sys, stoker.data.features.analysis.analyze; sys.exit('tensorflow' in sys.modules)"
+    )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,11 +15,15 @@ from sklearn import datasets
 from stoker.core.files import sha256_file
 from stoker.data.columns import VARYING, Column
 from stoker.data.dataset import Dataset, Shard
-from stoker.data.features.anomalies import find_anomalies
-from stoker.data.features.input_checks import VocabularyLoss, input_findings, vocabulary_losses
-from stoker.data.features.leaks import MadeLabels, find_leaks
-from stoker.data.features.measure import compute_statistics
-from stoker.data.features.schema import infer_schema
+from stoker.data.features.analysis.anomalies import find_anomalies
+from stoker.data.features.analysis.input_checks import (
+    VocabularyLoss,
+    input_findings,
+    vocabulary_losses,
+)
+from stoker.data.features.analysis.leaks import MadeLabels, find_leaks
+from stoker.data.features.analysis.measure import compute_statistics
+from stoker.data.features.analysis.schema import infer_schema
 from stoker.data.features.spec import LabelSpec, TransformSpec, VocabularySpec
 
 _DTYPES: dict[str, Any] = {"int64": "int64", "double": "float64", "string": "string"}

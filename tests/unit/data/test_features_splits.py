@@ -15,11 +15,11 @@ import pytest
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
-from stoker.data.features.analyze import analyze
-from stoker.data.features.anomalies import Anomaly
-from stoker.data.features.measure import compute_statistics
-from stoker.data.features.splits import find_split_anomalies, relate_splits
-from stoker.data.features.statistics import Statistics
+from stoker.data.features.analysis.analyze import analyze
+from stoker.data.features.analysis.anomalies import Anomaly
+from stoker.data.features.analysis.measure import compute_statistics
+from stoker.data.features.analysis.splits import find_split_anomalies, relate_splits
+from stoker.data.features.analysis.statistics import Statistics
 from stoker.data.ingest import IngestConfig, ingest
 
 

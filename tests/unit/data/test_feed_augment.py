@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError
 from stoker.data.dataset import ImageShape
-from stoker.data.feed.augment import (
+from stoker.data.feed.images.augment import (
     AugmentConfig,
     ColorJitter,
     RandomResizedCrop,
@@ -22,7 +22,7 @@ from stoker.data.feed.augment import (
     evaluation_views,
     training_views,
 )
-from stoker.data.feed.jitter import jitter_colors
+from stoker.data.feed.images.jitter import jitter_colors
 
 GOLDEN = Path(__file__).parent / "golden_augment.json"
 SHAPE = ImageShape(height=24, width=32, channels=3)

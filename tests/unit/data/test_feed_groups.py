@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stoker.data.feed.groups import (
+from stoker.data.feed.order import shuffled_indices
+from stoker.data.feed.tables.row_groups import (
     MIN_WINDOW_GROUPS,
     Window,
     deal_groups,
     shuffled_windows,
     stored_windows,
 )
-from stoker.data.feed.order import shuffled_indices
 
 GOLDEN = Path(__file__).parent / "golden_table_order.json"
 

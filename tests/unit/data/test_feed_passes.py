@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from stoker.data.feed.calls import Calls, RowOrder
 from stoker.data.feed.pipeline import Feed, as_it_is
 from stoker.data.feed.stages import StageWork
-from stoker.data.own.config import OwnDatasetConfig
-from stoker.data.own.description import SPLITS, Count
-from stoker.data.own.feed import OwnFeed
-from stoker.data.own.opening import open_own_dataset
+from stoker.data.user_dataset.config import OwnDatasetConfig
+from stoker.data.user_dataset.description import SPLITS, Count
+from stoker.data.user_dataset.feed import OwnFeed
+from stoker.data.user_dataset.load_dataset import open_own_dataset
 
 ROWS = 8
 CALLS = Calls(rows=ROWS, batch_size=2, steps_per_call=2, seed=0, first=0, last=2)

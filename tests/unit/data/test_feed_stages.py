@@ -19,7 +19,7 @@ from stoker.data.dataset import Dataset
 from stoker.data.feed.dataset_stages import dataset_stages, iterator_stages, model_stages
 from stoker.data.feed.pipeline import Feed, Raw, as_it_is
 from stoker.data.feed.stages import StageCost, bottleneck, measure_stages
-from stoker.data.feed.table_rows import TableRows
+from stoker.data.feed.tables.rows import TableRows
 
 CutTable = Callable[[pa.Table, Sequence[Column], Sequence[Sequence[int]]], Dataset]
 

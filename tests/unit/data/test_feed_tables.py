@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import Dataset
-from stoker.data.feed.groups import shuffled_windows
-from stoker.data.feed.table_columns import Text
-from stoker.data.feed.table_tensors import table_batches
-from stoker.data.feed.tables import Block, TableStream
+from stoker.data.feed.tables.columns import Text
+from stoker.data.feed.tables.row_groups import shuffled_windows
+from stoker.data.feed.tables.tensors import table_batches
+from stoker.data.feed.tables.windows import Block, TableStream
 
 CutTable = Callable[[pa.Table, Sequence[Column], Sequence[Sequence[int]]], Dataset]
 
@@ -308,7 +308,7 @@ from pathlib import Path
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
 from stoker.core.files import sha256_file
-from stoker.data.feed.tables import TableStream
+from stoker.data.feed.tables.windows import TableStream
 path = next(Path({str(stream._shards._shards[0].path.parent)!r}).iterdir())
 shard = Shard(
     file=path.name, rows=2000, size_bytes=path.stat().st_size, sha256=sha256_file(path)

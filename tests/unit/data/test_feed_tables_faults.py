@@ -16,8 +16,8 @@ from stoker.core.errors import DataError
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
-from stoker.data.feed.table_tensors import table_batches
-from stoker.data.feed.tables import TableStream
+from stoker.data.feed.tables.tensors import table_batches
+from stoker.data.feed.tables.windows import TableStream
 
 CutTable = Callable[[pa.Table, Sequence[Column], Sequence[Sequence[int]]], Dataset]
 
@@ -218,7 +218,7 @@ import numpy as np, pyarrow as pa, pyarrow.parquet as pq
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
-from stoker.data.feed.tables import TableStream
+from stoker.data.feed.tables.windows import TableStream
 root, rows, groups = Path(sys.argv[1]), 20_000, 250
 columns = [Column(name=f"f{n}", dtype="float32") for n in range(10)]
 rng = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
-from stoker.data.feed.tables import Block, TableStream
+from stoker.data.feed.tables.windows import Block, TableStream
 
 CutTable = Callable[[pa.Table, Sequence[Column], Sequence[Sequence[int]]], Dataset]
 Batches = Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]

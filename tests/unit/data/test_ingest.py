@@ -24,7 +24,7 @@ from stoker.data.dataset import BadRow, Dataset, ImageShape, load_dataset
 from stoker.data.ingest import IngestConfig, describe_source, ingest
 from stoker.data.ingest.assign import SplitRule
 from stoker.data.ingest.shards import SplitWriter
-from stoker.data.sources import csv_files
+from stoker.data.sources.formats import csv_files
 
 SHARES = {"train": 0.8, "eval": 0.2}
 

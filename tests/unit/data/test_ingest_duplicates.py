@@ -23,7 +23,8 @@ from stoker.data.ingest import copies as copies_module
 from stoker.data.ingest.assign import SplitRule
 from stoker.data.ingest.copies import CopyCounter
 from stoker.data.ingest.journal import JOURNAL
-from stoker.data.sources import csv_files, image_folder
+from stoker.data.sources.formats import csv_files
+from stoker.data.sources.images import folder as image_folder
 
 Rows = list[tuple[str, int]]
 

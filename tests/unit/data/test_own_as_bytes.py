@@ -16,11 +16,11 @@ from stoker.core.errors import ConfigError
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.config import ByteForm, FeedConfig
 from stoker.data.feed.dataset_stages import dataset_stages
-from stoker.data.own.analysis import analyze_own_dataset
-from stoker.data.own.config import OwnDatasetConfig, PipelineConfig
-from stoker.data.own.description import SPLITS, Count
-from stoker.data.own.feed import BATCHES_AHEAD, OwnFeed
-from stoker.data.own.opening import open_own_dataset, piped
+from stoker.data.user_dataset.analysis import analyze_own_dataset
+from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
+from stoker.data.user_dataset.description import SPLITS, Count
+from stoker.data.user_dataset.feed import BATCHES_AHEAD, OwnFeed
+from stoker.data.user_dataset.load_dataset import open_own_dataset, piped
 
 ROWS, SIZE = 24, (24, 24, 3)
 

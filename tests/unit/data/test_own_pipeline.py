@@ -13,12 +13,12 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError
 from stoker.data.feed import options
 from stoker.data.feed.calls import Calls
-from stoker.data.own.cache import element_bytes
-from stoker.data.own.config import OwnDatasetConfig, PipelineConfig
-from stoker.data.own.description import SPLITS, Count
-from stoker.data.own.feed import OwnFeed
-from stoker.data.own.opening import open_own_dataset, piped
-from stoker.data.own.passes import passes_agree
+from stoker.data.user_dataset.cache import element_bytes
+from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
+from stoker.data.user_dataset.description import SPLITS, Count
+from stoker.data.user_dataset.feed import OwnFeed
+from stoker.data.user_dataset.load_dataset import open_own_dataset, piped
+from stoker.data.user_dataset.passes import passes_agree
 
 ROWS = 23
 EPOCHS = 3

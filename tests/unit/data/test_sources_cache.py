@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.core.errors import BusyError, UserError
-from stoker.data.sources import cache as cache_module
-from stoker.data.sources.cache import Cache, Fetch, Wanted, sha256_in
+from stoker.data.sources.stores import cache as cache_module
+from stoker.data.sources.stores.cache import Cache, Fetch, Wanted, sha256_in
 
 LONG_AGO_NS = time.time_ns() - 3600 * 10**9
 LIMIT = 10_000

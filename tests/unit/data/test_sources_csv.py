@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stoker.core.errors import ConfigError, DataError
 from stoker.data.columns import Column
 from stoker.data.ingest import IngestConfig
-from stoker.data.sources import csv_files
+from stoker.data.sources.formats import csv_files
 from stoker.data.sources.records import Block, Scan, silent
 from stoker.data.sources.source import open_source
 

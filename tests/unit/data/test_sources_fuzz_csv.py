@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 from stoker.core.errors import DataError
 from stoker.data.columns import Column
 from stoker.data.ingest import IngestConfig
-from stoker.data.sources import csv_files
+from stoker.data.sources.columns.text import MISSING
+from stoker.data.sources.formats import csv_files
 from stoker.data.sources.records import Block, Scan, silent
 from stoker.data.sources.source import open_source
-from stoker.data.sources.text import MISSING
 
 ALWAYS_THE_SAME = "STOKER_FUZZ_EXAMPLES" not in os.environ
 """`make soak` draws new examples; a finding there is kept here."""

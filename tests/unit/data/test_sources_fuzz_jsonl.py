@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 from stoker.core.errors import DataError
 from stoker.data.columns import Column
 from stoker.data.ingest import IngestConfig
-from stoker.data.sources import jsonl_files
-from stoker.data.sources.named_columns import NUMBER, TEXT, TRUTH, WHOLE_NUMBER
+from stoker.data.sources.columns.named_columns import NUMBER, TEXT, TRUTH, WHOLE_NUMBER
+from stoker.data.sources.formats import jsonl_files
 from stoker.data.sources.records import Block, Scan, silent
 from stoker.data.sources.source import open_source
 

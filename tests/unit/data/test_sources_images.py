@@ -22,11 +22,11 @@ from PIL import Image
 
 from stoker.core.errors import ConfigError
 from stoker.data.ingest import ImagesConfig, IngestConfig
-from stoker.data.sources import jpeg as jpeg_file
-from stoker.data.sources import png as png_file
-from stoker.data.sources.exif import orientation
-from stoker.data.sources.gif_codes import pixels_until_end
-from stoker.data.sources.image_check import BadImage, ImageHeader, check_image, read_header
+from stoker.data.sources.images import jpeg as jpeg_file
+from stoker.data.sources.images import png as png_file
+from stoker.data.sources.images.check import BadImage, ImageHeader, check_image, read_header
+from stoker.data.sources.images.exif import orientation
+from stoker.data.sources.images.gif_codes import pixels_until_end
 from stoker.data.sources.records import Block, Scan, silent
 from stoker.data.sources.source import open_source
 

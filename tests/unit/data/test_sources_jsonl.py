@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from stoker.core.errors import ConfigError, DataError
 from stoker.data.columns import VARYING, Column
 from stoker.data.ingest import IngestConfig
-from stoker.data.sources import jsonl_files
 from stoker.data.sources.config import ColumnsConfig
+from stoker.data.sources.formats import jsonl_files
 from stoker.data.sources.records import Block, Scan, silent
 from stoker.data.sources.source import open_source
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from stoker.core.errors import DataError
 from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.local import list_local
-from stoker.data.sources.remote import matches
+from stoker.data.sources.stores.local import list_local
+from stoker.data.sources.stores.remote import matches
 
 NAMES = ("a.csv", "b.csv", "d/a.csv", "d/e/b.csv", "d/e/f/a.csv", "e/e/a.csv")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.data.columns import PADDING, VARYING, Column, list_lengths
-from stoker.data.own.description import TensorColumn
+from stoker.data.user_dataset.description import TensorColumn
 from stoker.export.signatures import feature_specs, make_examples, parse_examples, takes_examples
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -12,9 +12,9 @@ import numpy as np
 from stoker.core.errors import DataError, Plain
 from stoker.data.columns import Column, to_numpy
 from stoker.data.ingest import ImagesConfig, IngestConfig
-from stoker.data.sources.image_check import BadImage, ImageHeader, read_header
-from stoker.data.sources.listing import SourceFile
-from stoker.data.sources.opening import open_text
+from stoker.data.sources.files.file_kind import open_text
+from stoker.data.sources.files.listing import SourceFile
+from stoker.data.sources.images.check import BadImage, ImageHeader, read_header
 from stoker.data.sources.records import silent
 from stoker.data.sources.source import list_source, open_source
 

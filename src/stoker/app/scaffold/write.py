@@ -15,8 +15,8 @@ from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import write_atomic
 from stoker.core.names import dns_name
 from stoker.data.ingest import IngestConfig, SourceDescription, describe_source
+from stoker.data.sources.columns.table import UnusableColumn
 from stoker.data.sources.config import ColumnsConfig
-from stoker.data.sources.table import UnusableColumn
 from stoker.data.sources.uri import is_uri, parse_uri
 from stoker.data.sources.written_numbers import NumberText
 

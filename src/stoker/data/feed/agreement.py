@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from stoker.data.feed.images import ImageSplit
+from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.pipeline import Feed
 
 NEEDED_SHARE = 0.999

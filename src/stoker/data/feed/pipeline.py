@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from stoker.data.feed.calls import Calls, RowOrder, plain
 from stoker.data.feed.config import AS_IT_IS, FeedConfig
-from stoker.data.feed.decode_engines import usable_cores
+from stoker.data.feed.images.decode_engines import usable_cores
 from stoker.data.feed.options import as_written
 from stoker.data.feed.stages import StageWork
 

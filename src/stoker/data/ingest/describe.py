@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from stoker.data.columns import Column
 from stoker.data.sources.config import Format, IngestConfig
-from stoker.data.sources.image_folder import ImageFolder
+from stoker.data.sources.images.folder import ImageFolder
 from stoker.data.sources.records import Assumption, Progress, Source, silent
 from stoker.data.sources.source import list_source, open_source, workers_for
 

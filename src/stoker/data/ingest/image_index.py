@@ -27,8 +27,8 @@ from stoker.core.files import write_atomic
 from stoker.data.columns import Column
 from stoker.data.dataset import Shard, verify_index
 from stoker.data.ingest.stored_images import is_raw, raw_size
-from stoker.data.sources.exif import orientation
-from stoker.data.sources.image_check import BadImage, read_header
+from stoker.data.sources.images.check import BadImage, read_header
+from stoker.data.sources.images.exif import orientation
 
 INDEX_ROW = np.dtype(
     [

@@ -20,7 +20,7 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Shard
 from stoker.data.ingest.image_store import ChosenStore
 from stoker.data.sources.config import REACH_KEYS, IngestConfig
-from stoker.data.sources.listing import Listing
+from stoker.data.sources.files.listing import Listing
 from stoker.data.sources.records import Assumption, Fault, Scan
 
 JOURNAL = "journal.json"

@@ -43,11 +43,11 @@ from stoker.data.ingest.journal import JOURNAL, Journal, Kept, Mark, identity_of
 from stoker.data.ingest.shards import SplitWriter, write_table
 from stoker.data.ingest.stored_images import stored_table
 from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.image_folder import PATH
-from stoker.data.sources.listing import Listing, no_record
+from stoker.data.sources.files.listing import Listing, no_record
+from stoker.data.sources.images.folder import PATH
 from stoker.data.sources.records import WORKERS, Block, Progress, Scan, Source, silent
 from stoker.data.sources.source import list_source, open_source, workers_for
-from stoker.data.sources.workers import Workers
+from stoker.data.sources.workers.workers import Workers
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from stoker.data.columns import Column
 from stoker.data.ingest.image_store import ChosenStore
-from stoker.data.sources import gif, jpeg
-from stoker.data.sources.exif import TRANSPOSED, orientation
-from stoker.data.sources.image_check import BadImage, read_header
+from stoker.data.sources.images import gif, jpeg
+from stoker.data.sources.images.check import BadImage, read_header
+from stoker.data.sources.images.exif import TRANSPOSED, orientation
 
 _RAW = b"RAW"
 _RAW_SIZE = struct.Struct("<II")

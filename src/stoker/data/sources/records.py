@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.cluster.limits import usable_cores
 from stoker.data.columns import Column
-from stoker.data.sources.listing import Listing
+from stoker.data.sources.files.listing import Listing
 
 Reading = Literal["int", "bool", "whole", "bool_with_gaps", "float", "string", "image"]
 """How a column's values are read; `whole` is an integer column with gaps."""

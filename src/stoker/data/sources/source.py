@@ -6,17 +6,17 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator
 
 from stoker.data.sources.config import Format, IngestConfig
-from stoker.data.sources.csv_files import CsvFiles
-from stoker.data.sources.image_folder import ImageFolder
-from stoker.data.sources.jsonl_files import JsonlFiles
-from stoker.data.sources.listing import Listing
-from stoker.data.sources.local import list_local
-from stoker.data.sources.parquet_files import ParquetFiles
+from stoker.data.sources.files.listing import Listing
+from stoker.data.sources.formats.csv_files import CsvFiles
+from stoker.data.sources.formats.jsonl_files import JsonlFiles
+from stoker.data.sources.formats.parquet_files import ParquetFiles
+from stoker.data.sources.formats.tfrecord_files import TfrecordFiles
+from stoker.data.sources.images.folder import ImageFolder
 from stoker.data.sources.records import Source
-from stoker.data.sources.remote import list_remote
-from stoker.data.sources.tfrecord_files import TfrecordFiles
+from stoker.data.sources.stores.local import list_local
+from stoker.data.sources.stores.remote import list_remote
 from stoker.data.sources.uri import is_uri
-from stoker.data.sources.workers import InThreads, Workers, started
+from stoker.data.sources.workers.workers import InThreads, Workers, started
 
 _TABLES: dict[str, Callable[..., Source]] = {
     "csv": CsvFiles,

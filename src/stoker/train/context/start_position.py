@@ -7,10 +7,10 @@ from pathlib import Path
 
 from stoker.core.errors import Plain, UserError
 from stoker.data.feed.service.reading import ServiceFeed
-from stoker.data.own.features import AnyTransform
-from stoker.data.own.feed import AnyFeed
-from stoker.data.own.opening import AnyDataset
 from stoker.data.sources.config import ServiceConfig
+from stoker.data.user_dataset.features import AnyTransform
+from stoker.data.user_dataset.feed import AnyFeed
+from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.train.checkpoints.identity import require_same
 from stoker.train.checkpoints.store import Found, newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter

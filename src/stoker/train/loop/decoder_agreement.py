@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.data.feed.agreement import TIE
-from stoker.data.own.feed import AnyFeed
+from stoker.data.user_dataset.feed import AnyFeed
 from stoker.export.saved_model import named_outputs
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import held_to_reference

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
-from stoker.data.own.features import AnyTransform
-from stoker.data.own.feed import OwnFeed
-from stoker.data.own.opening import AnyDataset
+from stoker.data.user_dataset.features import AnyTransform
+from stoker.data.user_dataset.feed import OwnFeed
+from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.telemetry import catalogue
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig

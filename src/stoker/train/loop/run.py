@@ -15,7 +15,7 @@ from stoker.cluster.compile_flags import give_way, used
 from stoker.core.errors import Plain, UserError
 from stoker.core.user_code import call
 from stoker.data.feed.pipeline import Feed
-from stoker.data.own.feed import AnyFeed
+from stoker.data.user_dataset.feed import AnyFeed
 from stoker.telemetry import catalogue
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.state import TrainingState

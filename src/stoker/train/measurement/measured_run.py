@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from stoker.data.own.features import AnyTransform
-from stoker.data.own.opening import AnyDataset
+from stoker.data.user_dataset.features import AnyTransform
+from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.run_context import Surroundings
 from stoker.train.context.start_position import Opened, open_run

@@ -18,7 +18,7 @@ from stoker.data.feed.calls import Calls
 from stoker.data.feed.dataset_stages import dataset_stages
 from stoker.data.feed.pipeline import PREFETCHED, Feed
 from stoker.data.feed.stages import StageCost, measure_stages
-from stoker.data.own.feed import OwnFeed
+from stoker.data.user_dataset.feed import OwnFeed
 from stoker.train.context.start_position import Opened
 from stoker.train.loop.run import Run
 from stoker.train.measurement.machine_speed import Pace

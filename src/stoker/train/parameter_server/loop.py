@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.pipeline import as_it_is
-from stoker.data.own.features import AnyTransform
-from stoker.data.own.feed import OwnFeed
-from stoker.data.own.opening import AnyDataset
+from stoker.data.user_dataset.features import AnyTransform
+from stoker.data.user_dataset.feed import OwnFeed
+from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.monitor import with_mode
 from stoker.train.context.position import Position

@@ -14,7 +14,7 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.outputs import ONLY
 from stoker.core.user_code import call
-from stoker.data.own.features import AnyTransform
+from stoker.data.user_dataset.features import AnyTransform
 from stoker.export.model_inputs import input_adapter
 from stoker.train.config import Precision
 from stoker.train.model.keras_model import output_names, overrides

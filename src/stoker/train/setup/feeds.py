@@ -16,24 +16,24 @@ from stoker.core.compiled import NotBuilt
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
-from stoker.data.features.images import decode_images, decode_whole
-from stoker.data.features.transform import Transform
+from stoker.data.features.images.images import decode_images, decode_whole
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.feed.agreement import TIE, AnswerAgreement, agrees, compare_answers
-from stoker.data.feed.augment import AugmentConfig
 from stoker.data.feed.config import AS_IT_IS, FeedConfig
-from stoker.data.feed.decode import Engine
-from stoker.data.feed.decode_engines import choose_engine
-from stoker.data.feed.image_feed import ImageFeed, Reference
-from stoker.data.feed.image_rows import ImageRows
-from stoker.data.feed.images import ImageSplit
+from stoker.data.feed.images.augment import AugmentConfig
+from stoker.data.feed.images.decode import Engine
+from stoker.data.feed.images.decode_engines import choose_engine
+from stoker.data.feed.images.image_feed import ImageFeed, Reference
+from stoker.data.feed.images.image_rows import ImageRows
+from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.pipeline import Feed, Raw, RawRows, as_it_is
 from stoker.data.feed.service.reading import ServiceFeed
 from stoker.data.feed.service.records import copied
-from stoker.data.feed.table_rows import TableRows
-from stoker.data.own.features import AnyTransform, OwnFeatures
-from stoker.data.own.feed import AnyFeed, OwnFeed
-from stoker.data.own.opening import AnyDataset, OwnDataset
+from stoker.data.feed.tables.rows import TableRows
 from stoker.data.sources.config import ServiceConfig
+from stoker.data.user_dataset.features import AnyTransform, OwnFeatures
+from stoker.data.user_dataset.feed import AnyFeed, OwnFeed
+from stoker.data.user_dataset.load_dataset import AnyDataset, OwnDataset
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.pipeline import PREFETCHED, Feed, as_it_is, mapped
 from stoker.data.feed.service.reading import ServiceFeed
-from stoker.data.own.feed import AnyFeed
+from stoker.data.user_dataset.feed import AnyFeed
 from stoker.train.config import ResolvedTraining
 from stoker.train.setup.strategy import Distribution
 

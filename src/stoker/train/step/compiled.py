@@ -12,7 +12,7 @@ import tensorflow as tf
 from stoker.cluster.compile_flags import publish
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.options import begun_early, with_own_threads
-from stoker.data.own.feed import OwnFeed
+from stoker.data.user_dataset.feed import OwnFeed
 from stoker.train.checkpoints.state import TrainingState
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context import utilization

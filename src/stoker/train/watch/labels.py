@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.data.features.transform import Transform
-from stoker.data.own.features import AnyTransform
+from stoker.data.features.preprocessing.transform import Transform
+from stoker.data.user_dataset.features import AnyTransform
 
 
 def vocabulary_terms(transform: AnyTransform, name: str) -> list[str]:

@@ -1,0 +1,163 @@
+"""What the statistics say against the columns that a model sees, before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ibis
+import pyarrow as pa
+
+from stoker.cluster.limits import usable_cores
+from stoker.core.finding import Finding
+from stoker.data.columns import Column
+from stoker.data.dataset import Dataset
+from stoker.data.features import engine
+from stoker.data.features.analysis.anomalies import Anomaly
+from stoker.data.features.analysis.schema import TRAIN
+from stoker.data.features.spec import LabelSpec, TransformSpec
+from stoker.data.sources.config import leaving_out
+
+LOST_SHARE = 0.5
+"""Share of a split's values out of vocabulary from which the vocabulary says too little."""
+
+LEAST_VALUES = 100
+"""Values of a split below which that share is chance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabularyLoss:
+    """How many values of a raw column are not in its vocabulary."""
+
+    vocabulary: str
+    """The vocabulary's file name."""
+
+    column: str
+    """The raw column that it was learned from."""
+
+    split: str
+    """Where the values stand."""
+
+    values: int
+    """Number of values in the split, those in vectors and lists included; missing values and padding ("") are not."""
+
+    lost: int
+    """Number of these values that are out of vocabulary."""
+
+
+def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list[VocabularyLoss]:
+    """Count the values out of each vocabulary that was learned from a raw column.
+
+    Args:
+        dataset: Shards whose hashes were checked.
+        spec: The transform.
+        root: Its folder.
+
+    Returns:
+        Of every split but the training split, and of that too where a vocabulary was cut.
+    """
+    learned = [
+        call for call in spec.analyzers if call["kind"] == "vocabulary" and call["is_raw_column"]
+    ]
+    found = []
+    for call in learned:
+        column, name = dataset.column(call["of"]), call["answer"]["file"]
+        terms = pa.array(spec.vocabularies[name].read(root), pa.binary())
+        is_cut = any(call["params"][key] for key in ("top_k", "frequency_threshold"))
+        for split in dataset.splits:
+            if dataset.rows(split) and (is_cut or split != TRAIN):
+                engine.verify_split(dataset, split)
+                values, lost = _counted(dataset, split, column, terms.cast(pa.string()))
+                found.append(
+                    VocabularyLoss(
+                        vocabulary=name, column=column.name, split=split, values=values, lost=lost
+                    )
+                )
+    return found
+
+
+def _counted(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> tuple[int, int]:
+    """The number of a column's values, and of those that are not among the terms."""
+    with engine.connection(threads=usable_cores()) as backend:
+        values = engine.read_split(backend, dataset, split).only(column)
+        tokens = values.select(term=values.value.cast("string"))
+        lost = tokens.anti_join(ibis.memtable(pa.table({"term": terms})), "term")
+        count, of_lost = (backend.to_pyarrow(each.count()).as_py() for each in (tokens, lost))
+        return int(count), int(of_lost)
+
+
+_KINDS = ("constant", "all_missing", "decides_label")
+"""Anomalies of the training split that matter to a model which sees the column."""
+
+
+def anomalies_as_facts(anomalies: Sequence[Anomaly]) -> list[dict[str, Any]]:
+    """The anomalies that `input_findings` takes, as JSON values."""
+    return [asdict(each) for each in anomalies if each.kind in _KINDS and each.split == TRAIN]
+
+
+def input_findings(
+    *,
+    anomalies: Sequence[Mapping[str, Any]],
+    losses: Sequence[Mapping[str, Any]],
+    served: Mapping[str, tuple[int | None, ...]],
+    labels: Mapping[str, LabelSpec],
+    label_columns: Collection[str],
+    own: bool,
+) -> Iterator[Finding]:
+    """Judge the raw columns that the model sees: at most one warning each, as it may be meant.
+
+    Args:
+        anomalies: As `anomalies_as_facts` makes them.
+        losses: `VocabularyLoss` as JSON values.
+        served: Raw columns that the features need -> shape of one value.
+        labels: By the model's output.
+        label_columns: Raw columns that the labels need.
+        own: Whether the data is a dataset of the user's own, which has no settings of columns.
+    """
+    judged: set[str] = set()
+    for each in anomalies:
+        name = each["column"]
+        # Vectors of zeros and masks of ones are ordinary in elements made by code.
+        is_judged = name in served and (not served[name] or each["kind"] == "decides_label")
+        if is_judged and name not in judged:
+            judged.add(name)
+            leave_out = "Leave it out of the elements" if own else f"Set {leaving_out(name)}"
+            if each["kind"] == "decides_label":
+                yield _warning(
+                    "decides_label",
+                    f"column {name!r} of {TRAIN}: {each['message']}",
+                    f"{leave_out} if it is known only after the label; else a rule is enough.",
+                )
+            else:
+                yield _warning(
+                    each["kind"],
+                    f"column {name!r} of {TRAIN}: {each['message']}, so the model learns nothing "
+                    "from it",
+                    f"{leave_out}.",
+                )
+    scalar = all(not label.shape for label in labels.values())
+    # A label may be the one place of a vector that the features leave out.
+    whole = all(name in served and not served[name] for name in label_columns)
+    if not own and label_columns and scalar and whole:
+        yield _warning(
+            "label_from_features",
+            f"the label is computed from columns that the model sees: {', '.join(label_columns)}",
+            "Name what serving will not have under label_only.",
+        )
+    for loss in losses:
+        share, name = loss["lost"] / max(loss["values"], 1), loss["column"]
+        is_high = share >= LOST_SHARE and loss["values"] >= LEAST_VALUES
+        if is_high and name in served and name not in judged:
+            judged.add(name)
+            yield _warning(
+                "vocabulary_loss",
+                f"{share:.0%} of the values of {name!r} in {loss['split']} are not in its "
+                "vocabulary",
+                "Use hash_strings, or split, cut or round the values before the vocabulary.",
+            )
+
+
+def _warning(kind: str, message: str, fix: str) -> Finding:
+    return Finding(kind=kind, severity="warning", message=message, fix=fix)

@@ -1,0 +1,275 @@
+"""How the splits of a dataset relate: their shares, label rates and common rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ibis
+import ibis.expr.types as ir
+
+from stoker.cluster.limits import usable_cores
+from stoker.data.columns import Column
+from stoker.data.dataset import Dataset
+from stoker.data.features import engine
+from stoker.data.features.analysis.anomalies import Anomaly
+from stoker.data.features.analysis.schema import TRAIN
+from stoker.data.features.analysis.skew import find_skew
+from stoker.data.features.analysis.statistics import ColumnStatistics, SplitFacts, Statistics
+from stoker.data.sources.config import Duplicates, IngestConfig
+
+CHANCE = 4.0
+"""Standard deviations that chance may explain; it exceeds them in one of 16,000 cases."""
+
+LEAST_DIFFERENCE = 0.05
+"""Smallest difference that is reported, as a share of the rarer side: 20 % against 19 %."""
+
+NEARLY_DISTINCT = 0.9
+"""Least share of distinct rows at which copies are not normal."""
+
+COPIED_SHARE, COPIED_ROWS = 0.01, 5
+"""Share and number of a split's rows that may be copies of training rows without a warning."""
+
+OPPOSED_SHARE = 0.1
+"""Largest share of rows with a training row's features, but no training row's label with them, when
+equal rows are kept in one split or dropped."""
+
+KINDS = ("split_share", "label_rate", "copies", "label_splits")
+"""Kinds of the anomalies that this module finds."""
+
+
+def relate_splits(
+    statistics: Statistics,
+    dataset: Dataset,
+    *,
+    labels: Collection[str],
+    label_only: Collection[str],
+) -> Statistics:
+    """Add what the splits have in common to their statistics.
+
+    Args:
+        statistics: Of the dataset.
+        dataset: What to read; its shards are verified already.
+        labels: Raw columns that are labels.
+        label_only: Further columns that are not features.
+    """
+    filled = [split for split, count in statistics.rows.items() if count]
+    if TRAIN not in filled:
+        return statistics
+    images = [column for column in dataset.columns if column.dtype == "image"]
+    rows = images or dataset.columns
+    features = [c for c in rows if c.name not in {*labels, *label_only}]
+    with engine.connection(threads=usable_cores()) as backend:
+        hashes = ibis.union(
+            *(
+                _hashes(engine.read_split(backend, dataset, split), index, rows, features)
+                for index, split in enumerate(filled)
+            ),
+        )
+        by_row = _counted(hashes, "row", filled)
+        by_features = by_row
+        if features != list(rows):
+            by_features = _counted(hashes, "features", filled) if features else {}
+    # Training images that are stored in another form cannot be compared.
+    comparable = not images or (dataset.image_store or "original").startswith("original")
+    total = sum(statistics.rows.values())
+    facts = {
+        split: SplitFacts(
+            share=statistics.rows[split] / total,
+            distinct=by_row[f"distinct_{index}"],
+            label_rates={
+                column.name: _rates(column)
+                for column in statistics.splits[split]
+                if column.name in labels
+            },
+            copies_of_train=by_row.get(f"shared_{index}") if comparable else None,
+            features_in_train=by_features.get(f"shared_{index}") if comparable else None,
+        )
+        for index, split in enumerate(filled)
+    }
+    return replace(
+        statistics, distinct=by_row["distinct"] if comparable else None, split_facts=facts
+    )
+
+
+def _hashes(
+    split: engine.Split, index: int, rows: Sequence[Column], features: Sequence[Column]
+) -> ir.Table:
+    # Without a feature nothing can be said of them; any constant will do.
+    return split.table.select(
+        split=ibis.literal(index),
+        row=_hash(split, rows),
+        features=_hash(split, features) if features else ibis.literal(0, "int64"),
+    )
+
+
+def _hash(split: engine.Split, columns: Sequence[Column]) -> ir.IntegerValue:
+    values = {f"c{place}": split.value(column.name) for place, column in enumerate(columns)}
+    return ibis.struct(values).hash()
+
+
+def _counted(hashes: ir.Table, key: str, splits: Sequence[str]) -> dict[str, int]:
+    """Distinct values in all splits and in each, and rows of each whose value stands in train."""
+    train = splits.index(TRAIN)
+    counts = {f"n{index}": (hashes.split == index).sum() for index in range(len(splits))}
+    groups = hashes.group_by(key).aggregate(**counts)
+    asked = {"distinct": groups.count()}
+    for index in range(len(splits)):
+        asked[f"distinct_{index}"] = (groups[f"n{index}"] > 0).sum()
+        if index != train:
+            shared = groups[f"n{index}"].sum(where=groups[f"n{train}"] > 0)
+            asked[f"shared_{index}"] = shared.fill_null(0)
+    found: dict[str, Any] = groups.aggregate(**asked).to_pyarrow().to_pylist()[0]
+    return {name: int(value) for name, value in found.items()}
+
+
+def _rates(column: ColumnStatistics) -> dict[str, float]:
+    if not _is_counted(column):
+        return {}
+    return {top.value: top.count / column.count for top in column.top}
+
+
+def _is_counted(column: ColumnStatistics) -> bool:
+    """Whether `top` holds every value of a column of single values."""
+    return bool(column.top) and len(column.top) == column.distinct and column.length is None
+
+
+def find_split_anomalies(
+    statistics: Statistics, *, labels: Collection[str], config: IngestConfig
+) -> list[Anomaly]:
+    """Find shares and label rates that chance does not explain, and copies of training rows.
+
+    Args:
+        statistics: With what `relate_splits` adds.
+        labels: Raw columns that are labels.
+        config: How the records were dealt out.
+    """
+    found: list[Anomaly] = []
+    for split in statistics.split_facts:
+        if split != TRAIN:
+            found += _share(statistics, split, config)
+            found += _copies(statistics, split, config)
+            found += _label_splits(statistics, split, labels, config)
+            for label in labels:
+                found += _label_rate(statistics, split, label, config)
+    return found
+
+
+def _share(statistics: Statistics, split: str, config: IngestConfig) -> Iterator[Anomaly]:
+    total, asked = sum(statistics.rows.values()), config.splits[split]
+    variance = total * asked * (1 - asked)
+    if _differs(statistics.rows[split], total, share=asked, variance=variance):
+        text = (
+            f"it holds {statistics.split_facts[split].share:.1%} of the rows, not {asked:.1%} as "
+            f"data.splits says, more than chance explains: {_why(statistics, config)}"
+        )
+        yield _make(split, "", "split_share", text)
+
+
+def _label_rate(
+    statistics: Statistics, split: str, label: str, config: IngestConfig
+) -> Iterator[Anomaly]:
+    column, training = statistics.column(split, label), statistics.column(TRAIN, label)
+    others = [statistics.column(name, label) for name in statistics.split_facts]
+    if not all(map(_is_counted, others)):
+        for skew in find_skew(split, column, training) if column.length is None else ():
+            text = f"{skew.message}, more than chance explains: {_why(statistics, config)}"
+            yield _make(split, label, "label_rate", text)
+        return
+    total = sum(other.count for other in others)
+    here = _counts(column)
+    for value, count in _all_counts(others).items():
+        share = count / total
+        # Source: the hypergeometric distribution; a split is drawn from all rows.
+        variance = column.count * share * (1 - share) * (1 - column.count / total)
+        if _differs(here.get(value, 0), column.count, share=share, variance=variance):
+            rate, in_train = (counts.get(value, 0) for counts in (_rates(column), _rates(training)))
+            text = (
+                f"{value[:40]!r} is {rate:.1%} of its labels and {in_train:.1%} of the training "
+                f"split's, more than chance explains: {_why(statistics, config)}"
+            )
+            yield _make(split, label, "label_rate", text)
+            return
+
+
+def _counts(column: ColumnStatistics) -> dict[str, int]:
+    return {top.value: top.count for top in column.top}
+
+
+def _all_counts(columns: Sequence[ColumnStatistics]) -> Mapping[str, int]:
+    total: dict[str, int] = {}
+    for column in columns:
+        for value, count in _counts(column).items():
+            total[value] = total.get(value, 0) + count
+    return total
+
+
+def _differs(count: int, rows: int, *, share: float, variance: float) -> bool:
+    """Whether a count is off the share that is expected by more than chance and by enough to matter.
+
+    Source: Bernstein's inequality, which holds for few rows and rare values too.
+    """
+    by_chance = CHANCE * math.sqrt(variance) + CHANCE**2 / 3
+    small = LEAST_DIFFERENCE * min(share, 1 - share) * rows
+    return abs(count - share * rows) > max(by_chance, small)
+
+
+def _duplicates(statistics: Statistics, config: IngestConfig) -> Duplicates:
+    return config.duplicates_for(column.dtype for column in statistics.splits[TRAIN])
+
+
+def _why(statistics: Statistics, config: IngestConfig) -> str:
+    if config.split_by is not None:
+        return f"rows of one {config.split_by!r} stay together, and such groups are few or unlike"
+    match _duplicates(statistics, config):
+        case "together":
+            return "equal rows stay together; data.duplicates: spread deals them out singly"
+        case "drop":
+            return "of equal rows one was kept; data.duplicates: spread keeps all"
+    return "another data.seed splits otherwise"
+
+
+def _copies(statistics: Statistics, split: str, config: IngestConfig) -> Iterator[Anomaly]:
+    """Copies of training rows where copies are not normal: the model has seen the answers."""
+    facts, rows = statistics.split_facts[split], statistics.rows[split]
+    copies, distinct = facts.copies_of_train, statistics.distinct
+    if copies is None or distinct is None or copies < COPIED_ROWS or copies <= COPIED_SHARE * rows:
+        return
+    if distinct >= NEARLY_DISTINCT * sum(statistics.rows.values()):
+        # The key alone deals: a copy (of an image's bytes) in another split has another key, so `drop`
+        # keeps it too.
+        remedy = "Set data.duplicates: together (or drop)"
+        if config.split_by is not None:
+            remedy = (
+                f"They differ in {config.split_by!r}: split by what copies share, or delete them"
+            )
+        text = (
+            f"{copies:,} of its {rows:,} rows are exact copies of training rows, though nearly all "
+            f"rows are distinct: metrics will be too good. {remedy}"
+        )
+        yield _make(split, "", "copies", text)
+
+
+def _label_splits(
+    statistics: Statistics, split: str, labels: Collection[str], config: IngestConfig
+) -> Iterator[Anomaly]:
+    """Equal rows in one split, so those of equal features and another label in another."""
+    facts, rows = statistics.split_facts[split], statistics.rows[split]
+    classes = [statistics.column(TRAIN, label) for label in labels]
+    if not classes or not all(map(_is_counted, classes)) or config.split_by is not None:
+        return
+    if _duplicates(statistics, config) == "spread" or facts.features_in_train is None:
+        return
+    if facts.features_in_train > max(COPIED_ROWS, OPPOSED_SHARE * rows):
+        text = (
+            f"{facts.features_in_train:,} of its {rows:,} rows have the features of training rows, "
+            "but never with the same label: the label decides the split, and metrics will be too "
+            "bad. Leave out data.duplicates"
+        )
+        yield _make(split, "", "label_splits", text)
+
+
+def _make(split: str, column: str, kind: str, message: str) -> Anomaly:
+    return Anomaly(split=split, column=column, kind=kind, severity="warning", message=message)

@@ -1,0 +1,332 @@
+"""Build the transform: what the training split is asked, and the graph that holds the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from stoker.core.config import nearest
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.files import hash_folder, publish_folder, scratch_folder, write_json
+from stoker.core.outputs import by_output
+from stoker.data.columns import Column
+from stoker.data.dataset import Dataset
+from stoker.data.features.engine import Progress, unseen
+from stoker.data.features.preprocessing.analysis_passes import (
+    Resolved,
+    explain,
+    needed_columns,
+    resolve,
+    run,
+)
+from stoker.data.features.preprocessing.trace import VocabularyFile
+from stoker.data.features.preprocessing.trace_function import (
+    Plan,
+    PreprocessingFn,
+    Walk,
+    column_spec,
+)
+from stoker.data.features.preprocessing.transform import (
+    FILES,
+    Transform,
+    identifiers,
+    load_transform,
+)
+from stoker.data.features.spec import (
+    SPEC,
+    FeatureSpec,
+    IdSpec,
+    LabelSpec,
+    TransformSpec,
+    VocabularySpec,
+    to_json,
+)
+
+
+def build_transform(
+    dataset: Dataset,
+    preprocessing_fn: PreprocessingFn | None,
+    out_dir: Path,
+    *,
+    label: str | Mapping[str, str] | None,
+    label_only: Sequence[str] = (),
+    sample_weight: str | None = None,
+    progress: Progress = unseen,
+) -> Transform:
+    """Learn from the training split what `preprocessing_fn` asks, and save the graph.
+
+    Args:
+        dataset: The shards; every hash is checked before a shard is read.
+        preprocessing_fn: Raw columns -> outputs, see `stoker.transform`; an image column arrives
+            decoded, [batch, height, width, channels] uint8. None passes every column on as it is,
+            but the label and, of images, `path`.
+        out_dir: Where the folder appears once it is whole; nothing may be there.
+        label: An output of the function or, if none has the name, a raw column; for a model of
+            several outputs each one's. Strings become the place of the class among the training
+            split's sorted distinct ones.
+        label_only: Raw columns that serving will not have; the label's own is always one.
+        sample_weight: An output of the function, else a raw column: how much each row counts.
+        progress: Told of the rows of each pass.
+
+    Returns:
+        The transform, loaded from what was written.
+
+    Raises:
+        ConfigError: the function raises or gives back what cannot be used; the label is neither a
+            column nor an output; a feature depends on a column that only the label may use.
+        DataError: a shard is damaged, the training split is empty.
+        FileExistsError: `out_dir` holds something.
+    """
+    sources = {} if label is None else by_output(label)
+    labels = tuple(dict.fromkeys(sources.values()))
+    plan = Plan(
+        dataset=dataset,
+        function=preprocessing_fn,
+        labels=labels,
+        label_only=_label_only(dataset, labels, label_only),
+        weights=() if sample_weight is None else (sample_weight,),
+    )
+    with scratch_folder(out_dir) as scratch:
+        made = scratch / "transform"
+        resolved = resolve(plan, scratch, progress)
+        _require_features(plan, resolved.walk)
+        spec = _describe(plan, resolved, sources)
+        _save(plan, resolved, made)
+        write_json(made / SPEC, to_json(spec))
+        write_json(made / FILES, hash_folder(made))
+        publish_folder(made, out_dir)
+    return load_transform(out_dir)
+
+
+class Part(tf.Module):
+    """Some outputs, and the tables that they need."""
+
+    def __init__(self, *, compute: Any, objects: list[Any]) -> None:
+        """Hold a `tf.function` and what it has captured."""
+        super().__init__()
+        self.compute = compute
+        self.objects = objects
+
+
+class Saved(tf.Module):
+    """What is saved: parts that share nothing, so that serving never sees the label's."""
+
+    def __init__(
+        self,
+        *,
+        serving: Part,
+        decoded: Part | None,
+        labelling: Part | None,
+        weighing: Part | None,
+        vocabularies: list[str],
+    ) -> None:
+        """Hold the parts; every vocabulary is kept, also one that no output uses."""
+        super().__init__()
+        self.serving = serving
+        self.decoded = decoded
+        self.labelling = labelling
+        self.weighing = weighing
+        self.vocabularies = [tf.saved_model.Asset(path) for path in vocabularies]
+
+
+def _label_only(dataset: Dataset, labels: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    columns = [column.name for column in dataset.columns]
+    for name in names:
+        if name not in columns:
+            raise ConfigError(
+                "label_only must name raw columns", got=name, fix=nearest(name, columns)
+            )
+    return tuple(dict.fromkeys([*names, *(label for label in labels if label in columns)]))
+
+
+def _require_features(plan: Plan, walked: Walk) -> None:
+    if not walked.features:
+        raise ConfigError(
+            "there must be at least one feature beside the label",
+            got=Plain("none"),
+            fix="Let preprocessing_fn give back what the model is to see.",
+        )
+    for name, tensor in walked.features.items():
+        columns = {column.name for column in needed_columns(walked, [tensor], plan.dataset)}
+        hidden = [column for column in plan.label_only if column in columns]
+        if hidden:
+            raise ConfigError(
+                f"feature {name!r} must not depend on {hidden[0]!r}, which serving will not have",
+                got=Plain(f"a feature made of {', '.join(map(repr, sorted(columns)))}"),
+                fix=f"Make {name!r} of other columns, or take {hidden[0]!r} out of label_only "
+                "if it is there.",
+            )
+
+
+def _describe(plan: Plan, resolved: Resolved, sources: Mapping[str, str]) -> TransformSpec:
+    walked = resolved.walk
+    outputs = walked.features | walked.labels
+    domains = {name: walked.trace.domain(tensor) for name, tensor in outputs.items()}
+    features, labels = list(walked.features.values()), list(walked.labels.values())
+    weights = list(walked.weights.values())
+    return TransformSpec(
+        features=tuple(_feature(name, tensor) for name, tensor in walked.features.items()),
+        labels={output: _label(resolved, name) for output, name in sources.items()},
+        serving_columns=tuple(needed_columns(walked, features, plan.dataset)),
+        label_columns=tuple(needed_columns(walked, labels, plan.dataset)),
+        weight=next(iter(walked.weights), None),
+        weight_columns=tuple(needed_columns(walked, weights, plan.dataset)),
+        vocabularies={
+            answer.name: VocabularySpec(
+                file=f"assets/{answer.name}", terms=answer.terms, escaped=answer.escaped
+            )
+            for answer in resolved.answers
+            if isinstance(answer, VocabularyFile)
+        },
+        ids={
+            name: IdSpec(num_buckets=domain.num_buckets, vocabulary=domain.vocabulary)
+            for name, domain in domains.items()
+            if domain is not None
+        },
+        analyzers=tuple(
+            explain(call, walked, answer)
+            for call, answer in zip(walked.trace.calls, resolved.answers, strict=True)
+        ),
+    )
+
+
+def _feature(name: str, tensor: tf.Tensor) -> FeatureSpec:
+    return FeatureSpec(name=name, dtype=tensor.dtype.name, shape=tuple(tensor.shape[1:].as_list()))
+
+
+def _label(resolved: Resolved, name: str) -> LabelSpec:
+    walked = resolved.walk
+    feature, call = _feature(name, walked.labels[name]), walked.classes_calls.get(name)
+    classes = None if call is None else _class_names(resolved.answers[call])
+    return LabelSpec(name=name, dtype=feature.dtype, shape=feature.shape, classes=classes)
+
+
+def _class_names(classes: Sequence[bytes]) -> tuple[str, ...]:
+    return tuple(name.decode(errors="backslashreplace") for name in classes)
+
+
+def _save(plan: Plan, resolved: Resolved, folder: Path) -> None:
+    walked = resolved.walk
+    vocabularies = [item.path for item in resolved.answers if isinstance(item, VocabularyFile)]
+    saved = Saved(
+        serving=_part(plan, resolved, walked.features),
+        decoded=_decoded_part(plan, resolved) if walked.decoded else None,
+        labelling=_part(plan, resolved, walked.labels) if walked.labels else None,
+        weighing=_part(plan, resolved, walked.weights) if walked.weights else None,
+        vocabularies=vocabularies,
+    )
+    tf.saved_model.save(saved, str(folder))
+
+
+def _part(plan: Plan, resolved: Resolved, outputs: Mapping[str, tf.Tensor]) -> Part:
+    """A module that computes these outputs, and holds only what they need."""
+    walked = resolved.walk
+    columns = needed_columns(walked, list(outputs.values()), plan.dataset)
+    pruned = walked.wrapped.prune(
+        [walked.raw[column.name] for column in columns], list(outputs.values())
+    )
+    _probe(plan.dataset, pruned, columns, outputs)
+    specs = {column.name: column_spec(column, column.name) for column in columns}
+    return _cut_out(pruned, specs, outputs, resolved)
+
+
+def _decoded_part(plan: Plan, resolved: Resolved) -> Part:
+    """The features made of images that are decoded already, as the training feed has them."""
+    walked = resolved.walk
+    outputs = walked.features
+    columns = needed_columns(walked, list(outputs.values()), plan.dataset)
+    feeds = {c.name: walked.decoded.get(c.name, walked.raw[c.name]) for c in columns}
+    pruned = walked.wrapped.prune(list(feeds.values()), list(outputs.values()))
+    specs = {name: tf.TensorSpec(feed.shape, feed.dtype) for name, feed in feeds.items()}
+    return _cut_out(pruned, specs, outputs, resolved)
+
+
+def _cut_out(
+    pruned: Any,
+    specs: Mapping[str, tf.TensorSpec],
+    outputs: Mapping[str, tf.Tensor],
+    resolved: Resolved,
+) -> Part:
+    inputs = identifiers(specs, "c")
+    results = identifiers(outputs, "f")
+    signature = {
+        key: tf.TensorSpec(specs[name].shape, specs[name].dtype, name=key)
+        for name, key in inputs.items()
+    }
+
+    def compute(raw: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        found = pruned(*[raw[name] for name in inputs.values()])
+        return dict(zip(results.values(), found, strict=True))
+
+    function = tf.function(compute, input_signature=[signature], autograph=False)
+    return Part(compute=function, objects=_captured(pruned, resolved.objects))
+
+
+def _probe(
+    dataset: Dataset, pruned: Any, columns: Sequence[Column], outputs: Mapping[str, tf.Tensor]
+) -> None:
+    """Run a few rows, together and in two parts.
+
+    Only so is an output found that has another number of rows, or whose value depends on which
+    other rows are in the batch: at serving those are another client's.
+    """
+    names = [column.name for column in columns]
+    batch = dataset.first_rows(names)
+    together = run(pruned, batch, columns)
+    for name, values in zip(outputs, together, strict=True):
+        if len(values) != batch.num_rows:
+            raise ConfigError(
+                f"output {name!r} of preprocessing_fn must have a row per record",
+                got=Plain(f"{len(values)} rows for {batch.num_rows} records"),
+                fix="Keep the first dimension as it is: no filter, no unique, no reduction over it.",
+            )
+    if batch.num_rows > 1:
+        cut = batch.num_rows // 2
+        parts = [run(pruned, part, columns) for part in (batch.slice(0, cut), batch.slice(cut))]
+        for name, whole, *halves in zip(outputs, together, *parts, strict=True):
+            _require_same(name, whole, np.concatenate(halves))
+
+
+def _require_same(name: str, whole: NDArray[Any], apart: NDArray[Any]) -> None:
+    if whole.dtype.kind == "f":
+        # Some functions (log1p) differ in the last bit between batch sizes.
+        same = np.allclose(whole, apart, rtol=1e-4, atol=1e-5, equal_nan=True)
+    else:
+        same = bool((whole == apart).all())
+    if not same:
+        raise ConfigError(
+            f"output {name!r} of preprocessing_fn must depend on its own row alone",
+            got=Plain("another value for the same row when other rows are beside it"),
+            fix="Use an analyzer (st.mean, st.scale_to_z_score, ...) instead of reducing over "
+            "the batch.",
+        )
+
+
+def _captured(pruned: Any, objects: Sequence[Any]) -> list[Any]:
+    """The tables that a piece of the graph uses.
+
+    Raises:
+        ConfigError: it uses one that was made where it cannot be saved from.
+    """
+    handles = [tensor for tensor in pruned.captured_inputs if tensor.dtype == tf.resource]
+    used = [item for item in objects if any(_is_any(handle, item) for handle in handles)]
+    for handle in handles:
+        if not any(_is_any(handle, item) for item in objects):
+            raise ConfigError(
+                "preprocessing_fn must make its tables and variables so that they can be saved",
+                got=Plain("a table or variable of its own"),
+                fix="Make it by stoker.transform.make_and_track_object(lambda: ...).",
+            )
+    return used
+
+
+def _is_any(handle: Any, item: Any) -> bool:
+    """Whether a captured handle belongs to an object, or to a part of a module."""
+    if isinstance(item, tf.Module):
+        return any(_is_any(handle, part) for part in vars(item).values())
+    return any(getattr(item, name, None) is handle for name in ("resource_handle", "handle"))

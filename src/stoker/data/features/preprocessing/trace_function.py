@@ -1,0 +1,395 @@
+"""Walk through `preprocessing_fn` once, with the answers known so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.core.config import nearest
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.user_code import call
+from stoker.data.columns import PADDING, Column
+from stoker.data.dataset import Dataset
+from stoker.data.features.images.images import decode_images
+from stoker.data.features.preprocessing.trace import Trace, sources, tracing
+from stoker.data.features.user_code import defined_at, raised_at
+from stoker.data.sources.config import leaving_out
+
+PreprocessingFn = Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a transform is built from."""
+
+    dataset: Dataset
+    """The raw columns, and how images are brought to one shape."""
+
+    function: PreprocessingFn | None
+    """The user's function; None passes every column on as it is."""
+
+    labels: tuple[str, ...]
+    """Outputs of the function or, where none has the name, raw columns: what the model learns."""
+
+    label_only: tuple[str, ...]
+    """Raw columns that serving will not have, the labels' own among them."""
+
+    weights: tuple[str, ...] = ()
+    """An output of the function, else a raw column, that says how much each row counts; or none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Walk:
+    """What one walk left."""
+
+    wrapped: Any
+    """The traced function; `prune(feeds, fetches)` cuts out what is needed."""
+
+    raw: dict[str, tf.Tensor]
+    """Placeholders by raw column."""
+
+    decoded: dict[str, tf.Tensor]
+    """The images of image columns, [batch, height, width, channels] uint8; the function's inputs."""
+
+    lists: dict[str, tf.RaggedTensor]
+    """The columns of lists of varying length, as the function has them."""
+
+    features: dict[str, tf.Tensor]
+    """Outputs by name, labels and weight not among them."""
+
+    labels: dict[str, tf.Tensor]
+    """The plan's labels, int64 or float32."""
+
+    classes_calls: dict[str, int]
+    """Label -> the call that asks for its classes; those of numbers are not in it."""
+
+    weights: dict[str, tf.Tensor]
+    """The plan's weight by its name, [batch] float32; empty where all rows count alike."""
+
+    trace: Trace
+    """What was asked, which ids are known."""
+
+
+class RawInputs(dict[str, Any]):
+    """The columns, where a wrong name is answered with the nearest."""
+
+    def __missing__(self, name: str) -> Any:
+        """Refuse a column that the data has not."""
+        raise ConfigError(
+            "preprocessing_fn must use columns that the data has",
+            got=name,
+            fix=nearest(str(name), self),
+        )
+
+
+def column_spec(column: Column, name: str) -> tf.TensorSpec:
+    """How a raw column enters the graph, under a name that the graph allows."""
+    return tf.TensorSpec([None, *column.shape], tf.as_dtype(column.tensor_dtype), name=name)
+
+
+def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: list[Any]) -> Walk:
+    """Trace the user's function.
+
+    Args:
+        plan: What to trace.
+        answers: See `Trace`.
+        asked: See `Trace`.
+        objects: See `Trace`; tables that are made are added.
+
+    Raises:
+        ConfigError: the function raises, or gives back what cannot be a feature or a label.
+    """
+    found: dict[str, Any] = {}
+    columns = plan.dataset.columns
+
+    def body(*raw: tf.Tensor) -> list[tf.Tensor]:
+        graph = tf.compat.v1.get_default_graph()
+        trace = Trace(graph, answers=answers, asked=asked, objects=objects)
+        placeholders = {column.name: tensor for column, tensor in zip(columns, raw, strict=True)}
+        with tracing(trace):
+            decoded = _decoded(plan.dataset, placeholders)
+            lists = {c.name: unpadded(placeholders[c.name]) for c in columns if c.is_ragged}
+            inputs = RawInputs(placeholders | decoded | lists)
+            outputs = _outputs(plan, inputs)
+            _require_width(outputs, {name: placeholders[name] for name in lists})
+            labels, classes_calls = _labels(plan, trace, outputs, inputs)
+            weights = {name: _weight(name, outputs, inputs) for name in plan.weights}
+        told = {*plan.labels, *plan.weights}
+        features = {name: tensor for name, tensor in outputs.items() if name not in told}
+        found.update(raw=placeholders, decoded=decoded, lists=lists)
+        found.update(features=features, labels=labels)
+        found.update(trace=trace, classes_calls=classes_calls, weights=weights)
+        return [*features.values(), *labels.values(), *weights.values()]
+
+    specs = [column_spec(column, f"c{index}") for index, column in enumerate(columns)]
+    wrapped = tf.compat.v1.wrap_function(body, specs)
+    _refuse_what_cannot_be_served(wrapped.graph)
+    return Walk(wrapped=wrapped, **found)
+
+
+def unpadded(padded: tf.Tensor) -> tf.RaggedTensor:
+    """Turn padded lists into ragged ones, without the missing values at their ends.
+
+    Args:
+        padded: [batch, longest list] int64, float32 or strings; see `stoker.data.columns`.
+
+    Returns:
+        [batch, None] of the same type.
+    """
+    if padded.dtype.is_floating:
+        present = tf.logical_not(tf.math.is_nan(padded))
+    else:
+        present = tf.not_equal(padded, PADDING[padded.dtype.name])
+    places = tf.range(1, tf.shape(padded)[1] + 1)
+    lengths = tf.reduce_max(tf.where(present, places, 0), axis=1)
+    # The maximum over no values is the lowest number.
+    ragged: Any = tf.RaggedTensor
+    return ragged.from_tensor(padded, lengths=tf.maximum(lengths, 0))
+
+
+_PYTHON_OPS = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
+_RANDOM_OPS = {
+    *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal"),
+    *("RandomShuffle", "Multinomial", "RandomGamma", "RandomPoissonV2"),
+}
+
+
+def _refuse_what_cannot_be_served(graph: tf.Graph) -> None:
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    for node in nodes:
+        if node.op in _PYTHON_OPS:
+            raise ConfigError(
+                "preprocessing_fn must be made of TensorFlow's operations, which a server has",
+                got=Plain(f"a Python function ({node.op}, {node.name})"),
+                fix="Write it with tf.* instead of tf.numpy_function or tf.py_function.",
+            )
+        if node.op in _RANDOM_OPS:
+            raise ConfigError(
+                "preprocessing_fn must give one answer to one row",
+                got=Plain(f"a random operation ({node.op}, {node.name})"),
+                fix="Put what is random into the model, e.g. a keras.layers.Random* layer.",
+            )
+
+
+def _decoded(dataset: Dataset, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    if dataset.image is None:
+        return {}
+    return {
+        column.name: decode_images(raw[column.name], dataset.image)
+        for column in dataset.columns
+        if column.dtype == "image"
+    }
+
+
+def _outputs(plan: Plan, inputs: RawInputs) -> dict[str, tf.Tensor]:
+    if plan.function is None:
+        left_out = {
+            *plan.labels,
+            *plan.label_only,
+            *plan.weights,
+            "path" if plan.dataset.image else None,
+        }
+        outputs = {name: inputs[name] for name in inputs if name not in left_out}
+        for name, tensor in outputs.items():
+            if isinstance(tensor, tf.RaggedTensor):
+                raise ConfigError(
+                    f"column {name!r} holds lists of varying length, which a model cannot take as "
+                    "they are",
+                    got=Plain("no preprocessing function that makes them dense"),
+                    fix=f"Set {leaving_out(name)}, or name a function under `preprocessing`: "
+                    + _made_dense(f'inputs["{name}"]', tensor.dtype),
+                )
+    else:
+        outputs = _checked(plan.function, _called(plan.function, inputs), inputs)
+    # An output that is an input, or is given twice, needs a tensor of its own to be cut out by.
+    return {name: tf.identity(tensor) for name, tensor in outputs.items()}
+
+
+def _called(function: PreprocessingFn, inputs: RawInputs) -> Any:
+    try:
+        # AutoGraph does not convert anything here, but would hide errors of ours in its own.
+        plain = tf.autograph.experimental.do_not_convert(function)
+        return call(plain, inputs, what="preprocessing_fn")
+    except UserError as error:
+        if error.__cause__ is None:  # one of ours, and so without the user's line yet
+            error.rule = f"{error.rule} ({raised_at(error, function)})"
+            error.args = (error.line(),)
+        raise
+
+
+def _checked(function: PreprocessingFn, outputs: Any, inputs: RawInputs) -> dict[str, tf.Tensor]:
+    place = defined_at(function)
+    if not isinstance(outputs, Mapping):
+        raise ConfigError(
+            f"preprocessing_fn must give back a dict of tensors ({place})",
+            got=Plain(type(outputs).__name__),
+            fix='Write `return {"name": tensor, ...}`.',
+        )
+    for name, tensor in outputs.items():
+        problem = _problem(name, tensor)
+        if problem:
+            fix = "Mend that output, or leave it out."
+            if isinstance(tensor, tf.RaggedTensor):
+                problem += _columns_of(tensor, inputs)
+                fix = f"Make it dense: {_made_dense('x', tensor.dtype)}"
+            raise ConfigError(
+                f"preprocessing_fn must give back one dense tensor of a row per record ({place})",
+                got=Plain(f"{name!r}: {problem}"),
+                fix=fix,
+            )
+    return dict(outputs)
+
+
+def _made_dense(lists: str, dtype: tf.DType) -> str:
+    """How lists become a dense tensor, for a message; `lists` is the code that stands for them."""
+    if dtype == tf.string:
+        return (
+            f"`st.hash_strings({lists}, 1000).to_tensor(0, shape=[None, 20])` gives a number for each "
+            "of the first 20 texts of a list, padded with 0."
+        )
+    return (
+        f"`{lists}.to_tensor(0, shape=[None, 20])` gives the first 20 values of each list, padded with "
+        f"0; `tf.reduce_sum({lists}, axis=1)` gives their sum."
+    )
+
+
+def _columns_of(ragged: tf.RaggedTensor, inputs: RawInputs) -> str:
+    """The columns of lists that a ragged tensor is made of, for a message."""
+    lists = {name: each for name, each in inputs.items() if isinstance(each, tf.RaggedTensor)}
+    made_of = sources([ragged.flat_values])
+    names = [name for name, each in lists.items() if sources([each.flat_values]) & made_of]
+    return f", made of {' and '.join(map(repr, names))}" if names else ""
+
+
+def _require_width(outputs: Mapping[str, tf.Tensor], lists: Mapping[str, tf.Tensor]) -> None:
+    """Refuse a width that the longest list of a batch decides."""
+    for name, tensor in outputs.items():
+        columns = sources([tensor]) & {raw.op.name for raw in lists.values()}
+        if columns and None in tensor.shape[1:].as_list():
+            column = next(key for key, raw in lists.items() if raw.op.name in columns)
+            raise ConfigError(
+                f"output {name!r} of preprocessing_fn must have one shape in every batch",
+                got=Plain(
+                    f"{tensor.shape}, as wide as the longest list of {column!r} in the batch"
+                ),
+                fix="Give the width, e.g. x.to_tensor(0, shape=[None, 20]), or reduce over axis 1.",
+            )
+
+
+def _problem(name: object, tensor: Any) -> str:
+    if not isinstance(name, str):
+        return "a name that is no string"
+    if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.resource:
+        return type(tensor).__name__
+    if getattr(tensor, "graph", None) is not tf.compat.v1.get_default_graph():
+        return "a tensor that does not depend on the inputs"
+    if tensor.shape.rank is None:
+        return "a tensor whose number of dimensions is not known (use tf.ensure_shape)"
+    if tensor.shape.rank == 0 or tensor.shape[0] is not None:
+        return f"shape {tensor.shape}, whose first dimension is not the batch"
+    return ""
+
+
+def _labels(
+    plan: Plan, trace: Trace, outputs: dict[str, tf.Tensor], inputs: RawInputs
+) -> tuple[dict[str, tf.Tensor], dict[str, int]]:
+    """The labels as numbers, and which calls ask for classes."""
+    labels: dict[str, tf.Tensor] = {}
+    classes_calls: dict[str, int] = {}
+    for name in plan.labels:
+        found = _label(name, outputs, inputs)
+        labels[name], classes_call = _label_as_number(trace, found)
+        if classes_call is not None:
+            classes_calls[name] = classes_call
+    return labels, classes_calls
+
+
+def _label(name: str, outputs: dict[str, tf.Tensor], inputs: RawInputs) -> tf.Tensor:
+    if name in outputs:
+        return outputs[name]
+    if name in inputs:
+        return _one_a_row(name, inputs[name])
+    raise ConfigError(
+        "label must be a raw column or an output of preprocessing_fn",
+        got=name,
+        fix=nearest(name, dict.fromkeys([*inputs, *outputs])),
+    )
+
+
+def _weight(
+    name: str, outputs: Mapping[str, tf.Tensor], inputs: Mapping[str, tf.Tensor]
+) -> tf.Tensor:
+    if name not in {**inputs, **outputs}:
+        raise ConfigError(
+            "train.sample_weight must be a raw column or an output of preprocessing_fn",
+            got=name,
+            fix=nearest(name, {**inputs, **outputs}),
+        )
+    weight = outputs[name] if name in outputs else inputs[name]
+    if not (weight.dtype.is_floating or weight.dtype.is_integer):
+        raise ConfigError(
+            "train.sample_weight must be numbers",
+            got=Plain(f"{name!r}, which holds {weight.dtype.name}"),
+            fix="Make a number of each in preprocessing_fn, e.g. by tf.where or tf.cast.",
+        )
+    if weight.shape.rank == 2 and weight.shape[1] == 1:
+        weight = tf.reshape(weight, [-1])
+    if weight.shape.rank != 1:
+        raise ConfigError(
+            "train.sample_weight must be one number a row",
+            got=Plain(f"{name!r}, of shape {weight.shape}"),
+            fix="Reduce it to one in preprocessing_fn, e.g. by tf.reduce_mean(..., axis=1).",
+        )
+    # Of a tensor of its own, as it may be a label too.
+    return tf.identity(tf.cast(weight, tf.float32))
+
+
+def _one_a_row(name: str, column: tf.Tensor) -> tf.Tensor:
+    """A raw column as the label."""
+    if column.shape.rank == 2 and column.shape[1] == 1:
+        return tf.reshape(column, [-1])
+    if isinstance(column, tf.RaggedTensor):
+        raise ConfigError(
+            "a raw column that is the label must hold one value a record",
+            got=Plain(f"{name!r}, which holds lists of varying length"),
+            fix="Make the label of it in preprocessing_fn, e.g. "
+            f'{{"answer": tf.reduce_max(inputs[{name!r}], axis=1)}}, and name that one.',
+        )
+    if column.shape.rank == 2:
+        raise ConfigError(
+            "a raw column that is the label must hold one value a record",
+            got=Plain(f"{name!r}, which holds vectors of length {column.shape[1]}"),
+            fix="Make the label of it in preprocessing_fn, e.g. "
+            f'{{"answer": tf.argmax(inputs[{name!r}], axis=1)}}, and name that one; for several labels '
+            f'at once {{"answer": inputs[{name!r}]}}.',
+        )
+    return tf.identity(column)
+
+
+def _label_as_number(trace: Trace, label: tf.Tensor) -> tuple[tf.Tensor, int | None]:
+    """The label as int64 or float32; strings as their place among the sorted distinct ones."""
+    if label.dtype == tf.string:
+        call = trace.ask("classes", label)
+        classes = trace.answer(call)
+        if classes is None:
+            return tf.zeros_like(label, tf.int64) + tf.cast(
+                trace.calls[call].stand_in, tf.int64
+            ), call
+        return trace.track(lambda: class_table(classes)).lookup(label), call
+    if label.dtype.is_floating:
+        return tf.cast(label, tf.float32), None
+    return tf.cast(label, tf.int64), None
+
+
+def class_table(classes: Sequence[bytes]) -> Any:
+    """A table from a class's name to its id; -1 for what the training split does not have."""
+    return tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(
+            tf.constant(list(classes), tf.string), tf.range(len(classes), dtype=tf.int64)
+        ),
+        default_value=-1,
+    )

@@ -1,0 +1,234 @@
+"""The transform as the rest of the chain uses it: raw columns in, features and label out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.core.errors import DataError, Plain
+from stoker.core.files import hash_folder, read_json
+from stoker.core.outputs import alone
+from stoker.data.columns import Column
+from stoker.data.features.preprocessing.missing_value_inputs import asked_for_missing
+from stoker.data.features.spec import (
+    SPEC,
+    FeatureSpec,
+    LabelSpec,
+    TransformOutput,
+    TransformSpec,
+    from_json,
+)
+
+FILES = "files.json"
+"""Hash of every other file of the folder; written last."""
+
+
+def identifiers(names: Iterable[str], prefix: str) -> dict[str, str]:
+    """Raw name -> a name that every graph allows: raw names may hold spaces."""
+    return {name: f"{prefix}{index}" for index, name in enumerate(names)}
+
+
+class Transform:
+    """A saved transform.
+
+    The graph is loaded when it is first needed, once.
+    """
+
+    def __init__(self, root: Path, spec: TransformSpec) -> None:
+        """Stand for the folder `root`; see `load_transform`."""
+        self.root = root
+        self.spec = spec
+        self.output = TransformOutput(spec)
+        self._loaded: Any = None
+
+    @property
+    def features(self) -> tuple[FeatureSpec, ...]:
+        """What the model sees."""
+        return self.spec.features
+
+    @property
+    def labels(self) -> dict[str, LabelSpec]:
+        """What the model learns, by its output."""
+        return self.spec.labels
+
+    @property
+    def serving_columns(self) -> tuple[Column, ...]:
+        """Raw columns that the features need, in the dataset's order."""
+        return self.spec.serving_columns
+
+    @property
+    def label_columns(self) -> tuple[Column, ...]:
+        """Raw columns that the labels need, in the dataset's order."""
+        return self.spec.label_columns
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Raw columns that anything needs, the features' first."""
+        needed = (*self.serving_columns, *self.label_columns, *self.spec.weight_columns)
+        return tuple({column.name: column for column in needed}.values())
+
+    @property
+    def target_columns(self) -> tuple[Column, ...]:
+        """Raw columns that labels or weight need."""
+        needed = (*self.label_columns, *self.spec.weight_columns)
+        return tuple({column.name: column for column in needed}.values())
+
+    def module(self) -> Any:
+        """The features' part of the graph, for an export to track: nothing of the label is in it."""
+        return self._root().serving
+
+    # AutoGraph has nothing to convert in a graph that was loaded, and takes a while to find that out.
+    @tf.autograph.experimental.do_not_convert
+    def apply_features(self, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Compute the features.
+
+        Args:
+            inputs: Raw column -> [batch] or [batch, length], as `stoker.data.columns` says (lists of
+                varying length padded to the longest); others are not looked at.
+
+        Returns:
+            Feature -> [batch, ...], its static shape set. Works eagerly, in `tf.data`, in a
+            `tf.function` and in the endpoint of an export.
+
+        Raises:
+            DataError: a column is not there.
+        """
+        return self._features_of(self.module(), inputs)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_decoded(self, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Compute the features where a feed has decoded the images.
+
+        Args:
+            inputs: As for `apply_features`, but image column -> [batch, height, width, channels]
+                uint8, as `decode_images` gives it.
+
+        Returns:
+            The same features.
+
+        Raises:
+            DataError: a column is not there; the dataset has no images.
+        """
+        part = self._root().decoded
+        if part is None:
+            raise DataError("a transform must have images to take them decoded", got=str(self.root))
+        return self._features_of(part, inputs)
+
+    def _features_of(self, part: Any, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        names = identifiers((column.name for column in self.serving_columns), "c")
+        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
+        keys = identifiers((feature.name for feature in self.features), "f")
+        return {
+            feature.name: _shaped(found[keys[feature.name]], feature) for feature in self.features
+        }
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_label(self, inputs: Mapping[str, tf.Tensor]) -> Any:
+        """Compute the label, or of a model of several outputs the labels.
+
+        Args:
+            inputs: Raw column -> [batch] or [batch, length].
+
+        Returns:
+            [batch, ...] int64 or float32, -1 where a class is not one of the label's; where there
+            are several, such a tensor by output.
+
+        Raises:
+            DataError: a column is not there; the transform has no label.
+        """
+        if not self.labels:
+            raise DataError("a transform must have a label to compute it", got=str(self.root))
+        names = identifiers((column.name for column in self.label_columns), "c")
+        part = self._root().labelling
+        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
+        keys = identifiers(dict.fromkeys(label.name for label in self.labels.values()), "f")
+        return alone(
+            {
+                output: _shaped(found[keys[label.name]], label)
+                for output, label in self.labels.items()
+            }
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_weight(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Compute how much each row counts.
+
+        Args:
+            inputs: Raw column -> [batch] or [batch, length].
+
+        Returns:
+            [batch] float32.
+
+        Raises:
+            DataError: a column is not there; the transform has no weight.
+        """
+        if self.spec.weight is None:
+            raise DataError("a transform must have a weight to compute it", got=str(self.root))
+        names = identifiers((column.name for column in self.spec.weight_columns), "c")
+        part = self._root().weighing
+        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
+        return tf.ensure_shape(found["f0"], [None])
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_targets(self, inputs: Mapping[str, tf.Tensor]) -> tuple[Any, ...]:
+        """What stands beside the features in a batch: the label, and the weight where there is one.
+
+        Raises:
+            DataError: as `apply_label` and `apply_weight`.
+        """
+        label = self.apply_label(inputs)
+        return (label,) if self.spec.weight is None else (label, self.apply_weight(inputs))
+
+    def label_columns_asked(self) -> set[str]:
+        """The columns of which the labels' graph asks itself whether they are missing (NaN)."""
+        return _asked(self._root().labelling, self.label_columns)
+
+    def weight_columns_asked(self) -> set[str]:
+        """The columns of which the weight's graph does."""
+        return _asked(self._root().weighing, self.spec.weight_columns)
+
+    def _root(self) -> Any:
+        if self._loaded is None:
+            with tf.init_scope():
+                self._loaded = tf.saved_model.load(str(self.root))
+        return self._loaded
+
+
+def load_transform(root: Path) -> Transform:
+    """Read a transform's description; every file's hash is checked, the graph is loaded later.
+
+    Raises:
+        DataError: a file is missing, or is not what was written.
+    """
+    wanted = read_json(root / FILES)
+    found = {name: value for name, value in hash_folder(root).items() if name != FILES}
+    wrong = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+    if wrong:
+        raise DataError(
+            f"{root / wrong[0]} must be what was written",
+            got=Plain("another content" if wrong[0] in found else "no such file"),
+            fix="Run `stoker analyze` again: the transform is made anew.",
+        )
+    return Transform(root, from_json(read_json(root / SPEC)))
+
+
+def _asked(part: Any, columns: Sequence[Column]) -> set[str]:
+    keys = {key: name for name, key in identifiers((c.name for c in columns), "c").items()}
+    made = part.compute.concrete_functions
+    return {keys[key] for concrete in made for key in asked_for_missing(concrete)}
+
+
+def _column(inputs: Mapping[str, tf.Tensor], name: str) -> tf.Tensor:
+    if name not in inputs:
+        raise DataError(
+            f"the transform must be given column {name!r}", got=Plain(", ".join(inputs) or "none")
+        )
+    return inputs[name]
+
+
+def _shaped(tensor: tf.Tensor, spec: FeatureSpec | LabelSpec) -> tf.Tensor:
+    tensor.set_shape([None, *spec.shape])
+    return tensor

@@ -1,0 +1,144 @@
+"""The engine that is compiled on this machine: one call decodes a batch in threads of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import tempfile
+from dataclasses import replace
+
+import google_crc32c
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from stoker.core.compiled import NotBuilt
+from stoker.data.feed.images.decode import (
+    JOB,
+    DecodeWhole,
+    Status,
+    Target,
+    empty_batch,
+    read_job,
+)
+from stoker.data.feed.images.native.library import load_library
+from stoker.data.ingest.stored_images import raw_bytes
+
+
+class _Output(ctypes.Structure):
+    """`struct output` in native/decode.c."""
+
+    _fields_ = (
+        ("pixels", ctypes.c_void_p),
+        ("height", ctypes.c_int32),
+        ("width", ctypes.c_int32),
+        ("channels", ctypes.c_int32),
+        ("exact", ctypes.c_int32),
+        ("antialias", ctypes.c_int32),
+    )
+
+
+class NativeEngine:
+    """JPEG and raw pixels in C; the exported graph's decoder for the rest, resized in C."""
+
+    name = "native"
+
+    def __init__(self, decode_whole: DecodeWhole, *, threads: int) -> None:
+        """Load the library, built where it is not there yet.
+
+        Raises:
+            NotBuilt: it cannot be built, or does not agree with the reference.
+        """
+        self._decode_whole = decode_whole
+        self._threads = threads
+        _check_library()
+
+    def decode(self, jobs: NDArray[np.void], target: Target) -> NDArray[np.uint8]:
+        """Decode a batch; see `Engine`."""
+        pixels = _call(jobs, target, threads=self._threads)
+        others = np.flatnonzero(jobs["status"] == Status.OTHER_FORMAT)
+        if len(others):
+            pixels[others] = self._decode_others(jobs, others, target)
+        return pixels
+
+    def _decode_others(
+        self, jobs: NDArray[np.void], others: NDArray[np.intp], target: Target
+    ) -> NDArray[np.uint8]:
+        known = jobs[others]
+        held = []
+        for job in known:
+            whole = self._whole(job, target)
+            if isinstance(whole, Status):
+                job["length"] = 0
+                held.append((whole, b""))
+                continue
+            job["data"] = np.frombuffer(whole, np.uint8).ctypes.data
+            job["length"], job["orientation"] = len(whole), 1
+            held.append((Status.DONE, whole))
+        pixels = _call(known, target, threads=self._threads)
+        before = np.array([status for status, _ in held])
+        jobs["status"][others] = np.where(before == Status.DONE, known["status"], before)
+        return pixels
+
+    def _whole(self, job: np.void, target: Target) -> bytes | Status:
+        data = read_job(job)
+        if isinstance(data, Status):
+            return data
+        try:
+            return raw_bytes(self._decode_whole(data, target.channels))
+        except ValueError:
+            return Status.BROKEN
+
+
+def _call(jobs: NDArray[np.void], target: Target, *, threads: int) -> NDArray[np.uint8]:
+    pixels = empty_batch(len(jobs), target)
+    output = _Output(
+        pixels.ctypes.data,
+        target.height,
+        target.width,
+        target.channels,
+        target.exact,
+        target.antialias,
+    )
+    load_library().stoker_decode(
+        ctypes.c_void_p(jobs.ctypes.data), len(jobs), ctypes.byref(output), threads
+    )
+    return pixels
+
+
+@functools.cache
+def _check_library() -> None:
+    """Hold the library against a small JPEG: its pixels as libjpeg's own caller gets them, and resized.
+
+    Raises:
+        NotBuilt: one of them is not what it should be.
+    """
+    noise = np.random.default_rng(0).integers(0, 256, (37, 51, 3), np.uint8)
+    data = simplejpeg.encode_jpeg(noise, quality=90, colorsubsampling="420")
+    wanted = simplejpeg.decode_jpeg(data)
+    height, width, channels = wanted.shape
+    target = Target(height=height, width=width, channels=channels, exact=True, antialias=False)
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        job = np.zeros(1, JOB)
+        for name, value in {
+            "file": file.fileno(),
+            "length": len(data),
+            "crc32c": google_crc32c.value(data),
+            "height": height,
+            "width": width,
+            "box_width": width,
+            "box_height": height,
+            "orientation": 1,
+        }.items():
+            job[name] = value
+        pixels = _call(job, target, threads=1)
+        if job["status"][0] != Status.DONE or not np.array_equal(pixels[0], wanted):
+            raise NotBuilt("what was compiled does not decode a small JPEG as libjpeg does")
+        # Half a pixel to the right each pixel is the mean of two.
+        job["x"], job["box_width"] = 0.5, width - 1
+        between = _call(job, replace(target, width=width - 1), threads=1)
+    means = np.rint((wanted[:, :-1].astype(np.float32) + wanted[:, 1:]) / 2)
+    if job["status"][0] != Status.DONE or not np.array_equal(between[0], means):
+        raise NotBuilt("what was compiled does not resize a small image as it should")

@@ -1,0 +1,1 @@
+"""Batches of tables that are larger than memory, truly shuffled."""

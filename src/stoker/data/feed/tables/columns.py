@@ -1,0 +1,216 @@
+"""One column of a window, filled row group by row group in the order of the window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import DTypeLike, NDArray
+
+from stoker.data.columns import Column
+from stoker.data.sources.columns.vectors import lengths_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """A column of strings as numbers: no Python object for a row."""
+
+    codes: NDArray[np.int32]
+    """[rows] or [rows, length] indices into the dictionary."""
+
+    dictionary: pa.StringArray
+    """The different strings of the window; every code stands for one."""
+
+    def __getitem__(self, rows: slice) -> Text:
+        """Some of the rows, the dictionary shared."""
+        return replace(self, codes=self.codes[rows])
+
+    def strings(self) -> NDArray[Any]:
+        """The strings themselves, as Python objects: to be looked at, not to be trained on."""
+        return self.dictionary.to_numpy(zero_copy_only=False)[self.codes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lists:
+    """A column of lists of varying length."""
+
+    rows: pa.ListArray
+    """[rows] lists of numbers, or of indices into the dictionary."""
+
+    dictionary: pa.StringArray | None = None
+    """The different strings of the window; None for numbers."""
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return len(self.rows)
+
+    def __getitem__(self, rows: slice) -> Lists:
+        """Some of the rows, the dictionary shared."""
+        return replace(self, rows=self.rows[rows])
+
+    def lengths(self) -> NDArray[np.int64]:
+        """[rows] how many values each list holds."""
+        return lengths_of(self.rows)
+
+    def flat(self) -> NDArray[Any]:
+        """The values of all lists, one after another; a missing float is NaN."""
+        return self.rows.flatten().to_numpy(zero_copy_only=False)
+
+    def strings(self) -> list[list[str]]:
+        """The strings themselves, as Python objects: to be looked at, not to be trained on."""
+        words = pa.DictionaryArray.from_arrays(self.rows.flatten(), self.dictionary)
+        found: list[list[str]] = _lists(self.lengths(), words).to_pylist()
+        return found
+
+
+Values = NDArray[Any] | Text | Lists
+"""One column: numbers as `columns.to_numpy` gives them, text, or lists of either."""
+
+
+def no_rows(column: Column) -> Values:
+    """A column without a row."""
+    if column.is_ragged:
+        return ListColumn(column, None).finished()
+    if column.dtype == "string":
+        codes = np.empty((0, *_shape(column)), np.int32)
+        return Text(codes=codes, dictionary=pa.array([], pa.string()))
+    return np.empty((0, *_shape(column)), column.tensor_dtype)
+
+
+class NumberColumn:
+    """Numbers of a window."""
+
+    def __init__(self, column: Column, left: NDArray[Any], *, rows: int) -> None:
+        """Take memory for the rows left of the window before, and `rows` more."""
+        self._column = column
+        self._values = _aligned((len(left) + rows, *_shape(column)), column.tensor_dtype)
+        self._values[: len(left)] = left
+
+    def put(self, places: NDArray[np.int64], chunks: pa.ChunkedArray, *, first: int) -> None:
+        """Write a row group to the places of its rows."""
+        del first  # a number means the same in every row group
+        # A missing float becomes NaN.
+        parts = [_flat(self._column, chunk) for chunk in chunks.chunks]
+        numbers = pa.concat_arrays(parts).to_numpy(zero_copy_only=False)
+        self._values[places] = numbers.reshape(-1, *_shape(self._column))
+
+    def finished(self) -> NDArray[Any]:
+        """[left + rows, ...] every row at its place."""
+        return self._values
+
+
+class TextColumn:
+    """Strings of a window: each row group has a dictionary, which become one."""
+
+    def __init__(self, column: Column, left: Text, *, rows: int) -> None:
+        """Take memory for the rows left of the window before, and `rows` more."""
+        self._column = column
+        self._codes = _aligned((len(left.codes) + rows, *_shape(column)), np.int32)
+        self._dictionaries: dict[int, pa.StringArray] = {}
+        # Only the strings that are left: else dictionaries would pile up from window to window.
+        strings = left.dictionary.take(pa.array(left.codes.reshape(-1)))
+        self._put(0, slice(len(left.codes)), strings.dictionary_encode())
+
+    def put(self, places: NDArray[np.int64], chunks: pa.ChunkedArray, *, first: int) -> None:
+        """Write the row group whose first row is the window's `first` to the places of its rows."""
+        parts = [_flat(self._column, chunk) for chunk in chunks.chunks]
+        whole = parts[0]
+        if len(parts) != 1 or not _is_coded(whole):
+            strings = [p.cast(pa.string()) for p in parts]
+            whole = pa.concat_arrays(strings).dictionary_encode()
+        self._put(first, places, whole)
+
+    def _put(self, first: int, places: Any, strings: pa.DictionaryArray) -> None:
+        # A group has no more different strings than strings, so these ranges do not overlap.
+        start = first * (self._column.length or 1)
+        found, known = strings.indices.to_numpy(), len(strings.dictionary)
+        if len(found) and not 0 <= found.min() <= found.max() < known:
+            raise pa.ArrowInvalid(f"a string's number lies outside its dictionary of {known}")
+        codes = found + np.int32(start)
+        self._codes[places] = codes.reshape(-1, *_shape(self._column))
+        self._dictionaries[start] = strings.dictionary
+
+    def finished(self) -> Text:
+        """[left + rows, ...] every row at its place, with one dictionary."""
+        starts = sorted(self._dictionaries)
+        parts = [self._dictionaries[start] for start in starts]
+        unified = pa.concat_arrays(parts).dictionary_encode()
+        new_codes = np.empty(self._codes.size, np.int32)
+        taken = 0
+        for start, part in zip(starts, parts, strict=True):
+            new_codes[start : start + len(part)] = unified.indices[taken : taken + len(part)]
+            taken += len(part)
+        new_codes.take(self._codes, out=self._codes, mode="clip")
+        return Text(codes=self._codes, dictionary=unified.dictionary)
+
+
+class ListColumn:
+    """Lists of a window: kept as they come, and put into their order at the end."""
+
+    def __init__(self, column: Column, left: Lists | None) -> None:
+        """Begin with the rows left of the window before."""
+        self._column = column
+        self._parts: list[tuple[NDArray[np.int64], pa.ListArray]] = []
+        if left is not None and len(left):
+            rows = left.rows
+            if left.dictionary is not None:
+                rows = _lists(left.lengths(), left.dictionary.take(rows.flatten()))
+            self._parts.append((np.arange(len(left)), rows))
+
+    def put(self, places: NDArray[np.int64], chunks: pa.ChunkedArray, *, first: int) -> None:
+        """Keep a row group and the places of its rows."""
+        del first  # values mean the same in every row group
+        self._parts.append((places, pa.concat_arrays(chunks.chunks)))
+
+    def finished(self) -> Lists:
+        """[left + rows] every row at its place, with one dictionary."""
+        kind = self._column.arrow_type
+        rows = pa.concat_arrays(
+            [part.cast(kind) for _, part in self._parts] or [pa.array([], kind)]
+        )
+        stored = np.argsort(np.concatenate([np.zeros(0, np.int64), *(at for at, _ in self._parts)]))
+        rows = rows.take(pa.array(stored))
+        if self._column.dtype != "string":
+            return Lists(rows=rows)
+        # In the final order, so that the codes do not depend on which thread was first.
+        coded = rows.flatten().dictionary_encode()
+        return Lists(rows=_lists(lengths_of(rows), coded.indices), dictionary=coded.dictionary)
+
+
+def window_column(
+    column: Column, left: Values, *, rows: int
+) -> NumberColumn | TextColumn | ListColumn:
+    """A column to be filled, that begins with the rows left of the window before."""
+    if isinstance(left, Lists):
+        return ListColumn(column, left)
+    if isinstance(left, Text):
+        return TextColumn(column, left, rows=rows)
+    return NumberColumn(column, left, rows=rows)
+
+
+def _shape(column: Column) -> tuple[int, ...]:
+    """The shape of a value or a vector."""
+    return () if column.length is None else (column.length,)
+
+
+def _lists(lengths: NDArray[np.int64], flat: pa.Array) -> pa.ListArray:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), flat)
+
+
+def _flat(column: Column, values: pa.Array) -> pa.Array:
+    return values if column.length is None else values.flatten()
+
+
+def _is_coded(values: pa.Array) -> bool:
+    """Whether it is a dictionary that holds no more strings than there are values."""
+    return pa.types.is_dictionary(values.type) and len(values.dictionary) <= len(values)
+
+
+def _aligned(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    # TensorFlow takes an array as it lies, without a copy, where it begins at a multiple of 64,
+    # as all that Arrow allocates does.
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(pa.allocate_buffer(size), dtype).reshape(shape)

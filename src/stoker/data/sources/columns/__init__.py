@@ -1,0 +1,1 @@
+"""From raw values to typed columns: names, types, lengths, missing values."""

@@ -1,0 +1,208 @@
+"""One column of Parquet files: what the types of all files and its values say that it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from stoker.core.errors import DataError, Plain
+from stoker.data.columns import VARYING, Column
+from stoker.data.sources.columns.arrow_types import Family, family_of, item_type, plain
+from stoker.data.sources.columns.table import UnusableColumn, no_lists, stored_column
+from stoker.data.sources.columns.text import Tally, clean, gapped, narrowed, read_text
+from stoker.data.sources.columns.vectors import assumed_of_lists, common_length, lengths_of
+from stoker.data.sources.config import Override, leaving_out
+from stoker.data.sources.files.listing import SourceFile
+from stoker.data.sources.images.batches import ImageTally
+from stoker.data.sources.images.check import begins_as_image
+from stoker.data.sources.records import Assumption, Cells, Reading, joined
+from stoker.data.sources.written_numbers import NumberText
+
+
+@dataclass(slots=True)
+class ParquetColumn:
+    """What is known of one column of all files so far."""
+
+    name: str
+    """As the files spell it."""
+    override: Override | NumberText | None
+    """What `data.types` says of it."""
+    families: dict[Family, str] = field(default_factory=dict)
+    """What its values are -> the first file that says so."""
+    tally: Tally = field(default_factory=Tally)
+    """Its values, counted by what they are."""
+    images: ImageTally = field(default_factory=ImageTally)
+    """Sizes and channels, of images."""
+    holds_images: bool = False
+    """True where some bytes begin as an image does, even one of a format that is not read."""
+    forms: dict[str, str] = field(default_factory=dict)
+    """`vectors` or `single values` -> the first file that holds them."""
+    lengths: Counter[int] = field(default_factory=Counter)
+    """How many records hold a vector of each length."""
+    lists: bool = False
+    """True where a file holds lists whose lengths only their values tell."""
+    varies: bool = False
+    """True where `data.columns.lists` names it."""
+
+    @property
+    def is_vector(self) -> bool:
+        """True where each record holds several values."""
+        return "vectors" in self.forms
+
+    @property
+    def family(self) -> Family:
+        """The one that holds the values of all files."""
+        found = set(self.families) - {"null"} or {"null"}
+        return "float" if found == {"int", "float"} else next(iter(found))
+
+    @property
+    def by_text(self) -> bool:
+        """True where `data.types` asks for another type than the files have.
+
+        Numbers are none "as people write them": they have no marks to be read.
+        """
+        if isinstance(self.override, NumberText) and self.family in ("int", "float"):
+            return False
+        return self.override not in (None, self.family)
+
+    @property
+    def is_open(self) -> bool:
+        """True where the files' types do not settle how the values are read; images aside."""
+        return self.by_text or self.lists or (self.family == "int" and not self.is_vector)
+
+    def note_type(self, kind: pa.DataType, file: SourceFile, *, rows: int) -> None:
+        """Take one file's type of the column into account.
+
+        Raises:
+            DataError: no column can hold it, or another file has another.
+        """
+        item = item_type(kind)
+        family = family_of(kind if item is None else item)
+        if family is None or (item is not None and family == "image"):
+            raise UnusableColumn(
+                self.name,
+                f"{file.location}: column {self.name!r} must hold numbers, text, times or encoded "
+                "images, or lists of numbers or text",
+                got=Plain(str(kind)),
+                fix=f"Set {leaving_out(self.name)}, or convert it: nested values become columns of "
+                "their own.",
+            )
+        self.families.setdefault(family, file.name)
+        if item is not None or family != "null":
+            self.forms.setdefault("single values" if item is None else "vectors", file.name)
+        if pa.types.is_fixed_size_list(kind):
+            self.lengths[kind.list_size] += rows
+        else:
+            self.lists = self.lists or item is not None
+        self._require_one_type()
+
+    def _require_one_type(self) -> None:
+        found = set(self.families) - {"null"}
+        if len(self.forms) > 1 or (len(found) > 1 and found != {"int", "float"}):
+            types = self.forms if len(self.forms) > 1 else self.families
+            others = ", ".join(f"{what} in {name}" for what, name in types.items())
+            raise DataError(
+                f"column {self.name!r} must have one type in all files",
+                got=Plain(others),
+                fix="Write the files with one schema, or leave some out by a glob.",
+            )
+
+    def look_at_images(self, encoded: pa.Array) -> None:
+        """Take some records of a column of bytes into account.
+
+        Args:
+            encoded: [rows] bytes.
+        """
+        if not self.holds_images:
+            self.holds_images = any(begins_as_image(value or b"") for value in encoded.to_pylist())
+
+    def look(self, values: pa.Array, missing: pa.Array) -> None:
+        """Take some records into account, whose type alone does not settle how they are read.
+
+        Args:
+            values: [rows] as a file holds them; no images.
+            missing: The texts that mean "missing".
+        """
+        if self.is_vector:
+            values = self._values_of_lists(values)
+        found = plain(values).values
+        if self.by_text:
+            self.tally.add(clean(_as_text(found), self.override).values, missing)
+        elif self.family == "int":
+            self.tally.missing += found.null_count
+            self.tally.widen(found)
+
+    def _values_of_lists(self, lists: pa.Array) -> pa.Array:
+        if pa.types.is_null(lists.type):
+            return lists
+        if not pa.types.is_fixed_size_list(lists.type):  # of those the type tells the length
+            lengths = lengths_of(lists)
+            self.lengths.update(lengths[lengths >= 0].tolist())
+        return lists.flatten()
+
+    def require_some_image(self) -> None:
+        """Hold that a column of bytes is one of images, once all of them were looked at.
+
+        Raises:
+            DataError: nothing in it even begins as an image does.
+        """
+        if not self.holds_images:
+            raise UnusableColumn(
+                self.name,
+                f"column {self.name!r} of bytes must hold encoded images",
+                got=Plain("no image in any record"),
+                fix=f"Set {leaving_out(self.name)}, or data.types: {{{self.name}: string}} if it is "
+                "text.",
+            )
+
+    def reading(self, *, is_label: bool) -> Reading:
+        """How the column is read."""
+        gaps_end_records = is_label or self.is_vector
+        if self.by_text:
+            return self.tally.settled(self.override, gaps_end_records=gaps_end_records)
+        if self.family == "int":
+            return "int" if gaps_end_records or not self.tally.missing else "whole"
+        return "string" if self.family == "null" else self.family
+
+    def column(self, how: Reading, *, most_bad: int) -> Column:
+        """The column that is made.
+
+        Args:
+            how: How it is read.
+            most_bad: `data.max_bad_rows`.
+
+        Raises:
+            ConfigError: `data.columns.lists` names a column of single values.
+        """
+        column = stored_column(self.name, how, widest=self.tally.widest)
+        if self.is_vector:
+            length = common_length(self.lengths, most_bad=most_bad)
+            return replace(column, length=VARYING if self.varies else length)
+        if self.varies:
+            raise no_lists(self.name)
+        return column
+
+    def assumed(self, column: Column) -> Assumption | None:
+        """What is worth a word about how the column is read."""
+        return None if self.varies else assumed_of_lists(column, self.lengths)
+
+    def typed(self, values: pa.Array, *, how: Reading, wide: bool, missing: pa.Array) -> Cells:
+        """The values as they are stored."""
+        found = plain(values)
+        if self.by_text:
+            text = clean(_as_text(found.values), self.override)
+            return joined(found, read_text(text, how, missing, wide=wide), retype=how != "string")
+        if how == "float":
+            numbers = found.values.cast(pa.float64(), safe=False)
+            return joined(found, narrowed(numbers, found.raw), retype=True)
+        if how == "whole":
+            return gapped(found, wide=wide)
+        if how == "string":
+            return joined(found, clean(found.values), retype=False)
+        return found
+
+
+def _as_text(values: pa.Array) -> pa.Array:
+    return values if pa.types.is_binary(values.type) else values.cast(pa.string())

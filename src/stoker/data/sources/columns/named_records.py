@@ -1,0 +1,194 @@
+"""TFRecord and JSON Lines alike: what their columns are, and their records as blocks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from stoker.data.sources.columns.gathered import Gathered
+from stoker.data.sources.columns.named_columns import IMAGE, LearnedColumn, NamedColumn
+from stoker.data.sources.columns.table import (
+    check_names,
+    check_same_columns,
+    kept_names,
+    known_types,
+)
+from stoker.data.sources.columns.text import missing_texts
+from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.images.batches import ImageTally, needs_headers
+from stoker.data.sources.images.cells import checked_images, tally_images
+from stoker.data.sources.records import (
+    SHOWN_FAULTS,
+    WORKERS,
+    Block,
+    Cells,
+    Content,
+    Progress,
+    Scan,
+    block_of,
+    demand_label,
+    with_content,
+)
+
+
+def scan_named(
+    blocks: Iterator[Gathered],
+    config: IngestConfig,
+    *,
+    labels: Collection[str],
+    in_order: bool,
+    progress: Progress,
+) -> Scan:
+    """Learn each column's kind, length and type from all its values.
+
+    Args:
+        blocks: Every record of the source, file by file.
+        config: How it is read.
+        labels: The columns that no record may miss.
+        in_order: True where the records name their columns in an order of their own; otherwise
+            columns are sorted by name.
+        progress: Called with the records done.
+
+    Raises:
+        DataError: files differ in their columns, or a column holds what none can.
+        ConfigError: `data.types` names a column that is not there.
+    """
+    looked = _Looked(config, in_order=in_order)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for block in blocks:
+            looked.at(block, pool)
+            progress(looked.rows, None)
+    looked.end_file()
+    names = kept_names(config, looked.ordered(looked.seen))
+    known_types(config, names)
+    settled = [
+        looked.columns[name].settled(
+            rows=looked.rows, is_label=name in labels, most_bad=config.max_bad_rows
+        )
+        for name in names
+    ]
+    assumed = [looked.columns[each.column.name].assumed(each) for each in settled]
+    has_image = any(each.kind == IMAGE for each in settled)
+    return Scan(
+        columns=tuple(each.column for each in settled),
+        readings=tuple(each.how for each in settled),
+        kinds=tuple(each.kind for each in settled),
+        rows=looked.rows,
+        assumptions=tuple(filter(None, assumed)),
+        image=looked.images.shape(config.images) if has_image else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedReader:
+    """Converts parsed records to the types of their columns; can be pickled."""
+
+    scan: Scan
+    """The result of `scan_named`."""
+
+    config: IngestConfig
+    """How the source is read."""
+
+    labels: tuple[str, ...]
+    """The columns that every record must have."""
+
+    content: Content | None
+    """What each block computes for its rows in addition."""
+
+    def block(self, block: Gathered, *, pool: ThreadPoolExecutor) -> Block:
+        """Convert a block's records to their columns' types, and name what is wrong with others.
+
+        Args:
+            block: The records.
+            pool: Threads that check images.
+        """
+        columns = self.scan.columns
+        found = block_of(
+            columns,
+            [self._read(each, block, pool) for each in self._columns],
+            file=block.file.name,
+            rows=block.rows,
+            broken=block.broken,
+            broken_count=block.broken_count,
+            limit=self.config.max_bad_rows + SHOWN_FAULTS,
+        )
+        return with_content(found, self.content, columns)
+
+    @functools.cached_property
+    def _columns(self) -> list[NamedColumn]:
+        scan, types = self.scan, self.config.types
+        return [
+            NamedColumn(column=column, how=how, kind=kind, override=types.get(column.name))
+            for column, how, kind in zip(scan.columns, scan.readings, scan.kinds, strict=True)
+        ]
+
+    def _read(self, each: NamedColumn, block: Gathered, pool: ThreadPoolExecutor) -> Cells:
+        cells = each.cells(block, missing_texts(self.config.missing_values))
+        if each.how == "image":
+            channels = None if self.scan.image is None else self.scan.image[2]
+            cells = checked_images(cells, self.config.images, channels=channels, pool=pool)
+        return demand_label(cells) if each.column.name in self.labels else cells
+
+
+class _Looked:
+    """What was seen of a source so far."""
+
+    def __init__(self, config: IngestConfig, *, in_order: bool) -> None:
+        self.columns: dict[str, LearnedColumn] = {}
+        self.seen: dict[str, None] = {}
+        self.images = ImageTally()
+        self.rows = 0
+        self._config = config
+        self._in_order = in_order
+        self._missing = missing_texts(config.missing_values)
+        self._file: Gathered | None = None
+        self._names: dict[str, None] = {}
+        self._first: tuple[str, Sequence[str]] | None = None
+
+    def at(self, block: Gathered, pool: ThreadPoolExecutor) -> None:
+        """Take one more block into account."""
+        if self._file is None or block.file != self._file.file:
+            self.end_file()
+            self._file, self._names = block, {}
+        self.seen.update(dict.fromkeys(block.columns))
+        kept = [name for name in block.columns if name not in self._config.columns.exclude]
+        self._names.update(dict.fromkeys(kept))
+        self.rows += len(block.rows)
+        for name in kept:
+            column = self.columns.get(name)
+            if column is None:
+                column = LearnedColumn(
+                    name=name,
+                    override=self._config.types.get(name),
+                    varies=name in self._config.columns.lists,
+                )
+                self.columns[name] = column
+            column.look(block, self._missing)
+        if needs_headers(self._config.images):
+            self._look_at_images(block, kept, pool)
+
+    def _look_at_images(
+        self, block: Gathered, kept: Sequence[str], pool: ThreadPoolExecutor
+    ) -> None:
+        for name in kept:
+            for values in block.columns[name]:
+                if values.kind == IMAGE:
+                    tally_images(
+                        self.images, values.flat, self._config.images, name=name, pool=pool
+                    )
+
+    def ordered(self, names: Iterable[str]) -> list[str]:
+        """Names of columns in their order: protobuf's maps have none, and give another each time."""
+        return list(names) if self._in_order else sorted(names)
+
+    def end_file(self) -> None:
+        """Hold that a file names the columns of the first; one without a whole record names none."""
+        if self._file is None or not self._names:
+            return
+        file, names = self._file.file, self.ordered(self._names)
+        check_names(names, location=file.location)
+        if self._first is None:
+            self._first = file.name, names
+        check_same_columns(self._first[1], names, first=self._first[0], other=file)

@@ -1,0 +1,330 @@
+"""TFRecord's framing: every length and every checksum is looked at before TensorFlow sees a byte.
+
+A record is its length (uint64), the length's check (uint32), the payload and the payload's check;
+a check is a masked CRC32C, all little-endian. A file may be plain, gzip or zlib; its first bytes
+say which, not its name.
+
+TensorFlow believes a header of 64 GiB and crashes, and takes a file that is cut inside its last
+header for a whole one. Here each fault is a `Damage` with record and byte, and the records after it
+are found again: by the length where its check holds, else by looking for the next place where both
+checks of a record hold, which happens by chance once in 2^64 places.
+
+Source: tensorflow/core/lib/io/record_writer.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from stoker.core.errors import DataError, Plain
+from stoker.data.sources.files.file_kind import kind_of
+from stoker.data.sources.files.unpacking import (
+    CHUNK_BYTES,
+    Unpacked,
+    is_packed,
+    plain_chunks,
+    unpacked_head,
+)
+from stoker.data.sources.formats.framing_checks import (
+    CHECK,
+    HEADER,
+    LENGTH,
+    header_holds,
+    headers_in,
+    masked_crc,
+)
+
+MAX_RECORD_BYTES = 256 << 20
+"""Longest record that is read: a length is believed, and memory set aside, only up to here."""
+
+BLOCK_BYTES = 16 << 20
+"""Payload that is handed over at a time, unless a single record is longer."""
+
+BLOCK_RECORDS = 8192
+"""Most records that are handed over at a time."""
+
+_LEAST_BYTES = HEADER.size + CHECK.size
+_HEAD_BYTES = 512
+"""Enough of a packed file to unpack its first header."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Damage:
+    """A place in a TFRecord file where no whole record stands."""
+
+    row: int
+    """1-based number of the record that should stand there, as far as records can be counted."""
+
+    offset: int
+    """Its first byte, counted in the file, or in what the file unpacks to."""
+
+    reason: str
+    """What is wrong there, and how many bytes are left out if they are more than the record."""
+
+    def __str__(self) -> str:
+        return f"at byte {self.offset:,}: {self.reason}"
+
+
+@dataclass(kw_only=True, slots=True)
+class Frames:
+    """Some records of one file, in order."""
+
+    payloads: list[bytes] = field(default_factory=list)
+    """The whole ones."""
+
+    rows: list[int] = field(default_factory=list)
+    """The 1-based number of each of them in the file."""
+
+    damages: list[Damage] = field(default_factory=list)
+    """What stands between them and is no whole record."""
+
+
+def read_frames(path: Path, *, location: str) -> Iterator[Frames]:
+    """All records of a TFRecord file, in blocks of bounded size.
+
+    Args:
+        path: The file.
+        location: What a message calls it.
+
+    Raises:
+        DataError: the file is empty, is no TFRecord at all, or its gzip or zlib data is damaged.
+    """
+    reader = _Reader(path, location)
+    yield from reader.blocks()
+    if not reader.is_tfrecord:
+        raise _no_tfrecord(path, location)
+
+
+def check_framing(path: Path) -> int:
+    """Follow the headers from first to last byte; the payloads of a plain file are not read.
+
+    Args:
+        path: A TFRecord file; a packed one is unpacked and checked in full.
+
+    Returns:
+        How many records there are.
+
+    Raises:
+        DataError: a header does not hold, a record reaches beyond the end, or the file is empty.
+    """
+    count = at = 0
+    if _is_packed(path):
+        for frames in read_frames(path, location=str(path)):
+            if frames.damages:
+                raise _damaged(path, frames.damages[0])
+            count += len(frames.payloads)
+        return count
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        while at < size:
+            stream.seek(at)
+            head = stream.read(HEADER.size)
+            reason = _header_fault(head, left=size - at)
+            if reason:
+                raise _damaged(path, Damage(row=count + 1, offset=at, reason=reason))
+            at += _LEAST_BYTES + int(LENGTH.unpack_from(head)[0])
+            count += 1
+    if not count:
+        raise _no_tfrecord(path, str(path))
+    return count
+
+
+class _Buffer:
+    """The part of a stream that is being looked at."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self.data = b""
+        self.at = 0
+        self._chunks = chunks
+        self._start = 0
+
+    @property
+    def offset(self) -> int:
+        """Where `at` is in the stream."""
+        return self._start + self.at
+
+    @property
+    def left(self) -> int:
+        """Bytes at hand."""
+        return len(self.data) - self.at
+
+    def has(self, size: int) -> bool:
+        """Read on until so many bytes are at hand; False where the stream ends before."""
+        if self.left >= size:
+            return True
+        parts, have = [self.data[self.at :]], self.left
+        for chunk in self._chunks:
+            parts.append(chunk)
+            have += len(chunk)
+            if have >= size:
+                break
+        self._start, self.at, self.data = self.offset, 0, b"".join(parts)
+        return have >= size
+
+
+class _Reader:
+    """Walks over one file from record to record."""
+
+    def __init__(self, path: Path, location: str) -> None:
+        self.is_tfrecord = False
+        self._location = location
+        self._unpacked = Unpacked(path, location=location) if _is_packed(path) else None
+        self._size = path.stat().st_size
+        self._buffer = _Buffer(iter(self._unpacked or plain_chunks(path)))
+        self._row = 1
+        self._ends_inside = False
+
+    def blocks(self) -> Iterator[Frames]:
+        """Everything, in order."""
+        buffer = self._buffer
+        while buffer.has(1):
+            frames, until = Frames(), buffer.offset + BLOCK_BYTES
+            while len(frames.rows) + len(frames.damages) < BLOCK_RECORDS and buffer.offset < until:
+                self._take_whole(frames)
+                if not buffer.has(1):
+                    break
+                self._take_next(frames)
+            yield frames
+        if self._unpacked is not None and self._unpacked.is_cut:
+            # Nobody can say how many records are lost, so no number of bad rows permits it.
+            raise DataError(
+                f"{self._location} must be whole gzip or zlib data",
+                got=Plain(f"a file that is cut, the last record in it being {self._row - 1:,}"),
+                fix="Fetch or write the file again.",
+            )
+
+    def _take_whole(self, frames: Frames) -> None:
+        """Take the whole records at hand: the quick way, which ends before anything unusual."""
+        found: list[bytes] = []
+        data, at = self._buffer.data, self._buffer.at
+        last = len(data) - _LEAST_BYTES
+        while at <= last and len(found) < BLOCK_RECORDS:
+            length, check = HEADER.unpack_from(data, at)
+            start = at + HEADER.size
+            stop = start + length
+            if masked_crc(data[at : at + 8]) != check or at + length > last:
+                break
+            payload = data[start:stop]
+            if masked_crc(payload) != CHECK.unpack_from(data, stop)[0]:
+                break
+            found.append(payload)
+            at = stop + CHECK.size
+        self._buffer.at = at
+        frames.payloads += found
+        frames.rows += range(self._row, self._row + len(found))
+        self._row += len(found)
+        self.is_tfrecord |= bool(found)
+
+    def _take_next(self, frames: Frames) -> None:
+        """Take one record that is not wholly at hand, or is not whole."""
+        buffer, offset = self._buffer, self._buffer.offset
+        buffer.has(HEADER.size)
+        head = buffer.data[buffer.at : buffer.at + HEADER.size]
+        reason = _header_fault(head, left=self._left())
+        self.is_tfrecord |= header_holds(head)
+        length = LENGTH.unpack_from(head)[0] if not reason else 0
+        if not reason and not buffer.has(_LEAST_BYTES + length):
+            reason = _beyond(length, left=buffer.left)
+        if reason:
+            reason += self._find_next()
+            frames.damages.append(self._damage(offset, reason))
+            return
+        stop = buffer.at + HEADER.size + length
+        payload = buffer.data[buffer.at + HEADER.size : stop]
+        (check,) = CHECK.unpack_from(buffer.data, stop)
+        buffer.at = stop + CHECK.size
+        if masked_crc(payload) != check:
+            reason = "the checksum of the payload does not hold"
+            frames.damages.append(self._damage(offset, reason))
+            return
+        frames.payloads.append(payload)
+        frames.rows.append(self._row)
+        self._row += 1
+
+    def _left(self) -> int | None:
+        """Bytes from here to the end, None where only unpacking would tell."""
+        return None if self._unpacked else self._size - self._buffer.offset
+
+    def _damage(self, offset: int, reason: str) -> Damage:
+        self._row += 1
+        return Damage(row=self._row - 1, offset=offset, reason=reason)
+
+    def _find_next(self) -> str:
+        """Go to the next place where a whole record stands, or to the end; say which."""
+        buffer, offset = self._buffer, self._buffer.offset
+        buffer.at += 1
+        while buffer.has(_LEAST_BYTES):
+            window = np.frombuffer(buffer.data, np.uint8)[buffer.at :][:CHUNK_BYTES]
+            for ahead in headers_in(window).tolist():
+                if self._stands(ahead):
+                    buffer.at += ahead
+                    skipped = buffer.offset - offset
+                    return f"; {skipped:,} bytes are left out, up to the next whole record"
+            buffer.at += len(window) - HEADER.size + 1
+        buffer.at = len(buffer.data)
+        self._ends_inside = True
+        return f"; {buffer.offset - offset:,} bytes are left out, up to the end"
+
+    def _stands(self, ahead: int) -> bool:
+        """True where a whole record stands so many bytes ahead, at a header that holds."""
+        buffer = self._buffer
+        (length,) = LENGTH.unpack_from(buffer.data, buffer.at + ahead)
+        if length > MAX_RECORD_BYTES or not buffer.has(ahead + _LEAST_BYTES + length):
+            return False
+        start = buffer.at + ahead + HEADER.size
+        (check,) = CHECK.unpack_from(buffer.data, start + length)
+        return masked_crc(buffer.data[start : start + length]) == check
+
+
+def _is_packed(path: Path) -> bool:
+    """True where unpacking gives a TFRecord, or the file is gzip and can be nothing else."""
+    with path.open("rb") as stream:
+        head = stream.read(_HEAD_BYTES)
+    if header_holds(head) or not is_packed(head):
+        return False
+    return kind_of(path) == "gzip" or header_holds(unpacked_head(head, HEADER.size))
+
+
+def _header_fault(head: bytes, *, left: int | None) -> str:
+    """Why no record of this header can be read, "" where one may.
+
+    Args:
+        head: The twelve bytes of the header, or what there is of it.
+        left: Bytes from the header's first to the end of the file; None where nobody knows.
+    """
+    if len(head) < HEADER.size:
+        return f"the file ends inside a header, {len(head)} of {HEADER.size} bytes"
+    if not header_holds(head):
+        return "the checksum of the length does not hold"
+    length = LENGTH.unpack_from(head)[0]
+    if left is not None and length > left - _LEAST_BYTES:
+        return _beyond(length, left=left)
+    if length > MAX_RECORD_BYTES:
+        return f"the record is {length >> 20:,} MiB long, {MAX_RECORD_BYTES >> 20} are the most"
+    return ""
+
+
+def _beyond(length: int, *, left: int) -> str:
+    size = length + _LEAST_BYTES
+    return f"the record is cut, or its length is wrong: {size:,} bytes, of which {left:,} are there"
+
+
+def _damaged(path: Path, damage: Damage) -> DataError:
+    return DataError(
+        f"{path} must be whole TFRecord data",
+        got=Plain(f"record {damage.row} {damage}"),
+        fix="Fetch or write the file again.",
+    )
+
+
+def _no_tfrecord(path: Path, location: str) -> DataError:
+    kind = kind_of(path) if path.stat().st_size else "an empty file"
+    return DataError(
+        f"{location} must hold TFRecord data",
+        got=Plain(kind or "no record with a right checksum"),
+        fix="Fetch or write the file again, or take it out of the source.",
+    )

@@ -1,0 +1,240 @@
+"""Parquet files: typed already, so that only what the types leave open is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stoker.data.sources.columns.arrow_types import item_type, plain
+from stoker.data.sources.columns.column_typing import ParquetColumn
+from stoker.data.sources.columns.table import (
+    check_names,
+    check_same_columns,
+    kept_names,
+    known_types,
+)
+from stoker.data.sources.columns.text import missing_texts
+from stoker.data.sources.columns.vectors import list_cells
+from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.files.file_kind import reading
+from stoker.data.sources.files.listing import Listing, SourceFile, no_record
+from stoker.data.sources.images.batches import ImageTally, needs_headers
+from stoker.data.sources.images.cells import checked_images, tally_images
+from stoker.data.sources.records import (
+    SHOWN_FAULTS,
+    WORKERS,
+    Block,
+    Cells,
+    Content,
+    Progress,
+    Scan,
+    block_of,
+    demand_label,
+    with_content,
+)
+from stoker.data.sources.workers.workers import InThreads
+
+BATCH_ROWS = 65_536
+"""Records of a table that are read at a time."""
+
+BATCH_VALUES = 1 << 22
+"""Most values of a table with vectors that are read at a time: 32 MiB of float64."""
+
+IMAGE_BATCH_ROWS = 256
+"""The same where a column holds images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParquetFiles:
+    """One or more Parquet files with the same columns."""
+
+    listing: Listing
+    """The files."""
+
+    config: IngestConfig
+    """How they are read."""
+
+    labels: Collection[str]
+    """The column that a record cannot miss."""
+
+    def scan(self, progress: Progress) -> Scan:
+        """Learn from the files' types, and from the values where gaps or images leave them open.
+
+        Raises:
+            DataError: a file is damaged, its columns differ from the first's, or a type cannot be
+                read.
+            ConfigError: `data.types` names a column that is not there, or images differ in size.
+        """
+        learned, rows = self._schema()
+        if not rows:
+            raise no_record(self.config.source)
+        self._look(learned, progress)
+        readings = tuple(each.reading(is_label=each.name in self.labels) for each in learned)
+        columns = tuple(
+            each.column(how, most_bad=self.config.max_bad_rows)
+            for each, how in zip(learned, readings, strict=True)
+        )
+        images = [each for each, how in zip(learned, readings, strict=True) if how == "image"]
+        if needs_headers(self.config.images):
+            for each in images:
+                each.require_some_image()
+        with_image = [each.images for each in images]
+        return Scan(
+            columns=columns,
+            readings=readings,
+            rows=rows,
+            assumptions=tuple(
+                filter(None, (e.assumed(c) for e, c in zip(learned, columns, strict=True)))
+            ),
+            image=_merged(with_image).shape(self.config.images) if with_image else None,
+        )
+
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
+        """Every record in its column's type, or named with what is wrong with it."""
+        learned, _ = self._schema()
+        has_image = any(how == "image" for how in scan.readings)
+        with ThreadPoolExecutor(WORKERS) as pool:
+
+            def block(part: tuple[SourceFile, int, pa.RecordBatch]) -> Block:
+                file, row, batch = part
+                found = block_of(
+                    scan.columns,
+                    self._typed(batch, scan, learned, pool),
+                    file=file.name,
+                    rows=np.arange(row, row + batch.num_rows),
+                    limit=self.config.max_bad_rows + SHOWN_FAULTS,
+                )
+                return with_content(found, content, scan.columns)
+
+            names = [each.name for each in learned] if self.config.columns.exclude else None
+            parts = self._numbered(names, images=has_image)
+            yield from InThreads(self.config.workers).map(
+                block, parts, bytes_of=lambda part: part[2].nbytes
+            )
+
+    def _numbered(
+        self, names: Sequence[str] | None, *, images: bool
+    ) -> Iterator[tuple[SourceFile, int, pa.RecordBatch]]:
+        """Every batch, with the number of its first record in its file."""
+        for file in self.listing.files:
+            row = 1
+            for batch in _batches(file, names, images):
+                yield file, row, batch
+                row += batch.num_rows
+
+    def _schema(self) -> tuple[list[ParquetColumn], int]:
+        first, *_ = self.listing.files
+        learned: list[ParquetColumn] = []
+        rows = 0
+        for file in self.listing.files:
+            with (
+                file.opened() as path,
+                reading(file.location, "Parquet"),
+                pq.ParquetFile(path) as opened,
+            ):
+                schema = opened.schema_arrow
+                added = opened.metadata.num_rows
+            kept = [n for n in schema.names if n not in self.config.columns.exclude]
+            if file is first:
+                kept = kept_names(self.config, schema.names)
+                check_names(kept, location=file.location)
+                overrides = known_types(self.config, kept)
+                lists = self.config.columns.lists
+                learned = [
+                    ParquetColumn(name=n, override=overrides.get(n), varies=n in lists)
+                    for n in kept
+                ]
+            names = [each.name for each in learned]
+            check_same_columns(names, kept, first=first.name, other=file)
+            for each in learned:
+                each.note_type(schema.field(each.name).type, file, rows=added)
+            rows += added
+        return learned, rows
+
+    def _look(self, learned: list[ParquetColumn], progress: Progress) -> None:
+        """Read the columns whose type the schema does not settle."""
+        images = needs_headers(self.config.images)
+        open_ones = [
+            each for each in learned if each.is_open or (each.family == "image" and images)
+        ]
+        missing, rows = missing_texts(self.config.missing_values), 0
+        with ThreadPoolExecutor(WORKERS) as pool:
+            for file in self.listing.files if open_ones else ():
+                names = [each.name for each in open_ones]
+                for batch in _batches(file, names, any(e.family == "image" for e in open_ones)):
+                    for each in open_ones:
+                        values = batch.column(each.name)
+                        if each.is_open:
+                            each.look(values, missing)
+                        else:
+                            encoded = plain(values).values
+                            each.look_at_images(encoded)
+                            tally_images(
+                                each.images,
+                                encoded,
+                                self.config.images,
+                                name=each.name,
+                                pool=pool,
+                            )
+                    rows += batch.num_rows
+                    progress(rows, None)
+
+    def _typed(
+        self,
+        batch: pa.RecordBatch,
+        scan: Scan,
+        learned: Sequence[ParquetColumn],
+        pool: ThreadPoolExecutor,
+    ) -> list[Cells]:
+        missing = missing_texts(self.config.missing_values)
+        typed = []
+        for column, how, each in zip(scan.columns, scan.readings, learned, strict=True):
+            values = batch.column(column.name)
+            read_values = partial(
+                each.typed, how=how, wide=column.dtype == "float64", missing=missing
+            )
+            if how == "image":
+                channels = None if scan.image is None else scan.image[2]
+                read = checked_images(
+                    plain(values), self.config.images, channels=channels, pool=pool
+                )
+            elif column.length is not None:
+                read = list_cells(values, length=column.length, read=read_values)
+            else:
+                read = read_values(values)
+            typed.append(demand_label(read) if column.name in self.labels else read)
+        return typed
+
+
+def _batches(
+    file: SourceFile, names: Sequence[str] | None, images: bool
+) -> Iterator[pa.RecordBatch]:
+    with (
+        file.opened() as path,
+        reading(file.location, "Parquet"),
+        pq.ParquetFile(path, page_checksum_verification=True) as opened,
+    ):
+        rows = IMAGE_BATCH_ROWS if images else _batch_rows(opened)
+        yield from opened.iter_batches(batch_size=rows, columns=names)
+
+
+def _batch_rows(opened: pq.ParquetFile) -> int:
+    if not any(item_type(kind) is not None for kind in opened.schema_arrow.types):
+        return BATCH_ROWS
+    file = opened.metadata
+    groups = [file.row_group(index) for index in range(file.num_row_groups)]
+    values = sum(g.column(index).num_values for g in groups for index in range(file.num_columns))
+    return max(1, min(BATCH_ROWS, BATCH_VALUES * file.num_rows // max(values, 1)))
+
+
+def _merged(tallies: Sequence[ImageTally]) -> ImageTally:
+    first, *others = tallies
+    for other in others:
+        first.merge(other)
+    return first

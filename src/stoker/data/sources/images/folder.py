@@ -1,0 +1,243 @@
+"""A folder of images with one sub-folder for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.data.columns import Column
+from stoker.data.sources.config import ColumnsConfig, IngestConfig
+from stoker.data.sources.files.listing import Listing, SourceFile
+from stoker.data.sources.images.batches import ImageTally, batched_by_bytes, needs_headers
+from stoker.data.sources.images.check import BadImage, ImageHeader, check_image, read_header
+from stoker.data.sources.records import (
+    SHOWN_FAULTS,
+    Block,
+    Content,
+    Fault,
+    Progress,
+    Scan,
+    shard_schema,
+)
+from stoker.data.sources.workers.messages import share
+from stoker.data.sources.workers.workers import InThreads, Workers
+
+PATH = "path"
+"""The column that names the file."""
+
+IMAGE_COLUMNS = (
+    Column(name="image", dtype="image"),
+    Column(name="label", dtype="string"),
+    Column(name=PATH, dtype="string"),
+)
+"""The encoded bytes as they lie in the file, the folder's name, the file's relative name."""
+
+BLOCK_FILES = 256
+"""Images that are read at a time, unless their bytes are many."""
+
+BLOCK_BYTES = 32 << 20
+"""Bytes of images that are read at a time."""
+
+PART_FILES = 32
+"""Images of a block that one worker takes: enough to justify a message, few enough to balance."""
+
+MAX_FILE_BYTES = 256 << 20
+"""Longest image file: several times what 50 million pixels take up."""
+
+_HEAD_BYTES = 64 << 10
+"""Where nearly every header ends; a JPEG with a long preview or profile is read whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageFolder:
+    """The source that gives one record for each image file."""
+
+    listing: Listing
+    """The files; the first part of each name is its class."""
+
+    config: IngestConfig
+    """How they are read."""
+
+    workers: Workers = field(default_factory=InThreads)
+    """The workers that read them."""
+
+    def scan(self, progress: Progress) -> Scan:
+        """Read the images' headers, where their shape is not configured.
+
+        Raises:
+            ConfigError: the sizes differ and none is configured; or there is `data.types`.
+        """
+        if self.config.types:
+            raise ConfigError(
+                "data.types must be left out for a folder of images",
+                got=dict(self.config.types),
+                fix="Its columns are image, label and path.",
+            )
+        if self.config.columns != ColumnsConfig():
+            raise ConfigError(
+                "data.columns must be left out for a folder of images",
+                got=Plain(", ".join((*self.config.columns.exclude, *self.config.columns.lists))),
+                fix="Its columns are image, label and path.",
+            )
+        files, tally = self.listing.files, ImageTally()
+        if needs_headers(self.config.images):
+            parts = [files[at : at + PART_FILES] for at in range(0, len(files), PART_FILES)]
+            read = partial(_headers, max_pixels=self.config.images.max_pixels)
+            done = 0
+            for part, found in zip(parts, self.workers.map(read, parts), strict=True):
+                for file, header in zip(part, found, strict=True):
+                    if header is not None:
+                        tally.add(header, file.name)
+                done += len(part)
+                progress(done, None)
+        return Scan(
+            columns=IMAGE_COLUMNS,
+            readings=("image", "string", "string"),
+            rows=len(files),
+            image=tally.shape(self.config.images),
+        )
+
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
+        """Every image with its class, or named with what is wrong with it."""
+        files = self.listing.files
+        runs = list(
+            batched_by_bytes(
+                [file.size_bytes for file in files], most=BLOCK_FILES, most_bytes=BLOCK_BYTES
+            )
+        )
+        read = partial(
+            _read_part,
+            max_pixels=self.config.images.max_pixels,
+            channels=None if scan.image is None else scan.image[2],
+            content=content,
+            shared=self.workers.shares_memory,
+        )
+        parts = (files[part] for run in runs for part in _parts(run))
+        made = self.workers.map(read, parts, bytes_of=_file_bytes)
+        for run in runs:
+            yield _block([next(made) for _ in _parts(run)], self.config.max_bad_rows + SHOWN_FAULTS)
+
+    def classes(self) -> dict[str, int]:
+        """Class -> number of its files, in the order of their names."""
+        found: dict[str, int] = {}
+        for file in self.listing.files:
+            label = class_of(file)
+            found[label] = found.get(label, 0) + 1
+        return found
+
+
+def class_of(file: SourceFile) -> str:
+    """The sub-folder in which an image lies."""
+    return file.name.partition("/")[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """Some images of a block, as a worker returns them."""
+
+    table: pa.Table
+    """The valid ones."""
+
+    content: NDArray[np.uint64] | None
+    """What was computed of each row of the table."""
+
+    faults: list[Fault]
+    """The others."""
+
+
+def _file_bytes(files: Sequence[SourceFile]) -> int:
+    return sum(file.size_bytes for file in files)
+
+
+def _parts(run: slice) -> list[slice]:
+    starts = range(run.start, run.stop, PART_FILES)
+    return [slice(start, min(start + PART_FILES, run.stop)) for start in starts]
+
+
+def _headers(files: Sequence[SourceFile], *, max_pixels: int) -> list[ImageHeader | None]:
+    """The header of each image; None if it has no valid one."""
+    found: list[ImageHeader | None] = []
+    for file in files:
+        try:
+            header = _header(file)
+        except BadImage:
+            header = None
+        too_large = header is not None and header.height * header.width > max_pixels
+        found.append(None if too_large else header)
+    return found
+
+
+def _header(file: SourceFile) -> ImageHeader:
+    try:
+        return read_header(_read(file, _HEAD_BYTES))
+    except BadImage:
+        return read_header(_read(file))
+
+
+def _read_part(
+    files: Sequence[SourceFile],
+    *,
+    max_pixels: int,
+    channels: int | None,
+    content: Content | None,
+    shared: bool,
+) -> _Part:
+    """Read and check some images; on request their bytes go to shared memory."""
+    good: list[SourceFile] = []
+    images: list[bytes] = []
+    faults: list[Fault] = []
+    for file in files:
+        try:
+            data = _read(file)
+            check_image(data, max_pixels=max_pixels, channels=channels)
+        except BadImage as error:
+            reason = f"the image {error}"
+            faults.append(Fault(file=file.name, row=1, column="image", reason=reason))
+        else:
+            good.append(file)
+            images.append(data)
+    table = pa.Table.from_arrays(
+        [
+            _array(images) if shared else pa.array(images, pa.binary()),
+            pa.array([class_of(file) for file in good], pa.string()),
+            pa.array([file.name for file in good], pa.string()),
+        ],
+        schema=shard_schema(IMAGE_COLUMNS),
+    )
+    found = None if content is None else content(table, IMAGE_COLUMNS)
+    return _Part(table=table, content=found, faults=faults)
+
+
+def _array(images: Sequence[bytes]) -> pa.Array:
+    """The same as `pa.array`, in shared memory."""
+    ends = np.cumsum([0, *map(len, images)], dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), len(images), [None, pa.py_buffer(ends), share(images)]
+    )
+
+
+def _read(file: SourceFile, size: int = -1) -> bytes:
+    if size < 0 and file.size_bytes > MAX_FILE_BYTES:
+        raise BadImage(f"is {file.size_bytes >> 20} MiB long; {MAX_FILE_BYTES >> 20} are the most")
+    try:
+        with file.opened() as path, path.open("rb", buffering=0) as stream:
+            return stream.read(size)
+    except OSError as error:
+        raise BadImage(f"cannot be read: {error.strerror or error}") from error
+
+
+def _block(parts: Sequence[_Part], limit: int) -> Block:
+    faults = [fault for part in parts for fault in part.faults]
+    content = [part.content for part in parts if part.content is not None]
+    return Block(
+        table=pa.concat_tables([part.table for part in parts]),
+        faults=tuple(faults[:limit]),
+        bad=len(faults),
+        content=np.concatenate(content) if content else None,
+    )

@@ -1,0 +1,255 @@
+"""Files in a bucket: listed by name as folders are, fetched ahead of who reads them.
+
+A store has no folders. What is refused in one, or left out, is what is refused or left out in a
+local folder of the same names, so that the same files are the same source wherever they lie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import glob
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pyarrow import fs
+
+from stoker.core.errors import DataError, Plain
+from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.files.listing import (
+    Listing,
+    SourceFile,
+    are_classes,
+    changed,
+    is_mark,
+    listed,
+    no_class,
+    no_match,
+)
+from stoker.data.sources.stores.cache import Cache, Wanted, sha256_in, shared_cache
+from stoker.data.sources.stores.store import ChangedMeanwhile, Retry, Store, is_ending
+from stoker.data.sources.uri import StoreUri, parse_uri
+
+FETCHERS = 16
+"""Files that are fetched at once: a request for a small one is nearly all waiting."""
+
+AHEAD_FILES = 64
+"""Most files that are fetched before they are asked for."""
+
+AHEAD_BYTES = 512 << 20
+"""Most bytes of them, unless the next file alone is longer."""
+
+AHEAD_SHARE = 0.25
+"""The same as a share of the cache, so that nothing is evicted before it was read."""
+
+
+class Bucket:
+    """The place of files that are fetched into the cache."""
+
+    is_local = False
+
+    def __init__(self, config: IngestConfig) -> None:
+        """Connect lazily.
+
+        Args:
+            config: Its source is the URI of a bucket or of something in it.
+        """
+        self.uri = parse_uri(config.source)
+        retry = Retry(attempts=config.store_attempts, backoff_s=config.store_backoff_s)
+        self._store = Store(self.uri, retry)
+        self._cache = _cache(config)
+        self._ahead_bytes = min(AHEAD_BYTES, round(config.cache_bytes * AHEAD_SHARE))
+        self._look_again: Callable[[], list[fs.FileInfo]] = list
+        self._files: tuple[SourceFile, ...] = ()
+        self._positions: dict[str, int] = {}
+        self._asked_until = 0
+        self._asking = threading.Lock()
+        self._pool = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch")
+
+    def file_type(self, key: str) -> fs.FileType:
+        """What lies under a key: an object, a folder or nothing."""
+        return self._store.status(key).type
+
+    def files_below(self, folder: str) -> list[SourceFile]:
+        """Every file in a folder, at any depth, without the hidden ones."""
+        self._look_again = lambda: self._store.below(folder)
+        found = (info for info in self._look_again() if info.type == fs.FileType.File)
+        files = (self._file(info, folder) for info in found)
+        return [file for file in files if not f"/{file.name}".count("/.")]
+
+    def file_at(self, key: str) -> SourceFile:
+        """One object."""
+        self._look_again = lambda: [self._store.status(key)]
+        return self._file(self._look_again()[0], key.rpartition("/")[0])
+
+    def read_in_order(self, files: Sequence[SourceFile]) -> None:
+        """Say which files will be read one after another, so that they are fetched ahead."""
+        self._files = tuple(files)
+        self._positions = {file.name: at for at, file in enumerate(files)}
+
+    @contextlib.contextmanager
+    def opened(self, file: SourceFile) -> Iterator[Path]:
+        """The pinned entry of the cache; the files after it are asked for meanwhile."""
+        self._ask_ahead(self._positions.get(file.name, 0) + 1)
+        with contextlib.ExitStack() as held:
+            try:
+                path = held.enter_context(self._cache.pinned(self._wanted(file), self._fetch))
+            except ChangedMeanwhile:
+                raise changed(file) from None
+            yield path
+
+    def sha256(self, file: SourceFile) -> str:
+        """Of the cache's entry, which was checked against it; known ones are not fetched again."""
+        known = self._cache.known_sha256(self._wanted(file))
+        if known is not None:
+            return known
+        with self.opened(file) as path:
+            return sha256_in(path)
+
+    def statuses(self, files: Sequence[SourceFile]) -> list[tuple[int, int]]:
+        """Look just as the first time: MinIO lists times to the millisecond, and tells seconds."""
+        found = {self._store.key_of(info): info for info in self._look_again()}
+        infos = (found.get(self._key(file)) for file in files)
+        return [(-1, -1) if info is None else (info.size, info.mtime_ns) for info in infos]
+
+    def _file(self, info: fs.FileInfo, folder: str) -> SourceFile:
+        key = self._store.key_of(info)
+        return SourceFile(
+            location=self.uri.location(key),
+            name=key.removeprefix(f"{folder}/"),
+            size_bytes=info.size,
+            mtime_ns=info.mtime_ns,
+            place=self,
+        )
+
+    def _key(self, file: SourceFile) -> str:
+        return file.location.removeprefix(self.uri.location(""))
+
+    def _wanted(self, file: SourceFile) -> Wanted:
+        return Wanted(
+            endpoint=self._store.endpoint,
+            location=file.location,
+            size_bytes=file.size_bytes,
+            mtime_ns=file.mtime_ns,
+        )
+
+    def _fetch(self, wanted: Wanted) -> Iterator[bytes]:
+        key = wanted.location.removeprefix(self.uri.location(""))
+        return self._store.pieces(key, size_bytes=wanted.size_bytes, mtime_ns=wanted.mtime_ns)
+
+    def _ask_ahead(self, start: int) -> None:
+        """Fetch the files from `start` on in threads, each of them once in a pass."""
+        with self._asking:
+            if not start <= self._asked_until <= start + AHEAD_FILES:
+                self._asked_until = start  # another pass begins
+            room = self._ahead_bytes - sum(
+                file.size_bytes for file in self._files[start : self._asked_until]
+            )
+            while self._asked_until < min(start + AHEAD_FILES, len(self._files)):
+                file = self._files[self._asked_until]
+                if file.size_bytes > room:
+                    return
+                room -= file.size_bytes
+                self._asked_until += 1
+                self._pool.submit(self._hold_ready, file)
+
+    def _hold_ready(self, file: SourceFile) -> None:
+        """Nobody looks at how this ends: who reads the file tries for himself, and says it."""
+        if not is_ending():
+            self._cache.hold_ready(self._wanted(file), self._fetch)
+
+
+def list_remote(config: IngestConfig) -> Listing:
+    """Find the files of a `data.source` that is a URI.
+
+    Raises:
+        DataError: there is none, or something there is no plain file inside the source.
+        ConfigError: the files are of several formats, or of none that is known.
+        UserError: the store fails, or refuses.
+    """
+    bucket = Bucket(config)
+    listing = _found(config, bucket)
+    bucket.read_in_order(listing.files)
+    return listing
+
+
+def _found(config: IngestConfig, bucket: Bucket) -> Listing:
+    uri = bucket.uri
+    kind = bucket.file_type(uri.key)
+    if kind == fs.FileType.File:
+        return listed(config, [bucket.file_at(uri.key)])
+    if kind == fs.FileType.NotFound and glob.has_magic(uri.key):
+        return _listed_glob(config, bucket)
+    files = bucket.files_below(uri.key)
+    if not files:
+        raise DataError(
+            f"data.source {uri.location(uri.key)} must exist",
+            got=Plain("no such bucket, or nothing of that name in it"),
+            fix="Name an object, a folder or a glob in data.source.",
+        )
+    return _listed_folder(config, uri, files)
+
+
+def _listed_glob(config: IngestConfig, bucket: Bucket) -> Listing:
+    parts = tuple(bucket.uri.key.split("/"))
+    fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    below = bucket.files_below("/".join(parts[:fixed]))
+    files = [file for file in below if matches(file.name, parts[fixed:])]
+    if not files:
+        raise no_match(bucket.uri.location(bucket.uri.key))
+    return listed(config, files)
+
+
+def matches(name: str, pattern: Sequence[str]) -> bool:
+    """True for a name that a glob finds: `**` stands for any number of folders, at the end for all.
+
+    Args:
+        name: Relative to the folder in which the pattern begins.
+        pattern: Its parts.
+    """
+    parts, head, rest = name.split("/"), pattern[0], pattern[1:]
+    if head == "**":
+        if not rest:
+            return True
+        return any(matches("/".join(parts[at:]), rest) for at in range(len(parts)))
+    if not fnmatch.fnmatchcase(parts[0], head):
+        return False
+    return matches("/".join(parts[1:]), rest) if rest and parts[1:] else not rest and not parts[1:]
+
+
+def _listed_folder(config: IngestConfig, uri: StoreUri, files: list[SourceFile]) -> Listing:
+    tops = sorted({file.name.partition("/")[0] for file in files})
+    folders = sorted({file.name.partition("/")[0] for file in files if "/" in file.name})
+    root = uri.location(uri.key)
+    if are_classes(config, tops, folders):
+        for file in files:
+            if file.name.count("/") != 1:
+                raise _no_image(root, file)
+        return listed(config, files, known="images")
+    if folders:
+        raise DataError(
+            f"{root.rstrip('/')}/{folders[0]} must be a plain file",
+            got=Plain("a folder"),
+            fix="Take it out of the source, or name the files by a glob in data.source.",
+        )
+    return listed(config, [file for file in files if not is_mark(file.name)])
+
+
+def _no_image(root: str, file: SourceFile) -> DataError:
+    if "/" not in file.name:
+        return no_class(root, f"{file.name}, which is a file")
+    folder = file.location.rpartition("/")[0]
+    return DataError(
+        f"{folder} must be a plain file",
+        got=Plain("a folder"),
+        fix="Take it out of the source, or name the files by a glob in data.source.",
+    )
+
+
+def _cache(config: IngestConfig) -> Cache:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = config.cache_dir or home / "stoker"
+    return shared_cache(folder.expanduser().absolute(), limit_bytes=config.cache_bytes)

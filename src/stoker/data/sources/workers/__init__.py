@@ -1,0 +1,1 @@
+"""Processes that read many parts of a source in parallel."""

@@ -1,0 +1,234 @@
+"""One pass over a user's dataset: how much it is, and the statistics of what it holds.
+
+Single values and short vectors go through a temporary table, so that they are counted as columns of
+a table are. Of larger tensors nothing is kept but their moments and limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from stoker.core.files import sha256_file
+from stoker.data.columns import Column
+from stoker.data.dataset import Dataset, Shard
+from stoker.data.features.analysis.analyze import write_analysis
+from stoker.data.features.analysis.anomalies import Anomaly
+from stoker.data.features.analysis.label_summary import LabelCounter, LabelSummary
+from stoker.data.features.analysis.leaks import find_leaks
+from stoker.data.features.analysis.measure import compute_statistics
+from stoker.data.features.analysis.statistics import ColumnStatistics, Statistics
+from stoker.data.feed.config import ByteForm
+from stoker.data.user_dataset.byte_forms import ByteForms
+from stoker.data.user_dataset.description import Count, TensorColumn
+from stoker.data.user_dataset.load_dataset import OwnDataset, empty_split
+from stoker.data.user_dataset.moments import Moments
+
+TABLE_VALUES = 64
+"""Longest vector that is counted value by value: 64 columns' worth of a table."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnAnalysis:
+    """Results of one pass over a user's dataset."""
+
+    counts: dict[str, Count]
+    """Split -> its content."""
+
+    anomalies: list[Anomaly]
+    """Problems with the splits, errors first."""
+
+    byte_forms: dict[str, ByteForm]
+    """Feature -> how all of its numbers, in every split, were made from bytes, if they were."""
+
+    labels: dict[str, dict[str, LabelSummary]]
+    """Split -> output of the model -> label summary."""
+
+
+Progress = Callable[[int, int, str], None]
+"""Called with batches done, how many there are (0 where that is not known), and of what."""
+
+
+def analyze_own_dataset(
+    dataset: OwnDataset, folder: Path, *, scratch: Path, fingerprint: str, progress: Progress
+) -> OwnAnalysis:
+    """Look at every record of every split, once, and write down what the data is.
+
+    Args:
+        dataset: The user's.
+        folder: Takes what `stoker.data.features.analysis.analyze.analyze` writes.
+        scratch: An empty folder for the temporary table.
+        fingerprint: What the statistics are told to be of.
+        progress: Told after each batch.
+
+    Returns:
+        What was found.
+
+    Raises:
+        ConfigError: the user's pipeline raised.
+        DataError: a split is empty; an element's parts have different numbers of records.
+    """
+    counts: dict[str, Count] = {}
+    summaries: dict[str, dict[str, LabelSummary]] = {}
+    moments: dict[str, dict[str, Moments]] = {}
+    shards: dict[str, tuple[Shard, ...]] = {}
+    columns: dict[str, Column] | None = None
+    forms = {column.name: ByteForms() for column in dataset.description.features}
+    for split in dataset.datasets:
+        look = _Look(dataset, split, scratch / f"{split}.parquet", columns, forms)
+        counts[split] = look.run(progress)
+        summaries[split] = look.labels()
+        columns, moments[split] = look.columns, look.moments
+        shards[split] = look.shards(counts[split].rows)
+    table = Dataset(
+        root=scratch,
+        columns=tuple((columns or {}).values()),
+        splits=shards,
+        column_hashes={split: dict.fromkeys(columns or {}, fingerprint) for split in shards},
+    )
+    told = compute_statistics(table).splits if columns else dict.fromkeys(counts, ())
+    statistics = Statistics(
+        fingerprint=fingerprint,
+        rows={split: count.rows for split, count in counts.items()},
+        splits={split: _in_order(dataset, told[split], moments[split]) for split in counts},
+    )
+    labels = dataset.description.labels.values()
+    # One of many numbers of a label is no class.
+    named = [label.name for label in labels if label.shape in ((), (1,))]
+    leaks = find_leaks(table, statistics, named) if columns else ()
+    _, anomalies = write_analysis(statistics, folder, labels=named, leaks=leaks)
+    found = {name: seen.form for name, seen in forms.items()}
+    return OwnAnalysis(
+        counts=counts,
+        anomalies=anomalies,
+        byte_forms={name: form for name, form in found.items() if form is not None},
+        labels=summaries,
+    )
+
+
+def _in_order(
+    dataset: OwnDataset, told: tuple[ColumnStatistics, ...], moments: Mapping[str, Moments]
+) -> tuple[ColumnStatistics, ...]:
+    by_name = {column.name: column for column in told}
+    return tuple(
+        by_name[column.name] if column.name in by_name else moments[column.name].statistics(column)
+        for column in dataset.columns
+    )
+
+
+class _Look:
+    """One pass over one split."""
+
+    def __init__(
+        self,
+        dataset: OwnDataset,
+        split: str,
+        path: Path,
+        columns: dict[str, Column] | None,
+        forms: Mapping[str, ByteForms],
+    ) -> None:
+        self._dataset, self._split, self._path = dataset, split, path
+        self._forms = forms
+        # Whether a string is a text is seen in the first batch of the first split.
+        self._known = columns
+        self.columns: dict[str, Column] = columns or {}
+        self.moments: dict[str, Moments] = {}
+        self._labels = {output: LabelCounter() for output in dataset.description.labels}
+
+    def labels(self) -> dict[str, LabelSummary]:
+        """Output of the model -> summary of the labels read so far."""
+        return {output: counter.summary() for output, counter in self._labels.items()}
+
+    def run(self, progress: Progress) -> Count:
+        batches = rows = largest = 0
+        total = max(0, int(self._dataset.datasets[self._split].cardinality()))
+        writer: pq.ParquetWriter | None = None
+        try:
+            for parts in self._dataset.arrays(self._split, columns=self._dataset.columns):
+                writer = writer or self._open(parts)
+                size = len(parts[self._dataset.columns[0].name])
+                batches, rows, largest = batches + 1, rows + size, max(largest, size)
+                self._take(parts, writer)
+                progress(batches, total, f"batches of {self._split}")
+        finally:
+            if writer is not None:
+                writer.close()
+        if rows == 0:
+            raise empty_split(f"{self._dataset.what}, split {self._split!r},")
+        return Count(batches=batches, rows=rows, batch_size=largest)
+
+    def shards(self, rows: int) -> tuple[Shard, ...]:
+        facts = self._path.stat()
+        return (
+            Shard(
+                file=self._path.name,
+                rows=rows,
+                size_bytes=facts.st_size,
+                sha256=sha256_file(self._path),
+            ),
+        )
+
+    def _open(self, parts: Mapping[str, NDArray[Any]]) -> pq.ParquetWriter:
+        if self._known is None:
+            made = {c.name: _tabular(c, parts[c.name]) for c in self._dataset.columns}
+            self.columns = {name: column for name, column in made.items() if column is not None}
+        self.moments = {
+            column.name: Moments()
+            for column in self._dataset.columns
+            if column.name not in self.columns
+        }
+        schema = pa.schema([(name, column.arrow_type) for name, column in self.columns.items()])
+        return pq.ParquetWriter(self._path, schema)
+
+    def _take(self, parts: Mapping[str, NDArray[Any]], writer: pq.ParquetWriter) -> None:
+        for name, moments in self.moments.items():
+            moments.add(parts[name])
+        for name, forms in self._forms.items():
+            forms.add(parts[name])
+        for output, label in self._dataset.description.labels.items():
+            self._labels[output].add(parts[label.name])
+        cells = [_to_arrow(column, parts[name]) for name, column in self.columns.items()]
+        if cells:
+            writer.write_batch(pa.record_batch(cells, schema=writer.schema))
+
+
+_TABLE_DTYPES = {"float16": "float32", "float32": "float32", "float64": "float64"}
+"""Type of a feature -> of the temporary table's column; whole numbers are int64 there."""
+
+
+def _tabular(column: TensorColumn, first: NDArray[Any]) -> Column | None:
+    """The column of the temporary table, or None for what is too large or no text."""
+    length = column.shape[0] if len(column.shape) == 1 else None
+    if len(column.shape) > 1 or (column.shape and not 1 <= (length or 0) <= TABLE_VALUES):
+        return None
+    if column.dtype == "uint64" or (column.dtype == "string" and not _is_text(first)):
+        return None
+    dtype: Any = "string" if column.dtype == "string" else _TABLE_DTYPES.get(column.dtype, "int64")
+    return Column(name=column.name, dtype=dtype, length=length)
+
+
+def _is_text(values: NDArray[Any]) -> bool:
+    try:
+        for value in values.flat:
+            value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _to_arrow(column: Column, values: NDArray[Any]) -> pa.Array:
+    flat = values.reshape(-1)
+    if column.dtype == "string":
+        cells = pa.array([value.decode(errors="replace") for value in flat], pa.string())
+    else:
+        # NaN is a missing value, as it is in a shard.
+        cells = pa.array(flat.astype(column.dtype), from_pandas=True)
+    if column.length is None:
+        return cells
+    return pa.FixedSizeListArray.from_arrays(cells, column.length)

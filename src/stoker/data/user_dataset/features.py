@@ -1,0 +1,77 @@
+"""A user's dataset gives features already: what stands where later stages have a transform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from stoker.core.outputs import alone
+from stoker.data.features.preprocessing.transform import Transform
+from stoker.data.features.spec import FeatureSpec, LabelSpec, TransformOutput, TransformSpec
+from stoker.data.user_dataset.description import Description, TensorColumn
+
+
+class OwnFeatures:
+    """Features and label as they are given; see `stoker.data.features.preprocessing.transform.Transform`."""
+
+    def __init__(self, description: Description) -> None:
+        """Stand for the identity of what an element holds."""
+        self._description = description
+        self.features = tuple(_spec(column) for column in description.features)
+        # A user's labels are numbers: no strings stand for them.
+        self.labels = {output: _label(column) for output, column in description.labels.items()}
+        self.output = TransformOutput(
+            TransformSpec(
+                features=self.features,
+                labels=self.labels,
+                serving_columns=(),
+                label_columns=(),
+                weight=None,
+                weight_columns=(),
+                vocabularies={},
+                ids={},
+                analyzers=(),
+            )
+        )
+
+    @property
+    def serving_columns(self) -> tuple[TensorColumn, ...]:
+        """The features."""
+        return self._description.features
+
+    @property
+    def label_columns(self) -> tuple[TensorColumn, ...]:
+        """The labels."""
+        return tuple(self._description.labels.values())
+
+    @property
+    def columns(self) -> tuple[TensorColumn, ...]:
+        """All of them."""
+        return self._description.columns
+
+    def module(self) -> tf.Module:
+        """What an export tracks: nothing."""
+        return tf.Module()
+
+    def apply_features(self, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The features among the given tensors, as they are."""
+        return {column.name: inputs[column.name] for column in self.serving_columns}
+
+    def apply_label(self, inputs: Mapping[str, tf.Tensor]) -> Any:
+        """The labels among the given tensors, as they are; see `Transform.apply_label`."""
+        labels = self._description.labels
+        return alone({output: inputs[column.name] for output, column in labels.items()})
+
+
+AnyTransform = Transform | OwnFeatures
+"""What later stages have between raw rows and the model."""
+
+
+def _spec(column: TensorColumn) -> FeatureSpec:
+    return FeatureSpec(name=column.name, dtype=column.dtype, shape=column.shape)
+
+
+def _label(column: TensorColumn) -> LabelSpec:
+    return LabelSpec(name=column.name, dtype=column.dtype, shape=column.shape, classes=None)

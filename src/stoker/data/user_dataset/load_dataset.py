@@ -1,0 +1,236 @@
+"""The user's function -> its datasets, checked before anything is read of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from stoker.core.errors import ConfigError, DataError, Plain
+from stoker.core.outputs import by_output
+from stoker.core.user_code import call, first_line, user_place
+from stoker.data.dataset import Dataset
+from stoker.data.feed.options import as_written
+from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
+from stoker.data.user_dataset.description import SPLITS, Count, Description, TensorColumn
+from stoker.data.user_dataset.elements import describe_element, parts_of
+
+Datasets = dict[str, "tf.data.Dataset[Any]"]
+"""Split -> the user's dataset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDataset:
+    """A user's datasets where later stages have `stoker.data.dataset.Dataset`.
+
+    Attributes:
+        what: `module:function`, for messages.
+        description: What an element holds.
+        datasets: Split -> its dataset, as the user made it.
+        counts: Split -> what a pass over it meets; empty before the analysis has made one.
+        in_memory: Whether training keeps the first pass's batches and gets those in every epoch.
+    """
+
+    what: str
+    description: Description
+    datasets: Datasets
+    counts: Mapping[str, Count] = field(default_factory=dict)
+    in_memory: bool = False
+
+    @property
+    def columns(self) -> tuple[TensorColumn, ...]:
+        """The features and the labels."""
+        return self.description.columns
+
+    def column(self, name: str) -> TensorColumn:
+        """The column of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return next(column for column in self.columns if column.name == name)
+
+    def rows(self, split: str) -> int:
+        """Number of records in a split."""
+        return self.counts[split].rows
+
+    def arrays(self, split: str, *, columns: Sequence[Any]) -> Iterator[dict[str, NDArray[Any]]]:
+        """One pass over a split, a batch at a time.
+
+        Args:
+            split: Name of the split.
+            columns: Those of `self.columns` to give.
+
+        Returns:
+            Column -> [batch, ...]; strings as bytes.
+
+        Raises:
+            ConfigError: the user's pipeline raised.
+            DataError: the parts of an element have different numbers of records.
+        """
+        names = [column.name for column in columns]
+        for number, element in enumerate(self._elements(split), start=1):
+            features, label, *_ = parts_of(element)
+            labels = by_output(label)
+            named = self.description.labels.items()
+            parts = {**features, **{column.name: labels[output] for output, column in named}}
+            sizes = {name: int(tf.shape(part)[0]) for name, part in parts.items()}
+            if len(set(sizes.values())) > 1:
+                raise DataError(
+                    f"every part of an element must hold as many records as the others ({self.what}, "
+                    f"batch {number} of {split!r})",
+                    got=Plain(", ".join(f"{name} {size}" for name, size in sizes.items())),
+                    fix="Batch it: `.batch(32)`, and the batch is the first dimension of all parts.",
+                )
+            yield {name: np.asarray(parts[name]) for name in names}
+
+    def _elements(self, split: str) -> Iterator[Any]:
+        elements = iter(as_written(self.datasets[split]))
+        while True:
+            try:
+                element = next(elements)
+            except StopIteration:
+                return
+            except tf.errors.OpError as error:
+                raise ConfigError(
+                    f"{self.what} must give every batch of {split!r}{user_place(error)}",
+                    got=Plain(first_line(error)),
+                    fix="Run it again with --debug for the whole traceback.",
+                ) from error
+            yield element
+
+
+AnyDataset = Dataset | OwnDataset
+"""What later stages read: shards, or the user's own dataset."""
+
+
+def open_own_dataset(function: Callable[..., Any], config: OwnDatasetConfig) -> OwnDataset:
+    """Call the user's function and check what it gives.
+
+    Args:
+        function: What `config.dataset` names.
+        config: The experiment's `data` section.
+
+    Returns:
+        The datasets, not counted yet.
+
+    Raises:
+        ConfigError: the function raises, gives no dataset for a split, an endless one, or elements
+            that are not (features, label) or (features, label, weight); the splits differ.
+    """
+    what = config.dataset
+    datasets = _ask(function, config)
+    described = {
+        split: describe_element(dataset.element_spec, what=f"{what}, split {split!r},")
+        for split, dataset in datasets.items()
+    }
+    train, held_out = (described[split] for split in SPLITS)
+    if train != held_out:
+        raise ConfigError(
+            f"{what} must give the same names, types and shapes in every split",
+            got=Plain(_difference(train, held_out)),
+            fix="Pad or cast one of them.",
+        )
+    for split, dataset in datasets.items():
+        _require_ends(dataset, what=f"{what}, split {split!r},")
+    return OwnDataset(what=what, description=train, datasets=datasets)
+
+
+def _ask(function: Callable[..., Any], config: OwnDatasetConfig) -> Datasets:
+    what, options = config.dataset, config.options
+    if _takes_split(function, options):
+        given: Any = {split: call(function, split, what=what, options=options) for split in SPLITS}
+    else:
+        given = call(function, what=what, options=options)
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f'{what} without a parameter `split` must return {{"train": ..., "eval": ...}}',
+            got=Plain(type(given).__name__),
+            fix="Or take the split's name: `def dataset(split): ...`.",
+        )
+    for split in SPLITS:
+        if not isinstance(given.get(split), tf.data.Dataset):
+            raise ConfigError(
+                f"{what} must give a tf.data.Dataset for the split {split!r}",
+                got=Plain(type(given[split]).__name__ if split in given else "no such split"),
+                fix="Stoker asks for the splits train and eval.",
+            )
+    return {split: given[split] for split in SPLITS}
+
+
+def _takes_split(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    """Whether the first parameter is the split: one of that name, or one that nothing else fills."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        return False
+    first = parameters[0]
+    return first.name == "split" or (
+        first.name not in options and first.default is inspect.Parameter.empty
+    )
+
+
+def _require_ends(dataset: tf.data.Dataset[Any], *, what: str) -> None:
+    batches = int(dataset.cardinality())
+    if batches == tf.data.INFINITE_CARDINALITY:
+        raise ConfigError(
+            f"{what} must end, so that an epoch is a pass over it",
+            got=Plain("an endless dataset"),
+            fix="Leave `.repeat()` out, or say how much an epoch is: `.take(BATCHES)`.",
+        )
+    if batches == 0:
+        raise empty_split(what)
+
+
+def empty_split(what: str) -> DataError:
+    """The error of a split without a record."""
+    return DataError(f"{what} must hold at least one record", got=0)
+
+
+def _difference(train: Description, held_out: Description) -> str:
+    ours = {column.name: column for column in train.columns}
+    theirs = {column.name: column for column in held_out.columns}
+    for name in {**ours, **theirs}:
+        if ours.get(name) != theirs.get(name):
+            return (
+                f"{name!r}: {_shown(ours.get(name))} in train, {_shown(theirs.get(name))} in eval"
+            )
+    return "one tensor in one split, a dict in the other"
+
+
+def _shown(column: TensorColumn | None) -> str:
+    if column is None:
+        return "not there"
+    sizes = ", ".join("any" if size is None else str(size) for size in column.shape)
+    return f"{column.dtype} [{sizes}]"
+
+
+def piped(
+    dataset: OwnDataset, config: PipelineConfig, *, counts: Mapping[str, Count]
+) -> OwnDataset:
+    """The dataset as training and evaluation read it.
+
+    Args:
+        dataset: The user's.
+        config: What is done to it.
+        counts: What the analysis met in it, in the batches that `config` says.
+    """
+    datasets, size = dataset.datasets, config.batch_size
+    if size is not None:
+        datasets = {split: each.rebatch(size) for split, each in datasets.items()}
+    return dataclasses.replace(
+        dataset, datasets=datasets, counts=counts, in_memory=config.cache == "memory"
+    )
+
+
+def counts_as_facts(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:
+    """Counts as JSON's own types."""
+    return {split: dataclasses.asdict(count) for split, count in counts.items()}
