@@ -7,9 +7,9 @@ from rich.console import Console
 
 from stoker.app.api import load
 from stoker.app.chain import run_chain
-from stoker.app.cli.progress import ConsoleListener
-from stoker.app.cli.summary import print_summary
-from stoker.app.proof import prove_run
+from stoker.app.smoke_test import prove_run
+from stoker.cli.progress import ConsoleListener
+from stoker.cli.summary import print_summary
 
 RECIPE = Path("recipes/digits")
 

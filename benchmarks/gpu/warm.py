@@ -11,12 +11,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
 
-from stoker.app.quiet import import_tensorflow
+from stoker.app.import_tensorflow import import_tensorflow
 
 import_tensorflow()
 
-import stoker.app.cli.main  # noqa: E402 - what every child needs
-import stoker.app.training  # noqa: E402, F401 - what every child needs
 from stoker.train.context import utilization  # noqa: E402 - after the warm imports
 
 # How busy the device was is not the question here; measuring it takes a second of every training.

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from servers import HERE, post, start_ours
 
-from stoker.app.quiet import import_tensorflow
+from stoker.app.import_tensorflow import import_tensorflow
 
 MODELS = {"resnet50": (224, 224, 3), "small": (32, 32, 3)}
 """Name -> shape of an image, of uint8."""
@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("--serve", nargs="*", default=[], help="More options of stoker serve.")
     options = parser.parse_args()
     import_tensorflow()
-    from stoker.export.callpath import DEFAULT_SIGNATURE, load_model
+    from stoker.registry.callpath import DEFAULT_SIGNATURE, load_model
 
     with tempfile.TemporaryDirectory() as made:
         root = Path(made) / "served"

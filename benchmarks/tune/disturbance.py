@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.tune.attach import profile_script
+from stoker.scriptprofile import profile_script
 from stoker.tune.compare import PAIRS_LEAST, gain_of
 
 SCRIPT = Path(__file__).resolve().parent / "steps.py"

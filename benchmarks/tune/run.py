@@ -23,8 +23,8 @@ sys.path[:0] = [str(ROOT / "benchmarks" / "train"), str(ROOT / "benchmarks" / "t
 import photographs  # noqa: E402 - beside this file, which no package holds
 from figures import RESULTS, Figure, figure, write  # noqa: E402 - as above
 
-from stoker.app.bench import TrialBench  # noqa: E402 - as above
 from stoker.app.experiment import load_experiment  # noqa: E402 - as above
+from stoker.app.trial.client import TrialBench  # noqa: E402 - as above
 from stoker.tune.compare import gain_of, interval  # noqa: E402 - as above
 from stoker.tune.process import Trial  # noqa: E402 - as above
 from stoker.tune.profile import busy_fractions  # noqa: E402 - as above

@@ -1,6 +1,6 @@
 """`python -m stoker` is `stoker`."""
 
-from stoker.app.cli.main import main
+from stoker.cli.main import main
 
 if __name__ == "__main__":
     main()

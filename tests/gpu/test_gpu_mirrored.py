@@ -21,7 +21,7 @@ for gpu in tf.config.list_physical_devices("GPU")[:1]:
     halves = [tf.config.LogicalDeviceConfiguration(memory_limit=2048) for _ in range(2)]
     tf.config.set_logical_device_configuration(gpu, halves)
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 
 sys.exit(invoke(["train", *sys.argv[1:]], debug=False))
 """

@@ -1,1 +1,1 @@
-"""The composition root: the order of the stages, caching, lineage, the command line."""
+"""The composition root: the order of the stages, caching, lineage, and the Python API."""

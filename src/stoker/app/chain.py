@@ -16,12 +16,11 @@ from typing import Any, Protocol
 from stoker.app.context import Context, Stage, Work
 from stoker.app.experiment import Experiment, data_fingerprint
 from stoker.app.identity import run_identity
-from stoker.app.left_behind import left_behind
+from stoker.app.import_tensorflow import import_tensorflow
 from stoker.app.own_stages import stages_of
 from stoker.app.prepare import prepare_source
-from stoker.app.quiet import import_tensorflow
-from stoker.app.resume import NEWEST, Resume
-from stoker.app.run_folder import (
+from stoker.app.runs.resume import NEWEST, Resume
+from stoker.app.runs.run_folder import (
     Run,
     StageRecord,
     damage,
@@ -30,6 +29,7 @@ from stoker.app.run_folder import (
     runs_newest_first,
 )
 from stoker.app.stages import STAGES
+from stoker.app.unfinished_run import left_behind
 from stoker.core.errors import CheckFailed, Plain, UserError
 from stoker.core.files import (
     full_disk_is_named,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.app.experiment import Experiment
-from stoker.app.opening import open_dataset, open_transform
+from stoker.app.stage_outputs import open_dataset, open_transform
 from stoker.data.dataset import Dataset, load_dataset
 from stoker.data.features.analysis.label_summary import LabelSummary, labels_from_facts
 from stoker.data.ingest import list_source

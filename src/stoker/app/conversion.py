@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.app.experiment import Experiment
-from stoker.app.opening import eval_rows, open_dataset, open_transform
+from stoker.app.stage_outputs import eval_rows, open_dataset, open_transform
 from stoker.client.rows import Request, to_arrays
 from stoker.client.signature import SignatureSpec, TensorSpec
 from stoker.core.errors import ConfigError, Plain
@@ -65,8 +65,8 @@ def of_folder(folder: Path, request: Request | None) -> Source:
         ConfigError: there is no SavedModel, or there are no rows.
         UserError: the rows are none that the model takes.
     """
-    from stoker.export.callpath import DEFAULT_SIGNATURE, load_model
-    from stoker.export.repository import version_folders
+    from stoker.registry.callpath import DEFAULT_SIGNATURE, load_model
+    from stoker.registry.repository import version_folders
 
     versions = version_folders(folder)
     saved_model = versions[max(versions)] if versions else folder

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from stoker.app.chain import ChainResult, Listener, StageOutcome, run_chain
 from stoker.app.context import Context
 from stoker.app.experiment import Experiment
-from stoker.app.opening import eval_rows
-from stoker.app.quiet import import_tensorflow
+from stoker.app.import_tensorflow import import_tensorflow
+from stoker.app.stage_outputs import eval_rows
 from stoker.core.errors import CheckFailed, ConfigError, Plain, UserError
 from stoker.core.user_code import call
 
@@ -135,8 +135,8 @@ def _context(experiment: Experiment, chain: ChainResult, listener: Listener) -> 
 def _prepared(
     context: Context, transform: AnyTransform
 ) -> tuple[ResolvedTraining, Distribution, AnyDataset, BuiltModel]:
-    from stoker.app.resolution import resolve_here
-    from stoker.app.training import begin_process, open_and_build
+    from stoker.app.training.resolution import resolve_here
+    from stoker.app.training.stage import begin_process, open_and_build
     from stoker.cluster.devices import find_devices
     from stoker.train.step.user_hooks import as_own_code_needs
 

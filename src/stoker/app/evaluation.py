@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.app.experiment import Experiment
-from stoker.app.opening import eval_rows
+from stoker.app.stage_outputs import eval_rows
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import hash_folder, read_json
-from stoker.core.outputs import ONLY, by_output
+from stoker.core.multi_output import ONLY, by_output
 from stoker.data.user_dataset.description import AnyColumn
 from stoker.evaluate.config import slice_columns
 from stoker.evaluate.evaluation import Evaluation, evaluate, measure_baseline, write_evaluation
 from stoker.evaluate.gates import BaselineMetrics
 from stoker.evaluate.report import write_report
 from stoker.evaluate.task import Examples, Task, infer_task, pair
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 
 if TYPE_CHECKING:
     from stoker.data.user_dataset.features import AnyTransform
@@ -194,8 +194,8 @@ def ask_model(
     Raises:
         ConfigError: the model's outputs are not those that have labels.
     """
-    from stoker.export.callpath import load_model
     from stoker.export.signatures import SERVING_DEFAULT
+    from stoker.registry.callpath import load_model
 
     needed = {column.name for column in (*inputs, *transform.label_columns)} | set(slices)
     columns = [column for column in dataset.columns if column.name in needed]

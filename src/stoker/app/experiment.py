@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cluster.resources import Resources
-from stoker.core.code import function_fingerprint, source_fingerprint
 from stoker.core.config import build, located, names_key, read_yaml, with_overrides
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.fingerprint import fingerprint
-from stoker.core.outputs import by_output
+from stoker.core.multi_output import by_output
+from stoker.core.source_fingerprint import function_fingerprint, source_fingerprint
 from stoker.core.user_code import split_reference
 from stoker.data.ingest import IngestConfig
 from stoker.data.ingest import source_fingerprint as data_source_fingerprint
 from stoker.data.user_dataset.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig, require_metrics_of
-from stoker.export.repository import checked_name
+from stoker.registry.repository import checked_name
 from stoker.train.config import TrainConfig
 
 FILE = "stoker.yaml"

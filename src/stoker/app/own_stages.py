@@ -9,7 +9,7 @@ from typing import Any
 from stoker.app.context import Context, Done, Stage
 from stoker.app.evaluation import slices_of
 from stoker.app.experiment import Experiment, data_fingerprint
-from stoker.app.opening import call_own_dataset
+from stoker.app.stage_outputs import call_own_dataset
 from stoker.app.stages import STAGES, anomaly_facts
 from stoker.core.files import sha256_file
 from stoker.data.features.analysis.label_summary import labels_as_facts

@@ -19,13 +19,13 @@ from stoker.app.context import Context, Done, Stage
 from stoker.app.evaluation import LINEAGE, evaluate_export, find_baseline, slices_of
 from stoker.app.experiment import Experiment
 from stoker.app.identity import code_fingerprints, pipeline_settings, training_settings
-from stoker.app.opening import eval_rows
-from stoker.app.train_folder import CHECKPOINTS, RESOLVED
+from stoker.app.stage_outputs import eval_rows
+from stoker.app.training.folder import CHECKPOINTS, RESOLVED
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import read_json, write_json
 from stoker.core.fingerprint import library_versions
-from stoker.core.outputs import alone
+from stoker.core.multi_output import alone
 from stoker.core.user_code import load_function
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
@@ -36,7 +36,7 @@ from stoker.data.ingest import (
     ingest,
 )
 from stoker.evaluate.evaluation import evaluation_to_json
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 
 if TYPE_CHECKING:
     from stoker.data.features.analysis.anomalies import Anomaly
@@ -253,7 +253,7 @@ def _train_inputs(context: Context) -> dict[str, Any]:
 
 
 def _train(context: Context, folder: Path) -> Done:
-    from stoker.app.training import train
+    from stoker.app.training.stage import train
 
     trained = train(context, folder)
     return Done(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError
-from stoker.core.outputs import ONLY
+from stoker.core.multi_output import ONLY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.core.code import python_fingerprint
 from stoker.core.folder_files import (
     MOST_FILES,
     Ignored,
@@ -43,6 +42,7 @@ from stoker.core.folder_files import (
 )
 from stoker.core.inotify import FolderWatch, is_available
 from stoker.core.listings import Listings, listing_mark, parent_of
+from stoker.core.source_fingerprint import python_fingerprint
 
 _LOG = logging.getLogger(__name__)
 

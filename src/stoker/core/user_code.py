@@ -13,9 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from stoker.core.code import module_file, names_bound
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.source_fingerprint import module_file, names_bound
 
 
 def load_function(folder: Path, reference: str, *, where: str) -> Callable[..., Any]:

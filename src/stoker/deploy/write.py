@@ -182,7 +182,7 @@ def read_model(folder: Path, *, version: int | None) -> tuple[str, int, Path]:
         ConfigError: there is no such version.
         DataError: it is damaged.
     """
-    from stoker.export.repository import checked_name, verify, version_folders
+    from stoker.registry.repository import checked_name, verify, version_folders
 
     folders = version_folders(folder)
     wanted = max(folders, default=0) if version is None else version

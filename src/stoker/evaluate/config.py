@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
-from stoker.core.outputs import of_output
+from stoker.core.multi_output import of_output
 from stoker.evaluate.metrics import METRICS, better_direction, metrics_of, of_label, without_label
 from stoker.evaluate.slices import columns_of
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
 from stoker.core.files import read_json, write_json
-from stoker.core.outputs import ONLY, alone, of_output
+from stoker.core.multi_output import ONLY, alone, of_output
 from stoker.evaluate.config import EvaluateConfig, require_metrics_of
 from stoker.evaluate.curves import CalibrationBin, calibration_bins, confusion_matrix
 from stoker.evaluate.gates import BaselineMetrics, SliceResult, Verdict, check_gates

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError, Plain
-from stoker.core.outputs import of_output
+from stoker.core.multi_output import of_output
 from stoker.evaluate.task import Examples, FloatArray, Kind, Task
 
 Direction = Literal["higher", "lower", "neither"]

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from stoker.core.config import nearest
 from stoker.core.errors import CheckFailed, ConfigError, Plain
 from stoker.core.files import list_files, publish_folder, scratch_folder, write_json
-from stoker.export.callpath import LoadedModel, TensorSpec, load_model
 from stoker.export.carried import Converted, NotCarriedError
 from stoker.export.litert import FORMATS as LITERT
 from stoker.export.onnx import FORMATS as ONNX
 from stoker.export.signatures import SERVING_DEFAULT, SERVING_TRANSFORMED, TRANSFORM_FEATURES
 from stoker.export.tfjs import FORMATS as TFJS
 from stoker.export.tfjs import form as tfjs_form
+from stoker.registry.callpath import LoadedModel, TensorSpec, load_model
 
 Rows = Mapping[str, NDArray[Any]]
 """Input -> [rows, ...] values."""

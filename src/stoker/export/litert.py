@@ -19,7 +19,6 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.core.files import read_json, write_json
-from stoker.export.callpath import LoadedModel
 from stoker.export.carried import (
     NAMES,
     Arrays,
@@ -29,6 +28,7 @@ from stoker.export.carried import (
     by_names_in_file,
     names_in_file,
 )
+from stoker.registry.callpath import LoadedModel
 
 FILE = "model.tflite"
 """The model's file."""

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.files import read_json, write_json
-from stoker.export.callpath import SERVE_TAG, LoadedModel
 from stoker.export.carried import (
     NAMES,
     Arrays,
@@ -21,6 +20,7 @@ from stoker.export.carried import (
     names_in_file,
 )
 from stoker.export.converter import run_converter
+from stoker.registry.callpath import SERVE_TAG, LoadedModel
 
 FILE = "model.onnx"
 """The model's file."""

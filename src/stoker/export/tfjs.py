@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from stoker.core.errors import CheckFailed, Plain
 from stoker.core.files import read_json, write_json
 from stoker.export import tfjs_process
-from stoker.export.callpath import LoadedModel, first_line
 from stoker.export.carried import (
     NAMES,
     Arrays,
@@ -30,6 +29,7 @@ from stoker.export.carried import (
     names_in_file,
 )
 from stoker.export.converter import run_converter
+from stoker.registry.callpath import LoadedModel, first_line
 
 FILE = "model.json"
 """The graph, and where its weights lie."""

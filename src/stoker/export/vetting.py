@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import CheckFailed, Plain
 from stoker.data.user_dataset.description import AnyColumn
-from stoker.export.callpath import load_model
 from stoker.export.python_calls import require_no_python
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
@@ -19,6 +18,7 @@ from stoker.export.signatures import (
     SERVING_EXAMPLES,
     make_examples,
 )
+from stoker.registry.callpath import load_model
 
 MAX_DIFFERENCE = 1e-6
 """Most by which the answers of the two signatures may differ, relative and absolute."""

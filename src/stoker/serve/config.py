@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.export.repository import checked_name, version_folders
+from stoker.registry.repository import checked_name, version_folders
 from stoker.serve.batching.config import BatchingConfig, WarmSizes
 from stoker.serve.limits import METRICS_PATH, HttpLimits
 from stoker.serve.security.auth import is_loopback

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from stoker.core.errors import Plain, UserError
-from stoker.export.callpath import shape_text
+from stoker.registry.callpath import shape_text
 
 MAX_RANK = 32
 """More axes than any tensor has."""

@@ -53,7 +53,7 @@ class Trial:
         *,
         folder: Path,
         name: str,
-        command: tuple[str, ...] = (sys.executable, "-m", "stoker.app.trial"),
+        command: tuple[str, ...] = (sys.executable, "-m", "stoker.app.trial.child"),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start it.

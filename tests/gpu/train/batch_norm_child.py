@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from stoker.app.quiet import import_tensorflow
+from stoker.app.import_tensorflow import import_tensorflow
 
 STEPS, TRACED = 12, 3
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stoker.app.resume import NEWEST, Resume
-from stoker.app.run_folder import open_run
+from stoker.app.runs.resume import NEWEST, Resume
+from stoker.app.runs.run_folder import open_run
 from stoker.core.errors import BusyError, CheckFailed, ConfigError
 
 ALL = ["ingest", "analyze", "transform", "train", "export", "evaluate", "push"]
@@ -166,8 +166,8 @@ def test_a_second_process_on_the_same_run_is_refused_with_the_owner(tmp_path: Pa
 
 def test_the_lock_of_an_owner_that_was_killed_is_taken_over(tmp_path: Path) -> None:
     hold = (
-        "import os, sys; from pathlib import Path; from stoker.app.resume import NEWEST\n"
-        "from stoker.app.run_folder import open_run\n"
+        "import os, sys; from pathlib import Path; from stoker.app.runs.resume import NEWEST\n"
+        "from stoker.app.runs.run_folder import open_run\n"
         "with open_run(Path(sys.argv[1]), identity={}, settings={}, resume=NEWEST) as (run, _):\n"
         "    print(run.id, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 
 DESIGN_YAML = """\
 name: taxi-tips
@@ -146,7 +146,7 @@ def test_init_writes_two_files_that_run_as_they_are(
 
 def test_help_loads_neither_tensorflow_nor_pandas() -> None:
     code = (
-        "import sys\nfrom stoker.app.cli.main import invoke\n"
+        "import sys\nfrom stoker.cli.main import invoke\n"
         "invoke(['--help'], debug=False); invoke(['run', '--help'], debug=False)\n"
         "heavy = {'tensorflow', 'keras', 'pandas', 'pyarrow', 'cv2', 'ibis'} & set(sys.modules)\n"
         "assert not heavy, heavy"

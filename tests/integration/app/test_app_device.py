@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.app.conftest import Folder
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 from stoker.measure.device_trace import STAND_IN
 from stoker.train.checkpoints.store import newest_good
 

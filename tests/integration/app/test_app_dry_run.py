@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from stoker.app.cli.main import invoke
-from stoker.app.cli.rehearsal import print_rehearsal
 from stoker.app.dry_run import Rehearsal, dry_run
 from stoker.app.experiment import load_experiment
+from stoker.cli.dry_run_output import print_rehearsal
+from stoker.cli.main import invoke
 from stoker.core.errors import EXIT_DONE, EXIT_USER, ConfigError, UserError
 
 from .conftest import Folder, Recorder

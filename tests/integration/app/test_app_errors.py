@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 
 HEADER = "id,age,city,spent,note\n"
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from stoker.app.chain import run_chain
-from stoker.app.cli.main import invoke
 from stoker.app.experiment import load_experiment
-from stoker.app.opening import open_transform
-from stoker.app.scaffold import write_experiment
+from stoker.app.stage_outputs import open_transform
+from stoker.cli.main import invoke
 from stoker.core.user_code import load_function
 from stoker.data.features.analysis.input_checks import input_findings
 from stoker.data.features.analysis.label_summary import labels_from_facts
+from stoker.scaffold import write_experiment
 from stoker.train.setup.build_model import build_model
 from stoker.train.setup.label_checks import findings
 

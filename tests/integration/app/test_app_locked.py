@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 from stoker.cluster.devices import find_devices, hardware
 from stoker.tune.lock import FILE, Lock, write_lock
 

@@ -19,7 +19,7 @@ import pytest
 
 from stoker.app.chain import ChainResult, run_chain
 from stoker.app.experiment import load_experiment
-from stoker.app.run_folder import read_changes, runs_newest_first
+from stoker.app.runs.run_folder import read_changes, runs_newest_first
 from stoker.core.observed_reads import Reads
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")

@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 from stoker.app.chain import ChainResult, run_chain
-from stoker.app.cli.summary import print_summary
 from stoker.app.dry_run import dry_run
 from stoker.app.evaluation import ask_model
 from stoker.app.experiment import load_experiment
-from stoker.app.opening import open_dataset, open_transform
-from stoker.app.proof import prove_run
+from stoker.app.smoke_test import prove_run
+from stoker.app.stage_outputs import open_dataset, open_transform
+from stoker.cli.summary import print_summary
 from stoker.core.errors import CheckFailed, ConfigError, DataError
 from stoker.core.files import read_json
 

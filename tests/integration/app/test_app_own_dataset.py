@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from stoker.app.chain import ChainResult, StageOutcome, run_chain
-from stoker.app.cli.main import invoke
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.proof import prove_run
-from stoker.app.run_folder import Run
+from stoker.app.runs.run_folder import Run
+from stoker.app.smoke_test import prove_run
+from stoker.cli.main import invoke
 from stoker.core.errors import CheckFailed, ConfigError
 from stoker.data.features.analysis.statistics import load_statistics
 from stoker.data.ingest import IngestConfig
-from stoker.export.callpath import load_model
+from stoker.registry.callpath import load_model
 from stoker.train.checkpoints.store import newest_good
 
 ALL = ["ingest", "analyze", "transform", "train", "export", "evaluate", "push"]

@@ -12,8 +12,8 @@ from PIL import Image
 
 from stoker.app.chain import ChainResult, StageOutcome, run_chain
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.opening import open_dataset
-from stoker.app.proof import prove_run
+from stoker.app.smoke_test import prove_run
+from stoker.app.stage_outputs import open_dataset
 from stoker.data.feed.dataset_stages import dataset_stages
 from stoker.data.feed.stages import bottleneck
 from stoker.data.user_dataset.load_dataset import OwnDataset

@@ -17,13 +17,12 @@ import tensorflow as tf
 
 from stoker.app.chain import ChainResult, run_chain
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.proof import prove_run
+from stoker.app.smoke_test import prove_run
 from stoker.core.user_code import load_function
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset, load_dataset
 from stoker.data.features.preprocessing.transform import Transform, load_transform
 from stoker.data.feed.pipeline import Feed
-from stoker.export.callpath import load_model
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
     SERVING_DEFAULT,
@@ -32,6 +31,7 @@ from stoker.export.signatures import (
     feature_specs,
     make_examples,
 )
+from stoker.registry.callpath import load_model
 from stoker.train.checkpoints.state import restore_model
 from stoker.train.checkpoints.store import best
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process

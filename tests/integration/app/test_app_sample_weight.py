@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.app.chain import ChainResult, run_chain
 from stoker.app.experiment import load_experiment
-from stoker.app.opening import open_transform
+from stoker.app.stage_outputs import open_transform
 from stoker.core.errors import ConfigError, DataError
 from stoker.train.checkpoints.store import best
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.app.bench import TrialBench
-from stoker.app.cli.main import invoke
 from stoker.app.experiment import load_experiment
+from stoker.app.trial.client import TrialBench
+from stoker.cli.main import invoke
 from stoker.tune.ledger import events
 from stoker.tune.levers import Situation, levers
 from stoker.tune.lock import FILE

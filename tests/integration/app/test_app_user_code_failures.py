@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 
 HEAD = "import keras\nimport tensorflow as tf\n"
 

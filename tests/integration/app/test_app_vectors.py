@@ -18,27 +18,27 @@ import tensorflow as tf
 
 import stoker
 from stoker.app.chain import ChainResult
-from stoker.app.cli.main import invoke
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.proof import prove_run
-from stoker.app.scaffold import write_experiment
+from stoker.app.smoke_test import prove_run
+from stoker.cli.main import invoke
 from stoker.client.asking import ask_grpc, ask_rest
 from stoker.client.grpc_client import GrpcClient
 from stoker.client.rest_client import RestClient
 from stoker.client.rows import Request, json_instances
 from stoker.core.errors import ConfigError, UserError
-from stoker.core.outputs import ONLY
+from stoker.core.multi_output import ONLY
 from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import load_dataset
 from stoker.data.features.preprocessing.transform import Transform, load_transform
 from stoker.data.feed.pipeline import Feed
-from stoker.export.callpath import load_model
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
     SERVING_DEFAULT,
     SERVING_EXAMPLES,
     make_examples,
 )
+from stoker.registry.callpath import load_model
+from stoker.scaffold import write_experiment
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 from stoker.train.setup.feeds import open_feeds

@@ -16,7 +16,7 @@ from tests.compiled import compiled
 STARTS = """\
 import json, os
 from pathlib import Path
-from stoker.app.quiet import import_tensorflow
+from stoker.app.import_tensorflow import import_tensorflow
 import_tensorflow(compiles=True)
 import tensorflow as tf
 

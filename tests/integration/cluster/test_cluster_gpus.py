@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.compiled import compiled
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 from stoker.core.errors import EXIT_CHECK, EXIT_DONE, EXIT_USER
 
 FOLDER = Path(__file__).parent

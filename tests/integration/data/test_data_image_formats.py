@@ -21,7 +21,7 @@ from stoker.data.features.images.images import decode_images, decode_whole
 from stoker.data.features.images.orientation import orientations
 from stoker.data.sources.images.check import BadImage, check_image
 from stoker.data.sources.images.exif import orientation
-from stoker.export.callpath import LoadedModel, load_model
+from stoker.registry.callpath import LoadedModel, load_model
 
 HEIGHT, WIDTH = 24, 32
 IMAGE_PIXELS = 10_000

@@ -19,7 +19,7 @@ import tensorflow as tf
 import stoker.transform as st
 from stoker.core.errors import ConfigError, DataError
 from stoker.core.files import sha256_file
-from stoker.core.outputs import ONLY
+from stoker.core.multi_output import ONLY
 from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.data.features.analysis.labels import require_known_labels

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 from keras.export import ExportArchive
 
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 

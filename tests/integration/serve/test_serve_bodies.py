@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.integration.serve.conftest import started
 
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.limits import HttpLimits
 from stoker.serve.process.server import Server

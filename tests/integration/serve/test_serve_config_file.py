@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from tensorflow_serving.apis import model_management_pb2, model_service_pb2_grpc
 
 from stoker.core.errors import ConfigError
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 from stoker.serve.servables.model_config import ModelConfig, VersionPolicy, read_model_config

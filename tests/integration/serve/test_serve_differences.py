@@ -17,7 +17,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from stoker.core.errors import DataError
-from stoker.export.callpath import load_model
+from stoker.registry.callpath import load_model
 from stoker.serve.errors import ServeError
 from stoker.serve.grpc.predict import read_inputs
 from stoker.serve.loading.safety import check_model

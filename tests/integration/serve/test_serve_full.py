@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tests.integration.serve.conftest import export
 
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.config import ServeConfig
 from stoker.serve.limits import HttpLimits

@@ -21,7 +21,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tests.integration.serve.frames import CALL, GREETING, data, head, message, talk, values
 
 from stoker.core.errors import ConfigError
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.batching.queue import QUICK_S
 from stoker.serve.config import ServeConfig
 from stoker.serve.grpc.call import ServerCall

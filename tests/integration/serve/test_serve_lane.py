@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.queue import HELD_AGAINST_SINGLE, QUICK_S, Queue, Request
 from stoker.serve.config import ServeConfig

@@ -35,7 +35,7 @@ from tensorflow_serving.apis import (
 from tests.integration.serve.conftest import started
 
 from stoker.core.errors import ConfigError
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig, read_metrics_path
 from stoker.serve.limits import HttpLimits
 from stoker.serve.process.server import Server

@@ -25,7 +25,7 @@ from tensorflow_serving.apis import (
 )
 
 from stoker.core.errors import ConfigError
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane.requests import Answered, ModelSpec, PredictResponse
 from stoker.serve.observability.metrics import Counter

@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 
 PAGES = Path(__file__).parents[3] / "docs" / "how-to"
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)

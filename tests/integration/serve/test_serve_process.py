@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from stoker.core.errors import ConfigError
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 
@@ -222,7 +222,7 @@ def test_wrong_flags_end_in_one_line(
     said: str,
 ) -> None:
     """In this process, whose TensorFlow is imported: no server comes of it."""
-    from stoker.app.cli.main import invoke
+    from stoker.cli.main import invoke
 
     (tmp_path / "wrong").write_text("nonsense {")
     wrong = str(tmp_path / "wrong")

@@ -19,7 +19,7 @@ import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from tests.integration.serve.conftest import ask_port, started
 
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.grpc.profiler import DESCRIPTION
 from stoker.serve.process.server import Server

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from tensorflow_serving.apis import get_model_status_pb2, model_service_pb2_grpc
 
-from stoker.export.repository import MANIFEST, Repository
+from stoker.registry.repository import MANIFEST, Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 from stoker.serve.servables.servable import LoadOptions, Servable, State

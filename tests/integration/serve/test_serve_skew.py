@@ -13,12 +13,12 @@ import tensorflow as tf
 from tensorflow_serving.apis import prediction_log_pb2
 from tests.integration.serve.conftest import export
 
-from stoker.app.cli.main import invoke
 from stoker.app.skew import compare
+from stoker.cli.main import invoke
 from stoker.core.errors import DataError
 from stoker.data.features.analysis.analyze import analyze
 from stoker.data.ingest import IngestConfig, ingest
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 from stoker.serve.request_log.reader import logged_requests

@@ -27,7 +27,7 @@ import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tests.integration.serve.conftest import half_plus
 
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 
 SWAPS = int(os.environ.get("STOKER_SWAPS", "3"))
 """How often the version that serves is replaced by the next one."""

@@ -21,7 +21,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tests.integration.serve.otlp import Collector, Receiver, values
 
 from stoker.core.errors import ConfigError
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.observability.access_log import Entry
 from stoker.serve.observability.metrics import Counter
@@ -387,9 +387,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_the_extra_traces_are_refused_in_one_line(base: Path) -> None:
-    code = (
-        "import sys; sys.modules['opentelemetry'] = None; from stoker.app.cli.main import invoke; "
-    )
+    code = "import sys; sys.modules['opentelemetry'] = None; from stoker.cli.main import invoke; "
     code += "sys.exit(invoke(['serve', sys.argv[1], '--traces'], debug=False))"
     ended = python(code, str(base))
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.export.repository import MANIFEST, Repository
+from stoker.registry.repository import MANIFEST, Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.process.server import Server

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
 from stoker.core.errors import DataError
-from stoker.export.repository import WARM_UP_FILE, Repository, verify
+from stoker.registry.repository import WARM_UP_FILE, Repository, verify
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.servables.servable import LoadOptions, Servable
 

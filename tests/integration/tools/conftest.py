@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 from keras.export import ExportArchive
 
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 
 DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64]
 DTYPES += [tf.uint8, tf.uint16, tf.uint32, tf.uint64, tf.bool, tf.complex64, tf.string]

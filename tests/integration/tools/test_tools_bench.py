@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 from stoker.loadtest.config import LoadConfig
 from stoker.loadtest.generator import run_load
 from stoker.loadtest.result import LoadResult

@@ -24,7 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 from stoker.client import (
     CallError,
     Connection,

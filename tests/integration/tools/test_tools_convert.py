@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 from tests.integration.app.conftest import MODEL_PY, STOKER_YAML, write_csv
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 from stoker.core.errors import CheckFailed, ConfigError, UserError
 from stoker.export import conversion, tfjs
 from stoker.export.carried import NotCarriedError

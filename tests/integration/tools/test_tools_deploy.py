@@ -20,13 +20,13 @@ import pytest
 import yaml
 from tests.integration.tools.conftest import half
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 from stoker.cluster.machine.framework import Package, cuda_packages
 from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.deploy import requirements
 from stoker.deploy.plan import Plan
 from stoker.deploy.requirements import pinned_requirements
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 
 ROOT = Path(__file__).parents[3]

@@ -24,8 +24,8 @@ import pytest
 import yaml
 from tests.integration.tools.conftest import half
 
-from stoker.app.cli.main import invoke
-from stoker.export.repository import Repository
+from stoker.cli.main import invoke
+from stoker.registry.repository import Repository
 
 ROOT = Path(__file__).parents[3]
 SUITES = {"3.11": "bookworm", "3.13": "trixie"}

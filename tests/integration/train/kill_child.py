@@ -14,8 +14,8 @@ import signal
 import sys
 from typing import Any
 
-from stoker.app.cli.main import invoke
-from stoker.app.quiet import import_tensorflow
+from stoker.app.import_tensorflow import import_tensorflow
+from stoker.cli.main import invoke
 from stoker.core.fingerprint import library_versions
 
 
@@ -50,7 +50,7 @@ def work(order: dict[str, Any]) -> int:
 
 def main() -> None:
     import_tensorflow()
-    import stoker.app.training  # noqa: F401 - what every child needs
+    import stoker.app.training.stage  # noqa: F401 - what every child needs
     from stoker.train.context import utilization
 
     # How busy the device was is no matter here; to measure it takes a second of every training.

@@ -44,7 +44,7 @@ from stoker.train.setup.build_model import BuiltModel, build_model, prepare_proc
 
 SERVE = """
 import os
-from stoker.app.quiet import import_tensorflow
+from stoker.app.import_tensorflow import import_tensorflow
 import_tensorflow()
 from stoker.cluster.resolver import read_tf_config
 from stoker.train.parameter_server.cluster import serve_parameter_role

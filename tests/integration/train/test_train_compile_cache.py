@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.integration.train.killed import Trainer, newest, runs_of, write_table
 
-from stoker.app.bench import TrialBench
 from stoker.app.experiment import load_experiment
+from stoker.app.trial.client import TrialBench
 
 XLA = ("--set", "train.xla=true")
 
@@ -122,7 +122,7 @@ def test_a_damaged_program_is_compiled_again_and_the_run_goes_on(
 FULL = """\
 import sys
 from pathlib import Path
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 from stoker.cluster import compile_cache
 
 compile_cache.LEAST_FREE_BYTES = 0

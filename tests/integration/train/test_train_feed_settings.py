@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from tests.dataset_graph import set_to
 
-from stoker.core.compiled import NotBuilt
 from stoker.core.errors import ConfigError
+from stoker.core.native_build import NotBuilt
 from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.features.preprocessing.transform import Transform

@@ -15,7 +15,7 @@ from keras import callbacks, layers
 from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core.errors import ConfigError
-from stoker.core.outputs import ONLY
+from stoker.core.multi_output import ONLY
 from stoker.data.user_dataset.config import OwnDatasetConfig
 from stoker.data.user_dataset.description import Count
 from stoker.data.user_dataset.features import OwnFeatures

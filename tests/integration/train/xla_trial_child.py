@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.integration.train.small import on_one_device, small_dataset, unwatched
 
-from stoker.app.quiet import import_tensorflow
+from stoker.app.import_tensorflow import import_tensorflow
 from stoker.cluster.compile_flags import used
 
 

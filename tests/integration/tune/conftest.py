@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.tune.attach.utilisation import with_reached
+from stoker.scriptprofile.utilization import with_reached
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,9 +15,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from stoker.app.cli.profile_script import profile_script_command
+from stoker.cli.commands.profile_script import profile_script_command
 from stoker.core.errors import UserError
-from stoker.tune.attach import ScriptProfile, profile_script
+from stoker.scriptprofile import ScriptProfile, profile_script
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
@@ -82,7 +82,7 @@ def test_a_script_that_raises_is_profiled_and_fails_as_it_would(tmp_path: Path) 
     # In a process of its own, so that both of its streams are real.
     code = (
         "import sys; from pathlib import Path; import typer\n"
-        "from stoker.app.cli.profile_script import profile_script_command as run\n"
+        "from stoker.cli.commands.profile_script import profile_script_command as run\n"
         "try: run(sys.argv[2:], as_json=True, out=Path(sys.argv[1]))\n"
         "except typer.Exit as ended: sys.exit(ended.exit_code)\n"
     )
@@ -137,7 +137,7 @@ def test_a_command_without_end_is_ended_with_all_that_it_started(tmp_path: Path)
 def test_a_signal_is_passed_on_and_what_was_seen_is_kept(tmp_path: Path) -> None:
     code = (
         "import json, sys; from pathlib import Path\n"
-        "from stoker.tune.attach import profile_script\n"
+        "from stoker.scriptprofile import profile_script\n"
         "told = profile_script(sys.argv[2:], folder=Path(sys.argv[1]))\n"
         "print(json.dumps(told.to_json()))\n"
     )

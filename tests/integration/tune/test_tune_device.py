@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 from stoker.measure.device_trace import STAND_IN
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "batch_norm.py"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from stoker.tune.attach.inside.stoker_watch.inner_ceiling import Sample, before_call, dataset_of
-from stoker.tune.attach.inside.stoker_watch.loops import Loop
+from stoker.scriptprofile.watcher.stoker_watch.inner_ceiling import Sample, before_call, dataset_of
+from stoker.scriptprofile.watcher.stoker_watch.loops import Loop
 
 ROWS = np.arange(14, dtype=np.float32).reshape(7, 2)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.tune.attach import ScriptProfile, profile_script
+from stoker.scriptprofile import ScriptProfile, profile_script
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 

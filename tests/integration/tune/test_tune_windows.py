@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stoker.app.bench import TrialBench
 from stoker.app.experiment import load_experiment
+from stoker.app.trial.client import TrialBench
 from stoker.tune.profile import Profile
 
 INPUT_S, STEP_S = 0.010, 0.004

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.app.meeting import gather, say_failed
+from stoker.app.task.barrier import gather, say_failed
 from stoker.cluster.resolver import ClusterSpec
 from stoker.core.errors import ConfigError, UserError
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from stoker.app.cli import progress
-from stoker.app.cli.progress import PLAIN_EVERY_S, ConsoleListener
+from stoker.cli import progress
+from stoker.cli.progress import PLAIN_EVERY_S, ConsoleListener
 from stoker.telemetry.time_left import TimeLeft
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from stoker.app.quiet import import_tensorflow
+from stoker.app.import_tensorflow import import_tensorflow
 
 VARIABLE = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 
@@ -23,7 +23,7 @@ class Look(importlib.abc.MetaPathFinder):
             os._exit(0)
 
 sys.meta_path.insert(0, Look())
-from stoker.app.quiet import import_tensorflow
+from stoker.app.import_tensorflow import import_tensorflow
 import_tensorflow()
 """
 

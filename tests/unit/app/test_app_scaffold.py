@@ -18,10 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.scaffold import Scaffolded, default_name, write_experiment
-from stoker.app.scaffold.label import Label
-from stoker.app.scaffold.model import image_model, table_model
-from stoker.app.scaffold.spelling import python_list, yaml_flow
 from stoker.core.config import read_yaml
 from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.core.names import dns_name
@@ -31,6 +27,10 @@ from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.ingest import ColumnDescription, SourceDescription, ingest
+from stoker.scaffold import Scaffolded, default_name, write_experiment
+from stoker.scaffold.label import Label
+from stoker.scaffold.model import image_model, table_model
+from stoker.scaffold.spelling import python_list, yaml_flow
 
 HOSTILE = [
     *("mean radius", 'a "quoted" one', "it's", "größe", "class ", "def", "lambda", "a\\b", "{x}"),

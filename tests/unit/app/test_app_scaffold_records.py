@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from stoker.app.scaffold import default_name, write_experiment
+from stoker.scaffold import default_name, write_experiment
 
 
 def test_init_takes_a_tfrecord_file(tmp_path: Path, sample_data: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from stoker.app.experiment import load_experiment
-from stoker.app.resolution import resolve_once
-from stoker.app.step_errors import steps_are_the_users
-from stoker.app.train_folder import CHECKPOINTS
-from stoker.app.training import service_of
+from stoker.app.training.folder import CHECKPOINTS
+from stoker.app.training.resolution import resolve_once
+from stoker.app.training.stage import service_of
+from stoker.app.training.step_errors import steps_are_the_users
 from stoker.core.errors import ConfigError, UserError
 from stoker.train.config import ResolvedTraining, TrainConfig
 

@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from stoker.app.bench import SCRATCH
-from stoker.app.checking import check
-from stoker.app.cli.main import invoke
-from stoker.app.cli.tune import seconds_of
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.profiling import _in_time
-from stoker.app.tuning import TRIALS, _stays, alone
+from stoker.app.trial.client import SCRATCH
+from stoker.app.tuning.profiling import _in_time
+from stoker.app.tuning.tune_check import check
+from stoker.app.tuning.tuning import TRIALS, _stays, alone
+from stoker.cli.commands.tune import seconds_of
+from stoker.cli.main import invoke
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import BusyError, ConfigError, UserError
 from stoker.tune.lock import FILE, Lock, write_lock

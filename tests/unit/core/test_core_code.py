@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.core.code import function_fingerprint, names_bound
 from stoker.core.errors import ConfigError
+from stoker.core.source_fingerprint import function_fingerprint, names_bound
 
 MODEL = '''
 """A module."""

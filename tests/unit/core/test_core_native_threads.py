@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import atexit, ctypes, sys, threading, time
-from stoker.app.cli import main
+from stoker.cli import main
 from stoker.core.native_threads import outlives_python
 
 class Slow:

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.app.scaffold import write_experiment
 from stoker.core.errors import UserError
 from stoker.data.ingest import IngestConfig, ingest
 from stoker.data.sources.config import ColumnsConfig
+from stoker.scaffold import write_experiment
 
 Write = Callable[[Path], Path]
 

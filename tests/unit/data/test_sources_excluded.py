@@ -13,13 +13,13 @@ import pytest
 import tensorflow as tf
 
 from stoker.app.experiment import load_experiment
-from stoker.app.scaffold import write_experiment
 from stoker.core.errors import ConfigError
 from stoker.core.user_code import advice_for
 from stoker.data.sources.columns.table import UnusableColumn
 from stoker.data.sources.config import ColumnsConfig, IngestConfig
 from stoker.data.sources.records import silent
 from stoker.data.sources.source import open_source
+from stoker.scaffold import write_experiment
 
 ROWS = 40
 COLUMNS: dict[str, list[Any]] = {

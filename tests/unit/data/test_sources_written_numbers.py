@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.app.scaffold import write_experiment
 from stoker.core.errors import ConfigError, DataError
 from stoker.data.ingest import ingest
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.records import Scan, silent
 from stoker.data.sources.source import open_source
 from stoker.data.sources.written_numbers import NumberText, guess
+from stoker.scaffold import write_experiment
 
 
 @pytest.mark.parametrize(

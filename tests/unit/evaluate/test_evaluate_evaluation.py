@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stoker.core.errors import ConfigError, DataError
-from stoker.core.outputs import ONLY
+from stoker.core.multi_output import ONLY
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
 from stoker.evaluate.evaluation import (
     Evaluation,

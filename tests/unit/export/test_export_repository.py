@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.core.files import hash_folder, publish_folder
-from stoker.export.repository import (
+from stoker.registry.repository import (
     MANIFEST,
     MAX_VERSION,
     Pushed,
@@ -263,7 +263,7 @@ def test_a_number_that_a_stranger_takes_meanwhile_is_left_to_him(
             saved_model(final, content="stranger")
         publish_folder(made, final)
 
-    monkeypatch.setattr("stoker.export.repository.publish_folder", after_a_stranger)
+    monkeypatch.setattr("stoker.registry.repository.publish_folder", after_a_stranger)
 
     pushed = repository.push(saved_model(tmp_path / "m"), "taxi")
 
@@ -274,7 +274,7 @@ def test_a_number_that_a_stranger_takes_meanwhile_is_left_to_him(
 PUSH_FOR_EVER = """
 import itertools, sys
 from pathlib import Path
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 sources = [Path(name) for name in sys.argv[2:]]
 print("started", flush=True)
 for source in itertools.cycle(sources):
@@ -334,7 +334,7 @@ exec "$2" -c "
 import sys
 from pathlib import Path
 from stoker.core.errors import UserError
-from stoker.export.repository import Repository, verify
+from stoker.registry.repository import Repository, verify
 repository = Repository(Path(sys.argv[1]))
 first = repository.push(Path(sys.argv[2]), 'taxi')
 try:

@@ -14,9 +14,9 @@ from keras import layers
 
 from stoker.measure.operation_tally import Tally
 from stoker.measure.step_flops import count_step
-from stoker.tune.attach.counting import on_the_cpu
-from stoker.tune.attach.inside.stoker_watch import step_graph
-from stoker.tune.attach.inside.stoker_watch.facts import FACTS
+from stoker.scriptprofile.counting import on_the_cpu
+from stoker.scriptprofile.watcher.stoker_watch import step_graph
+from stoker.scriptprofile.watcher.stoker_watch.facts import FACTS
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.app.cli.serve_config import configured
+from stoker.cli.serve.configuration import configured
 from stoker.core.errors import ConfigError, UserError
 from stoker.serve.config import ServeConfig, what_to_serve
 from stoker.serve.errors import Code

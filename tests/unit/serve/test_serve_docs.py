@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from stoker.app.cli.main import app
+from stoker.cli.main import app
 
 PAGES = Path(__file__).parents[3] / "docs" / "how-to"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stoker.app.cli.main import invoke
+from stoker.cli.main import invoke
 from stoker.cluster.limits import usable_cores
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.config import ServeConfig

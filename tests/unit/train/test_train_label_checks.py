@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import ArrayLike
 
 from stoker.core.errors import ConfigError
-from stoker.core.outputs import ONLY
+from stoker.core.multi_output import ONLY
 from stoker.data.features.analysis.label_summary import LabelCounter, LabelSummary
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.label_checks import answers_one_class, findings, require_labels_that_fit

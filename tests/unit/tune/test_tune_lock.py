@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker.app.checking import CHECKS, MOST_CHECKS, Measured, broken, check, settled
-from stoker.app.locked import load_tuned, measured_code
+from stoker.app.tuned_settings import load_tuned, measured_code
+from stoker.app.tuning.tune_check import CHECKS, MOST_CHECKS, Measured, broken, check, settled
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import ConfigError
 from stoker.tune.load import Load

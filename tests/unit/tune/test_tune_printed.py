@@ -13,12 +13,12 @@ from tests.unit.measure.traces import resnet_step
 from tests.unit.tune.test_tune_profile import profiled
 from tests.unit.tune.test_tune_search import World, tuned
 
-from stoker.app.checking import Check
-from stoker.app.cli.profile import _print as print_profile
-from stoker.app.cli.tune import _print as print_tuning
-from stoker.app.cli.tune import _print_check, _time
-from stoker.app.profiling import Profiled, mfu, page_of
-from stoker.app.tuning import Tuning
+from stoker.app.tuning.profiling import Profiled, mfu, page_of
+from stoker.app.tuning.tune_check import Check
+from stoker.app.tuning.tuning import Tuning
+from stoker.cli.commands.profile import _print as print_profile
+from stoker.cli.commands.tune import _print as print_tuning
+from stoker.cli.commands.tune import _print_check, _time
 from stoker.measure.device_events import read_events
 from stoker.measure.device_findings import StepFacts, device_finding
 from stoker.measure.device_time import device_time

@@ -173,7 +173,7 @@ time.sleep(600)
 
 WATCHED = """\
 import os, sys, time
-from stoker.app.trial import end_with
+from stoker.app.trial.child import end_with
 end_with(int(sys.argv[4]))
 os.write(int(sys.argv[3]), b'{"answer": null}\\n')
 time.sleep(600)

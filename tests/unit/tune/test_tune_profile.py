@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.app.bench import Turns, enough_turns
+from stoker.app.trial.client import Turns, enough_turns
 from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, SAME, Gain
 from stoker.tune.diagnosis import diagnose
 from stoker.tune.drawing import Bar, Span, timeline, waterfall

@@ -614,7 +614,7 @@ def test_the_report_names_what_was_kept_and_what_was_not(tmp_path: Path) -> None
 
 
 def test_what_was_found_is_json(tmp_path: Path) -> None:
-    from stoker.app.tuning import as_json
+    from stoker.app.tuning.tuning import as_json
 
     told = json.loads(json.dumps(as_json(tuned(World(), tmp_path), usd_per_hour=3.6)))
 

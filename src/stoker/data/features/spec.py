@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, DataError, Plain
-from stoker.core.outputs import alone
+from stoker.core.multi_output import alone
 from stoker.data.columns import Column
 
 SPEC = "spec.json"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, DataError, Plain
 from stoker.core.files import full_disk_is_named, remove, sweep
-from stoker.core.outputs import by_output
+from stoker.core.multi_output import by_output
 from stoker.data.columns import Column
 from stoker.data.dataset import (
     MANIFEST,

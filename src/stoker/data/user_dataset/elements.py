@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
-from stoker.core.outputs import by_output
+from stoker.core.multi_output import by_output
 from stoker.data.user_dataset.description import INPUTS, LABEL, Description, TensorColumn
 
 _FORM = (

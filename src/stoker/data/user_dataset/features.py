@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.core.outputs import alone
+from stoker.core.multi_output import alone
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.features.spec import FeatureSpec, LabelSpec, TransformOutput, TransformSpec
 from stoker.data.user_dataset.description import Description, TensorColumn

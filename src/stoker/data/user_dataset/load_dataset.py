@@ -13,7 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError, DataError, Plain
-from stoker.core.outputs import by_output
+from stoker.core.multi_output import by_output
 from stoker.core.user_code import call, first_line, user_place
 from stoker.data.dataset import Dataset
 from stoker.data.feed.options import as_written

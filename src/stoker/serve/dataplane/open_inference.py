@@ -12,8 +12,8 @@ from importlib import metadata
 from typing import Any
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import DEFAULT_SIGNATURE, Signature, TensorSpec
-from stoker.export.repository import MAX_VERSION
+from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature, TensorSpec
+from stoker.registry.repository import MAX_VERSION
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import ModelSpec, PredictRequest, PredictResponse, Tensors
 from stoker.serve.deadline import Deadline

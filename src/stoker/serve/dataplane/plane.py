@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import DEFAULT_SIGNATURE, Signature, first_line
+from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature, first_line
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.dataplane.requests import (
     Answered,

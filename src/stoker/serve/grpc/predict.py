@@ -13,7 +13,7 @@ import numpy as np
 from tensorflow_serving.apis import predict_pb2
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import Signature
+from stoker.registry.callpath import Signature
 from stoker.serve.batching.joined import MANY, in_runs
 from stoker.serve.dataplane.plane import DataPlane, RunAtOnce
 from stoker.serve.dataplane.requests import ModelSpec, Tensors

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stoker.core.errors import Plain, UserError
-from stoker.export.callpath import Signature, TensorSpec, dtype_name, shape_text
+from stoker.registry.callpath import Signature, TensorSpec, dtype_name, shape_text
 from stoker.serve.rest.json_text import (
     as_object,
     base64_bytes,

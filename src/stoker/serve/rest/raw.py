@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from stoker.core.errors import Plain, UserError
-from stoker.export.callpath import Signature
+from stoker.registry.callpath import Signature
 from stoker.serve.dataplane.requests import Tensors
 from stoker.serve.rest.messages import RAW, Answer, Asked
 from stoker.serve.tensor_bytes import DTYPES, checked_shape, from_bytes, to_bytes

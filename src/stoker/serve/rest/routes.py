@@ -12,8 +12,8 @@ from google.protobuf.json_format import MessageToDict
 from tensorflow_serving.apis import get_model_metadata_pb2
 
 from stoker.core.errors import UserError
-from stoker.export.callpath import DEFAULT_SIGNATURE, Signature
-from stoker.export.repository import MAX_VERSION
+from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature
+from stoker.registry.repository import MAX_VERSION
 from stoker.serve.dataplane.plane import Counted, DataPlane
 from stoker.serve.dataplane.requests import (
     InferRequest,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from stoker.export.repository import Repository
+from stoker.registry.repository import Repository
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.servables.model_config import ModelConfig, RequestLogConfig
 from stoker.serve.servables.servable import LoadOptions, State

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from stoker.core.errors import Plain, UserError
-from stoker.export.callpath import first_line
+from stoker.registry.callpath import first_line
 from stoker.serve.errors import ServeError
 
 _MAX_CHARS = 1000

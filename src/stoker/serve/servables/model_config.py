@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from stoker.core.errors import ConfigError, Plain
-from stoker.export.repository import MAX_VERSION, checked_name
+from stoker.registry.repository import MAX_VERSION, checked_name
 from stoker.serve.text_files import read_text_file
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stoker.core.errors import DataError
 from stoker.export.litert import FILE as LITERT_FILE
-from stoker.export.repository import MANIFEST, read_aliases, version_folders
+from stoker.registry.repository import MANIFEST, read_aliases, version_folders
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.servables.model_config import ModelConfig

@@ -13,7 +13,7 @@ import numpy as np
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.finding import Finding
-from stoker.core.outputs import of_output
+from stoker.core.multi_output import of_output
 from stoker.train.config import TrainConfig
 from stoker.train.context.position import Position
 from stoker.train.model.keras_model import overrides

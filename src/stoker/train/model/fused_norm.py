@@ -71,7 +71,7 @@ def _normalised(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
 
     The kernel takes the input in its own dtype; scale, offset, mean and variance are float32. On a
     GPU, only 16-bit input uses cuDNN's persistent kernel, which works on NHWC without transposes,
-    and only if `TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1` is set (`stoker.app.quiet`).
+    and only if `TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1` is set (`stoker.app.import_tensorflow`).
     Four-dimensional input needs no reshape, so in float16 TensorFlow's remapper can fuse the
     following addition and ReLU with the kernel (multiples of 4 channels only). Not yet run on a
     GPU.

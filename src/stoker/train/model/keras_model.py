@@ -13,7 +13,7 @@ from tensorflow.python.autograph.impl.api import StagingError
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.core.outputs import ONLY
+from stoker.core.multi_output import ONLY
 from stoker.core.user_code import call
 
 METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
-from stoker.core.outputs import ONLY
+from stoker.core.multi_output import ONLY
 from stoker.core.user_code import call
 from stoker.data.user_dataset.features import AnyTransform
 from stoker.export.model_inputs import input_adapter

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from stoker.core.compiled import NotBuilt
 from stoker.core.errors import ConfigError, Plain
+from stoker.core.native_build import NotBuilt
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features.images.images import decode_images, decode_whole

@@ -15,7 +15,7 @@ import keras
 
 from stoker.core.errors import ConfigError
 from stoker.core.finding import Finding
-from stoker.core.outputs import ONLY
+from stoker.core.multi_output import ONLY
 from stoker.data.features.analysis.label_summary import LabelSummary
 from stoker.train.model.keras_model import output_names, overrides
 from stoker.train.setup.build_model import BuiltModel

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import keras
 
-from stoker.core.outputs import ONLY
+from stoker.core.multi_output import ONLY
 from stoker.train.callbacks.hooks import STEP_HOOKS, hears, wants_every_step
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.model.keras_model import output_names, require_labels

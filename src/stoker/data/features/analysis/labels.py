@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
-from stoker.core.outputs import by_output
+from stoker.core.multi_output import by_output
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.label_summary import LabelCounter, LabelSummary

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import hash_folder, publish_folder, scratch_folder, write_json
-from stoker.core.outputs import by_output
+from stoker.core.multi_output import by_output
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features.engine import Progress, unseen

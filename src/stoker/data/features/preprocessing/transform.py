@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from stoker.core.errors import DataError, Plain
 from stoker.core.files import hash_folder, read_json
-from stoker.core.outputs import alone
+from stoker.core.multi_output import alone
 from stoker.data.columns import Column
 from stoker.data.features.preprocessing.missing_value_inputs import asked_for_missing
 from stoker.data.features.spec import (

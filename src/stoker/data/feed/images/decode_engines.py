@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 
-from stoker.core.compiled import NotBuilt
+from stoker.core.native_build import NotBuilt
 from stoker.data.feed.config import Decoder
 from stoker.data.feed.images.decode import DecodeWhole, Engine
 from stoker.data.feed.images.decode_native import NativeEngine

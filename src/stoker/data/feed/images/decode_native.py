@@ -12,7 +12,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from stoker.core.compiled import NotBuilt
+from stoker.core.native_build import NotBuilt
 from stoker.data.feed.images.decode import (
     JOB,
     DecodeWhole,

@@ -6,7 +6,7 @@ import ctypes
 import functools
 from pathlib import Path
 
-from stoker.core.compiled import load_compiled
+from stoker.core.native_build import load_compiled
 
 SOURCE = Path(__file__).with_name("decode.c")
 """Our own code, with libjpeg-turbo's header as all that it needs."""

@@ -1,0 +1,1 @@
+"""Runs on disk: their folders, and which one is continued."""

@@ -1,0 +1,351 @@
+"""One run: `runs/<name>/<UTC time>-<4 hex>/`, its lock, and the record of each stage.
+
+run.json          what was asked for, the inputs name by name, what of them has changed since, how it
+                  ended
+lock              held (flock) by the process that works on the run
+folder.json       the files of the experiment's folder when the run began
+stages/X.json     stage X is done: its inputs, where its output lies, the hash of every file
+reads/X.json      what the user's code has read in stage X so far
+data/ ...         the output of a stage that this run made itself
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stoker.app.runs.resume import Resume
+from stoker.core.config import nearest
+from stoker.core.errors import BusyError, ConfigError, DataError, Plain
+from stoker.core.files import (
+    alone,
+    full_disk_is_named,
+    publish_folder,
+    read_json,
+    scratch_folder,
+    sha256_file,
+    sweep,
+    writable,
+    write_json,
+)
+from stoker.core.fingerprint import fingerprint
+from stoker.core.observed_reads import Reads, Snapshot, snapshot
+from stoker.train.checkpoints.identity import Change, Identity, changes, require_same
+
+_RUN = "run.json"
+_LOCK = "lock"
+_STAGES = "stages"
+_READS = "reads"
+_FOLDER = "folder.json"
+_TRAINED = "train"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageRecord:
+    """That a stage is done, from which inputs, and what it left."""
+
+    stage: str
+    """Name of the stage."""
+
+    key: str
+    """Fingerprint of its inputs other than data: code, settings, library versions, stages before."""
+
+    columns: tuple[str, ...]
+    """Raw columns that it read; empty for a stage that reads no data."""
+
+    data: str
+    """Fingerprint of those columns; "" where there are none."""
+
+    output: str
+    """Its output's folder, relative to the run's; it may lie in an earlier run."""
+
+    files: dict[str, str]
+    """File of the output -> SHA-256."""
+
+    result: dict[str, Any]
+    """A few facts for later stages and the summary, JSON values."""
+
+    took_s: float
+    """Wall time that it took, in the run that made it."""
+
+    made_by: str
+    """Id of the run that made the output."""
+
+    content: str
+    """Fingerprint of the part of its output that equal inputs do not settle (trained weights: a
+    GPU, or a file that the user's code reads, can make others); "" where they settle it all."""
+
+    reads: Reads = field(default_factory=Reads)
+    """What the user's code read in this stage, with its state at the start of the run."""
+
+    @property
+    def identity(self) -> str:
+        """What a later stage depends on."""
+        parts = {"stage": self.stage, "key": self.key, "data": self.data, "content": self.content}
+        return fingerprint(parts)
+
+
+class Run:
+    """A run's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def id(self) -> str:
+        """The folder's name."""
+        return self.root.name
+
+    def about(self) -> dict[str, Any]:
+        """What `run.json` says."""
+        about: dict[str, Any] = read_json(self.root / _RUN)
+        return about
+
+    def finish(self, outcome: str) -> None:
+        """Mark the run as ended; it is not continued any more."""
+        write_json(self.root / _RUN, self.about() | {"finished": _now(), "outcome": outcome})
+
+    def record(self, stage: str) -> StageRecord | None:
+        """The record of a stage, or None where it is not done or its record is unreadable."""
+        path = self.root / _STAGES / f"{stage}.json"
+        if not path.exists():
+            return None
+        try:
+            raw = read_json(path)
+            reads = Reads(**raw.get("reads", {}))
+            return StageRecord(**(raw | {"columns": tuple(raw["columns"]), "reads": reads}))
+        except (DataError, TypeError, KeyError):
+            return None
+
+    def write_record(self, record: StageRecord) -> None:
+        """Publish that a stage is done; its output must be on the disk already."""
+        write_json(self.root / _STAGES / f"{record.stage}.json", asdict(record))
+
+    def reads(self) -> Reads:
+        """What the user's code has read in all stages so far."""
+        found = Reads()
+        for path in sorted((self.root / _READS).glob("*.json")):
+            found = found.and_also(Reads(**read_json(path)))
+        for path in sorted((self.root / _STAGES).glob("*.json")):
+            record = self.record(path.stem)
+            found = found if record is None else found.and_also(record.reads)
+        return found
+
+    def reads_of(self, stage: str) -> Reads:
+        """What earlier processes have read in a stage that is not done."""
+        path = self.root / _READS / f"{stage}.json"
+        return Reads(**read_json(path)) if path.exists() else Reads()
+
+    def write_reads(self, stage: str, reads: Reads) -> None:
+        """Record what the user's code has read in a stage that is not done yet."""
+        write_json(self.root / _READS / f"{stage}.json", asdict(reads))
+
+    def forget_reads(self) -> None:
+        """Forget all recorded reads, because the user accepted a change in them."""
+        shutil.rmtree(self.root / _READS, ignore_errors=True)
+        (self.root / _FOLDER).unlink(missing_ok=True)
+        for path in sorted((self.root / _STAGES).glob("*.json")):
+            if (record := self.record(path.stem)) is not None:
+                self.write_record(replace(record, reads=Reads()))
+
+    def folder_at_begin(self, folder: Path, outputs: Collection[Path]) -> Snapshot:
+        """The state of the experiment's folder at the start of the run; taken now for a new run."""
+        path = self.root / _FOLDER
+        if not path.exists() or not (self.root / _TRAINED).exists():
+            # Before training nothing in the folder is the run's own.
+            write_json(path, snapshot(folder, outputs=outputs))
+        return {name: tuple(state) for name, state in read_json(path).items()}
+
+    def changes(self) -> tuple[dict[str, Any], ...]:
+        """What of its inputs has changed since it began, and was accepted, the oldest first."""
+        return tuple(self.about().get("changes", ()))
+
+    def accept(
+        self, found: Iterable[Change], *, now: Identity, settings: Mapping[str, Any]
+    ) -> None:
+        """Let the run be one of other inputs from here on, and write down what has changed."""
+        about = self.about()
+        change = {"at": _now(), "differs": [str(each) for each in found]}
+        inputs = {part: dict(names) for part, names in now.items()}
+        write_json(
+            self.root / _RUN,
+            about
+            | {"inputs": inputs, "fingerprint": fingerprint(inputs), "settings": dict(settings)}
+            | {"finished": None, "outcome": None}
+            | {"changes": [*about.get("changes", ()), change]},
+        )
+
+    def forget(self, stage: str) -> None:
+        """Remove a stage's record."""
+        (self.root / _STAGES / f"{stage}.json").unlink(missing_ok=True)
+
+    def remove_output(self, stage: str, folder: str) -> None:
+        """Remove the output that this run itself made for a stage, and what it read for it."""
+        shutil.rmtree(self.root / folder, ignore_errors=True)
+        (self.root / _READS / f"{stage}.json").unlink(missing_ok=True)
+
+    def output(self, record: StageRecord) -> Path:
+        """Where a stage's output lies."""
+        return Path(os.path.normpath(self.root / record.output))
+
+    def sweep(self) -> None:
+        """Remove what a killed process left half-made; call it under the lock."""
+        sweep(self.root, "*")
+        sweep(self.root / _STAGES, "*")
+
+
+def damage(folder: Path, files: Mapping[str, str]) -> str | None:
+    """What is wrong with a stage's output, or None where every file is as it was written."""
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{path} is not there"
+        if sha256_file(path) != expected:
+            return f"{path} was changed or damaged"
+    return None
+
+
+def runs_newest_first(runs_root: Path) -> list[Run]:
+    """Every run below `runs/<name>/`, the newest first."""
+    if not runs_root.is_dir():
+        return []
+    found = sorted((p for p in runs_root.iterdir() if (p / _RUN).is_file()), reverse=True)
+    return [Run(path) for path in found]
+
+
+@contextmanager
+def open_run(
+    runs_root: Path,
+    *,
+    identity: Identity,
+    settings: Mapping[str, Any],
+    resume: Resume,
+    folder: Path | None = None,
+) -> Iterator[tuple[Run, bool]]:
+    """Go on with a run, or make a new one; hold its lock.
+
+    Args:
+        runs_root: `runs/<name>/`.
+        identity: Settings, code, source and versions.
+        settings: Written to a new run's `run.json`.
+        resume: Which run; by default the newest unfinished one of equal inputs, else a new one.
+        folder: The experiment's. What the user's code read is compared with its current content.
+
+    Yields:
+        The run, and whether it is continued.
+
+    Raises:
+        BusyError: another process works on it; names its pid and host.
+        ConfigError: there is no run of the id that was given.
+        UserError: it began with other inputs, and nobody accepted the change; names what differs.
+    """
+    with ExitStack() as held:
+        with _writable(runs_root), alone(runs_root / ".lock"):
+            # Alone, so that two that start at once do not each make a run.
+            sweep(runs_root, "*")
+            found = _named(runs_root, resume.run) or _unfinished(runs_root, identity, folder)
+            run = found or _new_run(runs_root, identity, settings)
+            held.enter_context(_locked(run))
+        before, now = with_reads(run, identity, folder)
+        if changed := require_same(before, now, accept_change=resume.accept_change):
+            run.accept(changed, now=identity, settings=settings)
+            run.forget_reads()
+        run.sweep()
+        yield run, found is not None
+
+
+def _named(runs_root: Path, run_id: str | None) -> Run | None:
+    if run_id is None:
+        return None
+    known = {run.id: run for run in runs_newest_first(runs_root)}
+    if run_id not in known:
+        raise ConfigError(
+            f"--resume must name a run in {runs_root}",
+            got=run_id,
+            fix=nearest(run_id, list(known)),
+        )
+    return known[run_id]
+
+
+def with_reads(run: Run, identity: Identity, folder: Path | None) -> tuple[Identity, Identity]:
+    """What a run was and what it would be now, with the files and variables that its code read."""
+    before: Identity = run.about().get("inputs", {})
+    read = Reads() if folder is None else run.reads()
+    if folder is None or not read:
+        return before, identity
+    return (
+        {**before, **read.as_identity()},
+        {**identity, **read.now(folder).as_identity()},
+    )
+
+
+def read_changes(read: Reads, folder: Path) -> tuple[Change, ...]:
+    """The files and variables whose content has changed."""
+    return changes(read.as_identity(), read.now(folder).as_identity())
+
+
+def _unfinished(runs_root: Path, identity: Identity, folder: Path | None) -> Run | None:
+    run_fingerprint = fingerprint(identity)
+    for run in runs_newest_first(runs_root):
+        try:
+            about = run.about()
+            same = about.get("fingerprint") == run_fingerprint and about.get("finished") is None
+            if same and not changes(*with_reads(run, identity, folder)):
+                return run
+        except (DataError, TypeError):
+            continue
+    return None
+
+
+def _new_run(runs_root: Path, identity: Identity, settings: Mapping[str, Any]) -> Run:
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    final = runs_root / f"{stamp}-{secrets.token_hex(2)}"
+    about = {
+        "fingerprint": fingerprint(identity),
+        "inputs": {part: dict(names) for part, names in identity.items()},
+        "started": _now(),
+        "finished": None,
+        "outcome": None,
+        "settings": dict(settings),
+    }
+    # With its run.json or not at all: a folder without one would never be looked at again.
+    with scratch_folder(final) as made:
+        write_json(made / _RUN, about)
+        publish_folder(made, final)
+    return Run(final)
+
+
+def _writable(runs_root: Path) -> AbstractContextManager[None]:
+    return writable(runs_root, what="the runs folder", fix="Write elsewhere with --set runs=DIR.")
+
+
+@contextmanager
+def _locked(run: Run) -> Iterator[None]:
+    with full_disk_is_named(run.root), (run.root / _LOCK).open("a+", encoding="utf-8") as stream:
+        try:
+            # The kernel gives the lock back when its owner dies, however it dies.
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.seek(0)
+            raise BusyError(
+                f"one process at a time works on run {run.id}",
+                got=Plain(f"it is held by {stream.read().strip() or 'another process'}"),
+                fix="Wait for it, or end it.",
+            ) from None
+        stream.truncate(0)
+        stream.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+        stream.flush()
+        yield
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

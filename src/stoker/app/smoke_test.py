@@ -1,0 +1,227 @@
+"""The last step of a run: a real server, asked over REST and gRPC with rows of the eval split."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.app.chain import ChainResult, StageOutcome
+from stoker.app.evaluation import labels_of
+from stoker.app.experiment import Experiment
+from stoker.app.stage_outputs import eval_rows, open_dataset, open_transform
+from stoker.client.asking import ask_grpc, ask_rest
+from stoker.client.rows import json_instances
+from stoker.core.errors import CheckFailed, Plain
+from stoker.core.files import read_json
+from stoker.core.multi_output import ONLY
+from stoker.data.dataset import BATCH_ROWS
+from stoker.evaluate.evaluation import read_evaluation
+
+ASKED_ROWS = 5
+"""Rows of the eval split that the server is asked about."""
+
+START_TIMEOUT_S = 120.0
+"""Longest wait for the server's first version: TensorFlow's import and a large model."""
+
+STOP_TIMEOUT_S = 30.0
+"""Longest wait for a server to drain."""
+
+MAX_DIFFERENCE = 1e-6
+"""Most by which the answers over REST and over gRPC may differ."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One row's answers beside its true label."""
+
+    truth: str
+    rest: str
+    grpc: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What the served model answered."""
+
+    version: int
+    """The version that answered over gRPC."""
+
+    answers: tuple[Answer, ...]
+
+    rest_row: dict[str, Any]
+    """The first row as a JSON instance, for a command to try."""
+
+    outcome: StageOutcome
+    """The same as one line of the summary."""
+
+
+def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
+    """Serve what a run pushed, ask it over both protocols, compare, and stop it.
+
+    Raises:
+        CheckFailed: the server did not start, refused, answered differently over the two
+            protocols, or served another version.
+    """
+    began_s = time.monotonic()
+    transform = open_transform(experiment, chain.output("transform"))
+    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.result("analyze"))
+    version = chain.result("push")["version"]
+    columns = transform.serving_columns
+    some = next(eval_rows(dataset, transform.columns, at_once=BATCH_ROWS))
+    count = len(next(iter(some.values())))
+    asked = np.linspace(0, count - 1, min(ASKED_ROWS, count)).astype(int)
+    rows = {name: values[asked] for name, values in some.items()}
+    inputs = {column.name: rows[column.name] for column in columns}
+    instances = json_instances(inputs, binary=[c.name for c in columns if c.dtype == "image"])
+    model = experiment.model_name
+    with running_server(experiment.models_root / model, model) as (rest_port, grpc_port):
+        rest = ask_rest(f"http://127.0.0.1:{rest_port}", model, instances)
+        answered, served = ask_grpc(f"127.0.0.1:{grpc_port}", model, inputs)
+    if ONLY in rest:
+        answered = {ONLY: next(iter(answered.values()))}
+    grpc = {name: answered[name] for name in rest}
+    _check(rest, grpc, served, version)
+    evaluated = read_evaluation(chain.output("evaluate") / "evaluation.json").outputs
+    classes = {
+        output: label.classes if evaluated[output].task.kind in ("binary", "multiclass") else ()
+        for output, label in transform.labels.items()
+    }
+    truth = labels_of(transform, rows)
+    return Proof(
+        version=served,
+        answers=tuple(
+            Answer(truth=t, rest=r, grpc=g)
+            for t, r, g in zip(
+                _by_row(truth, classes, _shown_labels),
+                _by_row(rest, classes, _shown),
+                _by_row(grpc, classes, _shown),
+                strict=True,
+            )
+        ),
+        rest_row=instances[0],
+        outcome=StageOutcome(
+            stage="serve",
+            skipped=False,
+            why="",
+            took_s=time.monotonic() - began_s,
+            output=experiment.models_root / model,
+            result={"version": served, "rows": len(asked)},
+        ),
+    )
+
+
+@contextlib.contextmanager
+def running_server(base: Path, model: str) -> Iterator[tuple[int, int]]:
+    """`stoker serve` in a process of its own, until the block ends; yields REST and gRPC port."""
+    with tempfile.TemporaryDirectory() as scratch:
+        ready, log = Path(scratch) / "ready.json", Path(scratch) / "log"
+        command = [sys.executable, "-m", "stoker", "serve"]
+        command += ["--model_name", model, "--model_base_path", str(base)]
+        command += ["--rest_api_port", "0", "--port", "0", "--ready-file", str(ready)]
+        with log.open("wb") as stream:
+            # It ends when its standard input does, and so with us, however we end.
+            server = subprocess.Popen(
+                [*command, "--stop-with-stdin"], stdin=subprocess.PIPE, stdout=stream, stderr=stream
+            )
+        try:
+            ports = _wait_ready(server, ready, log)
+            yield ports["rest_port"], ports["grpc_port"]
+        finally:
+            _stop(server)
+
+
+def _wait_ready(server: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, int]:
+    give_up_s = time.monotonic() + START_TIMEOUT_S
+    while not ready.exists():
+        if server.poll() is not None or time.monotonic() > give_up_s:
+            last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
+            raise CheckFailed(
+                f"the server must be ready within {START_TIMEOUT_S:.0f} s", got=Plain(last[0])
+            )
+        time.sleep(0.05)
+    ports: dict[str, int] = read_json(ready)
+    return ports
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    if server.stdin is not None:
+        server.stdin.close()
+    try:
+        server.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+Answers = dict[str, NDArray[Any]]
+"""Output -> [rows, ...]."""
+
+
+def _check(rest: Answers, grpc: Answers, served: int, version: int) -> None:
+    if served != version:
+        raise CheckFailed(f"version {version} must be served", got=served)
+    for output, one in rest.items():
+        other = grpc[output]
+        if one.shape != other.shape or not np.allclose(one, other, MAX_DIFFERENCE, MAX_DIFFERENCE):
+            raise CheckFailed(
+                "REST and gRPC must give the same answers",
+                got=Plain(f"{one.tolist()} and {other.tolist()}"),
+            )
+
+
+Classes = Sequence[str] | None
+"""Names of the classes, by id. None if the classes have no names; empty if the output has no classes."""
+
+_SHOWN_VALUES = 8
+"""Most values that are shown of an output without classes."""
+
+
+def _by_row(
+    values: Answers,
+    classes: Mapping[str, Classes],
+    shown: Callable[[NDArray[Any], Classes], list[str]],
+) -> list[str]:
+    """A text a row; of several outputs with their names."""
+    columns = [
+        [f"{output} {text}" if output else text for text in shown(values[output], of_classes)]
+        for output, of_classes in classes.items()
+    ]
+    return [", ".join(row) for row in zip(*columns, strict=True)]
+
+
+def _shown_labels(labels: NDArray[Any], classes: Classes) -> list[str]:
+    flat = labels.reshape(len(labels), -1)
+    if classes is not None and not classes:
+        return _values(flat)
+    if classes:
+        return [classes[int(row[0])] for row in flat]
+    # Of a one-hot label the class.
+    return [f"{float(row[0] if len(row) == 1 else row.argmax()):g}" for row in flat]
+
+
+def _shown(answers: NDArray[Any], classes: Classes) -> list[str]:
+    flat = answers.reshape(len(answers), -1)
+    if flat.shape[1] == 1:
+        return [f"{row[0]:.4g}" for row in flat]
+    if classes is not None and not classes:
+        return _values(flat)
+    best = flat.argmax(axis=1)
+    return [
+        f"{classes[index] if classes else index} ({row[index]:.3f})"
+        for index, row in zip(best, flat, strict=True)
+    ]
+
+
+def _values(rows: NDArray[Any]) -> list[str]:
+    more = " ..." if rows.shape[1] > _SHOWN_VALUES else ""
+    return [" ".join(f"{value:.4g}" for value in row[:_SHOWN_VALUES]) + more for row in rows]

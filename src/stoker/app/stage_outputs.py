@@ -1,0 +1,110 @@
+"""Opening what the first stages left: shards and transform, or the user's own dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from stoker.app.experiment import Experiment
+from stoker.core.user_code import load_function
+from stoker.data.columns import Column, to_numpy
+from stoker.data.dataset import load_dataset
+from stoker.data.user_dataset.config import OwnDatasetConfig
+from stoker.data.user_dataset.description import DESCRIPTION, AnyColumn, Count, read_description
+
+if TYPE_CHECKING:
+    from stoker.data.user_dataset.features import AnyTransform
+    from stoker.data.user_dataset.load_dataset import AnyDataset, OwnDataset
+
+
+def open_dataset(
+    experiment: Experiment, ingested: Path, *, analysis: Mapping[str, Any]
+) -> AnyDataset:
+    """The dataset as later stages read it.
+
+    Args:
+        experiment: Says of which kind it is.
+        ingested: Output of the stage `ingest`.
+        analysis: Facts of the stage `analyze`: how much a user's own dataset holds.
+
+    Raises:
+        UserError: what is wrong with the manifest, or with the user's function.
+    """
+    if experiment.own_dataset is None:
+        return load_dataset(ingested)
+    own = call_own_dataset(experiment, experiment.own_dataset)
+    from stoker.data.user_dataset.load_dataset import piped
+
+    counts = own_counts(experiment.own_dataset, analysis=analysis)
+    return piped(own, experiment.own_dataset.pipeline, counts=counts)
+
+
+def own_counts(config: OwnDatasetConfig, *, analysis: Mapping[str, Any]) -> dict[str, Count]:
+    """Split -> what training and evaluation meet in a pass over it.
+
+    Args:
+        config: The section `data`: in batches of which size.
+        analysis: Facts of the stage `analyze`, which saw the dataset's own batches.
+    """
+    counts = {split: Count(**count) for split, count in analysis["counts"].items()}
+    size = config.pipeline.batch_size
+    if size is None:
+        return counts
+    return {split: count.rebatched(size) for split, count in counts.items()}
+
+
+def call_own_dataset(experiment: Experiment, config: OwnDatasetConfig) -> OwnDataset:
+    """The user's own dataset as it is, checked and not yet counted.
+
+    Raises:
+        ConfigError: what is wrong with the user's function.
+    """
+    from stoker.app.import_tensorflow import import_tensorflow
+
+    import_tensorflow()
+    from stoker.data.user_dataset.load_dataset import open_own_dataset
+
+    function = load_function(experiment.folder, config.dataset, where="data.dataset")
+    return open_own_dataset(function, config)
+
+
+def open_transform(experiment: Experiment, transformed: Path) -> AnyTransform:
+    """What turns raw rows into features: the output of the stage `transform`.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    if experiment.own_dataset is None:
+        from stoker.data.features.preprocessing.transform import load_transform
+
+        return load_transform(transformed)
+    from stoker.data.user_dataset.features import OwnFeatures
+
+    return OwnFeatures(read_description(transformed / DESCRIPTION))
+
+
+def eval_rows(
+    dataset: AnyDataset, columns: Sequence[AnyColumn], *, at_once: int
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """One pass over the eval split.
+
+    Args:
+        dataset: What to read.
+        columns: Which columns of it.
+        at_once: Most rows at a time; a user's own dataset keeps its batches.
+
+    Yields:
+        Column -> [rows, ...] values.
+    """
+    from stoker.data.user_dataset.load_dataset import OwnDataset
+
+    if isinstance(dataset, OwnDataset):
+        yield from dataset.arrays("eval", columns=columns)
+        return
+    stored = [column for column in columns if isinstance(column, Column)]
+    names = [column.name for column in stored]
+    for batch in dataset.batches("eval", columns=names, rows=at_once):
+        yield {column.name: to_numpy(column, batch.column(column.name)) for column in stored}

@@ -1,0 +1,1 @@
+"""The in-job side of a training on several processes: worker, barrier, and the stage that starts them."""

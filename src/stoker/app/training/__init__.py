@@ -1,0 +1,1 @@
+"""The stage `train`: what each `auto` becomes, its parts, reports and errors."""

@@ -1,0 +1,1 @@
+"""One setting of an experiment, measured in a process of its own."""

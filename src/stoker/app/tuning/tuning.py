@@ -1,0 +1,214 @@
+"""`stoker tune`: the search over trials, the lock file and the report that it leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from stoker.app.experiment import Experiment
+from stoker.app.trial.client import SCRATCH, TrialBench
+from stoker.app.tuned_settings import measured_code, value_at
+from stoker.cluster.devices import find_devices, hardware
+from stoker.core.errors import BusyError, ConfigError, Plain, UserError
+from stoker.core.files import full_disk_is_named, remove, writable, write_atomic, write_json
+from stoker.core.fingerprint import library_versions
+from stoker.tune.ledger import Ledger
+from stoker.tune.load import watched_load
+from stoker.tune.lock import FILE, Lock, write_lock
+from stoker.tune.process import TrialFailed
+from stoker.tune.profile import Profile
+from stoker.tune.report import report
+from stoker.tune.search import Limits, Settings, Tuned, search
+
+TRIALS = "trials"
+"""Folder of a tuning's trials, within its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """A tuning and what it left."""
+
+    tuned: Tuned
+    lock: Path
+    report: Path
+    ledger: Path
+    kept_lock: bool = False
+    """The lock file is an earlier tuning's still: this one ended early, and had kept nothing."""
+
+
+def tune(
+    experiment: Experiment,
+    *,
+    limits: Limits,
+    tell: Callable[[str, float], None],
+    progress: Callable[[str], None],
+) -> Tuning:
+    """Tune an experiment, as `stoker.yaml` has it, and write the lock file beside it.
+
+    Args:
+        experiment: Without what an earlier lock says.
+        limits: What it may take.
+        tell: Told what goes on, and how many seconds are left.
+        progress: Told how far a process is that gets ready.
+
+    Raises:
+        UserError: the experiment cannot be measured; it stays as it was.
+        BusyError: it is being tuned already.
+    """
+    with alone(experiment) as folder:
+        names = count(1)
+
+        def open_bench(settings: Settings, left_s: float) -> TrialBench:
+            end_s = time.monotonic() + left_s
+            return TrialBench(
+                experiment,
+                settings,
+                folder=folder / TRIALS,
+                name=f"{next(names):02d}",
+                left_s=lambda: end_s - time.monotonic(),
+                most_s=limits.lever_s,
+                tell=progress,
+            )
+
+        ledger = Ledger(folder / "ledger.jsonl")
+        try:
+            ledger.write("begin", _begin(experiment, limits))
+            tuned = search(open_bench, ledger=ledger, limits=limits, tell=tell, watch=watched_load)
+        except TrialFailed as failed:
+            raise cannot(failed, "--budget") from None
+        finally:
+            ledger.close()
+        result = Tuning(
+            kept_lock=_stays(tuned, experiment.folder / FILE),
+            tuned=tuned,
+            lock=experiment.folder / FILE,
+            report=folder / "report.html",
+            ledger=ledger.path,
+        )
+        prices = experiment.resources.usd_per_hour
+        write_json(folder / "tuned.json", as_json(tuned, usd_per_hour=prices))
+        page = report(tuned, name=experiment.name, usd_per_hour=prices)
+        write_atomic(result.report, page.encode(errors="backslashreplace"))
+        # Last: what it stands on is on the disk.
+        if not result.kept_lock:
+            write_lock(result.lock, _lock(experiment, tuned, folder))
+    return result
+
+
+def _stays(tuned: Tuned, lock: Path) -> bool:
+    """Whether an earlier lock says more: this tuning ended early, and had found nothing by then."""
+    return not tuned.finished and not tuned.settings and os.path.lexists(lock)
+
+
+def summary(profile: Profile, *, usd_per_hour: float | None) -> dict[str, Any]:
+    """The figures of a profile that a promise is made of."""
+    return {
+        "busy_fraction": round(profile.busy_fraction, 4),
+        "busy_low": round(profile.busy_low, 4),
+        "busy_high": round(profile.busy_high, 4),
+        "input_wait": round(profile.input_wait, 4),
+        "samples_per_s": round(profile.samples_per_s, 1),
+        "step_s": profile.split.step_s,
+        "epoch_s": round(profile.epoch_s, 3),
+        "pace": None if profile.pace is None else float(f"{profile.pace:.4g}"),
+        "usd_per_epoch": None if usd_per_hour is None else profile.epoch_s * usd_per_hour / 3600,
+    }
+
+
+def as_json(tuned: Tuned, *, usd_per_hour: float | None) -> dict[str, Any]:
+    """What was found, JSON values."""
+    return asdict(tuned) | {
+        "before": tuned.before.to_json() | summary(tuned.before, usd_per_hour=usd_per_hour),
+        "after": tuned.after.to_json() | summary(tuned.after, usd_per_hour=usd_per_hour),
+    }
+
+
+def _lock(experiment: Experiment, tuned: Tuned, folder: Path) -> Lock:
+    values, price = experiment.to_json(), experiment.resources.usd_per_hour
+    kept = [outcome for outcome in tuned.outcomes if outcome.decision == "kept"]
+    return Lock(
+        settings=dict(tuned.settings),
+        replaced={name: value_at(values, name) for name in tuned.settings},
+        hardware=hardware(find_devices()),
+        code=measured_code(experiment),
+        gains=[
+            {"lever": each.lever, "settings": each.settings}
+            | {"ratio": round(each.gain.ratio, 4)}
+            | {"low": round(each.gain.low, 4), "high": round(each.gain.high, 4)}
+            for each in kept
+        ],
+        before=summary(tuned.before, usd_per_hour=price),
+        after=summary(tuned.after, usd_per_hour=price),
+        tuned={
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "took_s": round(tuned.took_s, 1),
+            "finished": tuned.finished,
+            "ended": tuned.ended,
+            "versions": library_versions(),
+            "ledger": os.path.relpath(folder / "ledger.jsonl", experiment.folder),
+        },
+    )
+
+
+def _begin(experiment: Experiment, limits: Limits) -> dict[str, Any]:
+    return {
+        "experiment": json.loads(json.dumps(experiment.to_json(), default=str)),
+        "limits": asdict(limits),
+        "hardware": hardware(find_devices()),
+        "versions": library_versions(),
+    }
+
+
+def cannot(failed: TrialFailed, option: str) -> UserError:
+    """Why an experiment could not be measured as it is.
+
+    Args:
+        failed: What its trial said.
+        option: What gives it more time.
+    """
+    if failed.kind == "budget":
+        return ConfigError(
+            f"{option} must be long enough to measure the experiment as it is",
+            got=Plain(failed.text),
+            fix=f"Give it more, e.g. {option} 10m.",
+        )
+    return UserError(
+        "an experiment that is measured must train as it is",
+        got=Plain(f"{failed.kind}: {failed.text}"),
+        fix="`stoker train` says more.",
+    )
+
+
+@contextmanager
+def alone(experiment: Experiment) -> Iterator[Path]:
+    """A folder for one tuning; two at once would measure each other."""
+    root = experiment.folder / experiment.runs / ".tune" / experiment.name
+    with writable(root, what="the folder", fix="Write elsewhere with --set runs=DIR."):
+        root.mkdir(parents=True, exist_ok=True)
+        held = (root / "lock").open("w")
+    with held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"{experiment.name} is measured by one process at a time",
+                got=Plain(f"another holds {root / 'lock'}"),
+                fix="Wait until it has ended.",
+            ) from None
+        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+        folder = root / name
+        with full_disk_is_named(folder):
+            folder.mkdir()
+        for left in root.glob(f"*/{TRIALS}/*{SCRATCH}"):
+            remove(left)  # of a tuning that was killed; this one holds the lock
+        yield folder

@@ -1,0 +1,60 @@
+"""A training that was left unfinished, and is not the one that is run now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.app.runs.run_folder import Run, runs_newest_first, with_reads
+from stoker.app.stages import STAGES
+from stoker.app.training.folder import CHECKPOINTS
+from stoker.core.errors import DataError
+from stoker.train.checkpoints.identity import Identity, changes
+from stoker.train.checkpoints.store import places, read_manifest
+
+_TRAIN = next(stage for stage in STAGES if stage.name == "train")
+
+_NAMED = 3
+"""Most differences that the line names."""
+
+
+def left_behind(run: Run, identity: Identity, folder: Path) -> str | None:
+    """A line about the newest run before this one, where it was left in the middle of training.
+
+    Args:
+        run: The new run.
+        identity: What it is.
+        folder: The experiment's.
+
+    Returns:
+        None where there is none, or its training is done.
+    """
+    for earlier in runs_newest_first(run.root.parent):
+        if earlier.id == run.id:
+            continue
+        trained = earlier.record(_TRAIN.name) is not None
+        steps = _steps(earlier)
+        if trained or steps is not None:
+            return None if trained or steps is None else _line(earlier, steps, identity, folder)
+    return None
+
+
+def _steps(run: Run) -> int | None:
+    for path in reversed(places(run.root / _TRAIN.folder / CHECKPOINTS)):
+        try:
+            return read_manifest(path).step
+        except DataError:
+            continue
+    return None
+
+
+def _line(run: Run, steps: int, identity: Identity, folder: Path) -> str:
+    try:
+        found = changes(*with_reads(run, identity, folder))
+    except DataError:
+        return f"run {run.id} stands at step {steps}, its run.json is damaged"
+    named = "; ".join(map(str, found[:_NAMED]))
+    more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return (
+        f"run {run.id} stands at step {steps} of other inputs ({named}{more}): "
+        f"--resume {run.id} --accept-change goes on from there"
+    )

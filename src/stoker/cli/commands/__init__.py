@@ -1,0 +1,1 @@
+"""One file a verb: parse the arguments, call `app`, print the result."""

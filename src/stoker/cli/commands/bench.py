@@ -1,0 +1,180 @@
+"""`stoker bench`: load for a model server, and what its answers took."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli.options import AsJson
+from stoker.cli.output import require_writable_file
+from stoker.cli.stdout import print_result, tolerant
+from stoker.core.errors import ConfigError, Plain
+
+if TYPE_CHECKING:
+    from stoker.client.rows import Request
+    from stoker.loadtest.result import LoadResult
+
+
+MAX_BATCH = 100_000
+"""Most rows in one request: its body is made, and sent, as a whole."""
+
+
+def bench(
+    url: Annotated[str, typer.Argument(help="The server's REST interface.", metavar="URL")] = (
+        "http://127.0.0.1:8501"
+    ),
+    model: Annotated[str, typer.Option(help="The model's name on the server.")] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="JSON: rows to ask about, one a request, over and over.")
+    ] = None,
+    image: Annotated[
+        list[Path],
+        typer.Option(help="An image's file instead; may be given several times."),
+    ] = [],  # noqa: B006 - typer copies it
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second, whatever the answers take.")
+    ] = None,
+    closed: Annotated[
+        bool, typer.Option("--closed", help="Each connection sends on when it has its answer.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(help="How long.")] = 10.0,
+    connections: Annotated[int, typer.Option(help="Connections.")] = 16,
+    batch: Annotated[int, typer.Option(help="Rows in one request.")] = 1,
+    signature: Annotated[str, typer.Option(help="Which signature; the usual one if none.")] = "",
+    version: Annotated[int | None, typer.Option(help="Which version; the newest if none.")] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Longest wait, seconds.")] = 10.0,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Load another machine than this one.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write latencies as a picture (SVG).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load a model server by REST and say what its answers took.
+
+    By --rate requests are due by a schedule, and their latency counts from when they were due.
+    Ends early by Ctrl-C, with what it has. A token is taken from STOKER_TOKEN.
+    """
+    from stoker.cli.commands.call import asked, connection
+    from stoker.client.rest_client import RestClient
+    from stoker.client.rows import padded
+    from stoker.client.signature import ModelAt
+    from stoker.core.files import write_atomic
+    from stoker.loadtest.config import LoadConfig, resolved
+    from stoker.loadtest.connection import http_requests
+    from stoker.loadtest.generator import run_load
+
+    if not model:
+        raise ConfigError("--model must name the model that is asked", got=model)
+    if (rate is None) != closed:
+        raise ConfigError(
+            "load must have either a --rate or be --closed",
+            got=Plain("both" if closed else "neither"),
+            fix="Try --rate 100.",
+        )
+    if plot is not None:
+        require_writable_file(plot, flag="--plot")
+    config = LoadConfig(
+        rate_per_s=rate, seconds=seconds, connections=connections, timeout_s=timeout_s
+    )
+    at, how = (
+        ModelAt(name=model, version=version),
+        connection(timeout_s=timeout_s, ca=None, cert=None, key=None),
+    )
+    with RestClient(url, connection=how) as client:
+        if client.address.secure:
+            raise ConfigError("load goes over plain http", got=url)
+        address = resolved(client.address.host, client.address.port, allow_remote=allow_remote)
+        signatures = functools.cache(lambda: client.signatures(at))
+        several = [
+            padded(part, signatures)
+            for part in _split(asked(client, at, data, image, signature=signature), batch)
+        ]
+        # A model that is not there, or rows that it refuses, are said before any load.
+        client.ask(at, several[0])
+        requests = http_requests(client.address, f"{at.path}:predict", several, how.headers)
+    with _stopping_on_signals() as stopped:
+        result = run_load(config, address, requests, stopped=stopped.is_set)
+    if plot is not None:
+        from stoker.loadtest.picture import latency_picture
+
+        write_atomic(plot, latency_picture(result, title=f"{model} at {client.address}"))
+    if as_json:
+        print_result(json.dumps({"url": url, "model": model, "batch": batch, **result.as_json()}))
+    else:
+        _print(result, title=f"{model} at {client.address}", plot=plot)
+
+
+def _split(request: Request, batch: int) -> list[Request]:
+    """One request for each `batch` rows."""
+    import dataclasses
+
+    if not 1 <= batch <= MAX_BATCH:
+        raise ConfigError(f"a request must have from 1 to {MAX_BATCH:,} rows", got=batch)
+    if request.rows is None:
+        return [request]
+    rows = list(request.rows)
+    # The last request begins again with the first rows: every request is of one size.
+    return [
+        dataclasses.replace(
+            request, rows=[rows[place % len(rows)] for place in range(start, start + batch)]
+        )
+        for start in range(0, len(rows), batch)
+    ]
+
+
+@contextmanager
+def _stopping_on_signals() -> Iterator[threading.Event]:
+    stopped = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopped.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print(result: LoadResult, *, title: str, plot: Path | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from stoker.loadtest.result import PERCENTS
+
+    console = Console(file=tolerant(sys.stdout), highlight=False)
+    asked = "" if result.asked_rate_per_s is None else f" of {result.asked_rate_per_s:,g} asked for"
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_row("answers", f"{result.throughput_per_s:,.1f}/s{asked}")
+    took = f"{result.latencies.count:,} of {result.sent:,} in {result.took_s:.1f} s"
+    table.add_row("", f"{took}, {result.connections} connections, {result.mode} loop")
+    for percent in PERCENTS if result.latencies.count else ():
+        table.add_row(f"p{percent:g}", _ms(result.latencies.at(percent)))
+    if result.latencies.count:
+        table.add_row("max", _ms(result.latencies.max_s))
+    for name, count in result.errors.items():
+        table.add_row(name, f"{count:,}")
+    if result.lag.count:
+        lag = f"p99 {_ms(result.lag.at(99))}, max {_ms(result.lag.max_s)}"
+        table.add_row("generator's lag", lag)
+    table.add_row("generator's CPU", f"{result.cpu_share:.0%} of a core")
+    console.print(table)
+    for note in result.notes:
+        console.print(f"note: {note}")
+    if plot is not None:
+        console.print(f"picture: {plot}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms"

@@ -1,0 +1,245 @@
+"""`stoker call`: ask a model server about rows or images, over REST or gRPC."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stoker.cli.options import AsJson
+from stoker.cli.stdout import print_result
+from stoker.core.errors import ConfigError, Plain, UserError
+
+if TYPE_CHECKING:
+    from stoker.client.answers import Answers
+    from stoker.client.connection import Connection
+    from stoker.client.model_client import ModelClient
+    from stoker.client.rows import Request
+    from stoker.client.signature import ModelAt
+
+TOKEN_VARIABLE = "STOKER_TOKEN"  # noqa: S105 - the variable's name
+"""Where a token is looked for: on the command line every process of the machine could read it."""
+
+
+def call(
+    model: Annotated[str, typer.Argument(help="The model's name on the server.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON: a row, a list of rows, a row a line, or a whole body; - is stdin."
+        ),
+    ] = None,
+    image: Annotated[
+        list[Path],
+        typer.Option(help="An image's file, sent as it is; may be given several times."),
+    ] = [],  # noqa: B006 - typer copies it
+    url: Annotated[
+        str | None,
+        typer.Option(help="The server: http://127.0.0.1:8501 by default, 127.0.0.1:8500 for gRPC."),
+    ] = None,
+    use_grpc: Annotated[bool, typer.Option("--grpc", help="Ask over gRPC.")] = False,
+    signature: Annotated[str, typer.Option(help="Which signature; the usual one if none.")] = "",
+    version: Annotated[int | None, typer.Option(help="Which version; the newest if none.")] = None,
+    label: Annotated[str, typer.Option(help="The label of a version.")] = "",
+    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Longest wait, seconds.")] = 30.0,
+    ca: Annotated[Path | None, typer.Option(help="For https: who vouches for the server.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="For https: our own certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="For https: its key.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a model server about rows or images. A token is taken from STOKER_TOKEN."""
+    from stoker.client.grpc_client import GrpcClient
+    from stoker.client.rest_client import RestClient
+    from stoker.client.signature import ModelAt
+
+    # gRPC logs what it also says in its error, which becomes one line.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    at = ModelAt(name=model, version=version, label=label)
+    how = connection(timeout_s=timeout_s, ca=ca, cert=cert, key=key)
+    where = {} if url is None else {"url": url}
+    kind: type[GrpcClient | RestClient] = GrpcClient if use_grpc else RestClient
+    with kind(**where, connection=how) as client:
+        request = asked(client, at, data, image, signature=signature)
+        answers = client.ask(at, request)
+    if as_json:
+        print_result(json.dumps(_facts(at, request, answers)))
+    else:
+        print_result("\n".join(_lines(at, request, answers)))
+
+
+def connection(
+    *, timeout_s: float, ca: Path | None, cert: Path | None, key: Path | None
+) -> Connection:
+    """How a server is asked, with the environment's token."""
+    from stoker.client.connection import Connection, Tls
+
+    tls = Tls(ca=ca, cert=cert, key=key)
+    return Connection(timeout_s=timeout_s, token=os.environ.get(TOKEN_VARIABLE, ""), tls=tls)
+
+
+def asked(
+    client: ModelClient,
+    at: ModelAt,
+    data: Path | None,
+    images: list[Path],
+    *,
+    signature: str,
+) -> Request:
+    """What the files ask.
+
+    Raises:
+        ConfigError: there is nothing to ask.
+        UserError: a file cannot be read, or the model takes no image.
+    """
+    import dataclasses
+
+    from stoker.client.rows import Request, parse_request
+
+    request = Request(rows=[{}])
+    if data is not None:
+        request = parse_request(
+            read_text(data), where="standard input" if _is_stdin(data) else str(data)
+        )
+    elif not images:
+        raise ConfigError(
+            "there must be something to ask",
+            got=Plain("neither --data nor --image"),
+            fix="Try --data row.json, or --image photo.jpg.",
+        )
+    if signature:
+        request = dataclasses.replace(request, signature=signature)
+    return _with_images(client, at, request, images) if images else request
+
+
+def _with_images(client: ModelClient, at: ModelAt, request: Request, images: list[Path]) -> Request:
+    """The same rows with an image each; one row stands for all images."""
+    import dataclasses
+
+    from stoker.client.rows import as_bytes
+    from stoker.client.signature import chosen
+
+    spec = chosen(client.signatures(at), request.signature)
+    taken = [n for row in request.rows or [] if isinstance(row, dict) for n in row]
+    free = [name for name in spec.encoded if name not in taken]
+    if len(free) != 1:
+        raise UserError(
+            f"{at.name} must have one input of encoded bytes that --data leaves to --image",
+            got=Plain(", ".join(f"{n} ({s.dtype})" for n, s in spec.inputs.items())),
+            fix='Send it by --data, as the input wants it: bytes go as {"b64": ...}.',
+        )
+    rows = list(request.rows or [])
+    rows = rows * len(images) if len(rows) == 1 else rows
+    if len(rows) != len(images) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(
+            "--data must hold one row of named inputs, or one for each --image",
+            got=Plain(f"{len(rows)} rows, {len(images)} images"),
+        )
+    with_images = [
+        row | {free[0]: as_bytes(_content(path))} for row, path in zip(rows, images, strict=True)
+    ]
+    return dataclasses.replace(request, rows=with_images)
+
+
+def _is_stdin(path: Path) -> bool:
+    return str(path) == "-"
+
+
+def read_text(path: Path) -> str:
+    """A file's text, "-" being standard input.
+
+    Raises:
+        UserError: it cannot be read, or is no text.
+    """
+    content = sys.stdin.buffer.read() if _is_stdin(path) else _content(path)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{path} must be text", got=Plain("other bytes"), fix="Images go by --image."
+        ) from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"{path} must be a file that can be read", got=Plain(error.strerror or str(error))
+        ) from None
+
+
+def _facts(at: ModelAt, request: Request, answers: Answers) -> dict[str, Any]:
+    outputs = {name: _plain(values) for name, values in answers.outputs.items()}
+    # As over REST, over both: what there is one of stands alone.
+    only = next(iter(outputs.values())) if len(outputs) == 1 else None
+    facts: dict[str, Any] = {"model": at.name, "version": answers.version or at.version}
+    if request.rows is None:
+        return facts | {"outputs": outputs if only is None else only}
+    if only is not None:
+        return facts | {"predictions": only}
+    names, columns = list(outputs), zip(*outputs.values(), strict=False)
+    return facts | {"predictions": [dict(zip(names, row, strict=True)) for row in columns]}
+
+
+def _plain(values: Any) -> Any:
+    """Arrays as lists for JSON; bytes that are no text as base64."""
+    if hasattr(values, "tolist"):
+        return _plain(_short(values).tolist())
+    if isinstance(values, list):
+        return [_plain(value) for value in values]
+    if isinstance(values, bytes):
+        from stoker.client.rows import as_bytes
+
+        try:
+            return values.decode()
+        except UnicodeDecodeError:
+            return as_bytes(values)
+    return values
+
+
+def _short(values: Any) -> Any:
+    """Floats of few bits as the shortest decimals that stand for them, not all of a double's."""
+    few_bits = values.dtype.kind in "fV" and values.dtype.itemsize < 8
+    return values.astype("U").astype("float64") if few_bits else values
+
+
+def _lines(at: ModelAt, request: Request, answers: Answers) -> list[str]:
+    version = "" if answers.version is None else f" version {answers.version}"
+    outputs = answers.outputs
+    if request.rows is None:
+        return [f"{at.name}{version}", *(f"{_label(n)}{_shown(v)}" for n, v in outputs.items())]
+    lines = [f"{at.name}{version}, {len(request.rows)} row(s)"]
+    for number in range(len(request.rows)):
+        # An output without a row for each row is shown whole: what the model says, not what it should.
+        parts = [
+            _label(n)
+            + _shown(v[number] if getattr(v, "ndim", 0) and len(v) == len(request.rows) else v)
+            for n, v in outputs.items()
+        ]
+        lines.append(f"{number}: " + ", ".join(parts))
+    return lines
+
+
+def _label(name: str) -> str:
+    return f"{name} " if name else ""
+
+
+_SHOWN_VALUES = 8
+"""Longest vector that is shown whole."""
+
+
+def _shown(value: Any) -> str:
+    plain = _plain(value)
+    if isinstance(plain, list):
+        flat = plain and not any(isinstance(item, list | str | dict) for item in plain)
+        if flat and len(plain) > 1:
+            best = max(range(len(plain)), key=plain.__getitem__)
+            whole = "" if len(plain) > _SHOWN_VALUES else f" of [{', '.join(map(_shown, plain))}]"
+            return f"{best} ({_shown(plain[best])}){whole}"
+        text = json.dumps(plain)
+        return text if len(text) < 200 else text[:200] + "..."
+    return f"{plain:.6g}" if isinstance(plain, float) else str(plain)

@@ -1,0 +1,115 @@
+"""`stoker deploy`: a folder with an image's recipe and the manifests that run it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stoker.cli.options import AsJson
+from stoker.cli.output import require_new_folder
+from stoker.cli.stdout import print_result
+
+
+class DeployTarget(StrEnum):
+    """What runs containers."""
+
+    COMPOSE = "compose"
+    KUBERNETES = "kubernetes"
+    KSERVE = "kserve"
+
+
+class DeployServer(StrEnum):
+    """Which server is in the image."""
+
+    STOKER = "stoker"
+    TENSORFLOW_SERVING = "tensorflow-serving"
+
+
+def deploy(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="An experiment that was run, or a model's folder of versions.",
+            metavar="EXPERIMENT_OR_MODEL",
+        ),
+    ],
+    target: Annotated[DeployTarget, typer.Option(help="What runs containers.")],
+    out: Annotated[Path, typer.Option(help="A folder that does not exist yet.")],
+    server: Annotated[
+        DeployServer, typer.Option(help="Which server is in the image.")
+    ] = DeployServer.STOKER,
+    version: Annotated[int | None, typer.Option(help="Which version; the newest if none.")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="The image's name in your registry; NAME:VERSION if none.")
+    ] = None,
+    base_image: Annotated[
+        str | None, typer.Option("--base-image", help="The image that it stands on.")
+    ] = None,
+    replicas: Annotated[int, typer.Option(help="Fewest servers.")] = 2,
+    max_replicas: Annotated[int, typer.Option("--max-replicas", help="Most servers.")] = 10,
+    cpu: Annotated[str, typer.Option(help="Cores of a server.")] = "1",
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of a server; default: 2Gi, with --gpu 8Gi.")
+    ] = None,
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu", help="One GPU for each server; CUDA in the image, as Stoker pins it."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a Dockerfile and manifests for one model; nothing is built and nothing applied."""
+    from stoker.core.names import dns_name
+    from stoker.deploy.plan import Plan
+    from stoker.deploy.write import read_model, write_deployment
+
+    require_new_folder(
+        out, fix="Name another: what was written before may have been changed by hand."
+    )
+    model, number, folder = read_model(_versions(source), version=version)
+    plan = Plan(
+        model=model,
+        version=number,
+        source=folder,
+        target=target.value,
+        server=server.value,
+        image=image or f"{dns_name(model)}:{number}",
+        base=base_image or _base_image(server),
+        replicas=replicas,
+        max_replicas=max_replicas,
+        cpu=cpu,
+        memory=memory or ("8Gi" if gpu else "2Gi"),
+        gpu=gpu,
+    )
+    files = write_deployment(plan, out)
+    if as_json:
+        facts = {"out": str(out), "model": model, "version": number, "image": plan.image}
+        print_result(json.dumps(facts | {"files": [str(path) for path in files]}))
+        return
+    for path in files:
+        print_result(f"wrote {out / path}")
+    print_result(f"next: read {out / 'README.md'}")
+
+
+def _versions(source: Path) -> Path:
+    from stoker.app.experiment import FILE, load_experiment
+
+    if not (source / FILE).is_file():
+        return source
+    experiment = load_experiment(source)
+    return experiment.models_root / experiment.model_name
+
+
+def _base_image(server: DeployServer) -> str:
+    if server is DeployServer.STOKER:
+        return f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
+    from importlib import metadata
+
+    # Its client's package and its image are of one release.
+    return f"tensorflow/serving:{metadata.version('tensorflow-serving-api')}"

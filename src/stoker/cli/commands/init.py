@@ -1,0 +1,37 @@
+"""`stoker init`: the user's two files, written for their data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def init(
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="A CSV, JSON Lines, Parquet or TFRecord file, or a folder of images by class, here "
+            "or s3:// or gs://.",
+        ),
+    ],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Where to write; by default a new folder named after the data."),
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the experiment.")] = None,
+) -> None:
+    """Write stoker.yaml and model.py for your data; `stoker run` then takes them as they are."""
+    from stoker.scaffold import default_name, write_experiment
+
+    target = folder or Path(name or default_name(source))
+    if folder is None and target.is_dir() and target.resolve() == Path(source).resolve():
+        target = Path(f"{target}-experiment")
+    made = write_experiment(target, source, label=label, name=name)
+    for path in made.files:
+        typer.echo(f"wrote {path}")
+    typer.echo(made.note)
+    typer.echo(f"next: stoker run {target}")

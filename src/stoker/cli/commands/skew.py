@@ -1,0 +1,49 @@
+"""`stoker skew`: are requests what the model was trained on?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stoker.cli.options import AsJson
+from stoker.cli.stdout import print_result
+from stoker.core.errors import EXIT_CHECK, DataError, Plain
+
+
+def skew(
+    logs: Annotated[
+        list[Path], typer.Argument(help="Files of a server's request log.", metavar="LOG...")
+    ],
+    analysis: Annotated[
+        Path, typer.Option(help="What the model was trained on: the folder that `analyze` prints.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Compare logged requests with the training split: types, ranges, values, how they are spread.
+
+    Exit code 3 where they differ.
+    """
+    from stoker.app.import_tensorflow import import_tensorflow
+
+    for path in logs:
+        if not path.is_file():
+            raise DataError("a request log must be a file", got=Plain(str(path)))
+    import_tensorflow()
+    from stoker.app.skew import compare
+    from stoker.serve.request_log.reader import logged_requests
+
+    found = compare(logged_requests(logs), analysis)
+    if as_json:
+        print_result(json.dumps(asdict(found), indent=2))
+    else:
+        print_result(f"{found.rows:,} rows, compared: {', '.join(found.compared) or 'nothing'}")
+        for anomaly in found.anomalies:
+            print_result(f"{anomaly.severity}: {anomaly.column}: {anomaly.message}")
+        if not found.anomalies:
+            print_result("no skew")
+    if found.anomalies:
+        raise typer.Exit(EXIT_CHECK)

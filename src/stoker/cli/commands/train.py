@@ -1,0 +1,123 @@
+"""`stoker train`: the chain up to the trained model, or a rehearsal of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.app.runs.resume import Resume
+from stoker.cli.options import (
+    AcceptChange,
+    Again,
+    AsJson,
+    ExperimentFolder,
+    Gpus,
+    Overrides,
+    ResumeRun,
+    use_gpus,
+)
+from stoker.cli.run_stages import Works, run_until
+from stoker.cli.stdout import print_result, tolerant
+from stoker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stoker.app.context import Work
+    from stoker.app.experiment import Experiment
+
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Build the model, run two steps, export it untrained and ask it; train nothing.",
+    ),
+]
+"""Finds on the first day what could not be trained, held in memory or served."""
+
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", help="Train on so many processes of this machine together."),
+]
+"""None: this process trains."""
+
+Servers = Annotated[
+    int,
+    typer.Option(
+        "--parameter-servers", help="With --workers: processes that hold the variables for them."
+    ),
+]
+"""With one or more, workers do not wait for each other."""
+
+Pin = Annotated[
+    bool, typer.Option("--pin", help="With --workers: give each worker cores of its own.")
+]
+"""Else they share all cores, each with its part of the threads."""
+
+
+def train(
+    experiment: ExperimentFolder = Path(),
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
+    again: Again = False,
+    dry_run: DryRun = False,
+    workers: Workers = None,
+    servers: Servers = 0,
+    pin: Pin = False,
+    resume: ResumeRun = None,
+    accept_change: AcceptChange = False,
+    gpus: Gpus = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the model; keep the best checkpoint and the measured utilisation.
+
+    Stages before it run first where their inputs have changed.
+    """
+    use_gpus(gpus)
+    if dry_run:
+        _rehearse(experiment, overrides, as_json=as_json)
+        return
+    which = Resume(run=resume, accept_change=accept_change)
+    works = _on_workers(workers, servers, pin=pin)
+    run_until(
+        "train", experiment, overrides, again=again, as_json=as_json, resume=which, works=works
+    )
+
+
+def _on_workers(workers: int | None, servers: int, *, pin: bool) -> Works | None:
+    if workers is None:
+        if servers or pin:
+            raise ConfigError(
+                "--parameter-servers and --pin need --workers", fix="Add --workers 2."
+            )
+        return None
+
+    def works(experiment: Experiment, say: Callable[[str], None]) -> Mapping[str, Work]:
+        from stoker.app.task.workers_stage import on_workers
+
+        return on_workers(experiment, workers=workers, servers=servers, pin=pin, say=say)
+
+    return works
+
+
+def _rehearse(experiment: Path, overrides: list[str], *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from stoker.app.dry_run import dry_run
+    from stoker.app.tuned_settings import load_tuned
+    from stoker.cli.dry_run_output import print_rehearsal
+    from stoker.cli.progress import ConsoleListener
+
+    loaded, locked = load_tuned(experiment, overrides=overrides)
+    with ConsoleListener() as listener:
+        if locked:
+            listener.say(locked)
+        rehearsal = dry_run(loaded, listener)
+    if as_json:
+        print_result(json.dumps(asdict(rehearsal), indent=2))
+    else:
+        print_rehearsal(Console(file=tolerant(sys.stdout), highlight=False), rehearsal)

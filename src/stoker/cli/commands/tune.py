@@ -1,0 +1,189 @@
+"""`stoker tune`: the closed loop, and `--check`, whether its lock file still holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli.options import AsJson, ExperimentFolder, Gpus, Overrides, use_gpus
+from stoker.cli.stdout import print_result, tolerant
+from stoker.core.errors import EXIT_CHECK, ConfigError
+
+if TYPE_CHECKING:
+    from stoker.app.tuning.tune_check import Check
+    from stoker.app.tuning.tuning import Tuning
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+Budget = Annotated[
+    str,
+    typer.Option("--budget", help="Longest that it may take: 90s, 10m, 1h. What was kept stays."),
+]
+"""Of wall time."""
+
+
+def tune(
+    experiment: ExperimentFolder = Path(),
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
+    budget: Budget = "20m",
+    parity_steps: Annotated[
+        int,
+        typer.Option("--parity-steps", min=10, help="Steps of the loss curves that are compared."),
+    ] = 100,
+    lever_timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--lever-timeout-s", min=1.0, help="A lever that gives no answer for so long hangs."
+        ),
+    ] = 300.0,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Change nothing: measure what the lock file promises; exit 3 if broken."
+        ),
+    ] = False,
+    gpus: Gpus = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure, change one thing, measure again, keep what helps; write stoker.lock.yaml.
+
+    Each setting is measured in a fresh process, in turn with what there is. A lever that changes
+    numbers is kept only where the loss curve stays within what seeds change.
+    """
+    budget_s = seconds_of(budget)
+    use_gpus(gpus)
+    if check:
+        _check(experiment, overrides, as_json=as_json)
+        return
+    from stoker.app.experiment import load_experiment
+    from stoker.app.tuning.tuning import as_json as tuning_as_json
+    from stoker.app.tuning.tuning import tune as run_tuning
+    from stoker.cli.progress import ConsoleListener
+    from stoker.tune.search import Limits
+
+    loaded = load_experiment(experiment, overrides=overrides)
+    with ConsoleListener() as listener:
+
+        def tell(line: str, left_s: float) -> None:
+            listener.say(f"{_time(left_s)} left  {line}")
+
+        limits = Limits(budget_s=budget_s, parity_steps=parity_steps, lever_s=lever_timeout_s)
+        tuning = run_tuning(
+            loaded,
+            limits=limits,
+            tell=tell,
+            progress=lambda line: listener.progress(line, None),
+        )
+    if as_json:
+        told = tuning_as_json(tuning.tuned, usd_per_hour=loaded.resources.usd_per_hour)
+        files = {"lock": str(tuning.lock), "report": str(tuning.report)}
+        told["kept_lock"] = tuning.kept_lock
+        print_result(json.dumps(told | files | {"ledger": str(tuning.ledger)}, indent=2))
+    else:
+        _print(tuning)
+
+
+LONGEST_S = 365 * 86_400.0
+"""Of a budget: clocks of the operating system count no further than some years."""
+
+
+def seconds_of(text: str) -> float:
+    """`90`, `90s`, `10m`, `1h` -> seconds.
+
+    Raises:
+        ConfigError: it is no length of time above 0.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
+    seconds = 0.0 if found is None else float(found[1]) * _UNITS[found[2]]
+    if not 0 < seconds <= LONGEST_S:
+        raise ConfigError(
+            "--budget must be a length of time above 0, and of a year at most",
+            got=text,
+            fix="E.g. 90s, 10m or 1h.",
+        )
+    return seconds
+
+
+def _check(folder: Path, overrides: list[str], *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from stoker.app.tuned_settings import load_tuned
+    from stoker.app.tuning.tune_check import check
+    from stoker.cli.progress import ConsoleListener
+
+    loaded, said = load_tuned(folder, overrides=overrides)
+    with ConsoleListener() as listener:
+        if said:
+            listener.say(said)
+        found = check(loaded, tell=lambda line: listener.progress(line, None))
+    if as_json:
+        print_result(json.dumps(asdict(found), indent=2))
+    else:
+        _print_check(found)
+    if found.broken:
+        raise typer.Exit(EXIT_CHECK)
+
+
+def _print_check(found: Check) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=tolerant(sys.stdout), highlight=False)
+    table = Table()
+    for name in ("", "promised", "now"):
+        table.add_column(name, justify="left" if not name else "right")
+    for name in ("busy_fraction", "input_wait", "samples_per_s", "epoch_s"):
+        pair = (found.promised.get(name), found.measured.get(name))
+        # What was measured above a whole device was noise.
+        most = 1.0 if name == "busy_fraction" else math.inf
+        table.add_row(
+            name, *("" if value is None else f"{min(most, value):,.4g}" for value in pair)
+        )
+    console.print(table)
+    for line in found.broken:
+        console.print(f"broken: {line}", markup=False)
+    if not found.broken:
+        console.print("It holds.")
+    for said in (found.slower, found.not_quiet):
+        if said:
+            console.print(said, markup=False)
+
+
+def _print(tuning: Tuning) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    tuned = tuning.tuned
+    console = Console(file=tolerant(sys.stdout), highlight=False, soft_wrap=True)
+    console.print(f"Before: {tuned.diagnosis_before.text}", markup=False)
+    table = Table()
+    for name in ("lever", "decision", "why"):
+        table.add_column(name, overflow="fold")
+    for outcome in tuned.outcomes:
+        table.add_row(escape(outcome.lever), outcome.decision, escape(outcome.why))
+    console.print(table)
+    before, after = tuned.before, tuned.after
+    console.print(
+        f"{after.samples_per_s / before.samples_per_s:.2f}x: {before.samples_per_s:,.0f} -> "
+        f"{after.samples_per_s:,.0f} samples/s, U {min(1.0, before.busy_fraction):.0%} -> "
+        f"{min(1.0, after.busy_fraction):.0%}, W {before.input_wait:.0%} -> {after.input_wait:.0%}; "
+        f"{tuned.ended}, {tuned.took_s:.0f} s"
+    )
+    if tuning.kept_lock:
+        console.print(
+            "It ended early and had kept nothing: the lock file is the earlier one still."
+        )
+    for name, path in (("lock", tuning.lock), ("report", tuning.report)):
+        console.print(f"{name:<7}{path}", markup=False)
+
+
+def _time(left_s: float) -> str:
+    minutes, seconds = divmod(int(left_s), 60)
+    return f"{minutes:>3}:{seconds:02d}"

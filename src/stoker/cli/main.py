@@ -1,0 +1,93 @@
+"""`stoker`: the commands, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import typer
+
+from stoker import __version__
+from stoker.cli.commands import (
+    bench,
+    call,
+    convert,
+    data_service,
+    deploy,
+    doctor,
+    init,
+    profile,
+    run,
+    skew,
+    stages,
+    tune,
+)
+from stoker.cli.serve import serve
+from stoker.core.errors import EXIT_BUG, EXIT_DONE, UserError
+from stoker.core.native_threads import end_process
+
+app = typer.Typer(
+    name="stoker",
+    help="From data to a served model, with nothing idle.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("init")(init.init)
+app.command("run")(run.run)
+for _name, _command in stages.COMMANDS.items():
+    app.command(_name)(_command)
+app.command("serve", cls=serve.ServeCommand)(serve.serve)
+app.command("skew")(skew.skew)
+app.command("profile", cls=profile.BeforeCommand)(profile.profile)
+app.command("tune")(tune.tune)
+app.command("call")(call.call)
+app.command("bench")(bench.bench)
+app.command("convert")(convert.convert)
+app.command("deploy")(deploy.deploy)
+app.command("doctor")(doctor.doctor)
+app.add_typer(data_service.app, name="data-service")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stoker {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Take the options that stand before a command; --debug is read before anything else."""
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 our bug, 2 the user's input, 3 a gate said no."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    if debug:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
+    end_process(invoke([a for a in arguments if a != "--debug"], debug=debug))
+
+
+def invoke(arguments: list[str], *, debug: bool) -> int:
+    """One command; the exit code."""
+    try:
+        app(arguments)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else EXIT_DONE
+    except UserError as error:
+        if debug:
+            traceback.print_exc()
+        typer.echo(f"stoker: {error.line()}", err=True)
+        return error.exit_code
+    except Exception:  # noqa: BLE001 - the edge: what is not the user's is our bug
+        traceback.print_exc()
+        typer.echo("stoker: this is a bug of Stoker's; please report the lines above", err=True)
+        return EXIT_BUG
+    return EXIT_DONE

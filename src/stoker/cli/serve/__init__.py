@@ -1,0 +1,1 @@
+"""`stoker serve`: its flags, which are those of TensorFlow Serving, and what they configure."""

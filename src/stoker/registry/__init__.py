@@ -1,0 +1,1 @@
+"""Where models live, and how an exported model is loaded and called."""

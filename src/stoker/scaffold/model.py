@@ -1,0 +1,151 @@
+"""model.py as text: which column is fed to the model how, and what the model answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.data.ingest import ColumnDescription, SourceDescription
+from stoker.scaffold.label import Label
+from stoker.scaffold.spelling import fill, python_list, python_text
+
+FEW_WORDS = 200
+"""A text column with at most this many different values gets a vocabulary; above, it is hashed."""
+
+_ID_NAME = re.compile(r"(^|[_\s-])(id|uuid|guid|index|key)$|^unnamed", re.IGNORECASE)
+"""How columns are called that number the records."""
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Columns by what becomes of them."""
+
+    numbers: list[str]
+    words: list[str]
+    hashed: list[str]
+    left_out: list[tuple[str, str]]
+
+
+def table_model(seen: SourceDescription, label: Label) -> str:
+    """model.py for a table.
+
+    Raises:
+        ConfigError: there is no column to predict from.
+    """
+    image = next((c.column.name for c in seen.columns if c.column.dtype == "image"), None)
+    if image is not None:
+        return image_model(image, label, preprocessing=True)
+    others = (column for column in seen.columns if column.column.name != label.name)
+    columns = _sorted_out(others, rows=seen.rows)
+    if not columns.numbers + columns.words + columns.hashed:
+        raise ConfigError(
+            f"there must be a column to predict {label.name!r} from",
+            got=Plain("; ".join(f"{name!r}: {why}" for name, why in columns.left_out) or "none"),
+            fix="Give data with another column of numbers or text.",
+        )
+    used = {*columns.numbers, *columns.words, *columns.hashed}
+    lists = [c.column.name for c in seen.columns if c.column.is_ragged and c.column.name in used]
+    return fill(
+        "model_table",
+        lists=fill("lists", names=python_list(lists), suffix=_suffix(lists, seen)) if lists else "",
+        lists_dense=fill("lists_dense") if lists else "",
+        numbers=python_list(columns.numbers),
+        words=python_list(columns.words),
+        hashed=python_list(columns.hashed),
+        top_k=FEW_WORDS,
+        left_out=_left_out(columns.left_out),
+        label_output=_label_output(label),
+        answer=_answer(label).rstrip(),
+    )
+
+
+def _suffix(lists: list[str], seen: SourceDescription) -> str:
+    """What makes a list's name that of its length, spelled in Python; no column has that name."""
+    names, suffix = {column.column.name for column in seen.columns}, " length"
+    while not names.isdisjoint(name + suffix for name in lists):
+        suffix += "_"
+    return python_text(suffix)
+
+
+def image_model(image: str, label: Label, *, preprocessing: bool = False) -> str:
+    """model.py for images.
+
+    Args:
+        image: The column that holds them.
+        label: What they show.
+        preprocessing: True where other columns are there that the model is not to see.
+    """
+    function = ""
+    if preprocessing:
+        function = fill(
+            "preprocessing_images",
+            image=python_text(image),
+            label_output=_label_output(label),
+        )
+    return fill(
+        "model_images",
+        imports="\nimport stoker.transform as st\n" if "st." in function else "",
+        preprocessing=function,
+        image=python_text(image),
+        answer=_answer(label).rstrip(),
+    )
+
+
+def _sorted_out(columns: Iterable[ColumnDescription], *, rows: int) -> _Columns:
+    found = _Columns(numbers=[], words=[], hashed=[], left_out=[])
+    for column in columns:
+        name, reason = column.column.name, _why_useless(column, rows)
+        if reason:
+            found.left_out.append((name, reason))
+        elif column.column.dtype != "string":
+            found.numbers.append(name)
+        elif column.distinct is not None and column.distinct <= FEW_WORDS:
+            found.words.append(name)
+        else:
+            found.hashed.append(name)
+    return found
+
+
+def _why_useless(column: ColumnDescription, rows: int) -> str:
+    """Why a column cannot help, "" where it may."""
+    dtype, distinct = column.column.dtype, column.distinct
+    if distinct is not None and distinct < 2 and column.lengths < 2:
+        return "the same in every row"
+    if column.column.length is not None:
+        return ""
+    if dtype == "string" and distinct == rows:
+        return "another text in every row"
+    numbers_rows = dtype in ("int64", "string") and distinct in (None, rows)
+    if numbers_rows and _ID_NAME.search(column.column.name.strip()):
+        return "by its name it only numbers the rows"
+    return ""
+
+
+def _left_out(columns: list[tuple[str, str]]) -> str:
+    if not columns:
+        return ""
+    lines = "".join(f"#   {python_text(name)}: {reason}\n" for name, reason in columns)
+    return f"\n# Left out, since they cannot help; put them into a list above if they can:\n{lines}"
+
+
+def _label_output(label: Label) -> str:
+    if label.form != "by vocabulary":
+        return ""
+    name = python_text(label.name)
+    return (
+        "    # The label's numbers are names of classes: they become 0, 1, 2..., the commonest first.\n"
+        f"    features[{name}] = st.compute_and_apply_vocabulary(inputs[{name}])\n"
+    )
+
+
+def _answer(label: Label) -> str:
+    if label.task == "regression":
+        return fill("answer_regression", scale=f"{label.scale:.6g}", offset=f"{label.offset:.6g}")
+    if label.task == "binary":
+        positives = {"counted": "label 1", "by vocabulary": "the rarer one of the two classes"}
+        second = "the second class in alphabetical order"
+        return fill("answer_binary", positive=positives.get(label.form, second))
+    counted = label.form == "counted"
+    return fill("answer_multiclass", classes=label.classes if counted else "transform.num_classes")

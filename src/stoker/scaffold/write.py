@@ -1,0 +1,312 @@
+"""The two files: what goes into them, and where."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stoker.core.errors import ConfigError, DataError, Plain, UserError
+from stoker.core.files import write_atomic
+from stoker.core.names import dns_name
+from stoker.data.ingest import IngestConfig, SourceDescription, describe_source
+from stoker.data.sources.columns.table import UnusableColumn
+from stoker.data.sources.config import ColumnsConfig
+from stoker.data.sources.uri import is_uri, parse_uri
+from stoker.data.sources.written_numbers import NumberText
+from stoker.scaffold.label import Label, TaskKind, find_label
+from stoker.scaffold.look import reading_of
+from stoker.scaffold.model import image_model, table_model
+from stoker.scaffold.spelling import fill, python_text, yaml_flow
+
+EXAMPLES_SEEN = 300_000
+"""Rows times epochs that training on a table aims at: about a minute on two cores."""
+
+IMAGES_SEEN = 60_000
+"""The same for images, each of which costs a hundred times as much."""
+
+LEAST_ROWS = 2
+"""Records that data must have: in one alone nothing varies, so that nothing can be a label."""
+
+MAX_DROP = 0.02
+"""How much worse than the version before a model may be: about what training the same model again
+varies by on a few hundred rows."""
+
+METRICS: dict[TaskKind, tuple[str, ...]] = {
+    "binary": ("auc", "accuracy"),
+    "multiclass": ("accuracy", "macro_f1"),
+    "regression": ("r2", "rmse", "mae"),
+}
+"""What is measured; the gate is on the first. For numbers that is r2: how much rmse may worsen
+depends on the label's unit."""
+
+_IMAGE, _FOLDER_NAME = "image", "label"
+"""The columns of a folder of images by class."""
+
+_ENDINGS = re.compile(
+    r"(\.(csv|tsv|txt|jsonl|ndjson|gz|parquet|pq|tfrecords?|tfrec))+$", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scaffolded:
+    """What `stoker init` wrote and decided."""
+
+    files: tuple[Path, ...]
+    """The files, `stoker.yaml` first."""
+
+    label: str
+    """The column to be predicted."""
+
+    task: TaskKind
+    """What kind of answer the model gives."""
+
+    note: str
+    """Which label and task were taken, why, and how to choose another; one line."""
+
+
+def default_name(source: Path | str) -> str:
+    """The name of an experiment on some data, fit for hosts, URLs and folders."""
+    located = _located(source)
+    uri = parse_uri(located) if is_uri(located) else None
+    path = Path(located) if uri is None else Path("/", uri.bucket, uri.key)
+    return dns_name(_ENDINGS.sub("", path.name), *(parent.name for parent in path.parents))
+
+
+def write_experiment(
+    folder: Path, source: Path | str, *, label: str | None = None, name: str | None = None
+) -> Scaffolded:
+    """Write `stoker.yaml` and `model.py` for some data; they run as they are.
+
+    Args:
+        folder: Where they go; made if need be.
+        source: A table or TFRecord file, a folder or glob of them, or a folder of images by class; a
+            path or a URI.
+        label: The column to be predicted; guessed by default.
+        name: The experiment's name; by default the source's. Both are made fit for a host name.
+
+    Raises:
+        UserError: one of the files exists already.
+        ConfigError: there is no such label, it cannot be one, or nothing is left to learn from.
+        DataError: the source cannot be read.
+    """
+    files = (folder / "stoker.yaml", folder / "model.py")
+    _require_free(folder, files)
+    _require_outside(folder, source)
+    config, seen, notes = _described(reading_of(_located(source)), label)
+    _require_rows(seen, source)
+    images = seen.format == "images"
+    found = _folder_label(seen, label) if images else find_label(seen, config, label)
+    code = image_model(_IMAGE, found) if images else table_model(seen, found)
+    note = _note(found, seen) + "".join(f" {line}" for line in notes)
+    settings = _settings(
+        found,
+        seen,
+        config=config,
+        name=dns_name(name) if name else default_name(source),
+        path=_path_from(folder, source),
+        preprocessing="def preprocessing_fn" in code,
+        note=note,
+    )
+    write_atomic(files[1], code)
+    write_atomic(files[0], settings)  # last: it makes the folder an experiment
+    return Scaffolded(files=files, label=found.name, task=found.task, note=note)
+
+
+def _described(
+    config: IngestConfig, label: str | None
+) -> tuple[IngestConfig, SourceDescription, list[str]]:
+    """Describe a source, without its unusable columns.
+
+    Returns:
+        The settings to read it with, its description, and a line for each column that is left out
+        or whose type was assumed.
+    """
+    notes: list[str] = []
+    unusable: UnusableColumn | None = None
+    while True:
+        try:
+            seen = describe_source(config)
+        except UnusableColumn as error:
+            if error.column == label:
+                raise
+            unusable = error
+            notes.append(f"Column {error.column!r} is left out: {error.got}.")
+            columns = ColumnsConfig(exclude=(*config.columns.exclude, error.column))
+            config = replace(config, columns=columns)
+            continue
+        except ConfigError:
+            if unusable is None:
+                raise
+            raise unusable from None  # it was the last column
+        written = {each.column: each.number for each in seen.assumptions if each.number}
+        if not written:
+            return config, seen, notes + [f"{each.text}." for each in seen.assumptions]
+        notes += [
+            f"Column {name!r} is read as numbers such as {number}."
+            for name, number in written.items()
+        ]
+        numbers = {name: NumberText(number=number) for name, number in written.items()}
+        config = replace(config, types=config.types | numbers)
+
+
+def _require_rows(seen: SourceDescription, source: Path | str) -> None:
+    """Hold that there is something to go by.
+
+    Raises:
+        DataError: there is not.
+    """
+    if not seen.rows and seen.bad:
+        raise DataError(
+            f"{source} must hold at least one record that can be read",
+            got=Plain(f"{seen.bad} records that cannot, and none that can"),
+            fix="Save it as UTF-8 text with a header, numbers within 64 bits.",
+        )
+    if seen.rows < LEAST_ROWS:
+        raise DataError(
+            f"{source} must hold at least {LEAST_ROWS} records",
+            got=Plain(f"{len(seen.columns)} columns and {'one' if seen.rows else 'no'} record"),
+            fix="Check that it is the right file, and whole.",
+        )
+
+
+def _require_free(folder: Path, files: tuple[Path, ...]) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(
+            "stoker init writes into a folder", got=str(folder), fix="Name another folder."
+        )
+    for path in files:
+        if os.path.lexists(path):
+            raise UserError(
+                "stoker init overwrites nothing: the file must not exist yet",
+                got=str(path),
+                fix="Name another folder, or move the file away.",
+            )
+
+
+def _require_outside(folder: Path, source: Path | str) -> None:
+    located = _located(source)
+    data = Path(located).resolve()
+    if not is_uri(located) and data.is_dir() and folder.resolve().is_relative_to(data):
+        raise UserError(
+            f"the experiment must not lie in its own data, {source}: its files would be read as data",
+            got=str(folder),
+            fix="Name another folder after the source, e.g. `experiment`.",
+        )
+
+
+def _folder_label(seen: SourceDescription, wanted: str | None) -> Label:
+    if wanted not in (None, _FOLDER_NAME):
+        raise ConfigError(
+            f"the label of an image folder is {_FOLDER_NAME!r}, the name of the sub-folder",
+            got=wanted,
+            fix="Leave --label out.",
+        )
+    if len(seen.classes) < 2:
+        raise ConfigError(
+            "a folder of images must have one sub-folder for each of at least two classes",
+            got=sorted(seen.classes),
+            fix="Sort the images into sub-folders named by their class.",
+        )
+    count = len(seen.classes)
+    return Label(
+        name=_FOLDER_NAME,
+        task="binary" if count == 2 else "multiclass",
+        why="the name of the sub-folder",
+        form="text",
+        classes=count,
+    )
+
+
+def _note(label: Label, seen: SourceDescription) -> str:
+    kind = f"{label.classes} classes" if label.classes else "a number"
+    choose = "" if seen.format == "images" else " Choose another with --label COLUMN."
+    lacking = f" {label.missing:,} rows have none and are left out." if label.missing else ""
+    bad = f" {seen.bad:,} records cannot be read: see max_bad_rows." if seen.bad else ""
+    return (
+        f"The label is {python_text(label.name)} ({label.why}): {kind}, {seen.rows:,} rows."
+        f"{choose}{lacking}{bad}"
+    )
+
+
+def _settings(
+    label: Label,
+    seen: SourceDescription,
+    *,
+    config: IngestConfig,
+    name: str,
+    path: str,
+    preprocessing: bool,
+    note: str,
+) -> str:
+    metrics = METRICS[label.task]
+    function = "preprocessing: model:preprocessing_fn  # what the model sees of the raw columns\n"
+    return fill(
+        "stoker.yaml",
+        name=yaml_flow(name),
+        source=yaml_flow(path),
+        data_options=_data_options(label, seen, config),
+        preprocessing=function if preprocessing else "",
+        label_note=note,
+        label=yaml_flow(label.name),
+        epochs=_epochs(seen),
+        metrics=", ".join(metrics),
+        main_metric=metrics[0],
+        max_drop=MAX_DROP,
+    )
+
+
+def _data_options(label: Label, seen: SourceDescription, config: IngestConfig) -> str:
+    lines = []
+    if config.delimiter != ",":
+        lines.append(f"delimiter: {yaml_flow(config.delimiter)}")
+    if config.images.size is not None:
+        size = list(config.images.size)
+        lines.append(f"images: {{size: {size}}}  # height, width to which all are brought")
+    numbers = {name: f"{{number: {yaml_flow(each.number)}}}" for name, each in _written(config)}
+    types = {yaml_flow(name): spelled for name, spelled in numbers.items()}
+    if label.form == "as text":
+        types[yaml_flow(label.name)] = "string"
+    if types:
+        why = "  # its numbers are names of classes" if label.form == "as text" else ""
+        spelled = ", ".join(f"{name}: {how}" for name, how in types.items())
+        lines.append(f"types: {{{spelled}}}{why}")
+    if label.missing:
+        lines.append(f"max_bad_rows: {label.missing}  # rows without a label")
+    left_out = ", ".join(map(yaml_flow, config.columns.exclude))
+    ragged = (each.column.name for each in seen.columns if each.column.is_ragged)
+    lists = ", ".join(map(yaml_flow, ragged))
+    parts = [
+        f"{key}: [{names}]" for key, names in (("exclude", left_out), ("lists", lists)) if names
+    ]
+    if parts:
+        why = "  # those excluded cannot be used" if left_out else "  # of varying length"
+        lines.append(f"columns: {{{', '.join(parts)}}}{why}")
+    if seen.bad:
+        total = seen.bad + label.missing
+        lines.append(f"# max_bad_rows: {total}  # would leave out what cannot be read, too")
+    return "".join(f"  {line}\n" for line in lines)
+
+
+def _written(config: IngestConfig) -> list[tuple[str, NumberText]]:
+    return [(name, how) for name, how in config.types.items() if isinstance(how, NumberText)]
+
+
+def _epochs(seen: SourceDescription) -> int:
+    aim = IMAGES_SEEN if seen.format == "images" else EXAMPLES_SEEN
+    return max(5, min(100, aim // max(seen.rows, 1)))
+
+
+def _path_from(folder: Path, source: Path | str) -> str:
+    """Relative where the data lies in the experiment's folder, so that both can move together."""
+    located = _located(source)
+    if is_uri(located):
+        return located
+    data, home = Path(located), folder.absolute()
+    return str(data.relative_to(home)) if data.is_relative_to(home) else str(data)
+
+
+def _located(source: Path | str) -> str:
+    """A URI as it is, a path made absolute."""
+    return str(source) if is_uri(str(source)) else str(Path(source).absolute())

@@ -1,0 +1,6 @@
+"""Profiles a script that knows nothing of Stoker: `profile_script`."""
+
+from stoker.scriptprofile.profile import ScriptProfile
+from stoker.scriptprofile.script import profile_script
+
+__all__ = ["ScriptProfile", "profile_script"]

@@ -1,0 +1,194 @@
+"""Counts a script's steps and measures what its device reaches, in a process of its own.
+
+It runs when the script has ended, on the cores and with the settings that the script had: run as
+`python -m stoker.scriptprofile.counting REQUEST ANSWER`, both of them JSON; see `utilisation`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.core.files import write_json
+
+if TYPE_CHECKING:
+    from stoker.measure.operation_tally import Tally
+    from stoker.measure.peak_flops import PeakFlops
+
+NOTHING: Mapping[str, Any] = {
+    "operations": None,
+    "no_operations": "",
+    "notes": [],
+    "peak_per_s": None,
+    "peak_of": "",
+    "no_peak": "",
+    "on_cpu": "",
+}
+"""Of a step of which nothing is known."""
+
+
+def main(request: Path, answer: Path) -> None:
+    """Answer a request.
+
+    Args:
+        request: The script's device, and its steps as the watcher wrote them, beside their graphs.
+        answer: Written at the end.
+    """
+    asked = json.loads(request.read_text())
+    no_peak = _as_the_script(asked["device"])
+    steps = [_counted(step, request.parent) for step in asked["steps"]]
+    peaks: dict[str, PeakFlops | str] = {}
+    told = []
+    for step, (tally, why) in zip(asked["steps"], steps, strict=True):
+        one = {**NOTHING, "no_operations": why}
+        if tally is not None and asked["device"]["gpus"]:
+            one["on_cpu"] = on_the_cpu(tally.placed)
+        if tally is not None and not why:
+            kind = _main_type(tally)
+            if kind not in peaks:
+                peaks[kind] = no_peak or _peak(kind, seconds=asked["peak_s"])
+            one |= {"operations": tally.total, "notes": list(tally.notes)}
+            one |= _reached(tally, peaks[kind])
+        told.append(one | {"device": _device(step.get("trace", {}), request.parent)})
+    write_json(answer, {"steps": told})
+
+
+def _as_the_script(device: Mapping[str, Any]) -> str:
+    """Set this process as the script was; why its device cannot be measured here."""
+    with suppress(OSError):
+        # Cores that are no longer ours are not asked for.
+        os.sched_setaffinity(0, device.get("cores", ()))
+    import tensorflow as tf
+
+    if threads := device.get("intra_op_threads", 0):
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.experimental.enable_tensor_float_32_execution(device.get("tensor_float_32", True))
+    gpus = len(tf.config.list_logical_devices("GPU"))
+    if gpus != device["gpus"] and 0 in (gpus, device["gpus"]):
+        return f"the script's TensorFlow saw {device['gpus']} GPUs, and that beside Stoker {gpus}"
+    return ""
+
+
+def _device(trace: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The devices' time by kernel class, or why there is none."""
+    if "folder" not in trace:
+        return {"why": trace.get("why", "")}
+    from stoker.measure.device_events import TraceError
+    from stoker.measure.device_trace import time_in
+
+    files = sorted((folder / trace["folder"]).glob("plugins/profile/*/*.xplane.pb"))
+    if not files:
+        return {"why": "TensorFlow's profiler wrote no trace"}
+    try:
+        found = time_in(
+            files[-1].read_bytes(), layers={name: kind for name, kind, *_ in trace["layers"]}
+        )
+    except (TraceError, OSError) as error:
+        return {"why": str(error)}
+    return {"time": found.to_json(), "why": ""}
+
+
+def _counted(step: Mapping[str, Any], folder: Path) -> tuple[Tally | None, str]:
+    """A step's count; why there is no figure."""
+    if "graph" not in step:
+        return None, "its graph was not kept"
+    import tensorflow as tf
+
+    from stoker.measure.step_flops import count_step
+
+    try:
+        tally = count_step(step, folder)
+    except (ValueError, TypeError, KeyError, RuntimeError, tf.errors.OpError) as error:
+        # Graphs of another TensorFlow, or with operations of somebody else's.
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        return None, f"its graph could not be read here: {said[0][:200]}"
+    if tally.unknown:
+        more = f", and {len(tally.unknown) - 1} more" if len(tally.unknown) > 1 else ""
+        return tally, f"{tally.unknown[0]}{more}"
+    return tally, "" if tally.total else "the step has no products of matrices and no convolutions"
+
+
+def _main_type(tally: Tally) -> str:
+    """The type in which most is computed."""
+    by_type: dict[str, int] = {}
+    for (_, kind), operations in tally.work.items():
+        by_type[kind] = by_type.get(kind, 0) + operations
+    return max(by_type, key=lambda kind: by_type[kind])
+
+
+def _peak(kind: str, *, seconds: float) -> PeakFlops | str:
+    """The peak of a type; why there is none."""
+    from stoker.measure.peak_flops import DTYPES, measure_peak_flops
+
+    if kind not in DTYPES:
+        return f"no peak is measured of {kind}"
+    return measure_peak_flops(kind, seconds=seconds)
+
+
+def _reached(tally: Tally, peak: PeakFlops | str) -> dict[str, Any]:
+    if isinstance(peak, str):
+        return {"peak_per_s": None, "peak_of": "", "no_peak": peak}
+    rates = {
+        "convolutions": peak.convolutions_per_s,
+        "products of matrices": peak.products_per_s,
+    }
+    counted = {
+        name: sum(operations for (kind, _), operations in tally.work.items() if kind == name)
+        for name in rates
+    }
+    counted = {name: operations for name, operations in counted.items() if operations}
+    # Each kind at its own peak.
+    least_s = sum(operations / rates[name] for name, operations in counted.items())
+    return {
+        "peak_per_s": sum(counted.values()) / least_s if least_s else None,
+        "peak_of": f"{' and '.join(counted)} in {peak.dtype}",
+        "no_peak": "",
+    }
+
+
+def on_the_cpu(nodes: Iterable[Any]) -> str:
+    """What of a step is placed on the CPU though it computes; empty: nothing that is certain.
+
+    Args:
+        nodes: Of the step's graph: those with a device of the CPU were put there by the script, and
+            those without a kernel for GPUs can run nowhere else. All others run on the GPU.
+    """
+    from stoker.train.health.placement import check_placement
+
+    placed = []
+    for node in nodes:
+        copy = type(node)()
+        copy.CopyFrom(node)
+        if not node.device:
+            copy.device = "CPU:0" if _only_on_the_cpu(node.op) else "GPU:0"
+        placed.append(copy)
+    finding = check_placement(placed)
+    return "" if finding is None else finding.message
+
+
+def _only_on_the_cpu(operation: str) -> bool:
+    # A TensorFlow that was built for CPUs alone says it of all operations.
+    return "GPU" in _devices("MatMul") and _devices(operation) == {"CPU"}
+
+
+@lru_cache(maxsize=4096)
+def _devices(operation: str) -> frozenset[str]:
+    """Where an operation has kernels, XLA's apart."""
+    # The only way to ask, and without types.
+    from tensorflow.python.framework import kernels
+
+    registered = kernels.get_registered_kernels_for_op(operation)  # type: ignore[no-untyped-call]  # TensorFlow has no types here
+    found = {kernel.device_type for kernel in registered.kernel}
+    return frozenset(device for device in found if "XLA" not in device)
+
+
+if __name__ == "__main__":
+    # What TensorFlow says at its start is no answer.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

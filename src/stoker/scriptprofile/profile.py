@@ -1,0 +1,258 @@
+"""What a script's profile says, as a whole."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stoker.scriptprofile.observations import BUSY, Loop
+from stoker.scriptprofile.rules.finding import ScriptFinding
+from stoker.scriptprofile.split import StageCost, StepSplit, epoch_starts, split_step, stage_costs
+from stoker.scriptprofile.utilization import reached_json, reached_rows
+
+GIB = 2**30
+"""Bytes."""
+
+SIGNALLED = 128
+"""An exit code above it is a signal's number beside it, as shells have it."""
+
+_KINDS = {
+    "fit": "model.fit",
+    "dataset": "loop over a dataset",
+    "calls": "steps",
+    "inside": "loop inside of a tf.function",
+}
+"""What a loop is called."""
+
+Ending = Literal["itself", "time", "signal"]
+"""The script ended by itself; its time was up; somebody asked Stoker to end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptProfile:
+    """One run of a command, watched."""
+
+    command: tuple[str, ...]
+    """What was started."""
+
+    exit_code: int
+    """The command's own; 128 and the signal's number where one ended it, as a shell has it."""
+
+    ended_by: Ending
+    """Who ended it."""
+
+    wall_s: float
+    """From its start to its end, seconds."""
+
+    tensorflow: str
+    """Version; empty where none was imported."""
+
+    keras: str
+    """Version; empty where none was imported."""
+
+    backend: str
+    """Keras's: `tensorflow`, `jax`, `torch`; empty where no Keras was imported."""
+
+    gpus: int
+    """GPUs that TensorFlow saw."""
+
+    peak_memory_bytes: int
+    """Most of the host's memory that one watched process held at once; 0 where none was watched."""
+
+    gpu_peak_bytes: tuple[int, ...]
+    """Most that TensorFlow had in use at once, GPU by GPU, of the process with the most."""
+
+    gpu_states: tuple[Mapping[str, Any], ...]
+    """What NVML said of each GPU of this machine, from the command's start to its end: `index`,
+    `name`, means of `utilization`, `power_w` and `clock_mhz`, the most of `used_bytes`."""
+
+    loops: tuple[Loop, ...]
+    """Every line that trained, of every process."""
+
+    findings: tuple[ScriptFinding, ...]
+    """What saves most of the script's time first; none where nothing is wrong."""
+
+    minor: tuple[ScriptFinding, ...]
+    """What was looked for and seen too, and is worth little here; each says why."""
+
+    failures: tuple[str, ...]
+    """What went wrong with the watcher itself, and cost the script nothing."""
+
+    time_parts: tuple[tuple[str, float], ...] = ()
+    """Wall time of the process that trained most, by part, the largest first: name and share."""
+
+    waited: float = 0.0
+    """Of the time that threads of that process wanted a core, the share in which another program had
+    it, in [0, 1]."""
+
+    time_lines: tuple[Mapping[str, Any], ...] = ()
+    """The same by line: `kind`, `file`, `line`, `wall_s`, `cpu_s`, `calls`."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the script ended by itself, and not well."""
+        return self.ended_by == "itself" and self.exit_code != 0
+
+    def ending(self) -> str:
+        """How the command ended; that it failed is the first that is to be said."""
+        code = f"exit code {self.exit_code}"
+        if self.failed:
+            number = self.exit_code - SIGNALLED
+            name = signal.Signals(number).name if number in set(signal.Signals) else ""
+            by = f", as of {name}" if name else ""
+            return f"the script failed: {code}{by}; what follows was seen before that"
+        how = {"time": ", ended by --seconds", "signal": ", ended by a signal"}
+        return code + how.get(self.ended_by, "")
+
+    def note(self) -> str:
+        """Why there is nothing to see, where there is nothing."""
+        if not self.loops and self.backend not in ("", "tensorflow"):
+            return (
+                f"Keras runs on {self.backend} here, and only TensorFlow's training is watched (unset "
+                "KERAS_BACKEND, or set it to tensorflow)"
+            )
+        if not self.tensorflow and self.failed:
+            return "it imported no TensorFlow before it failed: nothing was measured"
+        if not self.tensorflow:
+            return (
+                "no TensorFlow was imported (or Python was started with -E, -I or -S, which hides "
+                "the watcher)"
+            )
+        if not self.loops and self.failed:
+            return "it failed before a training step had ended: nothing was measured"
+        if not self.loops:
+            return "no training was seen: no model.fit, and no loop that computes gradients"
+        return ""
+
+    def name_of(self, loop: Loop) -> str:
+        """`model.fit in train.py:12`, and of which process where there are several."""
+        several = len({each.pid for each in self.loops}) > 1
+        process = f" (process {loop.pid})" if several else ""
+        same = [each for each in self.loops if (each.place, each.pid) == (loop.place, loop.pid)]
+        # A model of each fold, or of each trial of a search.
+        model = f" of {loop.model['name']}" if len(same) > 1 and "name" in loop.model else ""
+        return f"{_KINDS[loop.kind]} in {loop.place}{model}{process}"
+
+    def nothing_found(self) -> str:
+        """What is said where there is no finding."""
+        if self.minor:
+            return "Nothing that was looked for costs enough here to be a finding."
+        return "Nothing that was looked for was found."
+
+    def machine(self) -> list[tuple[str, str]]:
+        """What a person is told of MFU, memory and GPUs: name and figure."""
+        told = []
+        if self.time_parts:
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in self.time_parts)
+            told.append(("wall time", shares))
+        if self.waited >= BUSY:
+            waited = f"{self.waited:.0%} of the time that this process's threads wanted to run they waited"
+            told.append(("the machine was busy with other work", waited))
+        if self.peak_memory_bytes:
+            told.append(("memory", f"{self.peak_memory_bytes / GIB:.2f} GiB, a process's peak"))
+        for index, peak in enumerate(self.gpu_peak_bytes):
+            told.append((f"TensorFlow on GPU {index}", f"{peak / GIB:.2f} GiB, peak"))
+        for gpu in self.gpu_states:
+            figures = (
+                f"{gpu['utilization']:.0%} busy, {gpu['used_bytes'] / GIB:.1f} GiB",
+                f"{gpu['power_w']:.0f} W, {gpu['clock_mhz']:.0f} MHz, over the whole run",
+            )
+            told.append((f"GPU {gpu['index']} ({gpu['name']})", ", ".join(figures)))
+        return [*reached_rows(self.loops), *_device_rows(self.loops), *told]
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json` and profile.json; figures are in seconds, shares in [0, 1]."""
+        return {
+            "command": list(self.command),
+            "exit_code": self.exit_code,
+            "failed": self.failed,
+            "ended_by": self.ended_by,
+            "wall_s": self.wall_s,
+            "versions": {"tensorflow": self.tensorflow, "keras": self.keras},
+            "keras_backend": self.backend,
+            "gpus": self.gpus,
+            "memory": {
+                "process_peak_bytes": self.peak_memory_bytes or None,
+                "gpu_peak_bytes": list(self.gpu_peak_bytes),
+            },
+            "gpu_states": [dict(state) for state in self.gpu_states],
+            "note": self.note(),
+            "waited_for_other_programs": self.waited,
+            "wall_time": {
+                "shares": dict(self.time_parts),
+                "lines": [dict(each) for each in self.time_lines],
+            },
+            "loops": [_loop(loop) for loop in self.loops],
+            "findings": [finding.to_json() for finding in self.findings],
+            "minor_findings": [finding.to_json() for finding in self.minor],
+            "watcher_failures": list(self.failures),
+        }
+
+    def shown_command(self) -> str:
+        """The command as a shell would take it."""
+        return shlex.join(self.command)
+
+
+def _device_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
+    """The lines about device time for the user: the largest class first."""
+    for loop in loops:
+        if loop.device is not None:
+            shares = sorted(loop.device.rows(), key=lambda row: -row[1])
+            of_cpu = " (operations of the CPU)" if loop.device.of_cpu else ""
+            said = ", ".join(f"{label} {share:.0%}" for label, share in shares)
+            yield f"device time in {loop.place}", said + of_cpu
+        elif loop.no_device:
+            yield f"device time in {loop.place}", f"not measured: {loop.no_device}"
+
+
+def _loop(loop: Loop) -> dict[str, Any]:
+    split = split_step(loop)
+    starts = epoch_starts(loop, split)
+    return {
+        "kind": loop.kind,
+        "pid": loop.pid,
+        "file": loop.place.file,
+        "line": loop.place.line,
+        "passes": loop.passes,
+        "steps": loop.steps,
+        "epoch_start_s": None if starts is None else starts.each_s,
+        "epoch_start_share": None if starts is None else starts.share,
+        "batch_rows": loop.rows or None,
+        "steps_a_call": loop.batches or None,
+        "first_steps_s": loop.first_s,
+        "watched_extra_s": loop.ours_s,
+        "step": _split(split),
+        **reached_json(loop),
+        "device_time": None if loop.device is None else loop.device.to_json(),
+        "device_time_not_measured": loop.no_device,
+        "stages": [_stage(cost) for cost in stage_costs(loop)],
+        "rounds": [dict(each) for each in loop.rounds],
+        "timeline": [list(row) for row in loop.timeline],
+    }
+
+
+def _split(split: StepSplit | None) -> Mapping[str, Any] | None:
+    if split is None:
+        return None
+    return {
+        "step_s": split.step_s,
+        "parts_s": dict(split.parts),
+        "input_wait": split.input_wait,
+        "python": split.python,
+        "busy_fraction": split.busy,
+        "busy_not_measured": split.no_busy,
+        "input_wait_not_measured": split.no_wait,
+    }
+
+
+def _stage(cost: StageCost) -> dict[str, Any]:
+    return {
+        "name": cost.name,
+        "file": cost.place.file if cost.place else None,
+        "line": cost.place.line if cost.place else None,
+        "cpu_s_per_sample": cost.cpu_s_per_sample,
+        "share": cost.share,
+    }

@@ -1,0 +1,102 @@
+"""From what was seen to what is said: all rules, each line once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from stoker.cluster.limits import usable_memory
+from stoker.scriptprofile.observations import BUSY, Loop, Seen
+from stoker.scriptprofile.rules.feed_rules import feed_findings
+from stoker.scriptprofile.rules.finding import DEVICE_TIME, ScriptFinding
+from stoker.scriptprofile.rules.input_bound import bound_findings
+from stoker.scriptprofile.rules.input_rules import Machine, input_findings
+from stoker.scriptprofile.rules.low_impact import minor_findings
+from stoker.scriptprofile.rules.step_rules import function_findings, step_findings
+from stoker.scriptprofile.rules.wall_rules import LEAST_LOOP, share_of_script, wall_findings
+from stoker.scriptprofile.split import split_step
+
+BESIDE_SPEED = ("shuffle_memory", "float64_data")
+"""Findings about an input that do not say why it is waited for."""
+
+
+BY_COUNT = {
+    "eager_loop", "retracing", "float64_data", "float64_model", "outside_scope", "host_sync",
+    "one_gpu_of_several", "xla_not_used", "tensor_core_shapes", "cpu_op",
+}  # fmt: skip
+"""Findings that do not depend on how long something took."""
+
+
+def this_machine() -> Machine:
+    """Cores and memory that this process may use."""
+    return Machine(cores=len(os.sched_getaffinity(0)), memory_bytes=usable_memory())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosed:
+    """What is said of all that was seen."""
+
+    findings: tuple[ScriptFinding, ...]
+    """The finding about device time first, then by what it saves of the script's time."""
+
+    minor: tuple[ScriptFinding, ...]
+    """What was seen too, and is worth little here."""
+
+
+def diagnose(processes: Iterable[Seen], machine: Machine) -> Diagnosed:
+    """Every finding; processes that run the same lines say it once."""
+    processes = list(processes)
+    found = _once(finding for seen in processes for finding in _of_process(seen, machine))
+    minor = _once(
+        finding
+        for seen in processes
+        for loop in seen.loops
+        for finding in minor_findings(loop, split_step(loop), found)
+    )
+    return Diagnosed(
+        findings=tuple(sorted(found, key=_weight)),
+        minor=tuple(minor),
+    )
+
+
+def _weight(finding: ScriptFinding) -> tuple[bool, float]:
+    """The finding about device time comes first, then by what it saves of the script's time at most."""
+    saved = 1.0 - 1.0 / finding.gain[1] if finding.gain else 0.0
+    return finding.kind != DEVICE_TIME, -finding.of_script * saved
+
+
+def _once(findings: Iterable[ScriptFinding]) -> list[ScriptFinding]:
+    found: dict[tuple[str, str, int], ScriptFinding] = {}
+    for finding in findings:
+        found.setdefault((finding.kind, finding.place.file, finding.place.line), finding)
+    return list(found.values())
+
+
+def _of_process(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
+    for finding in _found(seen, machine):
+        by_time = finding.gain is not None and finding.kind not in BY_COUNT
+        yield replace(finding, sure="possible") if by_time and seen.waited >= BUSY else finding
+
+
+def _found(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
+    yield from wall_findings(seen)
+    for loop in seen.loops:
+        share = share_of_script(loop, seen)
+        for each in _of_loop(loop, seen, machine):
+            # For a loop that takes almost no time, only errors are reported.
+            if each.gain is None or share >= LEAST_LOOP:
+                yield replace(each, of_script=share)
+    yield from function_findings(seen)
+
+
+def _of_loop(loop: Loop, seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
+    split = split_step(loop)
+    yield from step_findings(loop, split, seen)
+    about_input = [
+        *input_findings(loop, split, machine),
+        *feed_findings(loop, split, cores=machine.cores),
+    ]
+    yield from about_input
+    if all(each.kind in BESIDE_SPEED for each in about_input):
+        yield from bound_findings(loop, split)

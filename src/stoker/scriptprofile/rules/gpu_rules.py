@@ -1,0 +1,137 @@
+"""What is silently wrong where GPUs are there: some of them idle, or their units for 16 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stoker.measure.device_findings import StepFacts, device_finding
+from stoker.scriptprofile.observations import Loop, Place, Seen, place_told
+from stoker.scriptprofile.rules.finding import DEVICE_TIME, ScriptFinding
+from stoker.scriptprofile.split import StepSplit
+
+MULTIPLE = 8
+"""Sides of 16-bit products that tensor cores take without padding.
+
+Source: NVIDIA, Deep Learning Performance: Matrix Multiplication, "Tensor Core requirements".
+"""
+
+NAMED = 3
+"""Layers that are named; the others are counted."""
+
+
+def gpu_findings(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFinding]:
+    """Findings about the devices that a loop trains on. None was seen on a GPU yet."""
+    yield from _device_time(loop, split)
+    yield from _cpu_op(loop, seen)
+    if loop.kind == "fit":
+        yield from _one_of_several(loop, seen)
+        yield from _xla_not_used(loop, seen)
+        yield from _tensor_cores(loop, seen)
+
+
+def _device_time(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+    if loop.device is None:
+        return
+    step_s = None if split is None else split.step_s
+    facts = StepFacts(
+        of_script=True,
+        mfu=loop.reached.mfu(step_s) if loop.reached is not None and step_s else None,
+        precision=str(loop.model.get("policy", "")),
+        xla=bool(loop.model.get("jit_compile") or loop.step.get("compiled")),
+        steps_per_call=loop.model.get("steps_per_execution"),
+        input_wait=None if split is None else split.input_wait,
+    )
+    found = device_finding(loop.device, facts)
+    if found is not None:
+        yield ScriptFinding(
+            kind=DEVICE_TIME,
+            place=_line_of(loop, found.layer),
+            seen=found.seen,
+            why=found.why,
+            change=found.change,
+            # An upper bound, as if the whole share disappeared.
+            gain=(1.0, found.most_gain),
+            sure="measured",
+        )
+
+
+def _line_of(loop: Loop, layer: str) -> Place:
+    """The line that created a layer; the loop's own line if that is unknown."""
+    lines = {name: place_told(at) for name, _, *at in loop.trace.get("layers", ())}
+    return lines.get(layer) or loop.place
+
+
+def _one_of_several(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
+    # A strategy that the model is outside of is a finding of its own.
+    several = any(replicas > 1 for _, _, replicas in seen.strategies)
+    devices = loop.model.get("devices", ())
+    if seen.gpus < 2 or several or loop.model.get("replicas", 1) > 1 or len(devices) != 1:
+        return
+    yield ScriptFinding(
+        kind="one_gpu_of_several",
+        place=_made(loop),
+        seen=f"TensorFlow sees {seen.gpus} GPUs, and every variable of the model is on {devices[0]}",
+        why="Without a strategy one device trains; the others stay idle, and their memory is taken.",
+        change="strategy = tf.distribute.MirroredStrategy()\nwith strategy.scope():\n    model = ...\n"
+        "    model.compile(...)  # and a batch as many times as large",
+        gain=(1.0, float(seen.gpus)),
+        sure="measured",
+    )
+
+
+def _cpu_op(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
+    if not seen.gpus or loop.reached is None or not loop.reached.on_cpu:
+        return
+    yield ScriptFinding(
+        kind="cpu_op",
+        place=place_told(loop.model.get("made")) or loop.place,
+        seen=loop.reached.on_cpu,
+        why="What they read and give is copied from the GPU and back in each step, which waits for it.",
+        change="Take tf.device out of the model, or replace operations that have no GPU kernel.",
+        gain=(1.0, 2.0),
+        sure="possible",
+    )
+
+
+def _xla_not_used(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
+    eager = loop.model.get("run_eagerly") or seen.functions_run_eagerly
+    if loop.model.get("jit_asked") is not True or (loop.model.get("jit_compile") and not eager):
+        return
+    yield ScriptFinding(
+        kind="xla_not_used",
+        place=place_told(loop.model.get("compiled")) or loop.place,
+        seen="jit_compile=True was asked for, and the step is not compiled"
+        + (": it runs eagerly" if eager else ""),
+        why="Keras leaves XLA out where the step runs eagerly, and says so only once.",
+        change="Leave out run_eagerly=True and tf.config.run_functions_eagerly(True).",
+        gain=None,
+        sure="measured",
+    )
+
+
+def _tensor_cores(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
+    if not seen.gpus or not str(loop.model.get("policy", "")).startswith("mixed"):
+        return
+    missing = [
+        (layer, wrong)
+        for layer in loop.model.get("kernels", ())
+        if (wrong := [f"{side}" for side in layer["sides"] if side % MULTIPLE])
+    ]
+    if not missing:
+        return
+    named = [f"{layer['name']} ({', '.join(wrong)})" for layer, wrong in missing[:NAMED]]
+    more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+    yield ScriptFinding(
+        kind="tensor_core_shapes",
+        place=place_told(missing[0][0]["place"]) or loop.place,
+        seen=f"16-bit products have sides that are not multiples of {MULTIPLE}: "
+        f"{', '.join(named)}{more}",
+        why="Tensor cores take whole tiles: other sides are padded, or computed without them.",
+        change=f"Round units, channels and batch size up to multiples of {MULTIPLE}.",
+        gain=(1.0, 2.0),
+        sure="possible",
+    )
+
+
+def _made(loop: Loop) -> Place:
+    return place_told(loop.model.get("made")) or loop.place

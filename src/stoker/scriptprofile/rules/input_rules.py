@@ -1,0 +1,448 @@
+"""What the input of a loop costs, and need not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stoker.scriptprofile.observations import Loop, Node, Place, Stage
+from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
+from stoker.scriptprofile.rules.origin import argument_line, array_line
+from stoker.scriptprofile.split import (
+    EpochStarts,
+    StepSplit,
+    epoch_starts,
+    input_wait,
+    stage_costs,
+    stages_of,
+)
+
+LEAST_WAIT = 0.05
+"""Share of the step: below it the input is no matter, and its noise is as large."""
+
+LEAST_UNMEASURED = 0.2
+"""The same if W is unknown, so that Keras and Python are part of the share."""
+
+LEAST_SHARE = 0.2
+"""Of the input's CPU time: a stage below it is not worth a line."""
+
+LEAST_START, LEAST_START_S = 0.1, 0.25
+"""Waits before epochs that are worth a line: a share of the training's time, and seconds each."""
+
+LARGE_START = 0.25
+"""Share of the training's time from which on shorter waits before epochs are, too."""
+
+LEAST_WORK = 0.3
+"""Of a wait before an epoch, what all of a pass's work has to come to if it is to be the reason."""
+
+BATCHES = {"batch", "padded_batch", "ragged_batch"}
+
+MOST_MEMORY = 0.25
+"""Of the machine's memory, for one buffer or one cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What the script ran on."""
+
+    cores: int
+    memory_bytes: int
+    gpus: int = 0
+
+
+def input_findings(
+    loop: Loop, split: StepSplit | None, machine: Machine
+) -> Iterator[ScriptFinding]:
+    """Findings about a loop's dataset; those about speed only where the step waits for it."""
+    yield from _shuffle_memory(loop, machine)
+    yield from _float64(loop)
+    starts = epoch_starts(loop, split)
+    if starts is not None and loop.feed is None and _matters(loop, starts, split):
+        yield _slow_start(loop, starts)
+    else:
+        starts = None
+    waiting = _waiting(loop, split, starts)
+    if waiting is None:
+        return
+    generator = list(_generator(loop, waiting))
+    yield from generator
+    yield from _maps(loop, waiting, machine)
+    yield from _row_by_row(loop, waiting)
+    if not generator:
+        yield from _uncached(loop, waiting, machine)
+    if split is not None and split.input_wait is not None and split.input_wait >= LEAST_WAIT:
+        yield from _prefetch(loop, split.input_wait)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Waiting:
+    """How long training waits for its input."""
+
+    share: float
+    """Of its time, in [0, 1]."""
+
+    text: str
+
+
+def _waiting(loop: Loop, split: StepSplit | None, starts: EpochStarts | None) -> _Waiting | None:
+    """By what its steps wait, and its epochs; None where that is no matter."""
+    known = input_wait(loop, split)
+    wait = 0.0 if known is None else known.share
+    if starts is None:
+        least = LEAST_WAIT if known is None or known.measured else LEAST_UNMEASURED
+        if known is None or wait < least:
+            return None
+        return _Waiting(share=wait, text=known.text)
+    # Of the time that is no wait before an epoch, the steps wait their own part.
+    share = starts.share + (1.0 - starts.share) * wait
+    return _Waiting(share=share, text=f"training waits {share:.0%} of its time")
+
+
+def _matters(loop: Loop, starts: EpochStarts, split: StepSplit | None) -> bool:
+    # One wait may have been anything's on this machine; of short ones, and of what Keras begins anew
+    # for arrays, it takes more to be sure.
+    often = len(loop.starts) > 1 and starts.each_s >= LEAST_START_S and bool(loop.asked_for())
+    often |= len(loop.starts) > 2 and starts.share >= LARGE_START
+    wait = 0.0 if split is None or split.input_wait is None else split.input_wait
+    # Where steps wait longer, all together, it is that which has to be mended.
+    most = starts.share >= (1.0 - starts.share) * wait
+    return often and most and starts.share >= LEAST_START and _may_be_the_input(loop, starts)
+
+
+def _may_be_the_input(loop: Loop, starts: EpochStarts) -> bool:
+    """Whether what the input does before a first batch, at most a pass over it, can take so long.
+
+    Else it is something else's: tf.data's own tuner stops at a pass's end now and then, and so does a
+    busy machine.
+    """
+    costs = stage_costs(loop)
+    rows = loop.batches * loop.rows if loop.batches else 0
+    if not costs or not rows:
+        return True
+    return rows * sum(cost.cpu_s_per_sample for cost in costs) >= starts.each_s * LEAST_WORK
+
+
+_ENDLESS = (
+    ".cache() before what is random, or .repeat() with steps_per_epoch: one pass then follows the other "
+    "without an end"
+)
+_ENDLESS_ARRAYS = (
+    "dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).repeat().batch(...)\n"
+    "model.fit(dataset, steps_per_epoch=...)  # one iterator for all epochs; or fewer, longer epochs"
+)
+
+
+def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
+    mine = loop.asked_for()
+    shuffles = [stage for stage in mine if stage.kind == "shuffle" and stage.by_user]
+    stage = next(iter(shuffles or mine), None)
+    filled, change = "the input begins anew", _ENDLESS
+    if shuffles:
+        filled = "the shuffle buffer is filled anew"
+        change = ".cache() before .shuffle(...), or shuffle file names or indices and read after"
+    elif not mine:
+        filled, change = "an iterator over the arrays is made anew", _ENDLESS_ARRAYS
+    return ScriptFinding(
+        kind="slow_epoch_start",
+        place=loop.place if stage is None else stage.place,
+        seen=f"each epoch but the first waits {starts.each_s:.2g} s before its first step, "
+        f"{starts.share:.0%} of the training's time: {filled}",
+        why="Nothing is trained until the first batch is there, and all that was made for the epoch "
+        "before is made once more.",
+        change=change,
+        gain=gain_of(starts.share),
+        sure="measured",
+    )
+
+
+def map_share(loop: Loop, stage: Stage) -> float | None:
+    """What a map takes of the input's CPU time, in [0, 1]; None where TensorFlow kept no figures of it."""
+    shares = [cost.share for cost in stage_costs(loop) if cost.stage is stage]
+    return sum(shares) if shares else None
+
+
+def _prefetch(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
+    mine = [stage for stage in loop.stages if stage.by_user]
+    if not mine or any(stage.kind == "prefetch" for stage in loop.stages):
+        return
+    if any(runs_ahead(node) for node in loop.nodes[:3]) or loop.model.get("distributed"):
+        return
+    last = mine[0]
+    yield ScriptFinding(
+        kind="missing_prefetch",
+        place=last.place,
+        seen=f"the step waits {wait:.0%} of its time, and nothing prepares the next batch meanwhile",
+        why="Without prefetch the input stands still while the step computes, and the step while "
+        "the input works.",
+        change="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
+        # At best the shorter one of both disappears behind the longer one.
+        gain=(1.0, 1.0 / max(wait, 1.0 - wait)),
+        sure="measured" if loop.nodes else "likely",
+    )
+
+
+def runs_ahead(node: Node) -> bool:
+    """Whether a stage makes elements before they are asked for."""
+    return node.name.startswith(("Prefetch", "ParallelMap", "MapAndBatch", "ParallelBatch"))
+
+
+def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFinding]:
+    ran = nodes_of(loop, "map")
+    for stage in loop.stages:
+        share = map_share(loop, stage)
+        if stage.kind != "map" or not stage.by_user or (share is not None and share < LEAST_SHARE):
+            continue
+        if is_cached(loop, stage):
+            continue
+        if stage.python_calls:
+            yield _python_map(stage, waiting)
+        elif is_sequential(stage, ran.get(stage.place)):
+            parallel = waiting.share * (1.0 - 1.0 / machine.cores) if machine.cores > 1 else 0.0
+            part = "" if share is None else f" and takes {share:.0%} of the input's CPU time"
+            yield ScriptFinding(
+                kind="sequential_map",
+                place=stage.place,
+                seen=f"this map does one element at a time{part}; {waiting.text}",
+                why="One core prepares the data while the others have nothing to do.",
+                change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
+                gain=gain_of(parallel),
+                # Where others were seen its own stage was gone: a shuffle above had read it all.
+                sure=_sure(share, loop),
+            )
+
+
+ROW_WISE = {
+    "ParseSingleExample": "tf.io.parse_example(serialized, features)",
+    "ParseExample": "tf.io.parse_example(serialized, features)",
+    "ParseExampleV2": "tf.io.parse_example(serialized, features)",
+    "ParseSingleSequenceExample": "tf.io.parse_sequence_example(serialized, ...)",
+    "DecodeCSV": "tf.io.decode_csv(lines, ...)",
+    "DecodeRaw": "tf.io.decode_raw(bytes, ...)",
+    "StringToNumber": "tf.strings.to_number(texts)",
+    "StringSplitV2": "tf.strings.split(texts)",
+    "RegexReplace": "tf.strings.regex_replace(texts, ...)",
+    "StaticRegexReplace": "tf.strings.regex_replace(texts, ...)",
+    "StringLower": "tf.strings.lower(texts)",
+    "StringToHashBucketFast": "tf.strings.to_hash_bucket_fast(texts, ...)",
+    "LookupTableFindV2": "table.lookup(ids)",
+    "OneHot": "tf.one_hot(ids, ...)",
+    "Cast": "tf.cast(rows, ...)",
+}
+"""Operation that a map runs for each row -> the equivalent for a whole batch."""
+
+_ROW_ONLY = re.compile(
+    r"Decode(Jpeg|Png|Image|Bmp|Gif|AndCrop|Wav)|Resize|ReadFile|PyFunc|^While$|Crop|Audio|^If$"
+)
+"""Operations that cannot be batched, or whose own work is what costs."""
+
+LEAST_BATCH = 2
+"""Rows in a batch."""
+
+
+def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
+    """A map before the batch that runs, row by row, operations that could run on a whole batch."""
+    for number, stage in enumerate(loop.stages):
+        share = map_share(loop, stage)
+        if stage.kind != "map" or not stage.by_user or (share is not None and share < LEAST_SHARE):
+            continue
+        batched = any(each.kind in BATCHES for each in loop.stages[:number])
+        named = [each for each in ROW_WISE if each in stage.operations]
+        alone = any(_ROW_ONLY.search(each) for each in stage.operations)
+        # Random numbers drawn per row would be drawn once per batch.
+        alone |= stage.random or is_cached(loop, stage)
+        if not batched or not named or alone or loop.rows < LEAST_BATCH:
+            continue
+        part = "" if share is None else f", {share:.0%} of the input's CPU time"
+        yield ScriptFinding(
+            kind="row_by_row",
+            place=stage.place,
+            seen=f"this map runs {', '.join(named[:NAMED])} for one row at a time{part}; {waiting.text}",
+            why="Each call costs far more than the row's own work, which a batch shares.",
+            change=f".batch(...).map(...)  # the batch first; then {ROW_WISE[named[0]]}",
+            gain=gain_of(waiting.share * (1.0 if share is None else share)),
+            sure="likely",
+        )
+
+
+NAMED = 3
+"""Largest number of operations in the message."""
+
+
+def nodes_of(loop: Loop, kind: str) -> dict[Place, Node]:
+    """Line -> the stage that TensorFlow ran for it, of all stages of a kind."""
+    pairs = zip(loop.nodes, stages_of(loop), strict=True)
+    return {stage.place: node for node, stage in pairs if stage and stage.kind == kind}
+
+
+def is_sequential(stage: Stage, node: Node | None) -> bool:
+    """Whether a map does one element at a time, as it was asked for and as it ran."""
+    if stage.arguments.get("num_parallel_calls") is not None:
+        return False
+    if node is None or node.name == "Map":
+        return True
+    # TensorFlow has made it parallel by itself, unless it may have one call only.
+    calls, tuned = node.parameters.get("parallelism", (1.0, False))
+    return not tuned and calls <= 1
+
+
+def _sure(share: float | None, loop: Loop) -> Sureness:
+    if share is not None:
+        return "measured"
+    return "possible" if loop.nodes else "likely"
+
+
+def is_cached(loop: Loop, stage: Stage) -> bool:
+    """Whether what a stage made was read from a cache in later passes."""
+    above = loop.stages[: loop.stages.index(stage)]
+    return loop.passes > 1 and any(each.kind in ("cache", "snapshot") for each in above)
+
+
+def _python_map(stage: Stage, waiting: _Waiting) -> ScriptFinding:
+    # Inside of what AutoGraph has converted the nearest line of the user's is the map's.
+    others = [str(place) for place in stage.python_calls if place != stage.place]
+    at = f" in {', '.join(others[:3])}" if others else ""
+    return ScriptFinding(
+        kind="python_map",
+        place=stage.place,
+        seen=f"each element calls Python (tf.py_function or tf.numpy_function{at}); {waiting.text}",
+        why="Only one thread runs Python at a time: more parallel calls do not help, and it takes "
+        "turns with your training loop.",
+        change="Write the function with TensorFlow's operations (tf.io, tf.image, tf.strings), or "
+        "batch before the map, so that one call does a whole batch.",
+        gain=gain_of(waiting.share),
+        sure="likely",
+    )
+
+
+def _generator(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
+    for number, stage in enumerate(loop.stages):
+        if stage.kind != "from_generator" or not stage.by_user:
+            continue
+        above = {each.kind for each in loop.stages[:number]}
+        per_row = bool(above & BATCHES)
+        yield ScriptFinding(
+            kind="generator_rows" if per_row else "generator_batches",
+            place=stage.place,
+            seen=f"a Python generator gives one {'sample' if per_row else 'batch'} at a time; "
+            f"{waiting.text}",
+            why="Each element goes through one Python thread, which also runs your training loop: "
+            "no number of cores makes it faster.",
+            change="dataset = tf.data.Dataset.from_tensor_slices(paths_or_arrays).map(load, "
+            "num_parallel_calls=tf.data.AUTOTUNE)  # load: tf.io.read_file, tf.io.decode_jpeg, ...",
+            gain=gain_of(waiting.share),
+            sure="likely",
+        )
+
+
+def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFinding]:
+    kinds = {stage.kind for stage in loop.stages}
+    if loop.passes < 2 or kinds & {"cache", "snapshot"}:
+        return
+    for number, stage in enumerate(loop.stages):
+        share = map_share(loop, stage)
+        if stage.kind != "map" or share is None or share < LEAST_SHARE:
+            continue
+        if not stage.by_user and stage not in loop.asked_for():
+            continue
+        size = _size(loop, number)
+        if any(each.random for each in loop.stages[number:]) or size is None:
+            continue
+        if size <= MOST_MEMORY * machine.memory_bytes:
+            yield ScriptFinding(
+                kind="uncached",
+                place=stage.place,
+                seen=f"this map did the same work in each of {loop.passes} passes, {share:.0%} of the "
+                f"input's CPU time; its results take {size / 1e6:.3g} MB; {waiting.text}",
+                why="Nothing that is drawn goes into it: from the second pass on its results could be "
+                "read from memory.",
+                change=_where_to_cache(loop, number),
+                gain=gain_of(waiting.share * share * (1.0 - 1.0 / loop.passes)),
+                sure="likely",
+            )
+            return
+
+
+def _where_to_cache(loop: Loop, number: int) -> str:
+    if not loop.stages[number].by_user:
+        return (
+            "dataset = dataset.cache().shuffle(1_000).prefetch(tf.data.AUTOTUNE)  # behind the call; "
+            "its batches keep their members"
+        )
+    below = {each.kind for each in loop.stages[number:]}
+    if below & {"shuffle", "batch", "padded_batch"}:
+        return (
+            ".map(...).cache().shuffle(...).batch(...)  # this map first: before shuffle and batch"
+        )
+    return ".map(...).cache()  # before shuffle, batch and anything random"
+
+
+def _size(loop: Loop, number: int) -> int | None:
+    """Bytes of all that a stage gives in a pass; None where that is not known."""
+    stage = loop.stages[number]
+    elements = _elements(loop, stage)
+    each = stage.element_bytes
+    if each is None and stage.row_bytes is not None:
+        each = stage.row_bytes * max(1, loop.rows)
+    return None if each is None or elements <= 0 else each * elements
+
+
+def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
+    held = nodes_of(loop, "shuffle")
+    for stage in loop.stages:
+        count = stage.arguments.get("buffer_size")
+        if stage.kind != "shuffle" or not stage.by_user or not isinstance(count, int):
+            continue
+        each = stage.element_bytes
+        node = held.get(stage.place)
+        if each is None and node is not None and node.buffered:
+            each = node.buffered_bytes // node.buffered
+        if each is None or count <= 0:
+            continue
+        elements = min(count, _elements(loop, stage) or count)
+        size = each * elements
+        if size > MOST_MEMORY * machine.memory_bytes:
+            fitting = max(1, int(MOST_MEMORY * machine.memory_bytes / 4 / max(1, each)))
+            line = argument_line(stage.place, "shuffle", "buffer_size", position=0, value=count)
+            yield ScriptFinding(
+                kind="shuffle_memory",
+                place=line or stage.place,
+                seen=f"a buffer of {elements:,} elements of {each:,} bytes is {size / 2**30:.1f} GiB "
+                f"of this machine's {machine.memory_bytes / 2**30:.1f}",
+                why="The buffer is filled before the first batch comes, and never given back.",
+                change=f".shuffle({fitting:_})  # or shuffle file names, and read after",
+                gain=None,
+                sure="measured",
+            )
+
+
+def _elements(loop: Loop, stage: Stage) -> int:
+    """Elements of a pass, by declaration or by what whole passes gave at most; 0 if unknown."""
+    if stage.cardinality > 0:
+        return stage.cardinality
+    batches = loop.batches or (-(-loop.steps // loop.passes) if loop.passes else 0)
+    above = {each.kind for each in loop.stages[: loop.stages.index(stage)]}
+    # Where nothing above it makes batches, its elements are batches themselves.
+    return batches * (max(1, loop.rows) if above & BATCHES else 1)
+
+
+def _float64(loop: Loop) -> Iterator[ScriptFinding]:
+    # Last one first: the finding belongs to the first stage that is the user's.
+    wide = [stage for stage in loop.stages if stage.by_user and "float64" in stage.dtypes]
+    if not wide or (loop.stages and "float64" not in loop.stages[0].dtypes):
+        return
+    dtypes, line = wide[-1].dtypes, None
+    if wide[-1].kind in ("from_tensor_slices", "from_tensors"):
+        line = array_line(wide[-1].place, wide[-1].kind, dtypes.index("float64"))
+    share = dtypes.count("float64") / len(dtypes)
+    parts = "" if share == 1 else f" in {dtypes.count('float64')} of their {len(dtypes)} parts"
+    yield ScriptFinding(
+        kind="float64_data",
+        place=line or wide[-1].place,
+        seen=f"the dataset's elements hold float64{parts}",
+        why="It takes twice the memory and bandwidth of float32, and is converted in each step "
+        "(or, in a loop of your own, computed with).",
+        change="Give float32: array.astype('float32'), or tf.cast(x, tf.float32) in the map.",
+        gain=(1.0, 1.0 + 0.3 * share),
+        sure="likely",
+    )

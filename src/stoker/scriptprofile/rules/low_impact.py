@@ -1,0 +1,195 @@
+"""What was looked for and seen, and is worth little here: it is said, with the reason why.
+
+A script that has no prefetch is not told "nothing was found" only because TensorFlow has added one, or
+because its step does not wait: with another model, or on a faster device, the same lines cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from stoker.measure.model_findings import useless_bias
+from stoker.scriptprofile.observations import Loop, Node, Stage, place_told
+from stoker.scriptprofile.rules.finding import ScriptFinding
+from stoker.scriptprofile.rules.input_rules import (
+    BATCHES,
+    LEAST_SHARE,
+    LEAST_WAIT,
+    is_cached,
+    is_sequential,
+    map_share,
+    nodes_of,
+    runs_ahead,
+)
+from stoker.scriptprofile.rules.python_rules import (
+    MUCH_PYTHON,
+    SMALL_BATCH,
+    batch_line,
+    larger_batch,
+)
+from stoker.scriptprofile.split import StepSplit, input_share
+
+
+def minor_findings(
+    loop: Loop, split: StepSplit | None, found: Iterable[ScriptFinding]
+) -> Iterator[ScriptFinding]:
+    """What of a loop is no finding, and would be one elsewhere.
+
+    Args:
+        loop: A line that trains.
+        split: Where its steps' time goes; None where too few were measured.
+        found: What is said of it already.
+    """
+    said = {(each.kind, each.place) for each in found}
+    minor = [
+        *_prefetch(loop, split),
+        *_made_by_python(loop, split),
+        *_maps(loop, split),
+        *_batch(loop, split),
+        *_biases(loop),
+    ]
+    dear = {place for kind, place in said if kind in ("python_map", "generator_rows")}
+    for each in minor:
+        # Where Python makes each element, no thread more helps: it has been said.
+        if (each.kind, each.place) not in said and each.place not in dear:
+            yield each
+
+
+def _prefetch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+    mine = [stage for stage in loop.stages if stage.by_user]
+    # A strategy fetches ahead by itself.
+    spread = loop.model.get("distributed")
+    if not mine or spread or any(stage.kind == "prefetch" for stage in loop.stages):
+        return
+    ahead = next((node for node in loop.nodes[:3] if runs_ahead(node)), None)
+    done = None if ahead is None else f"lets it run ahead ({ahead.name})"
+    why, gain = _worth(split, done=done)
+    yield ScriptFinding(
+        kind="missing_prefetch",
+        place=mine[0].place,
+        seen=f"nothing that you wrote prepares the next batch meanwhile; {why}",
+        why="Without prefetch the input stands still while the step computes, and the step while "
+        "the input works.",
+        change="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
+        gain=gain,
+        sure="measured" if split is not None and split.input_wait is not None else "possible",
+    )
+
+
+def _made_by_python(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+    """A generator, or a map that calls Python, whose step does not wait for it now."""
+    for number, stage in enumerate(loop.stages):
+        is_generator = stage.kind == "from_generator"
+        if not stage.by_user or is_cached(loop, stage):
+            continue
+        if not is_generator and not (stage.kind == "map" and stage.python_calls):
+            continue
+        why, gain = _worth(split, done=None)
+        per_row = is_generator and any(s.kind in BATCHES for s in loop.stages[:number])
+        what = "a Python generator gives" if is_generator else "tf.py_function makes"
+        one = "sample" if per_row or not is_generator else "batch"
+        kind = f"generator_{'rows' if per_row else 'batches'}" if is_generator else "python_map"
+        yield ScriptFinding(
+            kind=kind,
+            place=stage.place,
+            seen=f"{what} one {one} at a time; {why}",
+            why="Only one thread runs Python at a time: a quicker step would wait for it, however many "
+            "cores there are.",
+            change="Read and decode with TensorFlow's operations in a parallel map.",
+            gain=gain,
+            sure="measured" if split is not None and split.input_wait is not None else "possible",
+        )
+
+
+def _maps(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+    wait = None if split is None else split.input_wait
+    ran = nodes_of(loop, "map")
+    for stage in loop.stages:
+        asked = stage.arguments.get("num_parallel_calls") is not None
+        if stage.kind != "map" or not stage.by_user or stage.python_calls or asked:
+            continue
+        if is_cached(loop, stage):
+            continue
+        why, gain = _worth(split, done=_made_parallel(stage, ran.get(stage.place)))
+        share = map_share(loop, stage)
+        cheap = share is not None and share < LEAST_SHARE
+        if wait is not None and wait >= LEAST_WAIT and share is not None and cheap:
+            gain = 1.0, 1.0 / (1.0 - min(wait * share, 0.95))
+            why = (
+                f"little here: it takes {share:.1%} of the input's CPU time, at most {gain[1]:.3g}x"
+            )
+        yield ScriptFinding(
+            kind="sequential_map",
+            place=stage.place,
+            seen=f"this map was asked to do one element at a time; {why}",
+            why="One core prepares the data while the others have nothing to do.",
+            change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
+            gain=gain,
+            sure="measured" if wait is not None else "possible",
+        )
+
+
+def _made_parallel(stage: Stage, node: Node | None) -> str | None:
+    if node is None or is_sequential(stage, node):
+        return None
+    return f"made it parallel ({node.name})"
+
+
+def _batch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+    if not 0 < loop.rows <= SMALL_BATCH or loop.kind not in ("fit", "dataset"):
+        return
+    python = None if split is None else split.python
+    if python is None:
+        why = "what Python takes of a step was not measured"
+    elif python < MUCH_PYTHON:
+        why = f"Python takes {python:.1%} of a step, outside of the call that does it"
+    else:
+        # It is not the batch's fault: else it would have been found.
+        return
+    yield ScriptFinding(
+        kind="small_batch",
+        place=batch_line(loop),
+        seen=f"batches of {loop.rows}; {why}; what the call itself costs, and the compiled step would "
+        "win by a larger batch, was not measured",
+        why="The device is idle between steps that are too short for it.",
+        change=larger_batch(loop),
+        gain=None,
+        sure="possible",
+    )
+
+
+def _biases(loop: Loop) -> Iterator[ScriptFinding]:
+    found = loop.model.get("useless_biases") or {}
+    if not found.get("count"):
+        return
+    told = useless_bias(
+        [each["name"] for each in found["layers"]],
+        count=found["count"],
+        parameters=found["parameters"],
+        of_parameters=found["of_parameters"],
+    )
+    first = found["layers"][0]
+    yield ScriptFinding(
+        kind="useless_bias",
+        place=place_told(first["place"]) or loop.place,
+        seen=told.message,
+        why="BatchNormalization subtracts the mean of each channel, and with it the bias.",
+        change=told.fix,
+        gain=None,
+        sure="possible",
+    )
+
+
+def _worth(split: StepSplit | None, *, done: str | None) -> tuple[str, tuple[float, float] | None]:
+    """Why it is worth little, and the gain at most."""
+    wait, whole = None if split is None else split.input_wait, input_share(split)
+    if done is not None:
+        return f"little here: TensorFlow itself {done}", (1.0, 1.0)
+    if wait is None and whole is not None:
+        gain = 1.0, 1.0 / (1.0 - min(whole, 0.95))
+        all_of_it = f"all of the input costs {whole:.0%} of a step"
+        return f"W was not measured, but {all_of_it}: at most {gain[1]:.3g}x", gain
+    if wait is None:
+        return "what it costs is not known: W was not measured", None
+    gain = 1.0, 1.0 / (1.0 - min(wait, 0.95))
+    return f"little here: W is {wait:.1%}, at most {gain[1]:.3g}x", gain

@@ -1,0 +1,287 @@
+"""The line that a person would change: from a call in a user's file back to where its value was written.
+
+Only what the file says for sure is followed: an assignment, a parameter's default or the only call that
+gives it, an option's default, a field of a class, a key of a dict.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from pathlib import Path
+
+from stoker.scriptprofile.observations import Place
+
+MOST_HOPS = 8
+"""From one name to the next: more help no reader."""
+
+_SAME_DATA = {"reshape", "copy", "ravel", "flatten", "transpose", "squeeze"}
+"""Methods of an array that give its values with its dtype."""
+
+_FOR_ALL_LAYERS = {"set_floatx", "set_dtype_policy", "set_global_policy"}
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Scope = _Function | ast.ClassDef | ast.Module
+
+
+def argument_line(
+    place: Place, call: str, argument: str, *, position: int | None = None, value: object = None
+) -> Place | None:
+    """The line where the value of a call's argument was written.
+
+    Args:
+        place: A line of the call.
+        call: Name of the function or method; empty for any that is given the argument by name.
+        argument: Its name.
+        position: Where it stands, if it may be given by position.
+        value: What it was: an assignment of another constant was not it.
+
+    Returns:
+        None where the file cannot be read, or the argument was not given.
+    """
+    for file, each in _calls(place, call):
+        given = {keyword.arg: keyword.value for keyword in each.keywords}.get(argument)
+        if given is None and position is not None and position < len(each.args):
+            given = each.args[position]
+        if given is not None:
+            return _at(place, file.origin(given, value))
+    return None
+
+
+def array_line(place: Place, call: str, number: int) -> Place | None:
+    """The line where an array that a dataset is made of was computed; None where it is not known.
+
+    Args:
+        place: A line of the call that makes the dataset.
+        call: Its name.
+        number: Of the array, in the order of `tf.nest.flatten`.
+    """
+    for file, each in _calls(place, call):
+        leaves = list(_leaves(each.args[0])) if each.args else []
+        if len(leaves) == 1:
+            leaves = list(_leaves(file.origin(leaves[0])))
+        if number < len(leaves):
+            return _at(place, file.origin(leaves[number]))
+    return None
+
+
+def dtype_line(place: Place, dtype: str) -> Place | None:
+    """The line of a file that asks for a dtype, of all layers or of one; None where there is none."""
+    file = _File.read(place.file)
+    if file is None:
+        return None
+    for_all = [each for each in file.calls if _name(each.func) in _FOR_ALL_LAYERS and each.args]
+    asked = [each.args[0] for each in for_all]
+    asked += [word.value for each in file.calls for word in each.keywords if word.arg == "dtype"]
+    found = (file.origin(given) for given in asked)
+    names = ((_value(node) or _name(node), node) for node in found)
+    return next((_at(place, node) for name, node in names if name == dtype), None)
+
+
+def step_line(calls: Sequence[tuple[Place, int]]) -> Place | None:
+    """The `def` of the function that is called for each step; None where it holds the loop, too.
+
+    Args:
+        calls: Of each function that ran when gradients were computed its line and its first one, the
+            innermost function first.
+    """
+    step = None
+    for place, first_line in calls:
+        file = _File.read(place.file)
+        function = file.function(first_line) if file else None
+        if file is None or function is None or file.is_in_a_loop(place.line, function):
+            break
+        step = Place(file=place.file, line=function.lineno)
+    return step
+
+
+def _at(place: Place, node: ast.expr) -> Place:
+    return Place(file=place.file, line=node.lineno)
+
+
+def _name(function: ast.expr) -> str:
+    """`batch` of `dataset.batch`."""
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
+def _calls(place: Place, name: str) -> Iterator[tuple[_File, ast.Call]]:
+    """Calls of this name in this line; first the one whose name ends there."""
+    file = _File.read(place.file)
+    if file is None:
+        return
+    for node in sorted(file.calls, key=lambda each: abs((each.func.end_lineno or 0) - place.line)):
+        if _holds(node, place.line) and name in ("", _name(node.func)):
+            yield file, node
+
+
+def _holds(node: ast.expr | ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or 0)
+
+
+def _leaves(node: ast.expr) -> Iterator[ast.expr]:
+    """The parts of tuples, lists and dicts, in the order of `tf.nest.flatten`."""
+    parts = [node]
+    if isinstance(node, (ast.Tuple, ast.List)):
+        parts = node.elts
+    elif isinstance(node, ast.Dict):
+        keys = [str(getattr(key, "value", "")) for key in node.keys]
+        parts = [part for _, part in sorted(zip(keys, node.values, strict=True), key=itemgetter(0))]
+    for part in parts:
+        yield from [part] if part is node else _leaves(part)
+
+
+class _File:
+    """A parsed file."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.nodes = list(ast.walk(tree))
+        self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        self._parents = {each: node for node in self.nodes for each in ast.iter_child_nodes(node)}
+        self._assigned = [
+            (self._scope(target), target, given)
+            for node in self.nodes
+            for target, given in _assigned(node)
+        ]
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def read(file: str) -> _File | None:
+        """The file as it is now; None where it cannot be read."""
+        try:
+            return _File(ast.parse(Path(file).read_bytes()))
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return None
+
+    def function(self, first_line: int) -> _Function | None:
+        """The function that begins there, at its decorator if it has one."""
+        for node in self.nodes:
+            if isinstance(node, _Function):
+                lines = [node.lineno, *(each.lineno for each in node.decorator_list)]
+                if min(lines) == first_line:
+                    return node
+        return None
+
+    def is_in_a_loop(self, line: int, function: _Function) -> bool:
+        """Whether a line of a function stands in one of its loops."""
+        loops = ast.For | ast.AsyncFor | ast.While
+        return any(isinstance(each, loops) and _holds(each, line) for each in ast.walk(function))
+
+    def origin(self, node: ast.expr, value: object = None) -> ast.expr:
+        """The expression that wrote a value, as far as it can be followed."""
+        for _ in range(MOST_HOPS):
+            before = self._before(node, value)
+            given_otherwise = value is not None and _value(before) not in (None, value)
+            if before is None or given_otherwise:
+                break
+            node = before
+        return node
+
+    def _before(self, node: ast.expr, value: object) -> ast.expr | None:
+        """One hop back."""
+        match node:
+            case ast.Name():
+                return self._bound(node, value)
+            case ast.Attribute(value=ast.Name() as owner, attr=name):
+                return self._field(self._bound(owner) or owner, name)
+            case ast.Subscript(value=ast.Name() as owner, slice=ast.Constant(value=key)):
+                made = self._bound(owner)
+                if not isinstance(made, ast.Dict):
+                    return owner
+                parts = zip(made.keys, made.values, strict=True)
+                return next((part for each, part in parts if _value(each) == key), None)
+            case ast.Subscript(value=inner):
+                return inner
+            case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _SAME_DATA:
+                return inner
+        return None
+
+    def _bound(self, name: ast.Name, value: object = None) -> ast.expr | None:
+        """What a name was assigned last, in its function or else in one around it."""
+        own = scope = self._scope(name)
+        while True:
+            found = [
+                given
+                for where, target, given in self._assigned
+                # What a function reads of the module may be assigned below it.
+                if where is scope and (target.lineno < name.lineno or scope is not own)
+                if target.id == name.id and (value is None or _value(given) in (None, value))
+            ]
+            if isinstance(scope, _Function) and not found:
+                given = self._parameter(scope, name.id)
+                found = [given] if given is not None else []
+            if found or isinstance(scope, ast.Module):
+                return max(found, key=lambda each: each.lineno, default=None)
+            scope = self._scope(self._parents[scope])
+
+    def _scope(self, node: ast.AST) -> _Scope:
+        while not isinstance(node, _Scope):
+            node = self._parents[node]
+        return node
+
+    def _parameter(self, function: _Function, name: str) -> ast.expr | None:
+        """What a parameter is given: by the only call of the function, else its default."""
+        of = function.args
+        names = [each.arg for each in (*of.posonlyargs, *of.args) if each.arg != "self"]
+        calls = [node for node in self.calls if _name(node.func) == function.name]
+        given = [word.value for call in calls for word in call.keywords if word.arg == name]
+        if name in names:
+            at = names.index(name)
+            given += [call.args[at] for call in calls if at < len(call.args)]
+        if given:
+            return given[0] if len(calls) == 1 else None
+        defaults = dict(zip((each.arg for each in of.kwonlyargs), of.kw_defaults, strict=True))
+        defaults |= dict(zip(names[len(names) - len(of.defaults) :], of.defaults, strict=True))
+        return defaults.get(name)
+
+    def _field(self, owner: ast.expr, name: str) -> ast.expr | None:
+        """An option's default, what an instance was made with, or a field of its class."""
+        made = _name(owner.func) if isinstance(owner, ast.Call) else _name(owner)
+        words = {word.arg: word.value for word in getattr(owner, "keywords", ())}
+        if made == "parse_args":
+            return self._option(name)
+        if name in words:
+            return words[name]
+        for scope, target, given in self._assigned:
+            if isinstance(scope, ast.ClassDef) and (scope.name, target.id) == (made, name):
+                return given
+        return None
+
+    def _option(self, name: str) -> ast.expr | None:
+        """The default of `add_argument("--batch-size", default=4)`."""
+        for node in self.calls:
+            words = {word.arg: word.value for word in node.keywords}
+            flags = [str(_value(each)).lstrip("-").replace("-", "_") for each in node.args]
+            if _name(node.func) == "add_argument" and name in (*flags, _value(words.get("dest"))):
+                return words.get("default")
+        return None
+
+
+def _value(node: ast.expr | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.Name, ast.expr]]:
+    """The names that a statement assigns, and what each is given."""
+    match node:
+        case (
+            ast.Assign(targets=[target], value=given)
+            | ast.AnnAssign(target=target, value=ast.expr() as given)
+        ):
+            yield from _pairs(target, given)
+        case ast.AugAssign(target=ast.Name() as name):
+            both = ast.BinOp(left=name, op=node.op, right=node.value)
+            yield name, ast.copy_location(both, node)
+
+
+def _pairs(target: ast.expr, given: ast.expr) -> Iterator[tuple[ast.Name, ast.expr]]:
+    """Names and what each is given: a tuple's parts where both sides have as many."""
+    if isinstance(target, ast.Name):
+        yield target, given
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        parts: Sequence[ast.expr] = [given] * len(target.elts)
+        if isinstance(given, (ast.Tuple, ast.List)) and len(given.elts) == len(parts):
+            parts = given.elts
+        for each, part in zip(target.elts, parts, strict=True):
+            yield from _pairs(each, part)

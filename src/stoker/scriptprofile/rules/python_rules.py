@@ -1,0 +1,156 @@
+"""What Python does between two calls of the compiled step, while the device waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stoker.scriptprofile.observations import BatchHook, Loop, Place, place_told
+from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
+from stoker.scriptprofile.rules.origin import argument_line
+from stoker.scriptprofile.split import StepSplit
+
+LEAST_PYTHON = 0.2
+"""Share of a step that Python takes: below it nothing is worth a change."""
+
+MUCH_PYTHON = 0.4
+"""Share of a step that Python takes, from which on a batch is called too small."""
+
+TINY_STEP_S = 3e-3
+"""Several such steps in one call cost less than in as many calls, of some 0.3 ms each."""
+
+HARDLY_ANY, MUCH_BUSY = 0.05, 0.5
+"""MFU below which, and U from which on, a tiny step is taken for little more than its call."""
+
+SMALL_BATCH = 64
+"""Rows: a larger one is not called small."""
+
+LARGER = 4
+"""How many times the batch is proposed: at best the step takes no longer."""
+
+
+def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[ScriptFinding]:
+    """Steps of `fit` that are too short for a call each.
+
+    That is measured where Python takes much of them between the calls, and possible where they are
+    hardly any arithmetic.
+    """
+    one = loop.model.get("steps_per_execution") == 1 and loop.model.get("replicas", 1) == 1
+    if loop.kind != "fit" or not one or split.step_s >= TINY_STEP_S:
+        return
+    sure: Sureness = "measured"
+    gain = gain_of(python, least=0.5)
+    if python >= LEAST_PYTHON:
+        seen = f"{_share_of(split, python)}, and each call of the compiled step does one"
+        why = "Callbacks, the progress bar and the call itself cost the same however little a step does."
+    elif _is_hardly_any(loop, split):
+        seen = f"{_hardly_any(loop, split)}: calling it, and starting each of its operations, is the rest"
+        why = (
+            "A call from Python costs some tenths of a millisecond however little a step does; it is "
+            "counted with the compiled step here."
+        )
+        sure, gain = "possible", (1.0, 3.0)
+    else:
+        return
+    yield ScriptFinding(
+        kind="steps_per_execution",
+        place=place_told(loop.model.get("compiled")) or loop.place,
+        seen=seen,
+        why=why,
+        change="model.compile(..., steps_per_execution=32)",
+        gain=gain,
+        sure=sure,
+    )
+
+
+def _is_hardly_any(loop: Loop, split: StepSplit) -> bool:
+    """Whether a tiny step is little more than its call and the starts of its operations."""
+    mfu = _mfu(loop, split)
+    is_busy = split.busy is not None and split.busy >= MUCH_BUSY
+    return split.step_s < TINY_STEP_S and mfu is not None and mfu < HARDLY_ANY and is_busy
+
+
+def _hardly_any(loop: Loop, split: StepSplit) -> str:
+    return (
+        f"a step takes {split.step_s * 1e3:.3g} ms, and its products are {_mfu(loop, split) or 0:.2%} "
+        "of what the device could do in that time"
+    )
+
+
+def _mfu(loop: Loop, split: StepSplit) -> float | None:
+    return None if loop.reached is None else loop.reached.mfu(split.step_s)
+
+
+def _share_of(split: StepSplit, python: float) -> str:
+    return f"of a step of {split.step_s * 1e3:.3g} ms Python takes {python:.0%}"
+
+
+def python_findings(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+    """Findings about what Python does between the calls of the compiled step."""
+    if split is None:
+        return
+    hooks = [(each, min(1.0, each.step_s / split.step_s)) for each in loop.hooks]
+    for hook, share in hooks:
+        if share >= LEAST_PYTHON:
+            yield _slow_hook(loop, split, hook, share)
+    if split.python is None:
+        return
+    # A larger batch, or several steps a call, are no answer to what a callback of one's own does.
+    python = max(0.0, split.python - sum(share for _, share in hooks))
+    yield from _one_step_a_call(loop, split, python)
+    yield from _small_batch(loop, split, python)
+
+
+def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[ScriptFinding]:
+    if not 0 < loop.rows <= SMALL_BATCH:
+        return
+    seen, gain = _share_of(split, python), gain_of(python, least=0.3)
+    sure: Sureness = "likely"
+    if python < MUCH_PYTHON:
+        if not _is_hardly_any(loop, split):
+            return
+        seen, gain, sure = _hardly_any(loop, split), (1.0, float(LARGER)), "possible"
+    yield ScriptFinding(
+        kind="small_batch",
+        place=batch_line(loop),
+        seen=f"{seen}, with batches of {loop.rows}",
+        why="The device is idle between steps that are too short for it, or starts operations that are.",
+        change=larger_batch(loop),
+        gain=gain,
+        sure=sure,
+    )
+
+
+def batch_line(loop: Loop) -> Place:
+    """The line where the number of rows of a batch was written; else the line that trains."""
+    for stage in loop.stages:
+        if stage.kind in ("batch", "padded_batch"):
+            # Another library's call was given it by name.
+            call, position = (stage.kind, 0) if stage.by_user else ("", None)
+            size = stage.arguments.get("batch_size")
+            found = argument_line(stage.place, call, "batch_size", position=position, value=size)
+            if found is not None:
+                return found
+    size = loop.model.get("batch_size")
+    return argument_line(loop.place, "fit", "batch_size", position=2, value=size) or loop.place
+
+
+def larger_batch(loop: Loop) -> str:
+    """What to write instead of a batch that is small."""
+    return (
+        f"A batch of {loop.rows * LARGER} (and a learning rate to suit it: another batch is another "
+        "training)."
+    )
+
+
+def _slow_hook(loop: Loop, split: StepSplit, hook: BatchHook, share: float) -> ScriptFinding:
+    return ScriptFinding(
+        kind="slow_callback",
+        place=hook.place or loop.place,
+        seen=f"{hook.hook} of the callback {hook.name} takes {hook.step_s * 1e3:.3g} ms of a step of "
+        f"{split.step_s * 1e3:.3g} ms, {share:.0%}",
+        why="It runs between two steps, in the thread that trains: the device waits until it has ended.",
+        change="Do it every 100 batches (if batch % 100 == 0), in on_epoch_end, or in a thread of its "
+        "own; of Keras's own callbacks, set save_freq or update_freq to a number of batches.",
+        gain=gain_of(share, least=0.5),
+        sure="measured",
+    )

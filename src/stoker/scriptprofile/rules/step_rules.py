@@ -1,0 +1,245 @@
+"""What the step itself costs, and need not; and what is silently wrong with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from stoker.scriptprofile.observations import Function, Loop, Seen, place_told
+from stoker.scriptprofile.rules.feed_rules import batch_call_findings
+from stoker.scriptprofile.rules.finding import ScriptFinding, gain_of
+from stoker.scriptprofile.rules.gpu_rules import gpu_findings
+from stoker.scriptprofile.rules.origin import argument_line, dtype_line, step_line
+from stoker.scriptprofile.rules.python_rules import python_findings
+from stoker.scriptprofile.split import StepSplit
+
+MOST_TRACES = 4
+"""Of one function: twice for its first call that makes variables, and an epoch's short batch."""
+
+PASSING_CALLS = 5
+"""Of one tf.function: one that is made in a loop is called no more often."""
+
+MOST_NAMED = 3
+"""Arguments that changed."""
+
+SYNC_SHARE = 0.8
+"""Of a loop's steps that read a value: it is done in each."""
+
+LEAST_SYNCS = 20
+"""Fewer say nothing of a habit."""
+
+
+def step_findings(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFinding]:
+    """Findings about a loop's step."""
+    eager = list(_eager(loop, split, seen))
+    yield from eager
+    if not eager:
+        yield from _host_sync(loop, split, gpus=seen.gpus)
+        yield from batch_call_findings(loop, split, seen)
+        yield from python_findings(loop, split)
+    if loop.kind == "fit":
+        yield from _half_output(loop)
+        yield from _float64_model(loop)
+        yield from _outside_scope(loop, seen)
+        yield from _keras_distribution(loop)
+    yield from gpu_findings(loop, split, seen)
+
+
+def _eager(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFinding]:
+    share = 0.5 if split is None or split.python is None else split.python
+    common = {
+        "why": "Python starts each operation by itself, and TensorFlow can neither fuse nor order "
+        "them.",
+        "gain": gain_of(max(0.5, share), least=0.5),
+        "sure": "likely",
+    }
+    if seen.functions_run_eagerly:
+        yield ScriptFinding(
+            kind="eager_loop",
+            place=loop.place,
+            seen="tf.config.run_functions_eagerly(True) is set: no tf.function is compiled",
+            change="tf.config.run_functions_eagerly(False)",
+            **common,  # type: ignore[arg-type]
+        )
+    elif loop.model.get("run_eagerly"):
+        compiled = place_told(loop.model.get("compiled")) or loop.place
+        yield ScriptFinding(
+            kind="eager_loop",
+            place=argument_line(compiled, "compile", "run_eagerly", value=True) or compiled,
+            seen="the model was compiled with run_eagerly=True",
+            change="model.compile(..., run_eagerly=False)",
+            **common,  # type: ignore[arg-type]
+        )
+    elif loop.eager_gradients:
+        place, count = max(loop.eager_gradients, key=lambda each: each[1])
+        if count >= max(3, loop.steps // 2):
+            yield ScriptFinding(
+                kind="eager_loop",
+                place=step_line(loop.step_calls) or place,
+                seen=f"{count} of {loop.steps} steps computed their gradients outside of any "
+                "tf.function",
+                change="@tf.function\ndef train_step(x, y): ...  # forward pass, tape.gradient and "
+                "apply_gradients inside",
+                **common,  # type: ignore[arg-type]
+            )
+
+
+def _host_sync(loop: Loop, split: StepSplit | None, *, gpus: int) -> Iterator[ScriptFinding]:
+    if loop.kind == "fit" or loop.steps < LEAST_SYNCS or not loop.syncs:
+        return
+    place, count = max(loop.syncs, key=lambda each: each[1])
+    if count < SYNC_SHARE * loop.steps:
+        return
+    took = 0.0
+    if split is not None and split.step_s > 0:
+        took = split.parts.get("reading values", 0.0) / split.step_s
+    yield ScriptFinding(
+        kind="host_sync",
+        place=place,
+        seen=f"{count} values were read from tensors in {loop.steps} steps, which took {took:.1%} of "
+        "their time" + ("" if gpus else " (there is no GPU here, where it would cost more)"),
+        why="Python waits until the device has ended the step, so that the next one is not prepared "
+        "meanwhile.",
+        change="Keep the tensor (total += loss), and read it once every 100 steps: "
+        "if step % 100 == 0: print(float(loss))",
+        gain=gain_of(took, least=0.0) if not gpus else gain_of(min(0.5, took), least=0.1),
+        sure="measured" if gpus else "possible",
+    )
+
+
+def _half_output(loop: Loop) -> Iterator[ScriptFinding]:
+    if not str(loop.model.get("policy", "")).startswith("mixed"):
+        return
+    for output in loop.model.get("half_outputs", ()):
+        yield ScriptFinding(
+            kind="half_output",
+            place=place_told(output["place"]) or loop.place,
+            seen=f"the output layer {output['name']} computes in {output['dtype']}",
+            why="Softmax, sigmoid and the loss lose small probabilities in half precision: training "
+            "becomes unstable, or stands still.",
+            change='keras.layers.Dense(..., dtype="float32")  # the output layer alone',
+            gain=None,
+            sure="measured",
+        )
+
+
+def _float64_model(loop: Loop) -> Iterator[ScriptFinding]:
+    if variables := loop.model.get("float64"):
+        made = place_told(loop.model.get("made")) or loop.place
+        yield ScriptFinding(
+            kind="float64_model",
+            place=dtype_line(made, "float64") or made,
+            seen=f"variables are float64: {', '.join(variables[:3])}",
+            why="It takes twice the memory, and on a GPU up to 64 times the time, of float32.",
+            change='keras.config.set_floatx("float32"), or dtype="float32" for these layers.',
+            gain=(1.3, 2.0) if not loop.nodes else (1.0, 2.0),
+            sure="likely",
+        )
+
+
+def _outside_scope(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
+    if loop.model.get("replicas", 1) > 1:
+        return
+    for kind, place, replicas in seen.strategies:
+        if replicas > 1:
+            yield ScriptFinding(
+                kind="outside_scope",
+                place=place_told(loop.model.get("made")) or loop.place,
+                seen=f"{kind} of {replicas} replicas was made in {place}, and this model was made "
+                "outside of its scope: one device trains, and nothing says so",
+                why="Keras takes the strategy from where the model is made; the other devices stay "
+                "idle.",
+                change="with strategy.scope():\n    model = ...\n    model.compile(...)",
+                gain=(1.0, float(replicas)),
+                sure="measured",
+            )
+            return
+
+
+def _keras_distribution(loop: Loop) -> Iterator[ScriptFinding]:
+    if not loop.model.get("keras_distribution"):
+        return
+    yield ScriptFinding(
+        kind="keras_distribution",
+        place=place_told(loop.model.get("made")) or loop.place,
+        seen=f"keras.distribution is set to a {loop.model['keras_distribution']}, and this model trains "
+        f"on {loop.model.get('replicas', 1)} replica: with TensorFlow it has no effect, and nothing "
+        "says so",
+        why="Keras hands a distribution to JAX only; TensorFlow trains as if it were not there.",
+        change="strategy = tf.distribute.MirroredStrategy()\n"
+        "with strategy.scope():\n    model = ...\n    model.compile(...)",
+        gain=None,
+        sure="measured",
+    )
+
+
+def function_findings(seen: Seen) -> Iterator[ScriptFinding]:
+    """Functions that were traced again and again."""
+    for function in seen.functions:
+        # A function of each of several models is made anew, too, and then called many times.
+        is_passing = function.calls <= PASSING_CALLS * function.made
+        if function.made > MOST_TRACES and function.traces > MOST_TRACES and is_passing:
+            yield _made_anew(function, seen)
+        elif function.traces > MOST_TRACES * function.made:
+            yield _retraced(function, seen)
+
+
+def _made_anew(function: Function, seen: Seen) -> ScriptFinding:
+    return ScriptFinding(
+        kind="retracing",
+        place=function.place,
+        seen=f"{function.made} tf.functions were made of {function.name}, and each was traced anew, "
+        f"for {function.trace_s:.2g} s together",
+        why="A trace belongs to its tf.function: one that is made in a loop starts from nothing.",
+        change="Define the tf.function once, outside of the loop.",
+        gain=_gain_of_traces(function, seen),
+        sure="measured",
+    )
+
+
+def _retraced(function: Function, seen: Seen) -> ScriptFinding:
+    causes, changes = [], []
+    for name, values in _changing(function.causes):
+        what = ", ".join(value.removeprefix("python ") for value in values[:3])
+        if any(value.startswith("python") for value in values):
+            causes.append(f"its argument {name} was the Python value {what}, ...")
+            changes.append(
+                f"{function.name}(..., {name}=tf.constant({name}))  # a tensor is traced once"
+            )
+        else:
+            causes.append(f"its argument {name} was {what}, ...")
+            changes.append(_ONE_SHAPE)
+    cause = f": {'; '.join(causes)}" if causes else ""
+    change = "\n".join(dict.fromkeys(changes)) or (
+        "Give every call the same shapes and dtypes, and no Python numbers."
+    )
+    return ScriptFinding(
+        kind="retracing",
+        place=function.place,
+        seen=f"{function.name} was traced {function.traces} times in {function.calls} calls, for "
+        f"{function.trace_s:.2g} s together{cause}",
+        why="Each trace runs the Python again and builds and optimizes a new graph.",
+        change=change,
+        gain=_gain_of_traces(function, seen),
+        sure="measured",
+    )
+
+
+_ONE_SHAPE = (
+    "@tf.function(reduce_retracing=True)  # or batches of one shape: drop_remainder=True where the "
+    "first axis changes, padded_batch to a few lengths where another one does"
+)
+
+
+def _changing(causes: tuple[Mapping[str, str], ...]) -> list[tuple[str, list[str]]]:
+    """The arguments that changed, those with the most different values first, and these."""
+    values: dict[str, dict[str, None]] = {}
+    for cause in causes:
+        for name, value in cause.items():
+            values.setdefault(name, {})[value] = None
+    changed = [(name, list(found)) for name, found in values.items() if len(found) > 1]
+    return sorted(changed, key=lambda each: -len(each[1]))[:MOST_NAMED]
+
+
+def _gain_of_traces(function: Function, seen: Seen) -> tuple[float, float]:
+    trained_s = sum(loop.period_s + loop.first_s for loop in seen.loops)
+    return gain_of(function.trace_s / max(trained_s, function.trace_s, 1e-9), least=0.5)

@@ -1,0 +1,222 @@
+"""Runs a command as its user would, and reads what the watcher inside of it has seen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from stoker.cluster.machine.gpu_watch import watched_gpus
+from stoker.core.errors import Plain, UserError
+from stoker.core.files import remove, writable
+from stoker.core.signals import heard
+from stoker.scriptprofile.observations import Seen, read_all
+from stoker.scriptprofile.profile import Ending, ScriptProfile
+from stoker.scriptprofile.rules.diagnose import diagnose, this_machine
+from stoker.scriptprofile.rules.wall_rules import parts_json, told_parts
+from stoker.scriptprofile.utilization import with_reached
+
+WATCHER = Path(__file__).resolve().parent / "watcher"
+"""What Python runs at its start; see `inside/sitecustomize.py`."""
+
+FOLDER_VARIABLE = "STOKER_WATCH_FOLDER"
+"""Tells the watcher where to write."""
+
+ASK_S = 1.5
+"""Longest wait for what a script has seen, before it is ended: it is looked for 5 times a second,
+but Python may be in a long call."""
+
+GRACE_S = 10.0
+"""From SIGTERM to SIGKILL: a script may save something."""
+
+POLL_S = 0.05
+"""Between two looks at whether what was asked for is there."""
+
+
+def profile_script(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    seconds: float | None = None,
+    stdout: int | None = None,
+    grace_s: float = GRACE_S,
+    mfu: bool = True,
+) -> ScriptProfile:
+    """Run a command to its end, and say where its training's time went.
+
+    Args:
+        command: Argument vector, e.g. `["python", "train.py"]`.
+        folder: Where the watcher writes, in a hidden folder of its own, which is removed at the end.
+        seconds: End it after so long; None or 0 lets it run to its end.
+        stdout: File descriptor that takes what the command prints; by default ours.
+        grace_s: From being asked to end to being killed, seconds.
+        mfu: Count the operations of its steps when it has ended, and measure what the device reaches:
+            some 10 seconds, where there is a step to count.
+
+    Returns:
+        The profile; the command's own failure is its exit code, and no error of ours.
+
+    Raises:
+        UserError: the command cannot be started, or the folder not be written.
+    """
+    with writable(folder, what="the folder", fix="Write elsewhere with --out DIR."):
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = Path(tempfile.mkdtemp(prefix=".watched-", dir=folder.absolute()))
+    try:
+        return _profiled(command, facts, seconds=seconds, stdout=stdout, grace_s=grace_s, mfu=mfu)
+    finally:
+        remove(facts)
+
+
+def _profiled(
+    command: Sequence[str],
+    facts: Path,
+    *,
+    seconds: float | None,
+    stdout: int | None,
+    grace_s: float,
+    mfu: bool,
+) -> ScriptProfile:
+    begun_s = time.monotonic()
+    with watched_gpus() as gpu_states:
+        code, ended_by = _run(command, facts, seconds=seconds, stdout=stdout, grace_s=grace_s)
+    wall_s = time.monotonic() - begun_s
+    processes = read_all(facts)
+    if mfu:
+        processes = with_reached(processes, facts)
+    diagnosed = diagnose(processes, this_machine())
+    return ScriptProfile(
+        command=tuple(command),
+        exit_code=code if code >= 0 else 128 - code,
+        ended_by=ended_by,
+        wall_s=wall_s,
+        tensorflow=next((seen.tensorflow for seen in processes if seen.tensorflow), ""),
+        keras=next((seen.keras["version"] for seen in processes if seen.keras), ""),
+        backend=next((seen.keras["backend"] for seen in processes if seen.keras), ""),
+        gpus=max((seen.gpus for seen in processes), default=0),
+        peak_memory_bytes=max((seen.peak_memory_bytes for seen in processes), default=0),
+        gpu_peak_bytes=max((seen.gpu_peak_bytes for seen in processes), default=()),
+        gpu_states=tuple(gpu_states()),
+        loops=tuple(loop for seen in processes for loop in seen.loops),
+        findings=diagnosed.findings,
+        minor=diagnosed.minor,
+        failures=tuple(_failures(processes, facts)),
+        time_parts=tuple(told_parts(processes[0])) if processes else (),
+        waited=processes[0].waited if processes else 0.0,
+        time_lines=tuple(parts_json(processes[0])) if processes else (),
+    )
+
+
+def _failures(processes: Sequence[Seen], facts: Path) -> Iterator[str]:
+    for seen in processes:
+        yield from seen.failures
+    if (facts / "failed").is_file():
+        yield from (facts / "failed").read_text().splitlines()
+
+
+def _run(
+    command: Sequence[str],
+    facts: Path,
+    *,
+    seconds: float | None,
+    stdout: int | None,
+    grace_s: float,
+) -> tuple[int, Ending]:
+    """The command's return code, and who ended it."""
+    process = _start(command, facts, stdout=stdout)
+    asked = False
+
+    def pass_on(number: signal.Signals) -> None:
+        nonlocal asked
+        asked = True
+        _ask_for_facts(facts)
+        _signal_group(process, number)
+
+    try:
+        with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=seconds or None), "signal" if asked else "itself"
+            _ask_for_facts(facts)
+            _signal_group(process, signal.SIGTERM)
+            _wait_for_group(process, grace_s)
+            _signal_group(process, signal.SIGKILL)
+    finally:
+        if process.poll() is None:
+            _signal_group(process, signal.SIGKILL)
+            process.wait()
+    # We ended it: that it was ended is no failure of its own.
+    return 0, "time"
+
+
+def _start(command: Sequence[str], facts: Path, *, stdout: int | None) -> subprocess.Popen[bytes]:
+    if not command:
+        raise UserError(
+            "a command must follow --", fix="Write `stoker profile -- python train.py`."
+        )
+    environment = dict(os.environ)
+    theirs = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([str(WATCHER), *([theirs] if theirs else [])])
+    environment[FOLDER_VARIABLE] = str(facts)
+    try:
+        # A group of its own, so that what it starts can be ended with it.
+        return subprocess.Popen(
+            list(command), env=environment, stdout=stdout, start_new_session=True
+        )
+    except OSError as error:
+        raise UserError(
+            f"{command[0]} must be a program that can be started",
+            got=Plain(error.strerror or str(error)),
+            fix=_how_to_start(command[0]),
+        ) from error
+
+
+def _how_to_start(program: str) -> str:
+    if program.endswith(".py"):
+        return f"Write `stoker profile -- python {program}`."
+    if shutil.which("python") is None and program == "python":
+        return "There is no `python` on the PATH: write python3, or a path."
+    return "Check its name, and the PATH."
+
+
+def _ask_for_facts(facts: Path) -> None:
+    """Have every watched process write what it has seen by now, and wait for it a moment."""
+    (facts / "wanted").touch()
+    wrote = (path.stem.removeprefix("facts-") for path in facts.glob("facts-*.json"))
+    watched = [pid for pid in wrote if Path("/proc", pid).exists()]
+    until_s = time.monotonic() + ASK_S
+    while time.monotonic() < until_s:
+        if all((facts / f"wanted-{pid}").exists() for pid in watched):
+            return
+        # The watcher's own thread looks at the folder: there is nothing else to wait for.
+        time.sleep(POLL_S)
+
+
+def _wait_for_group(process: subprocess.Popen[bytes], longest_s: float) -> None:
+    """Until the command and all that it has started have ended, or the time is up."""
+    until_s = time.monotonic() + longest_s
+    while time.monotonic() < until_s:
+        if process.poll() is not None and not _group_lives(process.pid):
+            return
+        # Only a parent hears of an end; what the command has started is not ours.
+        time.sleep(POLL_S)
+
+
+def _group_lives(group: int) -> bool:
+    """Whether a process of this group runs; one that nobody has asked about yet does not."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group, *_ = stat.read_text().rpartition(") ")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

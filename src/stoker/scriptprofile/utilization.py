@@ -1,0 +1,164 @@
+"""Model FLOP utilisation of a script's step: what it computes a second, by what the device reaches.
+
+What a step computes is counted, and the peak measured, in a process of ours after the script's end
+(`counting`), so that the script is not disturbed; here is what is asked of it, and what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from stoker.core.files import write_json
+from stoker.core.signals import heard
+from stoker.measure.device_time import DeviceTime
+from stoker.scriptprofile.mfu import Reached
+from stoker.scriptprofile.observations import Loop, Seen
+from stoker.scriptprofile.split import split_step
+
+PEAK_S = 4.0
+"""For the peak of one type, seconds: enough for a few rounds of each size."""
+
+LONGEST_S = 120.0
+"""For counting and the peak together, TensorFlow's start included, seconds."""
+
+NO_GRAPH = "U was not measured, and with it the step's graph was not kept"
+"""Why nothing was counted."""
+
+
+def with_reached(processes: Sequence[Seen], facts: Path, *, peak_s: float = PEAK_S) -> list[Seen]:
+    """The processes, their loops with what they reached.
+
+    Args:
+        processes: Those that trained most first: the first one's devices are measured.
+        facts: Where the watcher wrote.
+        peak_s: For the peak of one type, seconds.
+    """
+    found: list[Seen] = []
+    for number, seen in enumerate(processes):
+        loops = [loop for loop in seen.loops if "graph" in loop.step or "folder" in loop.trace]
+        told: Mapping[int, Loop] = {}
+        if loops and number == 0:
+            answers = _asked(seen, loops, facts, peak_s=peak_s)
+            told = dict(zip(map(id, loops), answers, strict=True))
+        known = [told.get(id(loop)) or _unknown(loop) for loop in seen.loops]
+        found.append(replace(seen, loops=tuple(known)))
+    return found
+
+
+def _unknown(loop: Loop) -> Loop:
+    """A loop for which nothing was requested."""
+    why = str(loop.trace.get("why", ""))
+    return replace(loop, reached=Reached(no_operations=_why(loop)), no_device=why)
+
+
+def _why(loop: Loop) -> str:
+    if "graph" in loop.step:
+        return "it is counted for the process that trained most"
+    return str(loop.step.get("why", NO_GRAPH))
+
+
+def _asked(seen: Seen, loops: Sequence[Loop], facts: Path, *, peak_s: float) -> list[Loop]:
+    """The loops with the results of the counting process, or why there are none."""
+    if find_spec("tensorflow") is None:
+        return [_failed(loop, "TensorFlow is not installed next to Stoker") for loop in loops]
+    request = facts / "counting.json"
+    answer = facts / "counted.json"
+    steps = [
+        {
+            **loop.step,
+            "kind": loop.kind,
+            "calls": int(loop.model.get("steps_per_execution", 1)),
+            "trace": dict(loop.trace),
+        }
+        for loop in loops
+    ]
+    device = {**seen.device, "gpus": seen.gpus}
+    write_json(request, {"device": device, "steps": steps, "peak_s": peak_s})
+    failed = _run(request, answer)
+    if failed:
+        return [_failed(loop, failed) for loop in loops]
+    answers = json.loads(answer.read_text())["steps"]
+    return [_answered(loop, told) for loop, told in zip(loops, answers, strict=True)]
+
+
+def _failed(loop: Loop, why: str) -> Loop:
+    traced = "folder" in loop.trace
+    return replace(loop, reached=Reached(no_operations=why), no_device=why if traced else "")
+
+
+def _answered(loop: Loop, told: dict[str, Any]) -> Loop:
+    traced = told.pop("device")
+    if "graph" not in loop.step:
+        told["no_operations"] = _why(loop)
+    return replace(
+        loop,
+        reached=Reached(**(told | {"notes": tuple(told["notes"])})),
+        device=DeviceTime.from_json(traced["time"]) if "time" in traced else None,
+        no_device=traced["why"],
+    )
+
+
+def _run(request: Path, answer: Path) -> str:
+    """Run the counting process to its end; why it has no answer."""
+    command = [sys.executable, "-m", "stoker.scriptprofile.counting", str(request), str(answer)]
+    # A session of its own: Ctrl-C ends the counting, and the profile is kept.
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda _: process.kill()):
+                _, said = process.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return f"to count its operations took more than {LONGEST_S:.0f} seconds"
+    if process.returncode < 0:
+        return "the counting of its operations was ended"
+    if process.returncode or not answer.is_file():
+        lines = said.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        return f"the counting of its operations failed: {lines[-1][:200]}"
+    return ""
+
+
+def reached_json(loop: Loop) -> dict[str, Any]:
+    """For profile.json."""
+    split, reached = split_step(loop), loop.reached
+    if split is None or reached is None:
+        return {"mfu": None, "mfu_not_measured": "too few steps were measured" if reached else ""}
+    return {
+        "flops_a_step": reached.operations,
+        "flops_notes": list(reached.notes),
+        "achieved_flops_per_s": reached.achieved_per_s(split.step_s),
+        "peak_flops_per_s": reached.peak_per_s,
+        "peak_of": reached.peak_of,
+        "mfu": reached.mfu(split.step_s),
+        "mfu_not_measured": reached.why_none(),
+    }
+
+
+def reached_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
+    """What a person is told: a name, and the figure or why there is none."""
+    for loop in loops:
+        split, reached = split_step(loop), loop.reached
+        if split is None or reached is None:
+            continue
+        name, mfu = f"MFU in {loop.place}", reached.mfu(split.step_s)
+        achieved = reached.achieved_per_s(split.step_s)
+        if mfu is not None and achieved is not None and reached.peak_per_s is not None:
+            rates = f"{_giga(achieved)} of {_giga(reached.peak_per_s)} GFLOP/s"
+            notes = "".join(f"; {note}" for note in reached.notes)
+            yield name, f"{100 * mfu:.2g}%: {rates} that {reached.peak_of} reach here{notes}"
+        else:
+            yield name, f"not measured: {reached.why_none()}"
+
+
+def _giga(per_s: float) -> str:
+    rate = per_s / 1e9
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.2g}"

@@ -1,0 +1,389 @@
+"""What the input costs: stages that are another's, caches, shuffles, and batches that Python makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.tune.attach.watched import at, fit, loop, node, seen, stage
+
+from stoker.scriptprofile.observations import Feed, Loop
+from stoker.scriptprofile.rules.diagnose import diagnose
+from stoker.scriptprofile.rules.finding import ScriptFinding
+from stoker.scriptprofile.rules.input_rules import Machine, map_share
+from stoker.scriptprofile.split import BESIDE, UNPARTED, split_step, stage_costs, stages_of
+
+MACHINE = Machine(cores=4, memory_bytes=8 << 30)
+
+
+def findings(each: Loop, **changes: Any) -> dict[str, ScriptFinding]:
+    found = diagnose([seen(each, **changes)], MACHINE).findings
+    assert len({finding.kind for finding in found}) == len(found)
+    return {finding.kind: finding for finding in found}
+
+
+def minor(each: Loop) -> dict[str, ScriptFinding]:
+    return {found.kind: found for found in diagnose([seen(each)], MACHINE).minor}
+
+
+def test_a_prefetch_that_tensorflow_added_takes_nobody_elses_stage() -> None:
+    stages = (
+        stage("batch", 9),
+        stage("map", 8),
+        stage("prefetch", 7),
+        stage("from_tensor_slices", 6),
+    )
+    nodes = (
+        node("Root"),
+        node("Prefetch"),
+        node("BatchV2"),
+        node("Map", 2.0),
+        node("Prefetch"),
+        node("TensorSlice"),
+    )
+    waits = loop(stages=stages, nodes=nodes)
+
+    assert stages_of(waits) == [None, None, stages[0], stages[1], stages[2], stages[3]]
+    share = map_share(waits, stages[1])
+    assert share is not None
+    assert share > 0.9
+    assert findings(waits)["sequential_map"].sure == "measured"
+
+
+def test_of_two_that_fit_the_last_one_is_taken_and_the_other_is_not_known() -> None:
+    stages = (stage("map", 9), stage("map", 8), stage("range", 7))
+    one = loop(stages=stages, nodes=(node("Root"), node("Map", 2.0), node("Range")))
+
+    assert stages_of(one) == [None, stages[0], stages[2]]
+    assert map_share(one, stages[1]) is None
+    told = [
+        finding
+        for finding in diagnose([seen(one)], MACHINE).findings
+        if finding.kind == "sequential_map"
+    ]
+    assert {(finding.place, finding.sure) for finding in told} == {
+        (at(9), "measured"),
+        (at(8), "possible"),
+    }
+
+
+def test_what_a_cache_keeps_is_no_later_passs_work() -> None:
+    mapped = stage("map", 7)
+    stages = (stage("batch", 9), stage("cache", 8), mapped)
+    cached = loop(stages=stages, nodes=(), passes=3)
+
+    assert set(findings(cached)) == {"missing_prefetch"}
+    assert set(minor(cached)) == {"small_batch"}
+    above = loop(stages=(stage("batch", 9), mapped, stage("cache", 6)), nodes=(), passes=3)
+    assert "sequential_map" in findings(above)
+    assert "sequential_map" in findings(replace(cached, passes=1))
+
+
+def test_a_shuffle_of_batches_holds_no_more_than_there_are() -> None:
+    def told(*above: str) -> set[str]:
+        shuffle = stage(
+            "shuffle", 8, arguments={"buffer_size": 10**6}, element_bytes=10**6, cardinality=-2
+        )
+        chain = (*(stage(kind, 9) for kind in above), shuffle)
+        # A pass of 102 steps of 32 rows, 1 MB an element: 0.1 GB of batches, 3.3 GB of rows.
+        return set(findings(loop(stages=chain, nodes=(), passes=1, wait_s=0.0, call_s=1.0)))
+
+    assert told("batch") == {"shuffle_memory"}
+    assert told() == set()
+    assert told("prefetch") == set()
+
+
+def test_a_shuffle_that_had_read_everything_is_named_with_what_it_read() -> None:
+    chain = (stage("batch", 9), stage("shuffle", 8), stage("map", 7), stage("from_generator", 6))
+    whole = loop(stages=chain, nodes=(node("Root"), node("BatchV2"), node("ShuffleV3", 2.0)))
+    parted = loop(
+        stages=chain,
+        nodes=(*whole.nodes, node("Map", 1.0), node("Generator", 1.0)),
+    )
+
+    names = {cost.name for cost in stage_costs(whole)}
+    assert names == {"BatchV2", "ShuffleV3, and all that it reads (map, from_generator)"}
+    assert {cost.name for cost in stage_costs(parted)} == {
+        "BatchV2",
+        "ShuffleV3",
+        "Map",
+        "Generator",
+    }
+
+
+def test_a_wait_before_epochs_that_the_inputs_work_is_too_little_for_is_not_the_inputs() -> None:
+    chain = (stage("batch", 9), stage("shuffle", 8), stage("from_tensor_slices", 7))
+
+    def told(cpu_s: float) -> set[str]:
+        nodes = (node("Root"), node("BatchV2"), node("ShuffleV3", cpu_s), node("TensorSlice"))
+        # 100 batches of 32 rows a pass, each node's CPU time for 1,000 elements.
+        return set(
+            findings(fit(stages=chain, nodes=nodes, passes=4, batches=100, starts=(2.0, 2.0, 2.0)))
+        )
+
+    assert "slow_epoch_start" in told(10.0)
+    assert "slow_epoch_start" not in told(0.01)
+
+
+MAP_ASKED = {"num_parallel_calls": -1}
+DEAR = (node("Root"), node("Prefetch"), node("ParallelMapV2", 2.0), node("BatchV2"))
+
+
+def test_a_map_over_batches_of_unknown_rows_can_be_cached_too() -> None:
+    mapped = stage("map", 9, arguments=MAP_ASKED, element_bytes=None, row_bytes=500, cardinality=10)
+    each = loop(stages=(stage("prefetch", 10), mapped, stage("batch", 8)), nodes=DEAR, passes=3)
+
+    found = findings(each)["uncached"]
+
+    # 10 batches of 32 rows of 500 bytes.
+    assert "its results take 0.16 MB" in found.seen
+    assert found.change.startswith(".map(...).cache().shuffle(...).batch(...)")
+    unknown = replace(mapped, row_bytes=None)
+    unsized = replace(each, stages=(stage("prefetch", 10), unknown))
+    assert set(findings(unsized)) == {"input_bound"}
+
+
+def test_a_map_behind_a_shuffle_is_told_to_go_before_it() -> None:
+    mapped = stage("map", 9, arguments=MAP_ASKED)
+    nodes = (node("Root"), node("Prefetch"), node("BatchV2"), node("ParallelMapV2", 2.0))
+    chain = (stage("prefetch", 11), stage("batch", 10), mapped, stage("shuffle", 8))
+
+    found = findings(loop(stages=chain, nodes=nodes, passes=3))["uncached"]
+
+    assert "this map first: before shuffle and batch" in found.change
+
+
+def test_a_call_that_makes_the_stages_is_the_line_to_change() -> None:
+    """As `keras.utils.image_dataset_from_directory` does."""
+    mapped = stage("map", 7, by_user=False, arguments=MAP_ASKED)
+    chain = (stage("prefetch", 7, by_user=False), stage("batch", 7, by_user=False), mapped)
+    nodes = (node("Root"), node("Prefetch"), node("BatchV2"), node("ParallelMapV2", 2.0))
+    each = fit(stages=chain, nodes=nodes, passes=5, wait=0.5, starts=(0.2,) * 4)
+
+    told = findings(each)
+
+    assert told["uncached"].place == at(7)
+    assert "dataset.cache().shuffle(1_000)" in told["uncached"].change
+    slow = findings(replace(each, rounds=fit().rounds))["slow_epoch_start"]
+    assert slow.place == at(7)
+    # Those that `fit` makes of arrays, in its own line, are nobody's to change.
+    own = tuple(replace(every, place=each.place) for every in chain)
+    arrays = fit(stages=own, nodes=nodes, passes=5, starts=(0.2,) * 4)
+    [(kind, begun)] = findings(arrays).items()
+    assert (kind, begun.place) == ("slow_epoch_start", each.place)
+    assert "an iterator over the arrays is made anew" in begun.seen
+    assert "from_tensor_slices((x, y))" in begun.change
+    assert findings(replace(arrays, starts=(0.3, 0.3))) == {}, "two may be the machine's"
+
+
+def test_short_waits_before_epochs_are_told_where_they_are_much_of_the_time() -> None:
+    chain = (stage("batch", 9), stage("shuffle", 8))
+
+    def told(*starts: float) -> set[str]:
+        # A second of steps; epochs that begin after 0.2 s.
+        return set(findings(fit(stages=chain, passes=9, starts=starts)))
+
+    assert told(*(0.21,) * 4) == {"slow_epoch_start"}
+    assert told(0.21, 0.21) == set()
+    assert told(*(0.03,) * 4) == set()
+
+
+def pydataset(**changes: Any) -> Feed:
+    made = Feed(kind="PyDataset", name="Images", place=at(5), workers=1, processes=False)
+    return replace(made, **changes)
+
+
+def test_batches_that_python_makes_are_told_where_they_are_waited_for() -> None:
+    told = findings(fit(wait=0.85, feed=pydataset(), ceiling_s=0.001))["python_feed"]
+
+    assert told.place == at(5)
+    assert "the PyDataset Images (workers=1) makes the batches in Python" in told.seen
+    assert "the step waits 85% of its time" in told.seen
+    assert "workers=4, use_multiprocessing=True" in told.change
+    assert findings(fit(wait=0.01, feed=pydataset())) == {}
+    assert findings(fit(wait=0.01, feed=None)) == {}
+    processes = pydataset(workers=2, processes=True)
+    again = findings(fit(wait=0.5, feed=processes, ceiling_s=0.001))["python_feed"]
+    assert "(workers=2, use_multiprocessing=True)" in again.seen
+    assert again.change.startswith("tf.data")
+    generator = Feed(kind="generator", name="", place=None, workers=1, processes=False)
+    anywhere = findings(fit(wait=0.5, feed=generator, ceiling_s=0.001))["python_feed"]
+    assert anywhere.place == at(40)
+    assert "the generator makes the batches" in anywhere.seen
+
+
+def without_gaps(**changes: Any) -> Loop:
+    """A fit of steps of 1 ms of which 0.3 ms are the compiled step."""
+    each = fit(real_s=0.001, ceiling_s=0.0003, **changes)
+    rounds = tuple(
+        {name: value for name, value in one.items() if not name.startswith("gap")}
+        for one in each.rounds
+    )
+    return replace(each, rounds=rounds)
+
+
+def test_what_is_not_known_to_be_pythons_is_not_said_to_be() -> None:
+    split = split_step(without_gaps())
+
+    assert split is not None
+    assert split.input_wait is None
+    assert split.python is None
+    assert split.parts == pytest.approx({"compiled step": 0.0003, UNPARTED: 0.0007})
+    assert "kept no times" in split.no_wait
+    assert split.busy == pytest.approx(0.3)
+    assert findings(without_gaps()) == {}, "neither steps_per_execution nor a small batch"
+    [(kind, told)] = findings(without_gaps(feed=pydataset(workers=4))).items()
+    assert kind == "python_feed"
+    assert "70% of the step is input and Python, which cannot be told apart" in told.seen
+
+
+def test_a_step_that_waits_is_told_so_also_where_no_rule_knows_why() -> None:
+    dear = (node("Root"), node("Prefetch"), node("BatchV2", 1.0), node("TensorSlice"))
+    waits = loop(nodes=dear)
+
+    told = findings(waits)["input_bound"]
+
+    assert (told.place, told.sure) == (at(8), "possible")
+    assert "waits 30% of its time (3 ms); BatchV2 takes" in told.seen
+    assert told.change.startswith(".batch(..., num_parallel_calls=tf.data.AUTOTUNE)")
+    assert findings(replace(waits, wait_s=0.05, call_s=0.9)) == {}
+    unknown = findings(replace(waits, nodes=()))["input_bound"]
+    assert unknown.place == waits.place
+    assert "what its stages cost is not known" in unknown.seen
+    handed_out = replace(waits, nodes=(), model={"replicas": 1, "distributed": True})
+    assert "for batch in dataset:" in findings(handed_out)["input_bound"].change
+    arrays = fit(wait=0.5, ceiling_s=0.004, stages=(stage("map", 40, by_user=False),), nodes=())
+    assert findings(arrays) == {}
+    bare = replace(waits, stages=waits.stages[1:], nodes=())
+    assert set(findings(bare)) == {"missing_prefetch"}, "that is why"
+
+
+def test_what_the_input_takes_of_the_cores_is_not_said_to_be_pythons() -> None:
+    # 10 ms a step, of which 3 are neither waited for nor the step; the input takes 10 ms of CPU for it.
+    busy = fit(ceiling_s=0.007, cores=4, nodes=(node("Root"), node("Map", 100 * 0.010)))
+
+    split = split_step(busy)
+
+    assert split is not None
+    assert split.python is None
+    assert split.parts[BESIDE] == pytest.approx(0.003)
+    for idle in (
+        replace(busy, nodes=(node("Root"), node("Map", 1e-6))),
+        replace(busy, cores=64),  # it takes nothing from anybody there
+    ):
+        split = split_step(idle)
+        assert split is not None
+        assert split.python == pytest.approx(0.3)
+
+
+def test_a_loop_of_train_on_batch_is_told_what_each_call_costs() -> None:
+    calls = loop(kind="calls", wait_s=0.0, call_s=0.6, stages=(), nodes=(), rows=0)
+
+    told = findings(calls, on_batches=((at(41), 102),))["train_on_batch"]
+
+    assert told.place == at(41)
+    assert "102 calls of train_on_batch; of a step of 10 ms Python takes 40%" in told.seen
+    assert findings(calls) == {}
+    assert findings(calls, on_batches=((at(41), 3),)) == {}
+    busy = replace(calls, call_s=0.95)
+    assert findings(busy, on_batches=((at(41), 102),)) == {}
+
+
+def test_what_other_programs_took_of_a_call_hides_no_python() -> None:
+    """Of 1 s other programs had 0.9 s, nearly all of it in the calls: of the rest Python is 40%."""
+    load = {"wall_s": 1.0, "away_s": 0.9, "wait_s": 0.8, "python_s": 0.05, "python_run_s": 0.04}
+    calls = loop(kind="calls", wait_s=0.0, call_s=0.95, stages=(), nodes=(), rows=0, load=load)
+
+    [told] = findings(calls, on_batches=((at(41), 102),), waited=0.8).values()
+
+    assert told.kind == "train_on_batch"
+    assert "Python takes 40%" in told.seen
+    assert told.sure == "possible"
+    quiet = replace(calls, load={**load, "away_s": 0.0, "wait_s": 0.0})
+    assert findings(quiet, on_batches=((at(41), 102),)) == {}
+
+
+DECODES = stage(
+    "map",
+    7,
+    operations=("ReadFile", "DecodeJpeg", "ResizeBilinear"),
+    arguments={"num_parallel_calls": -1},
+)
+
+
+def fed_by(mapped: Any, *, cpu_s: float) -> Loop:
+    """A fit without W, of steps of 1 ms, whose map took so much CPU time for each batch of 32."""
+    nodes = (node("Root"), node("Prefetch"), node("MapAndBatch", 100 * cpu_s), node("TensorSlice"))
+    stages = (stage("prefetch", 9), stage("batch", 8), mapped, stage("from_tensor_slices", 6))
+    return without_gaps(stages=stages, nodes=nodes)
+
+
+def test_where_w_is_missing_u_and_the_stages_say_what_the_step_waits_for() -> None:
+    told = findings(fed_by(DECODES, cpu_s=0.002))["input_bound"]
+
+    assert told.place == at(7)
+    assert "70% of the step is not computation" in told.seen
+    assert "W was not measured" in told.seen
+    assert "a batch costs 2" in told.seen
+    assert told.change.startswith("tf.io.decode_jpeg(data, ratio=4)")
+    # Python may be the cause if the input costs almost nothing, or if its cost is unknown.
+    assert findings(fed_by(DECODES, cpu_s=1e-5)) == {}
+    assert findings(without_gaps(stages=fed_by(DECODES, cpu_s=1.0).stages, nodes=())) == {}
+
+
+def test_without_w_a_rule_that_knows_why_speaks_too() -> None:
+    alone = stage("map", 7)
+    each = fed_by(alone, cpu_s=0.002)
+    nodes = (each.nodes[0], each.nodes[1], node("BatchV2"), node("Map", 0.2), each.nodes[3])
+
+    told = findings(replace(each, nodes=nodes))
+
+    assert set(told) == {"sequential_map"}
+    assert "W was not measured" in told["sequential_map"].seen
+
+
+def parsed(*operations: str, **changes: Any) -> Loop:
+    """A loop that waits 30 % of its time for a map below its batch."""
+    mapped = stage("map", 7, operations=operations, arguments={"num_parallel_calls": 2}, **changes)
+    nodes = (node("Root"), node("Prefetch"), node("MapAndBatch", 1.0), node("TFRecord"))
+    stages = (stage("prefetch", 9), stage("batch", 8), mapped, stage("TFRecordDataset", 6))
+    return loop(stages=stages, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("operations", "change"),
+    [
+        (("ParseExampleV2", "Placeholder"), "tf.io.parse_example(serialized, features)"),
+        (("DecodeCSV",), "tf.io.decode_csv(lines, ...)"),
+        (("StringSplitV2", "StringToNumber"), "tf.strings.to_number(texts)"),
+        (("LookupTableFindV2",), "table.lookup(ids)"),
+        (("Cast", "Mul"), "tf.cast(rows, ...)"),
+    ],
+)
+def test_work_that_has_a_form_for_batches_is_named_where_it_is_done_row_by_row(
+    operations: tuple[str, ...], change: str
+) -> None:
+    told = findings(parsed(*operations))["row_by_row"]
+
+    assert told.place == at(7)
+    assert change in told.change
+    assert "for one row at a time" in told.seen
+    assert told.gain is not None
+    assert told.gain[1] < 1 / 0.69
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        parsed("Mul"),
+        parsed("DecodeJpeg", "Cast"),
+        parsed("EagerPyFunc", "Cast"),
+        parsed("Cast", random=True),
+        replace(parsed("ParseExampleV2"), rows=1),
+        replace(parsed("ParseExampleV2"), wait_s=0.01, call_s=0.9),
+        replace(parsed("ParseExampleV2"), stages=parsed("ParseExampleV2").stages[2:]),
+    ],
+)
+def test_what_has_no_such_form_or_is_no_matter_is_not_named(changed: Loop) -> None:
+    assert "row_by_row" not in findings(changed)

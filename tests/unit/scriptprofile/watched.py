@@ -1,0 +1,107 @@
+"""What a watcher might have seen, to be changed at will."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from stoker.scriptprofile.observations import Loop, Node, Place, Seen, Stage
+
+
+def at(line: int) -> Place:
+    return Place(file="/home/me/train.py", line=line)
+
+
+def stage(kind: str, line: int, **changes: Any) -> Stage:
+    made = Stage(
+        kind=kind,
+        place=at(line),
+        by_user=True,
+        arguments={},
+        python_calls=(),
+        random=False,
+        element_bytes=1000,
+        dtypes=("float32",),
+        cardinality=1000,
+    )
+    return replace(made, **changes)
+
+
+def node(name: str, cpu_s: float = 0.001, **changes: Any) -> Node:
+    made = Node(
+        name=name,
+        cpu_s=cpu_s,
+        elements=100,
+        ratio=32.0 if "Batch" in name else 1.0,
+        per_output=1.0,
+        buffered=0,
+        buffered_bytes=0,
+        parameters={},
+    )
+    return replace(made, **changes)
+
+
+def loop(**changes: Any) -> Loop:
+    """A loop over a dataset that spends 10 ms a step, 6 of them in its tf.function."""
+    made = Loop(
+        kind="dataset",
+        place=at(40),
+        passes=1,
+        steps=102,
+        measured_steps=100,
+        first_s=1.0,
+        period_s=1.0,
+        wait_s=0.3,
+        call_s=0.6,
+        sync_s=0.0,
+        rows=32,
+        stages=(stage("prefetch", 9), stage("batch", 8), stage("from_tensor_slices", 7)),
+        nodes=(node("Root"), node("Prefetch"), node("BatchV2"), node("TensorSlice")),
+        timeline=(),
+        cores=4,
+    )
+    return replace(made, **changes)
+
+
+def fit(
+    *, real_s: float = 0.01, ceiling_s: float = 0.0095, wait: float = 0.0, **changes: Any
+) -> Loop:
+    """A fit, three rounds of ten steps."""
+    one: Mapping[str, float] = {
+        "calls": 10,
+        "real_s": 10 * real_s,
+        "ceiling_s": 10 * ceiling_s,
+        "gap_s": 10 * real_s * (1 - wait),
+        "gap_of_s": 10 * real_s,
+    }
+    model = {
+        "steps_per_execution": 1,
+        "replicas": 1,
+        "compiled": ["/home/me/train.py", 20],
+        "made": ["/home/me/train.py", 10],
+        "policy": "float32",
+    }
+    made = loop(kind="fit", rounds=(one,) * 3, wait_s=0.0, model=model)
+    return replace(made, **changes)
+
+
+def seen(*loops: Loop, **changes: Any) -> Seen:
+    made = Seen(
+        pid=1,
+        argv=("train.py",),
+        tensorflow="2.21.0",
+        keras={},
+        gpus=0,
+        gpu_peak_bytes=(),
+        peak_memory_bytes=0,
+        functions_run_eagerly=False,
+        wall_s=10.0,
+        cpu_s=10.0,
+        loops=loops,
+        functions=(),
+        stages=(),
+        strategies=(),
+        failures=(),
+    )
+    return replace(made, **changes)
