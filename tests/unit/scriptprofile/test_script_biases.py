@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from tests.unit.tune.attach.watched import fit, seen
+from tests.unit.scriptprofile.watched import fit, seen
 
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.input_rules import Machine

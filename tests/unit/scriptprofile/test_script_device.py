@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 from tests.unit.measure.traces import resnet_step
-from tests.unit.tune.attach.watched import at, fit, loop, seen
+from tests.unit.scriptprofile.watched import at, fit, loop, seen
 
 from stoker.measure.device_events import read_events
 from stoker.measure.device_time import DeviceTime, device_time

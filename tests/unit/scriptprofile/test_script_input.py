@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.tune.attach.watched import at, fit, loop, node, seen, stage
+from tests.unit.scriptprofile.watched import at, fit, loop, node, seen, stage
 
 from stoker.scriptprofile.observations import Feed, Loop
 from stoker.scriptprofile.rules.diagnose import diagnose

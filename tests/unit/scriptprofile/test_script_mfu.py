@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.unit.tune.attach.watched import at, loop, seen
+from tests.unit.scriptprofile.watched import at, loop, seen
 
 from stoker.scriptprofile import counting
 from stoker.scriptprofile.mfu import Reached

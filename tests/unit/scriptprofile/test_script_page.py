@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from tests.unit.tune.attach.watched import loop, node
+from tests.unit.scriptprofile.watched import loop, node
 
 from stoker.scriptprofile.observations import Loop, Place
 from stoker.scriptprofile.page import page_html

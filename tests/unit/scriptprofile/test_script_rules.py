@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.tune.attach.watched import at, fit, loop, node, seen, stage
+from tests.unit.scriptprofile.watched import at, fit, loop, node, seen, stage
 
 from stoker.scriptprofile.mfu import Reached
 from stoker.scriptprofile.observations import BatchHook, Function, Loop, Place, Stage

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.unit.tune.attach.watched import at, fit, loop, node, seen, stage
+from tests.unit.scriptprofile.watched import at, fit, loop, node, seen, stage
 
 from stoker.scriptprofile.observations import NOWHERE, FirstPass, Loop, Seen, WallPart
 from stoker.scriptprofile.rules.diagnose import diagnose

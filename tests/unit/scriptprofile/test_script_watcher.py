@@ -136,7 +136,7 @@ def test_facts_are_json_whatever_they_hold_and_a_broken_part_costs_only_itself(
     told = json.loads(path.read_text())
     assert told["odd"] == {"1": None, "path": str(tmp_path), "t": [1, 2]}
     assert "no" not in told
-    assert told["failures"][0].startswith("KeyError: 'gone' (test_attach_inside.py:")
+    assert told["failures"][0].startswith("KeyError: 'gone' (test_script_watcher.py:")
 
 
 def test_a_forked_child_does_not_write_its_parents_facts(tmp_path: Path) -> None:
