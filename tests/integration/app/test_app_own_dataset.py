@@ -592,6 +592,10 @@ def dataset(split):
     return made.batch(16)  # labels
 """
 
+GAN_BUILT = (
+    "model.d_optimizer.build(model.discriminator.trainable_variables); "
+    "model.g_optimizer.build(model.generator.trainable_variables)"
+)
 GAN_EDITS = [
     (".map(lambda x: (x, x))", "  # labels", ".map(lambda x: (x, x))"),
     (
@@ -612,11 +616,9 @@ GAN_EDITS = [
 """,
     ),
     (
-        "model.d_optimizer.build(model.discriminator.trainable_variables); "
-        "model.g_optimizer.build(model.generator.trainable_variables)",
+        GAN_BUILT,
         "# build",
-        "model.d_optimizer.build(model.discriminator.trainable_variables); "
-        "model.g_optimizer.build(model.generator.trainable_variables)",
+        GAN_BUILT,
     ),
     (
         "Add to it: 'loss', the sum of d_loss.",

@@ -17,13 +17,13 @@ def slow(features, label):
 
 class Looks(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        for row in range(40):
+        for row in range(30):
             self.model.predict(x[row : row + 1], verbose=0)
 
 
 model = keras.Sequential([keras.layers.Dense(1)])
 model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
 dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(64)
-validation = tf.data.Dataset.from_tensor_slices((x[:40], y[:40])).map(slow).batch(8)
+validation = tf.data.Dataset.from_tensor_slices((x[:32], y[:32])).map(slow).batch(8)
 model.fit(dataset, epochs=2, validation_data=validation, verbose=0, callbacks=[Looks()])
 print("done")
