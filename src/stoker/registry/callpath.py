@@ -195,7 +195,6 @@ class LoadedModel:
 _REFUSED_BY_GRAPH = (
     tf.errors.InvalidArgumentError,
     tf.errors.OutOfRangeError,
-    tf.errors.FailedPreconditionError,
     tf.errors.DataLossError,
     tf.errors.UnimplementedError,
 )

@@ -535,3 +535,111 @@ def test_the_python_api_takes_the_same_word(tmp_path: Path) -> None:
     assert made.data == load_experiment(tmp_path).data
     with pytest.raises(ConfigError, match="label must be given"):
         Experiment(name="mine", data=IngestConfig(source="a.csv"), model="model:build")
+
+
+GAN_PY = """\
+import keras
+import tensorflow as tf
+from keras import layers
+
+
+class Gan(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.discriminator = keras.Sequential([keras.Input((8,)), layers.Dense(1)])
+        self.generator = keras.Sequential([keras.Input((2,)), layers.Dense(8)])
+        self.d_measured = keras.metrics.Mean(name="d_loss")
+
+    def compile(self, d_optimizer, g_optimizer):
+        super().compile()
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+
+    @property
+    def metrics(self):
+        return [self.d_measured]
+
+    def made(self, real):
+        return self.generator(tf.random.normal((tf.shape(real)[0], 2)))
+
+    def losses_of(self, real):
+        true, false = (tf.reduce_mean(self.discriminator(x)) for x in (real, self.made(real)))
+        return false - true, -false
+
+    def train_step(self, data):
+        real = data[0]["inputs"]
+        for number, (part, optimizer) in enumerate(
+            ((self.discriminator, self.d_optimizer), (self.generator, self.g_optimizer))
+        ):
+            with tf.GradientTape() as tape:
+                loss = self.losses_of(real)[number]
+            gradients = tape.gradient(loss, part.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, part.trainable_variables))
+        self.d_measured.update_state(self.losses_of(real)[0])
+        return {"d_loss": self.d_measured.result()}  # logs
+# test_step
+# call
+
+
+def build(features):
+    model = Gan()
+    model.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
+    # build
+    return model
+
+
+def dataset(split):
+    made = tf.data.Dataset.from_tensor_slices(tf.random.stateless_normal((64, 8), (1, 2)))
+    return made.batch(16)  # labels
+"""
+
+GAN_BUILT = (
+    "model.d_optimizer.build(model.discriminator.trainable_variables); "
+    "model.g_optimizer.build(model.generator.trainable_variables)"
+)
+GAN_EDITS = [
+    (".map(lambda x: (x, x))", "  # labels", ".map(lambda x: (x, x))"),
+    (
+        "Add to the class: def test_step(self, data)",
+        "# test_step",
+        """
+    def test_step(self, data):
+        self.d_measured.update_state(self.losses_of(data[0]["inputs"])[0])
+        return {"d_loss": self.d_measured.result(), "loss": self.d_measured.result()}
+""",
+    ),
+    (
+        "Add to the class: def call(self, inputs)",
+        "# call",
+        """
+    def call(self, inputs):
+        return self.discriminator(inputs["inputs"])
+""",
+    ),
+    (
+        GAN_BUILT,
+        "# build",
+        GAN_BUILT,
+    ),
+    (
+        "Add to it: 'loss', the sum of d_loss.",
+        "}  # logs",
+        ', "loss": self.d_measured.result()}',
+    ),
+]
+"""What a message says, and the edit that it asks for: its place in the file, and the code."""
+
+
+def test_a_gan_of_keras_guide_trains_after_the_edits_that_the_messages_give(tmp_path: Path) -> None:
+    settings = "name: gan\ndata: model:dataset\nmodel: model:build\ntrain: {epochs: 1}\n"
+    own = Own(write(tmp_path / "gan", model=GAN_PY, settings=settings))
+
+    for said, place, code in GAN_EDITS:
+        with pytest.raises(ConfigError) as refused:
+            own.run(until="train")
+        assert said in refused.value.line()
+        own.edit("model.py", place, code)
+        if "test_step" in code:
+            assert "train.monitor: val_d_loss" in refused.value.line()
+            own.edit("stoker.yaml", "epochs: 1", "epochs: 1, monitor: val_d_loss")
+
+    assert own.run(until="train").result("train")["epochs"] == 1

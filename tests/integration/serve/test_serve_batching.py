@@ -384,6 +384,35 @@ def test_concurrent_clients_get_their_own_rows_and_only_the_bad_one_fails(
         ), number
 
 
+def test_requests_of_undeclared_shapes_run_alone_while_others_are_joined(
+    exported: dict[str, Path], monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
+) -> None:
+    """The model declares [-1, 1]; a softmax over [3] and [1] joined would give other numbers."""
+    model = load_model(exported["half_plus_two"])
+    shapes, held, run = [], threading.Event(), model.run
+
+    def slow(signature: str, arrays: Sequence[Array]) -> Outputs:
+        shapes.append(arrays[0].shape)
+        assert held.wait(30)
+        return run(signature, arrays)
+
+    monkeypatch.setattr(model, "run", slow)
+    batcher = Batcher(model, BatchingConfig(), name="half", metrics=ServeMetrics())
+    asked = [np.full(shape, 2.0, np.float32) for shape in ((1, 1), (3,), (1,), (3,), (2, 2))]
+
+    found = [pool.submit(batcher.call, "serving_default", {"x": array}) for array in asked]
+    wait_for(lambda: len(shapes) == len(asked))
+    held.set()
+    answers = [future.result(30)["y"] for future in found]
+    both = np.full(3, 2.0, np.float32)
+    assert batcher.call_at_once("serving_default", {"x": both}, (1, 2)) is None
+    batcher.close()
+
+    assert sorted(shapes) == sorted(array.shape for array in asked)
+    for array, answer in zip(asked, answers, strict=True):
+        assert answer.tolist() == (array / 2 + 2).tolist()
+
+
 def test_grpc_and_rest_meet_in_one_queue_without_mixing(
     server: Server, ask_at: Callable[..., Any], pool: ThreadPoolExecutor
 ) -> None:

@@ -15,9 +15,11 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+from tests.integration.serve.conftest import started
 
 from stoker.core.errors import DataError
 from stoker.registry.callpath import load_model
+from stoker.serve.config import ServeConfig
 from stoker.serve.errors import ServeError
 from stoker.serve.grpc.predict import read_inputs
 from stoker.serve.loading.safety import check_model
@@ -312,6 +314,45 @@ def test_a_keras_model_in_a_module_is_served_by_its_object_graph(
 
     np.testing.assert_allclose(found, module.net(x), atol=1e-6)
     assert "is served by its object graph, which is slower" in caplog.text
+
+
+def test_a_version_with_a_variable_that_nothing_restores_is_not_served(tmp_path: Path) -> None:
+    """It would refuse every request, whatever the client sends."""
+    module, folder = Holder(), tmp_path / "1"
+    tf.saved_model.save(module, str(folder), signatures={"serving_default": module.serve})
+    file = folder / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    saved.meta_graphs[0].ClearField("object_graph_def")  # so no other way of loading is left
+    file.write_bytes(saved.SerializeToString())
+    servable = Servable(1, folder)
+
+    assert not servable.load()
+    assert "is not restored" in servable.reason
+
+
+def test_a_fault_of_the_model_is_not_the_clients(
+    exported: dict[str, Path], tmp_path: Path, ask_at: Ask
+) -> None:
+    folder = shutil.copytree(exported["words"], tmp_path / "words" / "1")
+    file = folder / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    del saved.meta_graphs[0].signature_def["__saved_model_init_op"]
+    saved.meta_graphs[0].collection_def.clear()  # nothing fills the table
+    file.write_bytes(saved.SerializeToString())
+    config = ServeConfig(
+        models={"words": folder.parent}, rest_port=0, grpc_port=0, poll_s=0.05, lame_duck_s=0.0
+    )
+    with (
+        started(config) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+    ):
+        answer = ask_at(server.rest_port, PREDICT.format("words"), {"instances": ["cash"]})
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        by_grpc = refusal(lambda: stub.Predict(request_of("words", word=["cash"]), timeout=30))
+
+    said = "the model failed; the log says how"
+    assert (answer.status, answer.json()) == (500, {"error": said})
+    assert by_grpc == ("INTERNAL", said)
 
 
 def test_functions_that_only_the_object_graph_holds_are_checked_too(tmp_path: Path) -> None:

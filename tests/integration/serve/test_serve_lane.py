@@ -145,10 +145,10 @@ def test_more_than_one_run_takes_is_several_runs_and_none_needs_a_thread(
             if hold:  # what comes meanwhile is one turn of the loop
                 server._rest.servers[0].get_loop().call_soon_threadsafe(time.sleep, 0.5)
             for number, client in enumerate(opened):
-                client.sendall(post(PATH, b'{"instances": [%d.0]}' % number))
+                client.sendall(post(PATH, b'{"instances": [[%d.0]]}' % number))
             for number, stream in enumerate(streams):
                 ((status, _, body),) = answers(stream, 1)
-                assert (status, json.loads(body)) == (200, {"predictions": [number / 2 + 2]})
+                assert (status, json.loads(body)) == (200, {"predictions": [[number / 2 + 2]]})
     assert beside == []
 
 

@@ -17,7 +17,7 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 NAMES = (
     "mnist_fit", "image_generator", "custom_loop", "eager_loop", "retraced", "looks_first",
     "mixed_float16", "mirrored_outside_scope", "no_autotune", "xla_eager", "fed_by_python",
-    "whole_scans", "first_pass",
+    "whole_scans", "first_pass", "outside_steps",
 )  # fmt: skip
 
 
@@ -262,6 +262,22 @@ def test_a_first_pass_that_fills_a_cache_is_the_largest_part_and_named_at_its_ma
     assert finding.gain is not None
     assert finding.gain[1] > 1.05
     assert "the first pass, which fills a cache" in dict(script.profile.time_parts)
+
+
+def test_time_outside_of_steps_is_named_by_its_line_and_steps_get_no_advice(
+    ran: Mapping[str, Ran],
+) -> None:
+    script = ran["outside_steps"]
+    parts = dict(script.profile.time_parts)
+
+    assert script.found() == {
+        "slow_predict": script.line("self.model.predict("),
+        "slow_validation": script.line("model.fit("),
+    }
+    assert "in 60 calls" in script.said("slow_predict")
+    assert parts["training"] < 0.25
+    assert parts["predict"] + parts["validation"] > parts["training"]
+    assert all(each.gain is not None and each.gain[1] > 1.05 for each in script.profile.findings)
 
 
 def test_what_is_to_be_changed_is_told_where_it_was_written(ran: Mapping[str, Ran]) -> None:

@@ -25,6 +25,7 @@ from stoker.data.features.analysis.leaks import MadeLabels, find_leaks
 from stoker.data.features.analysis.measure import compute_statistics
 from stoker.data.features.analysis.schema import infer_schema
 from stoker.data.features.spec import LabelSpec, TransformSpec, VocabularySpec
+from stoker.data.ingest import IngestConfig, ingest
 
 _DTYPES: dict[str, Any] = {"int64": "int64", "double": "float64", "string": "string"}
 
@@ -218,6 +219,29 @@ def test_huge_marks_of_missing_values_hide_no_copy_and_end_nothing(
     assert "all" not in leaks(write(tmp_path, train=given), "y")["y"]
 
 
+def test_numbers_that_float32_merges_are_found_and_no_others(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    given = {
+        "seconds": 1_700_000_000.25 + 10 * rng.integers(0, 80, ROWS),
+        "cents": 12_345_678 + rng.integers(0, 100, ROWS) / 100,
+        "year": rng.integers(1950, 2026, ROWS) + 0.5,
+        "latitude": rng.uniform(52.51, 52.52, ROWS),
+        "price": rng.lognormal(3, 1, ROWS).round(2),
+        "none": np.full(ROWS, np.nan),
+    }
+    columns = {name: pa.array(values, pa.float32()) for name, values in given.items()}
+    root = tmp_path / "d.parquet"
+    pq.write_table(pa.table(columns | {"whole": 1_700_000_000 + rng.integers(0, 9, ROWS)}), root)
+    dataset = ingest(IngestConfig(source=str(root)), tmp_path / "out")
+    statistics = compute_statistics(dataset)
+
+    found = find_anomalies(statistics, infer_schema(statistics))
+
+    rounded = {each.column: each.message for each in found if each.kind == "rounded"}
+    assert rounded.keys() == {"seconds", "cents"}
+    assert rounded["cents"].startswith("float32 has 2 values from 12345678.0 to 12345679.0")
+
+
 def spec(*vocabularies: tuple[str, str, dict[str, Any]]) -> TransformSpec:
     """Vocabularies by name, each with its column and its parameters."""
     return TransformSpec(
@@ -336,6 +360,19 @@ def test_only_columns_that_the_model_sees_are_judged_each_in_one_line_with_the_r
     assert [line.split("'")[1] for line in told(anomalies=twice, losses=many)] == ["a", "b"]
     [own] = told(anomalies=[anomaly("a", "all_missing")], own=True, label_columns=("a",))
     assert own.endswith("Leave it out of the elements.")
+
+
+def test_numbers_that_are_rounded_and_classes_that_look_alike_are_told_with_the_remedy() -> None:
+    texts = LabelSpec(name="y", dtype="int64", shape=(), classes=("No", "Yes", "yes ", "yes, no"))
+    rounded = [anomaly("a", "rounded")]
+
+    numbers, alike = told(anomalies=rounded, labels={"": texts})
+    [own] = told(anomalies=rounded, own=True)
+
+    assert numbers.startswith("column 'a' of train: it is so. Subtract an offset in the source; or")
+    assert "tf.strings.to_number(inputs['a'], tf.float64)" in numbers
+    assert alike.startswith("the label has the classes 'Yes', 'yes ', which differ only in case")
+    assert own.endswith("Subtract an offset in the source, in float64.")
 
 
 def test_a_label_made_only_of_what_the_model_sees_is_a_warning() -> None:

@@ -197,6 +197,31 @@ def test_a_weight_of_a_class_that_no_row_has_is_a_warning(
     assert [f"{each.severity} {each.kind}" for each in found] == said
 
 
+def test_the_ids_of_three_texts_are_no_numbers_and_those_of_two_are() -> None:
+    def told(labels: list[int], texts: list[str]) -> list[str]:
+        splits = {"train": {ONLY: summary(labels)}}
+        model = built(1, None, "mse")
+        return [each.kind for each in findings(model, splits, monitor="val_loss", texts=texts)]
+
+    assert told([0, 1, 2], [ONLY]) == ["classes_as_numbers"]
+    assert told([0, 1, 1], [ONLY]) == []
+    assert told([0, 1, 2], []) == []
+
+
+def test_a_ratio_to_a_label_of_0_and_rows_that_evaluate_refuses_are_warnings() -> None:
+    [ratio] = findings(
+        built(1, None, "mape"), {"train": {ONLY: summary([0, 0, 7.5])}}, monitor="val_loss"
+    )
+    [several] = findings(
+        built(5, "softmax", "categorical_crossentropy"),
+        {"train": {ONLY: summary(MULTI_HOT)}},
+        monitor="val_loss",
+    )
+
+    assert "divides by the label, and the label of train is 0 in 2 rows" in ratio.message
+    assert (several.kind, "`evaluate` refuses them" in several.message) == ("label_sum", True)
+
+
 def test_labels_that_are_never_set_and_mostly_zeros_are_warnings() -> None:
     labels = np.zeros((50, 5))
     labels[:4, 1:3] = 1

@@ -214,6 +214,7 @@ def _check_data(
             labels,
             monitor=experiment.train.monitor,
             class_weight=experiment.train.class_weight,
+            texts=[output for output, spec in transform.labels.items() if spec.classes],
         ),
         *_input_findings(context, transform),
     )

@@ -22,7 +22,15 @@ from stoker.registry.callpath import (
     zeros,
 )
 from stoker.serve.batching.config import BatchingConfig
-from stoker.serve.batching.joined import Array, Outputs, can_be_joined, key_of, rejoined, rows_of
+from stoker.serve.batching.joined import (
+    Array,
+    Outputs,
+    can_be_joined,
+    have_all_axes,
+    key_of,
+    rejoined,
+    rows_of,
+)
 from stoker.serve.batching.queue import Queue, Request
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
@@ -93,7 +101,7 @@ class Batcher:
         if wrong := wrong_shapes(known, arrays):
             return self._undeclared(signature, arrays, deadline, wrong=wrong)
         queue, rows = self._queues.get(signature), rows_of(arrays)
-        if queue is None or not queue.joins or rows == 0:
+        if queue is None or not queue.joins or rows == 0 or not have_all_axes(known, arrays):
             return self._alone(signature, arrays, deadline)
         if rows > queue.max_batch_size:
             return self._larger(queue, arrays, rows, deadline)
@@ -128,11 +136,14 @@ class Batcher:
         Raises:
             UserError: the inputs are not the signature's, or the model refused them.
         """
-        arrays = checked_inputs(self.signatures[signature], inputs)
+        known = self.signatures[signature]
+        arrays = checked_inputs(known, inputs)
         rows = rows_of(arrays)
         sizes = sizes or (rows,)
         queue = self._queues[signature]
         if rows != sum(sizes) or not 0 < rows <= queue.max_batch_size:
+            return None
+        if len(sizes) > 1 and not have_all_axes(known, arrays):
             return None
         return queue.run_now(arrays, sizes)
 

@@ -50,6 +50,14 @@ def rows_of(arrays: Sequence[Array]) -> int:
     return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else 0
 
 
+def have_all_axes(signature: Signature, arrays: Sequence[Array]) -> bool:
+    """Whether each input has as many axes as declared, so that its first axis is certainly its rows."""
+    return all(
+        spec.shape is None or array.ndim == len(spec.shape)
+        for spec, array in zip(signature.inputs.values(), arrays, strict=True)
+    )
+
+
 def key_of(arrays: Sequence[Array], *, variable: bool) -> Key:
     """What must be equal in requests that are joined.
 

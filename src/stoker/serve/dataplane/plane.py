@@ -437,7 +437,10 @@ def _as_serve_error() -> Iterator[None]:
         raise ServeError(Code.RESOURCE_EXHAUSTED, first_line(error)) from error
     except tf.errors.OpError as error:
         _log.exception("the model failed")
-        raise ServeError(Code(error.error_code), "the model failed; the log says how") from error
+        # A variable or table without content: the model's fault, but this code is HTTP's 400.
+        is_incomplete = isinstance(error, tf.errors.FailedPreconditionError)
+        code = Code.INTERNAL if is_incomplete else Code(error.error_code)
+        raise ServeError(code, "the model failed; the log says how") from error
     except Exception as error:
         _log.exception("a request met a bug")
         raise ServeError(Code.INTERNAL, "the server has a bug; its log says more") from error

@@ -136,6 +136,7 @@ def _loaded(
             fill(session, meta_graph, folder, how.yield_gil)
             how.yield_gil()
             _initialise(session, meta_graph, folder)
+            _require_variables(session, meta_graph)
         how.yield_gil()
         return _bound(LoadedModel(session, _definitions(meta_graph), folder))
     except _FAILURES:
@@ -320,6 +321,28 @@ def _initialise(
         if node_of(found.tensor_info.name) in present  # what nobody reads was not imported
     }
     session.run(session.graph.get_operation_by_name(name), assets)
+
+
+def _require_variables(
+    session: tf.compat.v1.Session, meta_graph: meta_graph_pb2.MetaGraphDef
+) -> None:
+    """Refuse a model that reads a variable without a value: it would fail every request.
+
+    With an object graph, `unrestored_variables` has found these without running anything.
+    """
+    if meta_graph.HasField("object_graph_def"):
+        return
+    nodes = reached(nodes_by_name(meta_graph.graph_def), roots_of(meta_graph))
+    handles = {node.name: f"{node.name}:0" for node in nodes if node.op == "VarHandleOp"}
+    has_value = session.run(
+        {
+            name: tf.raw_ops.VarIsInitializedOp(resource=session.graph.get_tensor_by_name(handle))
+            for name, handle in handles.items()
+        }
+    )
+    missing = sorted(name for name, value in has_value.items() if not value)
+    if missing:
+        raise ValueError(f"its variable {missing[0]!r} is not restored")
 
 
 def _initialiser(meta_graph: meta_graph_pb2.MetaGraphDef) -> str | None:

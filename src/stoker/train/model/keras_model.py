@@ -115,10 +115,13 @@ def run_own_step(model: keras.Model, method: str, batch: tuple[Any, ...]) -> dic
     logs = call(getattr(model, method), batch, what=what)
     flat = _flat(logs) if isinstance(logs, Mapping) else {}
     if "loss" not in flat:
+        parts = " and ".join(name for name in flat if name.endswith("loss"))
         raise ConfigError(
             f"{what} must return a dict with a `loss`",
             got=Plain(", ".join(flat) or type(logs).__name__),
-            fix="E.g. `return {metric.name: metric.result() for metric in self.metrics}`.",
+            fix=f"Add to it: 'loss', the sum of {parts}. Training ends where it is not finite."
+            if parts
+            else "E.g. `return {metric.name: metric.result() for metric in self.metrics}`.",
         )
     return flat
 

@@ -7,7 +7,7 @@ the whole split (`LabelSummary`), the model's expectations from its compiled los
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,9 @@ class _Goal:
 
     class_weight: Mapping[int, float]
     """Class -> weight."""
+
+    texts: Collection[str]
+    """Outputs of which the label is the ids of texts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +98,7 @@ def require_labels_that_fit(
     *,
     monitor: str,
     class_weight: Mapping[int, float] | None = None,
+    texts: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """Raise an error for labels that the compiled loss cannot learn.
 
@@ -106,6 +110,7 @@ def require_labels_that_fit(
         labels: Summaries of the labels of each split.
         monitor: The metric that selects the best epoch.
         class_weight: Class -> weight.
+        texts: Outputs of which the label is the ids of texts.
 
     Returns:
         The warnings.
@@ -113,7 +118,7 @@ def require_labels_that_fit(
     Raises:
         ConfigError: the first error found.
     """
-    found = list(findings(built, labels, monitor=monitor, class_weight=class_weight))
+    found = list(findings(built, labels, monitor=monitor, class_weight=class_weight, texts=texts))
     for finding in found:
         if finding.severity == "error":
             raise ConfigError(finding.message, fix=finding.fix)
@@ -126,9 +131,10 @@ def findings(
     *,
     monitor: str,
     class_weight: Mapping[int, float] | None = None,
+    texts: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Every problem with the labels, each once, errors and warnings; see above."""
-    goal = _Goal(monitor=monitor, class_weight=class_weight or {})
+    goal = _Goal(monitor=monitor, class_weight=class_weight or {}, texts=texts)
     if overrides(built.model) & {"train_step", "compute_loss"}:
         return
     seen: set[tuple[str, str]] = set()
@@ -406,7 +412,8 @@ def _categorical(case: _Case) -> Iterator[Finding]:
         yield case.warning(
             "label_sum",
             f"{case.loss} needs rows that add up to 1: those of {case.subject} add up to "
-            f"{case.label.least_sum:g} to {case.label.most_sum:g}",
+            f"{case.label.least_sum:g} to {case.label.most_sum:g}"
+            + (", and `evaluate` refuses them" if case.label.multi_hot else ""),
             "For several classes at once use sigmoid and binary_crossentropy.",
         )
     yield from _activations(case, "softmax")
@@ -476,6 +483,25 @@ def _numbers(case: _Case) -> Iterator[Finding]:
             "label_range",
             f"{case.activation} in the last layer gives values from {low:g} to {high:g}: {case.goes}",
             "Use a linear last layer, or scale the label.",
+        )
+    yield from _no_quantity(case)
+
+
+def _no_quantity(case: _Case) -> Iterator[Finding]:
+    """Labels whose distance or ratio, which the loss computes, means nothing."""
+    most = case.limits[1]
+    if case.output in case.goal.texts and case.one_value and most > 1:
+        yield case.warning(
+            "classes_as_numbers",
+            f"{case.loss} reads the ids of texts as numbers that have an order: {case.goes}",
+            _for_class_ids(case),
+        )
+    zeros = (case.label.counts or {}).get("0", 0)
+    if case.loss == "mean_absolute_percentage_error" and zeros:
+        yield case.warning(
+            "label_zero",
+            f"{case.loss} divides by the label, and {case.subject} is 0 in {zeros:,} rows",
+            'Use "mae" or "mse".',
         )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from stoker.data.columns import VARYING
 from stoker.data.features.analysis.schema import TRAIN, ColumnSchema, Schema
 from stoker.data.features.analysis.statistics import TOP_VALUES, ColumnStatistics, Statistics
@@ -15,6 +17,9 @@ MISSING_RISE = 0.05
 
 FAR_OUTSIDE = 1.0
 """How far outside of the training range, in widths of that range, a value is "far"."""
+
+FEW_STEPS = 100
+"""A float32 column with fewer values than this between its ends has lost digits that a model may need."""
 
 RARE_SHARE = 0.01
 """A class with less than this share of the rows is learned badly, if at all."""
@@ -97,6 +102,7 @@ def _column(
         yield from _label(split, column)
     if split == TRAIN:
         yield from _constant(split, column)
+        yield from _rounded(split, column)
     else:
         yield from _missing(split, column, expected)
         yield from _new_values(split, column, expected, is_label=is_label)
@@ -129,6 +135,21 @@ def _constant(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
         where = "value of its lists" if column.length == VARYING else where
         text = f"every {where} holds the same value, {column.top[0].value!r}"
         yield _make(split, column.name, "constant", "warning", text)
+
+
+def _rounded(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
+    """Numbers far from 0 and close together: float32 stores many of them as the same value."""
+    numbers = column.numbers
+    if column.dtype != "float32" or numbers is None or numbers.min is None or numbers.max is None:
+        return
+    span, widest = numbers.max - numbers.min, max(abs(numbers.min), abs(numbers.max))
+    steps = span / float(np.spacing(np.float32(widest)))
+    if 0 < steps < FEW_STEPS:
+        text = (
+            f"float32 has {steps + 1:.0f} values from {numbers.min!r} to {numbers.max!r}, and stores "
+            "all numbers as one of them"
+        )
+        yield _make(split, column.name, "rounded", "warning", text)
 
 
 def _lengths_vary(column: ColumnStatistics) -> bool:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from stoker.cluster.limits import usable_cores
 from stoker.core.finding import Finding
+from stoker.core.multi_output import ONLY
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features import engine
@@ -88,7 +89,7 @@ def _counted(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> t
         return int(count), int(of_lost)
 
 
-_KINDS = ("constant", "all_missing", "decides_label")
+_KINDS = ("constant", "all_missing", "decides_label", "rounded")
 """Anomalies of the training split that matter to a model which sees the column."""
 
 
@@ -130,6 +131,12 @@ def input_findings(
                     f"column {name!r} of {TRAIN}: {each['message']}",
                     f"{leave_out} if it is known only after the label; else a rule is enough.",
                 )
+            elif each["kind"] == "rounded":
+                yield _warning(
+                    "rounded",
+                    f"column {name!r} of {TRAIN}: {each['message']}",
+                    _subtracted(name, own=own),
+                )
             else:
                 yield _warning(
                     each["kind"],
@@ -146,6 +153,8 @@ def input_findings(
             f"the label is computed from columns that the model sees: {', '.join(label_columns)}",
             "Name what serving will not have under label_only.",
         )
+    for output, label in labels.items():
+        yield from _look_alike(output, label.classes or ())
     for loss in losses:
         share, name = loss["lost"] / max(loss["values"], 1), loss["column"]
         is_high = share >= LOST_SHARE and loss["values"] >= LEAST_VALUES
@@ -157,6 +166,33 @@ def input_findings(
                 "vocabulary",
                 "Use hash_strings, or split, cut or round the values before the vocabulary.",
             )
+
+
+def _subtracted(name: str, *, own: bool) -> str:
+    subtract = "Subtract an offset in the source"
+    if own:
+        return f"{subtract}, in float64."
+    return (
+        f"{subtract}; or set data.types: {{{name}: string}} and subtract it in preprocessing_fn from "
+        f"tf.strings.to_number(inputs[{name!r}], tf.float64)."
+    )
+
+
+def _look_alike(output: str, classes: Sequence[str]) -> Iterator[Finding]:
+    """Classes of a text label that a person would read as one."""
+    found: dict[str, list[str]] = {}
+    for text in classes:
+        found.setdefault(" ".join(text.split()).casefold(), []).append(text)
+    alike = next((texts for texts in found.values() if len(texts) > 1), None)
+    if alike is not None:
+        subject = f"the label of output {output!r}" if output != ONLY else "the label"
+        yield _warning(
+            "label_spelling",
+            f"{subject} has the classes {', '.join(map(repr, alike))}, which differ only in case or "
+            "white space and are learned as different ones",
+            "Make them one in the source, or in preprocessing_fn: "
+            "tf.strings.lower(tf.strings.strip(label)).",
+        )
 
 
 def _warning(kind: str, message: str, fix: str) -> Finding:
