@@ -18,6 +18,7 @@ from stoker.data.features.scalers import (
     scale_to_z_score,
     var,
 )
+from stoker.data.features.sparse import sparse_from_lists
 from stoker.data.features.spec import TransformOutput
 from stoker.data.features.tft_arguments import missing_function
 from stoker.data.features.vocabularies import (
@@ -42,6 +43,7 @@ __all__ = [
     "scale_by_min_max",
     "scale_to_0_1",
     "scale_to_z_score",
+    "sparse_from_lists",
     "var",
     "vocabulary",
 ]
