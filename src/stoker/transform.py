@@ -23,6 +23,7 @@ from stoker.data.features.preprocessing.scalers import (
     scale_to_z_score,
     var,
 )
+from stoker.data.features.preprocessing.sparse import sparse_from_lists
 from stoker.data.features.preprocessing.tft_arguments import missing_function
 from stoker.data.features.preprocessing.vocabularies import (
     apply_vocabulary,
@@ -47,6 +48,7 @@ __all__ = [
     "scale_by_min_max",
     "scale_to_0_1",
     "scale_to_z_score",
+    "sparse_from_lists",
     "var",
     "vocabulary",
 ]

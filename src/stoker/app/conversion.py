@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from stoker.app.experiment import Experiment
 from stoker.app.stage_outputs import eval_rows, open_dataset, open_transform
-from stoker.client.rows import Request, to_arrays
-from stoker.client.signature import SignatureSpec, TensorSpec
+from stoker.client.rows import Request, padded, to_arrays
+from stoker.client.signature import SignatureSpec, TensorSpec, chosen
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.columns import Column, to_numpy
 
@@ -65,7 +65,8 @@ def of_folder(folder: Path, request: Request | None) -> Source:
         ConfigError: there is no SavedModel, or there are no rows.
         UserError: the rows are none that the model takes.
     """
-    from stoker.registry.callpath import DEFAULT_SIGNATURE, load_model
+    from stoker.export.signatures import SERVING_TRANSFORMED, TRANSFORM_FEATURES
+    from stoker.registry.callpath import load_model
     from stoker.registry.repository import version_folders
 
     versions = version_folders(folder)
@@ -77,20 +78,20 @@ def of_folder(folder: Path, request: Request | None) -> Source:
             fix="Give them by --data rows.json, or name the experiment's folder.",
         )
     model = load_model(saved_model)
-    try:
-        name = request.signature or DEFAULT_SIGNATURE
-        if name not in model.signatures:
-            raise ConfigError("the signature must be one of the model's", got=name)
-        spec = SignatureSpec(
+    signatures = {
+        name: SignatureSpec(
             inputs={
-                n: TensorSpec(dtype=s.dtype, shape=s.shape)
-                for n, s in model.signatures[name].inputs.items()
+                n: TensorSpec(dtype=s.dtype, shape=s.shape) for n, s in signature.inputs.items()
             },
             outputs={},
         )
-    finally:
-        model.close()
-    rows = to_arrays(request, spec)
+        for name, signature in model.signatures.items()
+    }
+    model.close()
+    if request.signature == SERVING_TRANSFORMED:  # is asked by what the transform makes of raw rows
+        request = replace(request, signature=TRANSFORM_FEATURES)
+    spec = chosen(signatures, request.signature)
+    rows = to_arrays(padded(request, lambda: signatures), spec)
     return Source(saved_model=saved_model, rows=rows, representative=rows)
 
 

@@ -358,6 +358,90 @@ def test_an_experiment_is_converted_with_its_own_rows(
     assert "'city' must hold strings" in capfd.readouterr().err
 
 
+LISTS_YAML = """\
+name: lists
+data: {source: data.jsonl}
+model: model:build
+preprocessing: model:preprocessing_fn
+label: liked
+train: {epochs: 1, batch_size: 32, deterministic: true}
+"""
+
+LISTS_PY = """\
+import keras
+import tensorflow as tf
+from keras import layers
+
+
+def preprocessing_fn(inputs):
+    prices = inputs["prices"].to_tensor(0.0, shape=[None, 4])
+    return {"prices": prices, "spent": tf.reduce_sum(inputs["prices"], axis=1)}
+
+
+def build(features, transform):
+    parts = [features["prices"], layers.Reshape((1,))(features["spent"])]
+    outputs = layers.Dense(1, activation="sigmoid")(layers.Concatenate()(parts))
+    model = keras.Model(features, outputs)
+    model.compile(optimizer="adam", loss="binary_crossentropy")
+    return model
+"""
+
+
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained experiment whose feature is a list of varying length."""
+    folder = tmp_path_factory.mktemp("lists") / "lists"
+    folder.mkdir()
+    (folder / "stoker.yaml").write_text(LISTS_YAML)
+    (folder / "model.py").write_text(LISTS_PY)
+    rng = np.random.default_rng(2)
+    rows = [
+        {"prices": rng.gamma(2.0, size=size).round(3).tolist(), "liked": int(size > 2)}
+        for size in rng.integers(0, 7, 300).tolist()
+    ]
+    (folder / "data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_rows_with_lists_of_different_lengths_are_compared(
+    lists: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], form: str
+) -> None:
+    need(form)
+    arguments = ["--to", form, "--tfjs-python", str(TFJS_PYTHON), "--tolerance", "0.3", "--json"]
+    command = ["convert", str(lists), *arguments, "--out", str(tmp_path / "own")]
+    assert invoke(command, debug=False) == 0, capfd.readouterr().err
+    own = json.loads(capfd.readouterr().out)
+    rows = tmp_path / "rows.json"
+    rows.write_text('[{"prices": [1.5]}, {"prices": [2.0, 0.5, 9.0, 1.0, 3.5]}, {"prices": []}]')
+
+    saved_model = own["saved_model"]
+    command = ["convert", saved_model, *arguments, "--data", str(rows)]
+    assert invoke([*command, "--out", str(tmp_path / "out")], debug=False) == 0, capfd.readouterr()
+    found = json.loads(capfd.readouterr().out)
+    raw = ["--signature", "serving_transformed", "--out", str(tmp_path / "raw")]
+    assert invoke([*command, *raw], debug=False) == 0, capfd.readouterr()
+    transformed = json.loads(capfd.readouterr().out)
+
+    assert (found["rows"], transformed["rows"]) == (3, 3)
+    # ONNX has the operations that cut the padding off.
+    usual = SERVING_DEFAULT if form == "onnx" else SERVING_TRANSFORMED
+    assert (own["signature"], found["signature"]) == (usual, usual)
+    assert transformed["signature"] == SERVING_TRANSFORMED
+    assert max(found["differences"].values()) <= (0.3 if form == "litert-int8" else 1e-2)
+
+
+def test_lists_of_different_lengths_that_the_model_does_not_pad_are_refused(
+    models: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.json"
+    rows.write_text("[[1, 2, 3, 4], [1, 2]]")
+    command = ["convert", str(models["dense"]), "--to", "litert", "--data", str(rows)]
+
+    assert invoke([*command, "--out", str(tmp_path / "out")], debug=False) == 2
+    assert "input 'x' must have rows of one length" in capfd.readouterr().err
+
+
 def test_a_foreign_error_of_a_converter_is_not_hidden(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="whole SavedModel"):
         convert(tmp_path, "litert", tmp_path / "out", rows=X, representative=X)

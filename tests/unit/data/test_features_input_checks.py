@@ -116,6 +116,102 @@ def test_the_length_of_a_list_that_decides_the_label_is_found(tmp_path: Path) ->
     assert found == {"y": ["flag", "parity"], "stars": ["reviews"]}
 
 
+def vector(rows: Any, item: pa.DataType) -> pa.Array:
+    rows = list(map(list, rows))
+    return pa.array(rows, pa.list_(item, len(rows[0])))
+
+
+def subjects(dataset: Dataset, label: str) -> dict[str, str]:
+    """Column -> how the finding calls what decides the label."""
+    found = list(find_leaks(dataset, compute_statistics(dataset), [label]))
+    assert len({leak.column for leak in found}) == len(found)
+    return {leak.column: leak.message.partition(" alone")[0] for leak in found}
+
+
+def test_the_element_of_a_vector_or_list_that_decides_the_label_is_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    y, price = np.arange(ROWS) % 2, rng.lognormal(3, 1, ROWS)
+    noise = rng.normal(size=(ROWS, 200))
+
+    def planted(place: int, values: Any, width: int = 8) -> Any:
+        return np.concatenate(
+            [noise[:, :place], np.asarray(values)[:, None], noise[:, place + 1 : width]], axis=1
+        )
+
+    paid = [
+        [None if not sold and k == 1 else x for k, x in enumerate(row[:4])]
+        for sold, row in zip(y, noise, strict=True)
+    ]
+    names = rng.choice(["a", "b", "c", ""], (ROWS, 5))
+    names[:, 4] = np.where(y, "yes", "no")
+    tags = [
+        [["no", "yes"][sold]] + ["x"] * extra
+        for sold, extra in zip(y, rng.integers(0, 3, ROWS), strict=True)
+    ]
+    given = {
+        "y": y,
+        "price": price,
+        "copy": vector(planted(3, y), pa.float64()),
+        "score": vector(planted(7, np.where(y, 5, -5) + rng.random(ROWS)), pa.float64()),
+        "paid": pa.array(paid, pa.list_(pa.float64(), 4)),
+        "names": vector(names, pa.string()),
+        "all": vector(np.stack([y, y, -y], axis=1), pa.int64()),
+        "long": vector(planted(199, y, 200), pa.float64()),
+        "tags": pa.array(tags, pa.list_(pa.string())),
+        "vip": pa.array([["x"] * sold for sold in y], pa.list_(pa.string())),
+        "cents": vector(planted(2, price * 100), pa.float64()),
+    }
+    dataset = write(tmp_path, train=given)
+
+    counted = "(counted from 0)"
+    assert subjects(dataset, "y") == {
+        "copy": f"its element 3 {counted}",
+        "score": f"its element 7 {counted}",
+        "paid": f"its element 1 {counted}",
+        "names": f"its element 4 {counted}",
+        "all": f"each of its elements 0, 1, 2 {counted}",
+        "long": f"its element 199 {counted}",
+        "tags": f"its element 0 {counted}",
+        "vip": "the length of its list",
+    }
+    assert subjects(dataset, "price") == {"cents": f"its element 2 {counted}"}
+
+
+def test_embeddings_pixels_and_one_hot_vectors_are_not_taken_for_the_label(tmp_path: Path) -> None:
+    rng = np.random.default_rng(11)
+    digits = datasets.load_digits()
+    rows = len(digits.target)
+    topic = rng.integers(0, 20, rows)
+    columns = {
+        "pixels": vector(digits.data.astype(int), pa.int64()),
+        # Each class has a center of its own, as in the embeddings of a trained model.
+        "embedding": vector(
+            rng.normal(size=(10, 300))[digits.target] + rng.normal(size=(rows, 300)), pa.float64()
+        ),
+        "topic": vector(np.eye(20, dtype=int)[topic], pa.int64()),
+        "words": vector(rng.integers(0, 4, (rows, 30)), pa.int64()),
+        "few": pa.array([[7] * (1 + each % 3) for each in topic], pa.list_(pa.int64())),
+    }
+    dataset = write(tmp_path, train=columns | {"y": digits.target, "topic_id": topic})
+
+    assert subjects(dataset, "y") == {}
+
+
+def test_at_most_64_elements_of_a_column_are_checked(tmp_path: Path) -> None:
+    y = np.arange(ROWS) % 2
+    noise = np.random.default_rng(1).normal(size=(ROWS, 127))
+
+    def leak_at(place: int) -> pa.Array:
+        values = noise.copy()
+        values[:, place] = y
+        return vector(values, pa.float64())
+
+    # Of 127 elements every second one: 0, 2, ... 126.
+    dataset = write(tmp_path, train={"y": y, "seen": leak_at(62), "unseen": leak_at(63)})
+
+    assert subjects(dataset, "y") == {"seen": "its element 62 (counted from 0)"}
+
+
 def test_lists_are_constant_only_if_they_are_equal_and_are_never_the_label_as_they_are(
     tmp_path: Path,
 ) -> None:

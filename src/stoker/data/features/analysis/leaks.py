@@ -2,20 +2,19 @@
 
 The statistics of each column are known already. This takes one query for all columns of numbers, and
 one for each column with few distinct values. `analyze` checks labels that are raw columns; `transform`
-checks the labels that `preprocessing_fn` makes. Vectors are not checked; of lists of varying length only
-the length is.
+checks the labels that `preprocessing_fn` makes. Of vectors and lists each element is checked like a column,
+up to `MOST_ELEMENTS`; of lists of varying length also the length. Images are not checked.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import ibis
 import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from stoker.cluster.limits import usable_cores
 from stoker.core.files import sha256_file
-from stoker.data.columns import Column
+from stoker.data.columns import Column, Dtype
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.features import engine
 from stoker.data.features.analysis.anomalies import Anomaly
@@ -49,6 +48,13 @@ LARGEST = 1e100
 """Larger numbers are left out: they may be marks of missing values, and DuckDB fails if their squares
 overflow."""
 
+MOST_ELEMENTS = 64
+"""Elements of a vector or list column that are checked: of longer vectors evenly spaced ones, of longer
+lists the first. Each costs about as much as a column of its own."""
+
+_SHOWN = 5
+"""Elements that one message names."""
+
 _NUMBERS = ("int64", "float32", "float64")
 
 
@@ -68,7 +74,7 @@ def find_leaks(
     names = [column.name for column in dataset.columns]
     features = [column for column in dataset.columns if column.name not in labels]
     with engine.connection(threads=usable_cores()) as backend:
-        split = _read(backend, dataset)
+        split = engine.read_split(backend, dataset, TRAIN)
         for name in labels:
             if name in names and _is_whole(by_column[name]):
                 yield from _deciding(split, split.value(name), by_column[name], by_column, features)
@@ -147,7 +153,7 @@ class MadeLabels:
         abouts = compute_statistics(made).splits[TRAIN]
         features = [column for column in served if column not in made_from]
         with engine.connection(threads=usable_cores()) as backend:
-            read = (_read(backend, each) for each in (dataset, made))
+            read = (engine.read_split(backend, each, TRAIN) for each in (dataset, made))
             split, labels = engine.side_by_side(backend, *read)
             found: list[Anomaly] = []
             for about in abouts:
@@ -159,12 +165,53 @@ class MadeLabels:
         yield from dict.fromkeys(found)
 
 
-def _read(backend: ibis.backends.duckdb.Backend, dataset: Dataset) -> engine.Split:
-    """The training split, with the length of each list of varying length instead of the list."""
-    split = engine.read_split(backend, dataset, TRAIN)
-    lists = [column.name for column in dataset.columns if column.is_ragged]
-    lengths = {split.names[name]: split.value(name).length() for name in lists}
-    return replace(split, table=split.table.mutate(**lengths))
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Feature:
+    """One value per row that may decide a label."""
+
+    column: str
+    """The raw column that it belongs to."""
+
+    element: int | None = None
+    """Its place in the vectors or lists of that column; None: the whole value, or the list's length."""
+
+    dtype: Dtype
+    """What it holds."""
+
+    value: ir.Column
+    """[rows] the values in the table."""
+
+    distinct: int | None = None
+    """Number of different values, the missing one included; None if it was not counted."""
+
+
+def _features(
+    split: engine.Split, columns: Iterable[Column], by_column: Mapping[str, ColumnStatistics]
+) -> Iterator[_Feature]:
+    """Single values as they are; of lists the length; of vectors and lists the elements."""
+    for column in columns:
+        name, value, about = column.name, split.value(column.name), by_column[column.name]
+        size = column.length
+        if column.dtype == "image":
+            continue
+        if size is None:
+            distinct = (about.distinct or 0) + (about.missing > 0)
+            yield _Feature(column=name, dtype=column.dtype, value=value, distinct=distinct)
+            continue
+        if about.list_lengths is not None:
+            least, size = int(about.list_lengths.min or 0), int(about.list_lengths.max or 0)
+            # At most this many: which of the lengths between the two occur is not known.
+            distinct = size - least + 1
+            yield _Feature(column=name, dtype="int64", value=value.length(), distinct=distinct)
+        for place in _places(size, spread=about.list_lengths is None):
+            yield _Feature(column=name, element=place, dtype=column.dtype, value=value[place])
+
+
+def _places(size: int, *, spread: bool) -> Sequence[int]:
+    """At most `MOST_ELEMENTS` places, the first ones or evenly spaced from the first to the last."""
+    if size <= MOST_ELEMENTS or not spread:
+        return range(min(size, MOST_ELEMENTS))
+    return [step * (size - 1) // (MOST_ELEMENTS - 1) for step in range(MOST_ELEMENTS)]
 
 
 def _deciding(
@@ -181,83 +228,100 @@ def _deciding(
         label: The label's column in it.
         about: The label's statistics.
         by_column: Name of a column -> its statistics.
-        columns: The columns to check; images and vectors are left out.
+        columns: The columns to check; images are left out.
     """
-    single = [replace(c, dtype="int64", length=None) if c.is_ragged else c for c in columns]
-    features = [c for c in single if c.dtype != "image" and c.length is None]
-    found: set[str] = set()
+    features = list(_features(split, columns, by_column))
+    found: list[_Feature] = []
     if (about.distinct or 0) > 2 and about.dtype in _NUMBERS:
-        found.update(_linear(split, label, [c for c in features if c.dtype in _NUMBERS]))
+        found += _linear(split, label, [each for each in features if each.dtype in _NUMBERS])
     counts = [top.count for top in about.top]
     are_classes = len(counts) == about.distinct
     if are_classes and sum(counts) - max(counts, default=0) >= LEAST_OTHERS:
-        found.update(_apart(split, label, features))
-        for column in features:
-            few = 1 < _distinct(by_column[column.name]) <= about.count / ROWS_PER_VALUE
-            if few and column.name not in found and _pure(split, label, column):
-                found.add(column.name)
-    for column in features:
-        if column.name in found:
-            subject = (
-                "it" if by_column[column.name].list_lengths is None else "the length of its list"
-            )
+        found += _apart(split, label, features)
+        rest = [each for each in features if each not in found]
+        for each, distinct in zip(rest, _distinct(split, rest), strict=True):
+            few = 1 < distinct <= about.count / ROWS_PER_VALUE
+            if few and _pure(split, label, each):
+                found.append(each)
+    for column in columns:
+        of_column = [each for each in features if each.column == column.name and each in found]
+        if of_column:
             yield Anomaly(
                 split=TRAIN,
                 column=column.name,
                 kind="decides_label",
                 severity="warning",
-                message=f"{subject} alone decides the label {about.name!r} in every row",
+                message=f"{_subject(column, of_column)} alone decides the label {about.name!r} in every "
+                "row",
             )
 
 
-def _distinct(column: ColumnStatistics) -> int:
-    """The number of different values, the missing one included; of lists the most lengths there can be."""
-    lengths = column.list_lengths
-    if lengths is None:
-        return (column.distinct or 0) + (column.missing > 0)
-    return (lengths.max or 0) - (lengths.min or 0) + 1
+def _subject(column: Column, found: Sequence[_Feature]) -> str:
+    elements = [str(each.element) for each in found if each.element is not None]
+    if len(elements) < len(found):
+        return "the length of its list" if column.is_ragged else "it"
+    if len(elements) == 1:
+        return f"its element {elements[0]} (counted from 0)"
+    more = ", ..." if len(elements) > _SHOWN else ""
+    return f"each of its elements {', '.join(elements[:_SHOWN])}{more} (counted from 0)"
 
 
-def _linear(split: engine.Split, label: ir.Column, numbers: Sequence[Column]) -> list[str]:
+def _distinct(split: engine.Split, features: Sequence[_Feature]) -> list[int]:
+    """The numbers of different values, the missing one included; of elements within a few percent."""
+    asked = {
+        f"n{index}": each.value.approx_nunique()
+        for index, each in enumerate(features)
+        if each.distinct is None
+    }
+    row = split.table.aggregate(**asked).to_pyarrow().to_pylist()[0] if asked else {}
+    return [
+        int(row[f"n{index}"]) + 1 if each.distinct is None else each.distinct
+        for index, each in enumerate(features)
+    ]
+
+
+def _linear(split: engine.Split, label: ir.Column, numbers: Sequence[_Feature]) -> list[_Feature]:
     if not numbers:
         return []
     wanted = label.cast("float64")
     asked = {}
-    for index, column in enumerate(numbers):
-        value = split.value(column.name).cast("float64")
+    for index, each in enumerate(numbers):
+        value = each.value.cast("float64")
         both = engine.is_present(value, "float64") & (value.abs() < LARGEST)
         both &= wanted.abs() < LARGEST
         asked[f"r{index}"] = value.corr(wanted, where=both, how="pop")
         asked[f"n{index}"] = both.sum()
     row = split.table.aggregate(**asked).to_pyarrow().to_pylist()[0]
     return [
-        column.name
-        for index, column in enumerate(numbers)
+        each
+        for index, each in enumerate(numbers)
         if (row[f"n{index}"] or 0) >= LEAST_ROWS and abs(row[f"r{index}"] or 0) >= SAME
     ]
 
 
-def _apart(split: engine.Split, label: ir.Column, features: Sequence[Column]) -> Iterator[str]:
-    """Columns in which the classes have separate ranges of numbers, or one class has no value at all."""
+def _apart(
+    split: engine.Split, label: ir.Column, features: Sequence[_Feature]
+) -> Iterator[_Feature]:
+    """Features in which the classes have separate ranges of numbers, or one class has no value at all."""
     asked = {}
-    for index, column in enumerate(features):
-        value = split.value(column.name)
-        present = engine.is_present(value, column.dtype)
+    for index, each in enumerate(features):
+        present = engine.is_present(each.value, each.dtype)
         # Without filters, which cost ten times the rest: a shard holds null for a missing number.
-        asked[f"missing{index}"] = (~present).cast("int64").sum()
-        if column.dtype in _NUMBERS:
-            asked |= {f"low{index}": value.min(), f"high{index}": value.max()}
+        # An element that a shorter list does not have is null, too.
+        asked[f"missing{index}"] = (~present).fill_null(True).cast("int64").sum()
+        if each.dtype in _NUMBERS:
+            asked |= {f"low{index}": each.value.min(), f"high{index}": each.value.max()}
     counted = split.table.group_by(wanted=label)
     rows = counted.aggregate(rows=split.table.count(), **asked).to_pyarrow().to_pylist()
-    for index, column in enumerate(features):
+    for index, each in enumerate(features):
         missing = [row[f"missing{index}"] or 0 for row in rows]
         present = [row for row, count in zip(rows, missing, strict=True) if not count]
         without = sum(count == row["rows"] for row, count in zip(rows, missing, strict=True))
         if without < 2 and without + len(present) == len(rows):
-            is_number = column.dtype in _NUMBERS
+            is_number = each.dtype in _NUMBERS
             limits = [(row[f"low{index}"], row[f"high{index}"]) for row in present if is_number]
             if len(present) == 1 or _disjoint(limits):
-                yield column.name
+                yield each
 
 
 def _disjoint(limits: Sequence[tuple[float, float]]) -> bool:
@@ -267,9 +331,9 @@ def _disjoint(limits: Sequence[tuple[float, float]]) -> bool:
     )
 
 
-def _pure(split: engine.Split, label: ir.Column, column: Column) -> bool:
+def _pure(split: engine.Split, label: ir.Column, feature: _Feature) -> bool:
     """Whether rows of equal value have equal labels."""
-    table = split.table.select(value=split.value(column.name), wanted=label)
+    table = split.table.select(value=feature.value, wanted=label)
     by_value = table.group_by("value").aggregate(low=table.wanted.min(), high=table.wanted.max())
     mixed = by_value.filter(by_value.low != by_value.high).count()
     return int(mixed.to_pyarrow().as_py()) == 0
