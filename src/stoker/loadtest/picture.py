@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import html
 import math
 
 from stoker.loadtest.latency import Latencies
 from stoker.loadtest.result import LoadResult
+from stoker.pages.html import Html, element
+from stoker.pages.plot import Axis, line_plot, picture_file
 
 _WIDTH_PX, _HEIGHT_PX = 640, 320
 """The plot's own size."""
-
-_LEFT_PX, _TOP_PX, _BELOW_PX = 70, 60, 50
-"""Room for the axes' numbers, the heading and the axis' name."""
 
 _POINTS = 200
 """Points of the line."""
 
 _TICKS = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
 """Percentiles that the axis names."""
-
-_STYLE = (
-    "text{font:12px sans-serif;fill:#444}.title{font-size:15px;fill:#111}"
-    ".grid{stroke:#ddd}.line{fill:none;stroke:#1f6feb;stroke-width:2}.note{fill:#b3261e}"
-)
 
 
 def latency_picture(result: LoadResult, *, title: str) -> str:
@@ -33,69 +26,39 @@ def latency_picture(result: LoadResult, *, title: str) -> str:
         result: What was measured; of no answers the picture says so.
         title: What was asked.
     """
-    latencies = result.latencies
-    below_px = _BELOW_PX + 16 * len(result.notes)
-    width, height = _WIDTH_PX + _LEFT_PX + 30, _HEIGHT_PX + _TOP_PX + below_px
-    body = _plot(latencies) if latencies.count else "<text>no answer of 200</text>"
-    notes = "".join(
-        f'<text class="note" x="0" y="{_HEIGHT_PX + _BELOW_PX + 16 * n}">{html.escape(note)}</text>'
-        for n, note in enumerate(result.notes)
-    )
-    said = (
+    summary = (
         f"{result.throughput_per_s:,.0f} answers/s over {result.took_s:.1f} s, "
         f"{result.connections} connections, {result.mode} loop"
     )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
-        f'aria-label="latency by percentile"><style>{_STYLE}</style>'
-        f'<rect width="{width}" height="{height}" fill="#fff"/>'
-        f'<text class="title" x="{_LEFT_PX}" y="24">{html.escape(title)}</text>'
-        f'<text x="{_LEFT_PX}" y="44">{html.escape(said)}</text>'
-        f'<g transform="translate({_LEFT_PX},{_TOP_PX})">{body}{notes}</g></svg>\n'
-    )
+    plot = _plot(result.latencies) if result.latencies.count else _NOTHING
+    return picture_file(plot, above=(title, summary), below=result.notes)
 
 
-def _plot(latencies: Latencies) -> str:
+_NOTHING = element(
+    "svg", element("text", "No request was answered with 200.", x=12, y=24), height=40
+)
+
+
+def _plot(latencies: Latencies) -> Html:
     most_ms = _round_up(latencies.max_s * 1e3)
     nines = max(2.0, math.log10(latencies.count))
-    at = [nines * number / _POINTS for number in range(_POINTS + 1)]
+    at = [nines * step / _POINTS for step in range(_POINTS + 1)]
     values_s = latencies.curve([100 * (1 - 10**-place) for place in at])
     points = [
-        f"{_x(place, nines):.1f},{_y(value_s * 1e3, most_ms):.1f}"
+        (place / nines, value_s * 1e3 / most_ms)
         for place, value_s in zip(at, values_s, strict=True)
     ]
-    points.append(f"{_WIDTH_PX:.1f},{_y(latencies.max_s * 1e3, most_ms):.1f}")
-    return _axes(most_ms, nines) + f'<polyline class="line" points="{" ".join(points)}"/>'
-
-
-def _x(nines: float, most: float) -> float:
-    return _WIDTH_PX * nines / most
-
-
-def _y(value_ms: float, most_ms: float) -> float:
-    return _HEIGHT_PX * (1 - value_ms / most_ms)
-
-
-def _axes(most_ms: float, nines: float) -> str:
-    parts = []
-    for percent in _TICKS:
-        at = -math.log10(1 - percent / 100)
-        if at > nines:
-            break
-        x = _x(at, nines)
-        parts.append(f'<line class="grid" x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{_HEIGHT_PX}"/>')
-        parts.append(
-            f'<text x="{x:.1f}" y="{_HEIGHT_PX + 16}" text-anchor="middle">{percent:g}</text>'
-        )
-    for part in range(5):
-        value_ms = most_ms * part / 4
-        y = _y(value_ms, most_ms)
-        parts.append(f'<line class="grid" x1="0" y1="{y:.1f}" x2="{_WIDTH_PX}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="-6" y="{y + 4:.1f}" text-anchor="end">{value_ms:g} ms</text>')
-    parts.append(
-        f'<text x="{_WIDTH_PX // 2}" y="{_HEIGHT_PX + 34}" text-anchor="middle">percentile</text>'
+    places = [
+        (-math.log10(1 - percentile / 100) / nines, f"{percentile:g}") for percentile in _TICKS
+    ]
+    quarters = [(part / 4, f"{most_ms * part / 4:g} ms") for part in range(5)]
+    return line_plot(
+        [*points, (1.0, latencies.max_s * 1e3 / most_ms)],
+        across=Axis(name="percentile", ticks=[tick for tick in places if tick[0] <= 1]),
+        up=Axis(name="", ticks=quarters),
+        size_px=(_WIDTH_PX, _HEIGHT_PX),
+        title="latency by percentile",
     )
-    return "".join(parts)
 
 
 def _round_up(value: float) -> float:

@@ -1,17 +1,19 @@
-"""`profile.html`: one file, no script, nothing loaded; every text of the user's is escaped."""
+"""The profile of a script as a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 
+from stoker.pages.bars import Bar, Span, timeline, waterfall_of_parts
+from stoker.pages.document import page
+from stoker.pages.html import Html, element, paragraph, section
+from stoker.pages.numbers import percent, seconds
+from stoker.pages.table import Code, Number, Prose, facts, table
 from stoker.scriptprofile.observations import Loop
 from stoker.scriptprofile.profile import ScriptProfile
 from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.split import StepSplit, split_step, stage_costs
 from stoker.tune.device_page import device_section
-from stoker.tune.drawing import Bar, Span, seconds, timeline, waterfall_of_parts
-from stoker.tune.page import page, table
 
 _LANES = ("waiting for input", "tf.function", "reading values", "Python")
 _LANES_OF_FIT = ("step and its input", "Keras, callbacks")
@@ -22,21 +24,21 @@ SHOWN_STEPS = 40
 
 def page_html(profile: ScriptProfile) -> str:
     """The profile as a page."""
-    title = f"Profile of {profile.shown_command()}"
-    parts = (
-        [f"<p><strong>{escape(_sentence(profile.ending()))}</strong></p>"] if profile.failed else []
-    )
-    parts.append(f'<p class="sub">{escape(_summary(profile))}</p>')
-    if note := profile.note():
-        parts.append(f"<p>{escape(_sentence(note))}</p>")
-    parts += [table(["", ""], map(list, profile.machine()))] if profile.machine() else []
-    parts += [
-        _findings(profile),
-        _minor(profile),
-        *(_loop(loop, profile.name_of(loop)) for loop in profile.loops),
-        _failures(profile),
+    failed = [element("strong", _sentence(profile.ending()))] if profile.failed else []
+    note = profile.note()
+    parts = [
+        *map(paragraph, failed),
+        paragraph(_summary(profile), quiet=True),
+        *([paragraph(_sentence(note))] if note else []),
+        section("Findings", *_findings(profile)),
+        section("Machine", facts(profile.machine())),
     ]
-    return page(title, parts)
+    for loop in profile.loops:
+        parts += _loop(loop, profile.name_of(loop))
+    failures = (element("li", line) for line in profile.failures)
+    if profile.failures:
+        parts.append(section("The watcher failed", element("ul", *failures)))
+    return page(f"Profile of {profile.shown_command()}", parts)
 
 
 def _sentence(clause: str) -> str:
@@ -49,95 +51,86 @@ def _summary(profile: ScriptProfile) -> str:
     return f"{seconds(profile.wall_s)}, exit code {profile.exit_code}{versions}{gpus}"
 
 
-def _findings(profile: ScriptProfile) -> str:
-    if not profile.loops:
-        return ""
-    if not profile.findings:
-        return f"<h2>Findings</h2>\n<p>{profile.nothing_found()}</p>"
-    return "<h2>Findings</h2>\n" + "\n".join(map(_finding, profile.findings))
+def _findings(profile: ScriptProfile) -> Iterator[Html]:
+    if profile.loops and not profile.findings:
+        yield paragraph(profile.nothing_found())
+    yield from map(_finding, profile.findings)
+    if profile.minor:
+        yield element("h3", "Seen too, of less weight here")
+        rows = ([each.kind, str(each.place), each.seen, each.change] for each in profile.minor)
+        yield table(["finding", Code("line"), Prose("why"), Prose("change")], rows)
 
 
-def _minor(profile: ScriptProfile) -> str:
-    if not profile.minor:
-        return ""
-    rows = ([each.kind, str(each.place), each.seen, each.change] for each in profile.minor)
-    return "<h3>Seen too, of less weight here</h3>\n" + table(["", "line", "why", "change"], rows)
-
-
-def _finding(finding: ScriptFinding) -> str:
-    return (
-        f"<section><h3>{escape(finding.kind)} in {escape(str(finding.place))}</h3>\n"
-        f"<p>{escape(finding.seen)}. {escape(finding.why)}</p>\n"
-        f"<pre>{escape(finding.change)}</pre>\n"
-        f'<p class="sub">expected: {escape(finding.gain_text())}; {finding.sure}; '
-        f"{escape(finding.place.file)}</p></section>"
+def _finding(finding: ScriptFinding) -> Html:
+    gain = f"expected: {finding.gain_text()}; {finding.sure}; {finding.place.file}"
+    return element(
+        "div",
+        element("h3", f"{finding.kind} in {finding.place}"),
+        paragraph(f"{finding.seen}. {finding.why}"),
+        element("pre", finding.change),
+        paragraph(gain, quiet=True),
+        class_="finding",
     )
 
 
-def _loop(loop: Loop, where: str) -> str:
+def _loop(loop: Loop, where: str) -> Iterator[Html]:
     split = split_step(loop)
-    sub = f"{loop.counted()}, {loop.passes} whole passes, {loop.rows or '?'} samples a step"
-    parts = [
-        f"<h2>{escape(where[0].upper() + where[1:])}</h2>",
-        f'<p class="sub">{escape(sub)}</p>',
-    ]
-    if split is None:
-        parts.append("<p>Too few steps were measured.</p>")
-    else:
-        parts += _split(loop, split)
-    parts.append(device_section(loop.device, why=loop.no_device))
-    parts += [_stages(loop), _steps(loop)]
-    return "\n".join(part for part in parts if part)
+    counted = f"{loop.counted()}, {loop.passes} whole passes, {loop.rows or '?'} samples a step"
+    yield section(
+        where[0].upper() + where[1:],
+        paragraph(counted, quiet=True),
+        *(_split(loop, split) if split else [paragraph("Too few steps were measured.")]),
+        *_stages(loop),
+        *_steps(loop),
+    )
+    yield device_section(loop.device, why=loop.no_device)
 
 
-def _split(loop: Loop, split: StepSplit) -> Iterator[str]:
+def _split(loop: Loop, split: StepSplit) -> Iterator[Html]:
     what = "call" if loop.kind == "inside" and not loop.rounds else "step"
-    said = [f"a {what} takes {seconds(split.step_s)}"]
+    said = [f"A {what} takes {seconds(split.step_s)}"]
     if split.busy is not None:
         said.append(split.shown_busy())
     if split.input_wait is not None:
-        said.append(f"W {split.input_wait:.1%}")
-    yield f"<p>{escape(', '.join(said))}.</p>"
+        said.append(f"W {percent(split.input_wait)}")
+    yield paragraph(f"{', '.join(said)}.")
     bars = [
-        Bar(label=name, value=part_s, shown=f"{seconds(part_s)}, {part_s / split.step_s:.0%}")
+        Bar(label=name, value=part_s, shown=f"{seconds(part_s)}, {percent(part_s / split.step_s)}")
         for name, part_s in split.parts.items()
     ]
     yield waterfall_of_parts(bars, title="where a step's time goes")
     if split.busy is None:
-        yield f'<p class="sub">U was not measured: {escape(split.no_busy)}.</p>'
+        yield paragraph(f"U was not measured: {split.no_busy}.", quiet=True)
     if split.no_wait:
-        yield f'<p class="sub">W was not measured: {escape(split.no_wait)}.</p>'
+        yield paragraph(f"W was not measured: {split.no_wait}.", quiet=True)
 
 
-def _stages(loop: Loop) -> str:
-    rows = "\n".join(
-        f"<tr><td>{escape(cost.name)}</td><td>{escape(str(cost.place or 'added'))}</td>"
-        f'<td class="n">{seconds(cost.cpu_s_per_sample)}</td><td class="n">{cost.share:.0%}</td></tr>'
+def _stages(loop: Loop) -> Iterator[Html]:
+    rows = [
+        [
+            cost.name,
+            str(cost.place or "added"),
+            seconds(cost.cpu_s_per_sample),
+            percent(cost.share),
+        ]
         for cost in stage_costs(loop)
-    )
-    if not rows:
-        return ""
-    return (
-        "<h3>Input stages, last one first</h3>\n<table><tr><th>stage</th><th>line</th>"
-        f'<th class="n">CPU a sample</th><th class="n">share</th></tr>\n{rows}</table>'
-    )
+    ]
+    if rows:
+        yield element("h3", "Input stages, last one first")
+        yield table(["stage", Code("line"), Number("CPU a sample"), Number("share")], rows)
 
 
-def _steps(loop: Loop) -> str:
+def _steps(loop: Loop) -> Iterator[Html]:
     if len(loop.timeline) < 2:
-        return ""
+        return
     # The first steps compile, and would leave no room for the others.
     shown = loop.timeline[2 : 2 + SHOWN_STEPS] or loop.timeline
     spans = [span for step in shown for span in _spans(loop, step)]
-    drawn = timeline(
-        spans, lanes=_LANES_OF_FIT if loop.kind == "fit" else _LANES, title="first steps"
-    )
-    gaps = " Where nothing is drawn an epoch ended, or Stoker ran the step on a resident batch."
-    note = gaps if loop.kind == "fit" else ""
-    return (
-        f'<h3>The first steps</h3>\n<p class="sub">{len(shown)} steps after the two that compile.'
-        f"{note}</p>\n{drawn}"
-    )
+    is_fit = loop.kind == "fit"
+    gaps = " Gaps: an epoch ended, or Stoker ran the step on one batch in memory." if is_fit else ""
+    yield element("h3", "The first steps")
+    yield paragraph(f"{len(shown)} steps after the two that compile.{gaps}", quiet=True)
+    yield timeline(spans, lanes=_LANES_OF_FIT if is_fit else _LANES, title="first steps")
 
 
 def _spans(loop: Loop, step: tuple[float, float, float, float, float]) -> Iterator[Span]:
@@ -151,10 +144,3 @@ def _spans(loop: Loop, step: tuple[float, float, float, float, float]) -> Iterat
     for lane, part_s in enumerate((wait_s, call_s, sync_s, rest_s)):
         yield Span(lane=lane, begin_s=begin_s, length_s=part_s)
         begin_s += part_s
-
-
-def _failures(profile: ScriptProfile) -> str:
-    if not profile.failures:
-        return ""
-    lines = "".join(f"<li>{escape(line)}</li>" for line in profile.failures)
-    return f"<h2>The watcher failed</h2>\n<ul>{lines}</ul>"

@@ -3,50 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 
 from stoker.measure.device_findings import DeviceFinding
 from stoker.measure.device_time import IDLE, DeviceTime
 from stoker.measure.kernel_class import CLASSES, LABELS
-from stoker.tune.drawing import Bar, seconds, stacked_bar
-from stoker.tune.page import heading, paragraph, table
+from stoker.pages.bars import Bar, stacked_bar
+from stoker.pages.html import Html, element, paragraph, section
+from stoker.pages.numbers import percent, seconds
+from stoker.pages.table import Code, Number, table
 
 OF_CPU = "These are operations of the CPU, and not kernels of a GPU."
 """Note for CPU operations in place of kernels."""
 
 
-def finding_section(finding: DeviceFinding | None) -> str:
+def finding_section(finding: DeviceFinding | None) -> Html:
     """The finding about device time, which comes first on a page; empty if there is none."""
-    return "" if finding is None else f"<section><p>{escape(finding.text)}</p></section>"
+    return Html() if finding is None else element("div", paragraph(finding.text), class_="finding")
 
 
-def device_section(found: DeviceTime | None, *, why: str = "") -> str:
+def device_section(found: DeviceTime | None, *, why: str = "") -> Html:
     """The section of a page; empty if there is no device to trace.
 
     Args:
         found: The device time.
         why: Why there is none.
     """
-    title = heading("Where the device's time goes")
-    if found is None:
-        return title + paragraph(f"Not measured: {why}.") if why else ""
-    return "\n".join([title, *_parts(found)])
+    missing = [paragraph(f"Not measured: {why}.")] if why else []
+    return section("Where the device's time goes", *(_parts(found) if found else missing))
 
 
-def _parts(found: DeviceTime) -> Iterator[str]:
-    yield f'<p class="sub">{escape(summary(found))}</p>'
+def _parts(found: DeviceTime) -> Iterator[Html]:
+    yield paragraph(summary(found), quiet=True)
     bars = [
-        Bar(label=LABELS[name], value=found.shares[name], shown=f"{found.shares[name]:.1%}")
+        Bar(label=LABELS[name], value=found.shares[name], shown=percent(found.shares[name]))
         for name in (*CLASSES, IDLE)
     ]
     yield stacked_bar(bars, title="the device's time by class of kernel")
-    yield "<h3>Layers</h3>"
-    yield table(["layer", "most of it", "share"], map(list, layer_rows(found)))
-    yield "<h3>Kernels</h3>"
+    yield element("h3", "Layers")
+    yield table(["layer", "most of it", Number("share")], layer_rows(found))
+    yield element("h3", "Kernels")
     yield table(
-        ["kernel", "class", "layer", "times", "share"],
+        [Code("kernel"), "class", "layer", Number("times"), Number("share")],
         (
-            [each.name, LABELS[each.kind], each.layer, f"{each.times:,}", f"{each.share:.1%}"]
+            [each.name, LABELS[each.kind], each.layer, f"{each.times:,}", percent(each.share)]
             for each in found.kernels
         ),
     )
@@ -60,7 +59,7 @@ def summary(found: DeviceTime) -> str:
 
 def class_rows(found: DeviceTime) -> list[tuple[str, str]]:
     """Class and share, for a terminal."""
-    return [(label, f"{share:.1%}") for label, share in found.rows()]
+    return [(label, percent(share)) for label, share in found.rows()]
 
 
 def layer_rows(found: DeviceTime) -> list[tuple[str, str, str]]:
@@ -68,5 +67,7 @@ def layer_rows(found: DeviceTime) -> list[tuple[str, str, str]]:
     rows = []
     for each in found.layers:
         kind = max(each.kinds, key=lambda name: each.kinds[name])
-        rows.append((each.layer, f"{LABELS[kind]} {each.kinds[kind]:.1%}", f"{each.share:.1%}"))
+        rows.append(
+            (each.layer, f"{LABELS[kind]} {percent(each.kinds[kind])}", percent(each.share))
+        )
     return rows

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from stoker.tune.drawing import Bar, seconds, waterfall
-from stoker.tune.page import heading, page, paragraph, parts_of_a_step, table
-from stoker.tune.profile import Profile
+from stoker.pages.bars import Bar, waterfall, waterfall_of_parts
+from stoker.pages.document import page
+from stoker.pages.html import Html, badge, paragraph, section
+from stoker.pages.numbers import percent, seconds
+from stoker.pages.table import Number, Prose, table
+from stoker.tune.profile import PARTS, Profile, Split
 from stoker.tune.search import Outcome, Tuned
 
 
@@ -21,31 +24,49 @@ def report(tuned: Tuned, *, name: str, usd_per_hour: float | None) -> str:
         f"Tuning of {name}",
         [
             paragraph(
-                f"{gain:.2f} times the samples a second, measured in {seconds(tuned.took_s)}; it "
-                f"ended because {tuned.ended}."
+                f"{gain:.2f} times the samples a second, measured in {seconds(tuned.took_s)}. "
+                f"Tuning ended because {tuned.ended}."
             ),
-            heading("From first to last"),
-            steps_of(tuned),
-            _figures(tuned, usd_per_hour),
-            heading("What was found"),
-            paragraph(f"Before: {tuned.diagnosis_before.text}"),
-            paragraph(f"After: {tuned.diagnosis_after.text}"),
-            heading("What was tried"),
-            table(["lever", "decision", "why", "took"], map(_outcome, tuned.outcomes)),
-            paragraph(
-                f"Two processes with the same settings differed by {tuned.noise.shown()}; a gain "
-                "counts where the interval of its median, by pairs of windows in turn, lies above "
-                "that and above 5 %. All samples are in ledger.jsonl beside this page."
+            section("From first to last", steps_of(tuned), _figures(tuned, usd_per_hour)),
+            section(
+                "What was found",
+                paragraph(f"Before: {tuned.diagnosis_before.text}"),
+                paragraph(f"After: {tuned.diagnosis_after.text}"),
             ),
-            heading("A step before"),
-            parts_of_a_step(tuned.before.split, title="a step before"),
-            heading("A step after"),
-            parts_of_a_step(tuned.after.split, title="a step after"),
+            section(
+                "What was tried",
+                table(
+                    ["lever", "decision", Prose("why"), Number("took")],
+                    map(_outcome, tuned.outcomes),
+                )
+                or paragraph("Nothing."),
+                paragraph(
+                    f"Two processes with the same settings differed by {tuned.noise.shown()}. A gain "
+                    "counts if the interval of its median, over pairs of windows measured in turn, is "
+                    "above that and above 5 %. All samples are in ledger.jsonl next to this page.",
+                    quiet=True,
+                ),
+            ),
+            section("A step before", parts_of_a_step(tuned.before.split, title="a step before")),
+            section("A step after", parts_of_a_step(tuned.after.split, title="a step after")),
         ],
     )
 
 
-def steps_of(tuned: Tuned) -> str:
+def parts_of_a_step(split: Split, *, title: str) -> Html:
+    """A waterfall: each part of a step from where the one before it ends."""
+    bars = [
+        Bar(
+            label=PARTS[part],
+            value=share,
+            shown=f"{seconds(share * split.step_s)}, {percent(share)}",
+        )
+        for part, share in split.shares().items()
+    ]
+    return waterfall_of_parts(bars, title=title)
+
+
+def steps_of(tuned: Tuned) -> Html:
     """The waterfall: samples a second, from the experiment as it was to what was kept."""
     before = tuned.before.samples_per_s
     rises = [Bar(label="as it was", value=before, shown=_said(tuned.before))]
@@ -64,10 +85,11 @@ def _said(profile: Profile) -> str:
 
 
 def _outcome(outcome: Outcome) -> list[str]:
-    return [outcome.lever, outcome.decision, outcome.why, seconds(outcome.took_s)]
+    decision = badge(outcome.decision, kind="good" if outcome.decision == "kept" else "quiet")
+    return [outcome.lever, decision, outcome.why, seconds(outcome.took_s)]
 
 
-def _figures(tuned: Tuned, usd_per_hour: float | None) -> str:
+def _figures(tuned: Tuned, usd_per_hour: float | None) -> Html:
     before, after = tuned.before, tuned.after
     rows = [
         ["U, busy fraction", f"{before.busy_fraction:.1%}", f"{after.busy_fraction:.1%}"],
@@ -78,4 +100,4 @@ def _figures(tuned: Tuned, usd_per_hour: float | None) -> str:
     if usd_per_hour is not None:
         costs = [f"{each.epoch_s * usd_per_hour / 3600:.4g} USD" for each in (before, after)]
         rows.append(["an epoch's cost", *costs])
-    return table(["", "before", "after"], rows)
+    return table(["", Number("before"), Number("after")], rows)

@@ -72,7 +72,7 @@ def test_what_nobody_answered_has_no_latency() -> None:
 
     assert found.as_json()["latency_ms"] is None
     assert found.throughput_per_s == 0
-    assert "no answer of 200" in latency_picture(found, title="x")
+    assert "No request was answered with 200" in latency_picture(found, title="x")
 
 
 def test_a_generator_that_was_late_marks_its_figures() -> None:

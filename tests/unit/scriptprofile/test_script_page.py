@@ -109,9 +109,9 @@ def test_the_page_holds_the_bars_the_timeline_and_the_findings() -> None:
     parsed = Parsed(page_html(profile(loops=(a_loop(),), findings=(a_finding(),))))
 
     assert parsed.tags.count("svg") == 2
-    assert parsed.tags.count("section") == 1
-    # Three bars, and three spans of each of the ten steps that are shown.
-    assert parsed.tags.count("rect") == 3 + 3 * 10
+    assert 'class="finding"' in page_html(profile(loops=(a_loop(),), findings=(a_finding(),)))
+    # Three bars and four lanes on their tracks, and three spans of each of the ten steps that are shown.
+    assert parsed.tags.count("rect") == 3 + 3 + 4 + 3 * 10
     for text in ("W 50.0%", "U was not measured", "sequential_map", "1x to 2x", "The first steps"):
         assert text in parsed.text
 
@@ -164,7 +164,7 @@ def test_what_is_worth_little_stands_apart_from_the_findings() -> None:
     told = profile(loops=(a_loop(),), minor=(a_finding(),))
     parsed = Parsed(page_html(told))
 
-    assert "section" not in parsed.tags
+    assert 'class="finding"' not in page_html(told)
     assert "costs enough here to be a finding" in parsed.text
     assert "Seen too, of less weight here" in parsed.text
     assert [each["kind"] for each in told.to_json()["minor_findings"]] == ["sequential_map"]

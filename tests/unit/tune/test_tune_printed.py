@@ -111,7 +111,8 @@ def test_the_devices_time_is_a_bar_and_tables_on_the_page(traced: Profiled) -> N
     assert text.count("<svg") == 3
     assert 'aria-label="the device&#x27;s time by class of kernel"' in text
     assert "<title>layout transposes: 38.0%</title>" in text
-    assert "<td>norm1</td><td>layout transposes 38.0%</td>" in text.replace(' class="n"', "")
+    assert "<div>norm1</div>" in text
+    assert "<div>layout transposes 38.0%</div>" in text
     assert "SwapDimension1And2InTensor3UsingTiles (FusedBatchNormV3)" in text
     assert "<Eigen::half" not in text
 

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from stoker.app.trial.client import Turns, enough_turns
+
+from stoker.pages.bars import Bar, Span, timeline, waterfall
+from stoker.pages.document import page
+from stoker.pages.html import paragraph
+from stoker.pages.table import table
 from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, SAME, Gain
 from stoker.tune.diagnosis import diagnose
-from stoker.tune.drawing import Bar, Span, timeline, waterfall
-from stoker.tune.page import page, paragraph, parts_of_a_step, table
 from stoker.tune.profile import Profile, profile_of
+from stoker.tune.report import parts_of_a_step
 
 ms = st.floats(0.01, 1e3)
 share = st.floats(0.0, 1.0)

@@ -14,13 +14,17 @@ from stoker.core.files import write_atomic, write_json
 from stoker.core.finding import Finding
 from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding, nhwc_is_allowed
 from stoker.measure.device_time import DeviceTime
+from stoker.pages.bars import Span, timeline
+from stoker.pages.document import page
+from stoker.pages.html import paragraph, section
+from stoker.pages.numbers import percent, seconds
+from stoker.pages.table import Number, facts, table
 from stoker.tune.compare import Gain
 from stoker.tune.device_page import device_section, finding_section
 from stoker.tune.diagnosis import Diagnosis, diagnose
-from stoker.tune.drawing import Span, seconds, timeline
-from stoker.tune.page import heading, page, paragraph, parts_of_a_step, table
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile
+from stoker.tune.report import parts_of_a_step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,16 +222,21 @@ def page_of(found: Profiled, name: str) -> str:
             finding_section(found.device_finding),
             paragraph(found.diagnosis.text),
             *(paragraph(finding.line()) for finding in found.findings),
-            table(["", ""], rows_of(found)),
+            section("Figures", facts(rows_of(found))),
             device_section(found.device, why=found.no_device),
-            heading("Where a step's time goes"),
-            parts_of_a_step(measured.split, title="parts of a step, a waterfall"),
-            heading("Calls, one after the other"),
-            timeline(list(_spans(found.calls)), lanes=LANES, title="calls of training"),
-            heading("What a sample costs, stage by stage"),
-            table(["stage", "CPU a sample", "share"], map(_stage, found.stages))
-            if found.stages
-            else paragraph("Nothing is made for a sample: all lie in memory, ready."),
+            section(
+                "Where a step's time goes",
+                parts_of_a_step(measured.split, title="parts of a step, a waterfall"),
+            ),
+            section(
+                "Calls, one after the other",
+                timeline(list(_spans(found.calls)), lanes=LANES, title="calls of training"),
+            ),
+            section(
+                "What a sample costs, stage by stage",
+                table(["stage", Number("CPU a sample"), Number("share")], map(_stage, found.stages))
+                or paragraph("Nothing: all samples are in memory, ready for training."),
+            ),
         ],
     )
 
@@ -244,4 +253,4 @@ def _spans(calls: list[dict[str, Any]]) -> Iterator[Span]:
 
 
 def _stage(stage: dict[str, Any]) -> list[str]:
-    return [stage["name"], seconds(stage["cpu_s_per_sample"]), f"{stage['share']:.1%}"]
+    return [stage["name"], seconds(stage["cpu_s_per_sample"]), percent(stage["share"])]

@@ -127,7 +127,7 @@ def _print(found: Profiled) -> None:
     from rich.table import Table
 
     from stoker.app.tuning.profiling import rows_of
-    from stoker.tune.drawing import seconds
+    from stoker.pages.numbers import seconds
     from stoker.tune.profile import PARTS
 
     console = Console(file=tolerant(sys.stdout), highlight=False, soft_wrap=True)

@@ -112,8 +112,8 @@ def _print_loop(console: Console, loop: Loop, name: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from stoker.pages.numbers import seconds
     from stoker.scriptprofile.split import epoch_starts, split_step, stage_costs
-    from stoker.tune.drawing import seconds
 
     split = split_step(loop)
     console.print()

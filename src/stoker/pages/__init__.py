@@ -1,0 +1,1 @@
+"""The parts of every report: page, style, tables, numbers, bars and plots."""

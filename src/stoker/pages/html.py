@@ -1,0 +1,69 @@
+"""HTML and SVG from Python: every string is escaped unless it is `Html` already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def html(text: str) -> Html:
+    """The text as HTML: `Html` as it is, any other string escaped."""
+    return text if isinstance(text, Html) else Html(escape(text))
+
+
+def join(parts: Iterable[str], between: str = "") -> Html:
+    """The parts as one piece of HTML.
+
+    Args:
+        parts: `Html`, or plain text that becomes escaped.
+        between: What stands between them, in the same way.
+    """
+    return Html(html(between).join(map(html, parts)))
+
+
+def element(name: str, *inside: str, **attributes: str | float) -> Html:
+    """One element.
+
+    Args:
+        name: Its tag.
+        inside: Its content: `Html`, or plain text that becomes escaped.
+        attributes: Their values become escaped; numbers are rounded to two decimals. `class_` is
+            written `class`, and `aria_label` `aria-label`.
+    """
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
+        for key, value in attributes.items()
+    )
+    return Html(f"<{name}{written}>{join(inside)}</{name}>")
+
+
+def _value(value: str | float) -> str:
+    return escape(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def paragraph(*inside: str, quiet: bool = False) -> Html:
+    """A paragraph; a quiet one is a note beside what matters."""
+    return element("p", *inside, **({"class_": "quiet"} if quiet else {}))
+
+
+def section(title: str, *inside: str) -> Html:
+    """A part of a page with a heading; nothing if all that is inside is empty."""
+    if not any(inside):
+        return Html()
+    return Html("\n" + element("section", element("h2", title), *inside))
+
+
+def badge(word: str, *, kind: str) -> Html:
+    """A word in a colored box.
+
+    Args:
+        word: The word.
+        kind: `good`, `bad` or `warning`.
+    """
+    return element("span", word, class_=f"badge {kind}")
