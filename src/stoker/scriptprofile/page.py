@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stoker.measure.device_page import device_section
 from stoker.pages.bars import Bar, Span, timeline, waterfall_of_parts
 from stoker.pages.document import page
 from stoker.pages.html import Html, element, paragraph, section
@@ -13,7 +14,6 @@ from stoker.scriptprofile.observations import Loop
 from stoker.scriptprofile.profile import ScriptProfile
 from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.split import StepSplit, split_step, stage_costs
-from stoker.tune.device_page import device_section
 
 _LANES = ("waiting for input", "tf.function", "reading values", "Python")
 _LANES_OF_FIT = ("step and its input", "Keras, callbacks")

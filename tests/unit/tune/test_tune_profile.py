@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.app.trial.client import Turns, enough_turns
 
+from stoker.app.trial.client import Turns, enough_turns
 from stoker.pages.bars import Bar, Span, timeline, waterfall
 from stoker.pages.document import page
 from stoker.pages.html import paragraph

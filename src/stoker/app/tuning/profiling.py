@@ -13,6 +13,7 @@ from stoker.app.tuning.tuning import TRIALS, alone, cannot
 from stoker.core.files import write_atomic, write_json
 from stoker.core.finding import Finding
 from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding, nhwc_is_allowed
+from stoker.measure.device_page import device_section, finding_section
 from stoker.measure.device_time import DeviceTime
 from stoker.pages.bars import Span, timeline
 from stoker.pages.document import page
@@ -20,7 +21,6 @@ from stoker.pages.html import paragraph, section
 from stoker.pages.numbers import percent, seconds
 from stoker.pages.table import Number, facts, table
 from stoker.tune.compare import Gain
-from stoker.tune.device_page import device_section, finding_section
 from stoker.tune.diagnosis import Diagnosis, diagnose
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile

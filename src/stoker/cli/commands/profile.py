@@ -158,7 +158,7 @@ def _print_device(console: Console, found: Profiled) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from stoker.tune.device_page import class_rows, summary
+    from stoker.measure.device_page import class_rows, summary
 
     if found.no_device:
         console.print(f"The device's time was not measured: {found.no_device}.", markup=False)
