@@ -23,10 +23,10 @@ from stoker.train.context.run_context import TrainResult
 from stoker.train.health.degradation import RETRACES
 from stoker.train.health.step_graph import step_operations
 from stoker.train.loop.loop import fit
-from stoker.train.loop.run_health import Guard
+from stoker.train.loop.run_health import RunHealth
 from stoker.train.setup.build_model import build_model, prepare_process
 from stoker.train.setup.strategy import one_device
-from stoker.train.watch.watch import Unwatched
+from stoker.train.watch.watch import NoWatch
 
 HOST_CALLS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2"}
 
@@ -56,7 +56,7 @@ def train(
     folder: Path,
     build: Build,
     *,
-    around: dict[str, Any] | None = None,
+    context: dict[str, Any] | None = None,
     **resolved: Any,
 ) -> TrainResult:
     chosen = on_one_device(**resolved)
@@ -68,13 +68,13 @@ def train(
             config=TrainConfig(epochs=1),
             resolved=chosen,
             distribution=one_device(),
-            around=unwatched(folder, **around or {}),
+            context=unwatched(folder, **context or {}),
         )
     finally:
         keras.mixed_precision.set_dtype_policy("float32")
 
 
-class Graphs(Unwatched):
+class Graphs(NoWatch):
     """Keeps the graph of the step that a run is trained by."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def test_a_clean_run_finds_nothing_and_its_step_never_calls_python(
     """Its products are in the graph that is walked: it is the step, and not a call to somewhere."""
     watch = Graphs()
 
-    result = train((dataset, transform), tmp_path, clean, around={"watch": watch}, **resolved)
+    result = train((dataset, transform), tmp_path, clean, context={"watch": watch}, **resolved)
 
     assert result.health["findings"] == []
     [graph] = watch.seen
@@ -233,15 +233,17 @@ def test_a_step_that_is_traced_for_every_shape_is_told_of_once(transform: Transf
         return tf.reduce_sum(rows)
 
     built = build_model(clean, transform, what="model:build")
-    guard = Guard(built, config=TrainConfig(), resolved=on_one_device(), distribution=one_device())
+    guard = RunHealth(
+        built, config=TrainConfig(), resolved=on_one_device(), distribution=one_device()
+    )
     for rows in range(1, RETRACES + 1):
         step(tf.ones([rows]))
-    guard.look_at_traces(step)
+    guard.check_traces(step)
     assert guard.record()["findings"] == []
 
     step(tf.ones([RETRACES + 1]))
-    guard.look_at_traces(step)
-    guard.look_at_traces(step)
+    guard.check_traces(step)
+    guard.check_traces(step)
 
     [finding] = guard.record()["findings"]
     assert f"traced {RETRACES + 1} times" in finding

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Ahead(Generic[T]):
+class BackgroundCall(Generic[T]):
     """Runs a function in a thread, starting immediately."""
 
     def __init__(self, work: Callable[[], T], *, name: str) -> None:

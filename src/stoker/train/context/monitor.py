@@ -52,7 +52,7 @@ def is_better(
     return sign * metrics[monitor] > sign * position.best_metrics[monitor]
 
 
-def weights_of_choice(model: keras.Model, config: TrainConfig) -> Mapping[int, float] | None:
+def validation_class_weights(model: keras.Model, config: TrainConfig) -> Mapping[int, float] | None:
     """The class weights for validation: those of training also decide which epoch is the best.
 
     A user-defined `test_step` gets only weights that are in the data, as in `fit`: it may accept
@@ -61,9 +61,9 @@ def weights_of_choice(model: keras.Model, config: TrainConfig) -> Mapping[int, f
     return None if "test_step" in overrides(model) else config.class_weight
 
 
-def check_choice(model: keras.Model, config: TrainConfig) -> Finding | None:
+def check_unweighted_monitor(model: keras.Model, config: TrainConfig) -> Finding | None:
     """A warning if the best epoch is selected by a loss that ignores the class weights."""
-    unweighted = config.class_weight and weights_of_choice(model, config) is None
+    unweighted = config.class_weight and validation_class_weights(model, config) is None
     if not unweighted or config.monitor != "val_loss":
         return None
     return Finding(
@@ -90,7 +90,7 @@ def better_mode(monitor: str, mode: Literal["min", "max", "auto"]) -> Literal["m
     return "min" if any(part in monitor.lower() for part in _LESS_IS_BETTER) else "max"
 
 
-def with_mode(config: TrainConfig, outputs: Collection[str]) -> TrainConfig:
+def resolve_monitor_mode(config: TrainConfig, outputs: Collection[str]) -> TrainConfig:
     """The settings with `monitor_mode` resolved.
 
     Args:

@@ -25,14 +25,14 @@ class Timing:
     ceiling_steps: int = 0
     """Number of those steps."""
 
-    def waited(self, told_s: float, *, wall_s: float) -> float:
+    def wait_of_call(self, measured_s: float, *, wall_s: float) -> float:
         """Seconds that a call waited for input, of `wall_s` that it took.
 
         TensorFlow's clock in the step is the time of day, which may be set while a call runs. What
         it says then cannot be: such a call waited as the calls before it did.
         """
-        if 0.0 <= told_s <= wall_s + CLOCKS_DIFFER_S:
-            return told_s
+        if 0.0 <= measured_s <= wall_s + CLOCKS_DIFFER_S:
+            return measured_s
         return wall_s * self.wait_s / self.wall_s if self.wall_s else 0.0
 
     def add(self, *, steps: int, rows: float, wall_s: float, wait_s: float) -> None:
@@ -86,7 +86,7 @@ class Position:
     accumulate: int = 0
     """Passes of a step."""
 
-    together: int = 0
+    steps_per_program: int = 0
     """Steps of one program, decided once by how long a step takes: another number could round
     otherwise. 0 before."""
 
@@ -130,8 +130,11 @@ class Position:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Position:
-        """What `to_json` gave."""
-        return cls(**(dict(raw) | {"timing": Timing(**raw["timing"])}))
+        """Restore a position from `to_json`, also from a checkpoint of Stoker 0.1.0."""
+        fields = dict(raw)
+        if "together" in fields:
+            fields["steps_per_program"] = fields.pop("together")
+        return cls(**(fields | {"timing": Timing(**raw["timing"])}))
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:

@@ -15,22 +15,22 @@ from stoker.core.errors import Plain, Preempted
 from stoker.core.signals import ASKING, end_at_once, heard
 
 
-class Ending:
+class Preemption:
     """Whether this process is asked to end; what the compiled step looks at."""
 
     def __init__(self) -> None:
         with tf.device("CPU:0"):
             self.signals = tf.Variable(tf.constant([0, 0]), trainable=False, name="signals")
         """[asked to end, asked to save after this call], read by the compiled step."""
-        self.asked = False
+        self.requested = False
         self.has_work = False
         """Whether there is anything that is not saved: before it, an end is an end at once."""
         self._interrupted = 0
         self._saves = False
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """End after the step that is being run."""
-        self.asked = True
+        self.requested = True
         with suppress(tf.errors.OpError):
             self.signals[0].assign(1)
 
@@ -41,13 +41,13 @@ class Ending:
             self.signals[1].assign(int(wanted))
             self._saves = wanted
 
-    def hear(self, number: signal.Signals) -> None:
+    def on_signal(self, number: signal.Signals) -> None:
         """A signal came: the first asks, the second ends the process at once."""
-        if number != signal.SIGINT and (self.asked or not self.has_work):
+        if number != signal.SIGINT and (self.requested or not self.has_work):
             end_at_once(number)
-        self.ask()
+        self.request()
 
-    def interrupt(self, number: int) -> None:
+    def on_interrupt(self, number: int) -> None:
         """The main thread has come to a signal: Ctrl-C is the person's, who may be in a notebook.
 
         Raises:
@@ -59,7 +59,7 @@ class Ending:
         if self._interrupted > 1 or not self.has_work:
             raise KeyboardInterrupt
 
-    def end(self, *, step: int, steps: int) -> Preempted | KeyboardInterrupt:
+    def end_error(self, *, step: int, steps: int) -> Preempted | KeyboardInterrupt:
         """What to raise once everything is saved.
 
         Args:
@@ -76,11 +76,11 @@ class Ending:
 
 
 @contextmanager
-def listening() -> Iterator[Ending]:
-    """An `Ending` that SIGTERM, SIGUSR1, SIGHUP and Ctrl-C ask.
+def listen_for_preemption() -> Iterator[Preemption]:
+    """An `Preemption` that SIGTERM, SIGUSR1, SIGHUP and Ctrl-C ask.
 
     Outside the main thread nobody is listened to.
     """
-    ending = Ending()
-    with heard([*ASKING, signal.SIGINT], ending.hear, handler=ending.interrupt):
-        yield ending
+    preemption = Preemption()
+    with heard([*ASKING, signal.SIGINT], preemption.on_signal, handler=preemption.on_interrupt):
+        yield preemption

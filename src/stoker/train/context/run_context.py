@@ -14,12 +14,12 @@ from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import MetricWriter
 from stoker.train.checkpoints.identity import Identity
 from stoker.train.config import ResolvedTraining
-from stoker.train.context.background import Ahead
+from stoker.train.context.background import BackgroundCall
 from stoker.train.context.heartbeat import Heartbeat
-from stoker.train.context.preemption import Ending
+from stoker.train.context.preemption import Preemption
 from stoker.train.context.utilization import BusyReport
 from stoker.train.setup.feeds import Feeds
-from stoker.train.watch.watch import Unwatched, Watch
+from stoker.train.watch.watch import NoWatch, Watch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class TrainResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class RunContext:
     """What training is given beside model, data and settings."""
 
     memory_bytes: int
@@ -84,7 +84,7 @@ class Surroundings:
     on_wait: Callable[[str], None] = lambda _: None
     """Called with a line, from another thread, while the device waits for a compiler."""
 
-    ending: Ending
+    preemption: Preemption
     """Who may ask this process to end."""
 
     heartbeat: Heartbeat
@@ -93,7 +93,7 @@ class Surroundings:
     run_time: RunTime = field(default_factory=RunTime)
     """Accounts for the run's wall time."""
 
-    watch: Watch = field(default_factory=Unwatched)
+    watch: Watch = field(default_factory=NoWatch)
     """Shows the model to users."""
 
     identity: Identity = field(default_factory=dict)
@@ -111,5 +111,5 @@ class Surroundings:
     work_dir: Path | None = None
     """Where the copy of the training split goes that those workers read."""
 
-    feeds: Ahead[Feeds] | None = None
+    feeds: BackgroundCall[Feeds] | None = None
     """The data, if a thread is opening it already; None: training opens it when needed."""

@@ -12,12 +12,12 @@ from stoker.data.user_dataset.features import AnyTransform
 from stoker.data.user_dataset.feed import AnyFeed
 from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.train.checkpoints.identity import require_same
-from stoker.train.checkpoints.store import Found, newest_good
+from stoker.train.checkpoints.store import VerifiedCheckpoint, newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.monitor import better_mode
 from stoker.train.context.position import Position
-from stoker.train.context.run_context import Surroundings
+from stoker.train.context.run_context import RunContext
 from stoker.train.setup.feeds import Feeds, open_feeds
 from stoker.train.setup.whole_batches import WholeFeed, whole_steps
 
@@ -26,7 +26,7 @@ TrainFeed = AnyFeed | ServiceFeed | WholeFeed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class RunStart:
     """The data of a run, and where an earlier process left off."""
 
     feed: TrainFeed
@@ -35,7 +35,7 @@ class Opened:
     held_out: AnyFeed
     """The eval split."""
 
-    found: Found | None
+    found: VerifiedCheckpoint | None
     """The newest good checkpoint, None for a new run."""
 
     position: Position
@@ -48,29 +48,29 @@ def open_run(
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
-    around: Surroundings,
-) -> Opened:
+    context: RunContext,
+) -> RunStart:
     """Open the data, and find where to go on.
 
     Raises:
         UserError: the data cannot be fed, no checkpoint of several is good, or they are another
             run's.
     """
-    if around.feeds is not None:
-        local, held_out = around.feeds.result()
+    if context.feeds is not None:
+        local, held_out = context.feeds.result()
     else:
         local, held_out = open_data(
             dataset,
             transform,
             config=config,
-            memory_bytes=around.memory_bytes,
-            service=around.service,
-            work_dir=around.work_dir,
+            memory_bytes=context.memory_bytes,
+            service=context.service,
+            work_dir=context.work_dir,
         )
     feed = whole_steps(local, resolved) if resolved.strategy == "tpu" else local
-    found = newest_good(around.checkpoints)
-    position = _start_position(found, feed, config=config, resolved=resolved, around=around)
-    return Opened(feed=feed, held_out=held_out, found=found, position=position)
+    found = newest_good(context.checkpoints)
+    position = _start_position(found, feed, config=config, resolved=resolved, context=context)
+    return RunStart(feed=feed, held_out=held_out, found=found, position=position)
 
 
 def open_data(
@@ -100,25 +100,25 @@ def open_data(
 
 
 def checkpoint_writer(
-    found: Found | None, *, config: TrainConfig, around: Surroundings
+    found: VerifiedCheckpoint | None, *, config: TrainConfig, context: RunContext
 ) -> CheckpointWriter:
     """Whoever writes the checkpoints of a run; one process may."""
     return CheckpointWriter(
-        around.checkpoints,
+        context.checkpoints,
         config=config.checkpoint,
-        identity=around.identity,
+        identity=context.identity,
         better=better_mode(config.monitor, config.monitor_mode),
         after=found,
     )
 
 
 def _start_position(
-    found: Found | None,
+    found: VerifiedCheckpoint | None,
     feed: TrainFeed,
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
-    around: Surroundings,
+    context: RunContext,
 ) -> Position:
     per_epoch = feed.steps(resolved.global_batch)
     if found is None:
@@ -128,7 +128,7 @@ def _start_position(
             batch_size=resolved.batch_size,
             accumulate=resolved.accumulate,
         )
-    require_same(found.identity, around.identity, accept_change=around.accept_change)
+    require_same(found.identity, context.identity, accept_change=context.accept_change)
     position = Position.from_json(found.facts["position"])
     if position.per_epoch != per_epoch:
         raise UserError(

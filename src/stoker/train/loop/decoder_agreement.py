@@ -12,9 +12,9 @@ from stoker.data.feed.agreement import TIE
 from stoker.data.user_dataset.feed import AnyFeed
 from stoker.export.saved_model import named_outputs
 from stoker.train.setup.build_model import BuiltModel
-from stoker.train.setup.feeds import held_to_reference
+from stoker.train.setup.feeds import compare_with_reference
 
-ROUNDINGS = 4.0
+ROUNDING_ERRORS = 4.0
 """Rounding errors by which two scores may differ, from the largest product to the output."""
 
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tensor_float_32": 2.0**-11}
@@ -39,10 +39,10 @@ def tolerance_of(compute_dtype: str, *, on_gpu: bool, tensor_float_32: bool) -> 
         tensor_float_32: Whether a GPU rounds float32 products to TensorFloat-32.
     """
     if compute_dtype in UNIT:
-        return ROUNDINGS * UNIT[compute_dtype]
+        return ROUNDING_ERRORS * UNIT[compute_dtype]
     if not on_gpu:
         return TIE
-    return ROUNDINGS * UNIT["tensor_float_32"] if tensor_float_32 else GPU_FLOAT32
+    return ROUNDING_ERRORS * UNIT["tensor_float_32"] if tensor_float_32 else GPU_FLOAT32
 
 
 def _tolerance(built: BuiltModel) -> float:
@@ -88,7 +88,7 @@ def agreed_metrics(
         return [scores[output] for output in outputs if output in scores] or [*scores.values()]
 
     logits = [built.from_logits(output) for output in outputs]
-    feed, found = held_to_reference(
+    feed, found = compare_with_reference(
         held_out,
         answer,
         thresholds=[LOGIT_THRESHOLD if each else PROBABILITY_THRESHOLD for each in logits],

@@ -10,8 +10,8 @@ from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.telemetry import catalogue
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.monitor import with_mode
-from stoker.train.context.run_context import Surroundings, TrainResult
+from stoker.train.context.monitor import resolve_monitor_mode
+from stoker.train.context.run_context import RunContext, TrainResult
 from stoker.train.context.start_position import checkpoint_writer, open_run
 from stoker.train.context.utilization import BusyReport
 from stoker.train.loop.run import EVAL_BATCHES, Run
@@ -28,7 +28,7 @@ def fit(
     config: TrainConfig,
     resolved: ResolvedTraining,
     distribution: Distribution,
-    around: Surroundings,
+    context: RunContext,
 ) -> TrainResult:
     """Train, validate after each epoch, keep the best and the last state; go on where it was left.
 
@@ -39,22 +39,22 @@ def fit(
         config: The user's `train` section.
         resolved: What its `auto`s became.
         distribution: Over which devices and workers a step is spread.
-        around: The rest.
+        context: The rest.
 
     Raises:
         UserError: a loss or a gradient is not finite (the step is named), or the monitored metric
             is not among the model's, or no checkpoint of several is good.
         Preempted: the process was asked to end; everything is saved.
     """
-    config = with_mode(config, transform.labels)
-    wall = around.run_time.wall
+    config = resolve_monitor_mode(config, transform.labels)
+    wall = context.run_time.wall
     # 1. The data, and where an earlier process left off.
     with wall.within("data"):
-        opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
+        opened = open_run(dataset, transform, config=config, resolved=resolved, context=context)
     feed, held_out, position = opened.feed, opened.held_out, opened.position
     # Of several workers the chief alone writes.
     writing: AbstractContextManager[CheckpointWriter | None] = (
-        checkpoint_writer(opened.found, config=config, around=around)
+        checkpoint_writer(opened.found, config=config, context=context)
         if distribution.is_chief
         else nullcontext()
     )
@@ -73,7 +73,7 @@ def fit(
                 config=config,
                 resolved=resolved,
                 distribution=distribution,
-                around=around,
+                context=context,
                 writer=writer,
             )
         at_end.callback(run.close)
@@ -86,14 +86,14 @@ def fit(
         while not position.over:
             with feed.shuffled(run.compiled.calls()) as batches:
                 with wall.within("data"):
-                    source = run.compiled.source(batches)
+                    step_input = run.compiled.step_input(batches)
                 moved = False
                 while not position.over and not moved:
                     run.begin_epoch()
                     if position.validated:
                         if run.ends_epoch():
                             eval_batches.begin()
-                        moved = run.one_call(source)
+                        moved = run.one_call(step_input)
                     if not position.validated:
                         run.end_epoch(eval_batches)
                     moved = position.skip() or moved
@@ -110,16 +110,16 @@ def _result(run: Run, ceiling_s: float) -> TrainResult:
     position, timing = run.position, run.position.timing
     busy = BusyReport(
         ceiling_step_s=ceiling_s,
-        ceiling_rows=run.compiled.rows_a_step,
+        ceiling_rows=run.compiled.rows_per_step,
         real_step_s=timing.wall_s / timing.steps,
         real_rows=timing.rows / timing.steps,
         input_wait=min(1.0, timing.wait_s / timing.wall_s),
     )
-    run.around.run_time.settle(busy.real_step_s)
+    run.context.run_time.settle(busy.real_step_s)
     last = {catalogue.BUSY_FRACTION.name: busy.busy_fraction}
-    if (goodput := run.around.run_time.goodput) is not None:
+    if (goodput := run.context.run_time.goodput) is not None:
         last[catalogue.GOODPUT.name] = goodput
-    run.around.writer.write(position.step, last)
+    run.context.writer.write(position.step, last)
     return TrainResult(
         steps=position.step,
         epochs=-(-position.step // position.per_epoch),

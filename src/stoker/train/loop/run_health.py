@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from stoker.core.finding import Finding
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.monitor import check_choice
+from stoker.train.context.monitor import check_unweighted_monitor
 from stoker.train.health.degradation import (
     check_host_sync,
     check_idle_devices,
@@ -31,13 +31,13 @@ from stoker.train.health.rollback import NanConfig, Rollbacks
 from stoker.train.health.tensor_cores import check_tensor_cores
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution
-from stoker.train.step.custom_train_step import has_own_step
+from stoker.train.step.custom_train_step import has_custom_train_step
 from stoker.train.step.oom import Reduction, Split, does_not_fit, is_out_of_memory, reduce_batch
 
 _LOG = logging.getLogger(__name__)
 
 
-class Guard:
+class RunHealth:
     """Divergence, the loss scale, steps that are not finite, memory; its state is JSON."""
 
     def __init__(
@@ -65,14 +65,14 @@ class Guard:
         self.findings: list[Finding] = []
         self._placed = False
 
-    def watch(self, step: int, loss: float) -> None:
+    def update(self, step: int, loss: float) -> None:
         """Look at the loss of a call, and at the loss scale."""
-        self._say(self._divergence.update(step, loss))
+        self._report(self._divergence.update(step, loss))
         optimizer = self._built.model.optimizer
         if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
-            self._say(self._loss_scale.update(step, _number(optimizer.dynamic_scale)))
+            self._report(self._loss_scale.update(step, _number(optimizer.dynamic_scale)))
 
-    def look_at_model(self, answers: Any) -> None:
+    def check_model(self, answers: Any) -> None:
         """Before the first step: where the model is, and what its last layer computes in.
 
         Args:
@@ -84,14 +84,14 @@ class Guard:
         variables = self._built.model.variables
         gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
         if self._distribution.name in ("mirrored", "multi_worker", "tpu"):
-            self._say(check_scope(variables, self._distribution.strategy))
+            self._report(check_scope(variables, self._distribution.strategy))
         else:
-            self._say(check_idle_devices(variables, gpus))
-        self._say(check_outputs(self._built.model, answers))
-        self._say(check_choice(self._built.model, self._config))
-        self._say(check_keras_distribution())
+            self._report(check_idle_devices(variables, gpus))
+        self._report(check_outputs(self._built.model, answers))
+        self._report(check_unweighted_monitor(self._built.model, self._config))
+        self._report(check_keras_distribution())
 
-    def step_is_made_by(self, resolved: ResolvedTraining) -> None:
+    def update_settings(self, resolved: ResolvedTraining) -> None:
         """Set how the step is built from now on, for messages about a bad one.
 
         Args:
@@ -106,23 +106,23 @@ class Guard:
             return collected_placements()
         return nullcontext([])
 
-    def look_at_step(self, step: Any, placements: Sequence[Any]) -> None:
+    def check_step(self, step: Any, placements: Sequence[Any]) -> None:
         """After the first call of the compiled step: what became of it.
 
         Args:
             step: A traced concrete function.
             placements: Of its operations, as `collected_placements` saw them.
         """
-        self._say(check_placement(placements))
-        self._say(check_host_sync(step))
+        self._report(check_placement(placements))
+        self._report(check_host_sync(step))
         if self._resolved.xla:
-            self._say(check_xla(step))
+            self._report(check_xla(step))
         if self._resolved.precision != "float32":
-            self._say(check_tensor_cores(step, batch_size=self._resolved.batch_size))
+            self._report(check_tensor_cores(step, batch_size=self._resolved.batch_size))
 
-    def look_at_traces(self, function: Any) -> None:
+    def check_traces(self, function: Any) -> None:
         """At the end of an epoch: how often the step was traced."""
-        self._say(check_retraces(function))
+        self._report(check_retraces(function))
 
     def bad_step(
         self, batch: Any, *, step: int, positions: range, rows: Sequence[int], loss: float
@@ -147,7 +147,7 @@ class Guard:
             learning_rate=_number(model.optimizer.learning_rate),
             precision=self._resolved.precision,
             xla=self._resolved.xla,
-            has_written=has_own_step(model),
+            already_applied=has_custom_train_step(model),
         )
         found = self._first_bad_values(batch)
         error = bad_step_error(bad, found)
@@ -179,7 +179,7 @@ class Guard:
         if self._distribution.workers > 1:
             several = "several workers would have to agree on a smaller one, and one alone ran out"
             raise does_not_fit(split, error, uncut=several) from error
-        if has_own_step(self._built.model):
+        if has_custom_train_step(self._built.model):
             name = type(self._built.model).__name__
             own = f"{name}.train_step takes a batch whole, and cannot be given it in parts"
             raise does_not_fit(split, error, uncut=own, accumulates=False) from error
@@ -216,7 +216,7 @@ class Guard:
             "findings": [finding.line() for finding in self.findings],
         }
 
-    def _say(self, finding: Finding | None) -> None:
+    def _report(self, finding: Finding | None) -> None:
         if finding is None:
             return
         if finding.severity == "error":

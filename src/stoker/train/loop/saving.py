@@ -10,31 +10,31 @@ from numpy.typing import NDArray
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.seeds import host_seeds, restore_host_seeds
 from stoker.train.checkpoints.state import TrainingState
-from stoker.train.checkpoints.store import Found, best, newest_good
+from stoker.train.checkpoints.store import VerifiedCheckpoint, best, newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.context.position import Position
-from stoker.train.context.run_context import Surroundings
-from stoker.train.loop.run_health import Guard
+from stoker.train.context.run_context import RunContext
+from stoker.train.loop.run_health import RunHealth
 from stoker.train.setup.strategy import Distribution
 
 
-class Saving:
+class RunCheckpoints:
     """The state of a run: on its way to the disk, and back."""
 
     def __init__(
         self,
         state: TrainingState,
         callbacks: Callbacks,
-        guard: Guard,
+        run_health: RunHealth,
         position: Position,
         *,
         distribution: Distribution,
-        around: Surroundings,
+        context: RunContext,
         writer: CheckpointWriter | None,
     ) -> None:
         """Save what these hold; nothing where there is no writer."""
-        self._state, self._callbacks, self._guard = state, callbacks, guard
-        self._position, self._distribution, self._around = position, distribution, around
+        self._state, self._callbacks, self._run_health = state, callbacks, run_health
+        self._position, self._distribution, self._context = position, distribution, context
         self._writer = writer
         self._best: tuple[dict[str, NDArray[Any]], dict[str, Any], int, float] | None = None
 
@@ -57,7 +57,7 @@ class Saving:
             return self._best[0]
         if self._writer is not None:
             self._writer.wait()
-        return best(self._around.checkpoints).arrays()
+        return best(self._context.checkpoints).arrays()
 
     def save(self, *, now: bool = False) -> None:
         """Write the best state, where it is not on the disk yet, and this one.
@@ -82,7 +82,7 @@ class Saving:
         if now:
             self._writer.wait()
 
-    def newest(self) -> Found | None:
+    def newest(self) -> VerifiedCheckpoint | None:
         """The newest good checkpoint, which the state goes back to; None where nothing is saved."""
         self._best = None
         if self._writer is not None:
@@ -90,9 +90,9 @@ class Saving:
         if self._distribution.workers > 1:
             # All of them meet here: the chief's checkpoint is on the disk.
             self._state.capture()
-        return newest_good(self._around.checkpoints)
+        return newest_good(self._context.checkpoints)
 
-    def restore(self, found: Found, *, decided: bool = True) -> None:
+    def restore(self, found: VerifiedCheckpoint, *, decided: bool = True) -> None:
         """Be what a checkpoint holds.
 
         Args:
@@ -104,9 +104,9 @@ class Saving:
             self._state.restore(arrays)
         restore_host_seeds(found.facts["host_seeds"])
         self._callbacks.set_state(found.facts["callbacks"], arrays)
-        self._guard.restore(found.facts["guard"], decided=decided)
+        self._run_health.restore(found.facts["guard"], decided=decided)
         position = self._position
-        self._around.writer.rewind(position.step, validated=position.validated)
+        self._context.writer.rewind(position.step, validated=position.validated)
 
     def _captured(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         facts, arrays = self._callbacks.state()
@@ -114,5 +114,5 @@ class Saving:
             "position": self._position.to_json(),
             "callbacks": facts,
             "host_seeds": host_seeds(),
-            "guard": self._guard.state(),
+            "guard": self._run_health.state(),
         }

@@ -11,11 +11,11 @@ import tensorflow as tf
 from stoker.data.feed.options import begun_early
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.seeds import keras_seeds, use_keras_seeds
-from stoker.train.model.keras_model import loss_of, overrides, run_own_step, tell_metrics
+from stoker.train.model.keras_model import loss_of, overrides, run_custom_step, update_metrics
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution
 from stoker.train.setup.whole_batches import Share, shares
-from stoker.train.step.step import Batch, losses_are_means, part_of_replica, rows_of, told
+from stoker.train.step.step import Batch, loss_arguments, part_of_replica, rows_of, unscaled_losses
 
 UNREAD = 2
 """Batches that may be in progress while the next one is prepared; the host does not wait."""
@@ -54,7 +54,7 @@ class EvalBatches:
         return iter(self._batches) if begun is None else begun
 
 
-class GivenUpError(Exception):
+class ValidationAbortedError(Exception):
     """A validation was given up: nothing of it counts."""
 
 
@@ -63,7 +63,7 @@ def make_validate(
     load: Callable[[Any], Batch],
     *,
     distribution: Distribution,
-    gives_up: Callable[[], bool] = lambda: False,
+    should_abort: Callable[[], bool] = lambda: False,
 ) -> Validate:
     """A function that validates: by the user's `test_step` where the model has one.
 
@@ -73,7 +73,7 @@ def make_validate(
         built: The compiled model.
         load: The feed's way from an element, or a part of it, to a batch.
         distribution: Over what a batch is spread.
-        gives_up: Asked before each batch; the function raises GivenUpError where it says so.
+        should_abort: Asked before each batch; the function raises GivenUpError where it says so.
     """
     model = built.model
     make_look = _look_at_shares if distribution.takes_whole_batches else _look_at_elements
@@ -87,8 +87,8 @@ def make_validate(
         model.reset_metrics()
         seen = _Seen()
         for number, element in enumerate(batches):
-            if gives_up():
-                raise GivenUpError
+            if should_abort():
+                raise ValidationAbortedError
             callbacks.on_test_batch_begin(number)
             seen.add(look_at(element))
             if callbacks.reads_test_logs:
@@ -102,10 +102,10 @@ def make_validate(
     return validate
 
 
-Sums = list[tuple[tf.Tensor, tf.Tensor]]
+LossSums = list[tuple[tf.Tensor, tf.Tensor]]
 """For each part of a batch: the sum of the loss over its rows, and their number."""
 
-LookingAt = Callable[[Any], Callable[[Any], Sums]]
+LookingAt = Callable[[Any], Callable[[Any], LossSums]]
 """What elements look like -> a function of an element."""
 
 
@@ -113,10 +113,10 @@ class _Seen:
     """The batches of a validation so far; the device may still compute those not read yet."""
 
     def __init__(self) -> None:
-        self._unread: deque[Sums] = deque()
+        self._unread: deque[LossSums] = deque()
         self._total = self._count = 0.0
 
-    def add(self, sums: Sums) -> None:
+    def add(self, sums: LossSums) -> None:
         """Add a batch that was started."""
         self._unread.append(sums)
         if len(self._unread) > UNREAD:
@@ -145,7 +145,7 @@ def _look_at_elements(
         use_keras_seeds(seeds)
         if not distribution.shares_batches:
             return look(load(element))
-        first, rows = part_of_replica(rows_of(element), distribution, own_rows=False)
+        first, rows = part_of_replica(rows_of(element), distribution, worker_rows_only=False)
         part = tf.nest.map_structure(lambda tensor: tensor[first : first + rows], element)
         none = tf.constant(0.0), tf.constant(0.0)
         return tf.cond(rows > 0, lambda: look(load(part)), lambda: none)
@@ -154,10 +154,10 @@ def _look_at_elements(
     def step(element: Any) -> tuple[tf.Tensor, tf.Tensor]:
         return _summed(strategy, strategy.run(replica, args=(element,)))
 
-    def look_at(element: Any) -> Sums:
+    def look_at(element: Any) -> LossSums:
         return [step(element)]
 
-    def looking_at(spec: Any) -> Callable[[Any], Sums]:
+    def looking_at(spec: Any) -> Callable[[Any], LossSums]:
         # Of any number of rows, as in `fit`: Keras would weigh a batch by rows that it knows.
         step.get_concrete_function(_of_any_rows(spec))
         return look_at
@@ -181,7 +181,7 @@ def _look_at_shares(
     def step(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
         return _summed(strategy, strategy.run(replica, args=share))
 
-    def look_at(element: Any) -> Sums:
+    def look_at(element: Any) -> LossSums:
         return [step(share) for share in shares(load(element), strategy)]
 
     return lambda spec: look_at  # noqa: ARG005 - each size has a step of its own
@@ -214,14 +214,14 @@ def _make_loss(built: BuiltModel) -> Callable[[Batch], tf.Tensor]:
     model = built.model
 
     def by_test_step(batch: Batch) -> tf.Tensor:
-        logs = run_own_step(model, "test_step", (built.adapt(batch[0]), *batch[1:]))
+        logs = run_custom_step(model, "test_step", (built.adapt(batch[0]), *batch[1:]))
         return tf.reduce_mean(logs["loss"])
 
     def by_loss(batch: Batch) -> tf.Tensor:
         outputs = model(built.adapt(batch[0]), training=False)
-        with losses_are_means():
-            loss = loss_of(model, told(batch, outputs), training=False)
-        tell_metrics(model, told(batch, outputs))
+        with unscaled_losses():
+            loss = loss_of(model, loss_arguments(batch, outputs), training=False)
+        update_metrics(model, loss_arguments(batch, outputs))
         return loss
 
     return by_test_step if "test_step" in overrides(model) else by_loss

@@ -14,11 +14,11 @@ CPU_SIZE = 48
 GPU_SIZE = 2048
 """The same of a GPU: 17 GFLOP, some ms at most; three of them are 50 MB."""
 
-AT_ONCE = 50
+PRODUCTS_PER_CHECK = 50
 """Products between two looks at the clock."""
 
 
-class Pace:
+class MachineSpeed:
     """The same products of matrices, whenever it is asked.
 
     On a CPU by one thread and by its CPU time: the training's own threads, and others that take the
@@ -33,7 +33,7 @@ class Pace:
         # So that the numbers keep their size, however often they are multiplied.
         factor = np.random.default_rng(0).normal(scale=size**-0.5, size=(size, size))
         self._factor = factor.astype(np.float32)
-        self._flops = AT_ONCE * 2.0 * size**3
+        self._flops = PRODUCTS_PER_CHECK * 2.0 * size**3
 
     def measure(self, seconds: float) -> float | None:
         """Floating-point operations a second, over about so many; None where there is no memory for it."""
@@ -48,13 +48,13 @@ class Pace:
 
     def _on_a_core(self) -> None:
         found = self._factor
-        for _ in range(AT_ONCE):
+        for _ in range(PRODUCTS_PER_CHECK):
             found = found @ self._factor
 
 
 def _on_a_gpu(factor: tf.Tensor) -> None:
     found = factor
-    for _ in range(AT_ONCE):
+    for _ in range(PRODUCTS_PER_CHECK):
         found = tf.linalg.matmul(found, factor)
     found[0, 0].numpy()
 

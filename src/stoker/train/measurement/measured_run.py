@@ -9,8 +9,8 @@ from dataclasses import replace
 from stoker.data.user_dataset.features import AnyTransform
 from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.run_context import Surroundings
-from stoker.train.context.start_position import Opened, open_run
+from stoker.train.context.run_context import RunContext
+from stoker.train.context.start_position import RunStart, open_run
 from stoker.train.loop.run import Run
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution
@@ -20,7 +20,7 @@ EPOCHS = 1_000_000
 
 
 @contextmanager
-def open_measured(
+def open_measured_run(
     built: BuiltModel,
     dataset: AnyDataset,
     transform: AnyTransform,
@@ -28,8 +28,8 @@ def open_measured(
     config: TrainConfig,
     resolved: ResolvedTraining,
     distribution: Distribution,
-    around: Surroundings,
-) -> Iterator[tuple[Run, Opened]]:
+    context: RunContext,
+) -> Iterator[tuple[Run, RunStart]]:
     """Open the data and compile the step of a run that saves nothing and has no end.
 
     Args:
@@ -39,13 +39,13 @@ def open_measured(
         config: The user's `train` section; its epochs do not count.
         resolved: What its `auto`s became.
         distribution: One process's.
-        around: The rest; nothing is written to its checkpoints.
+        context: The rest; nothing is written to its checkpoints.
 
     Raises:
         UserError: what would have ended training.
     """
     config = replace(config, epochs=EPOCHS, on_oom="stop")
-    opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
+    opened = open_run(dataset, transform, config=config, resolved=resolved, context=context)
     run = Run(
         built,
         (opened.feed, opened.held_out),
@@ -53,10 +53,10 @@ def open_measured(
         config=config,
         resolved=_calls_of_an_epoch(resolved, opened),
         distribution=distribution,
-        around=around,
+        context=context,
         writer=None,
     )
-    run.takes_windows = False
+    run.measures_ceiling = False
     try:
         run.begin(None)
         run.fitting(run.measure_ceiling)
@@ -65,22 +65,22 @@ def open_measured(
         run.close()
 
 
-def train_for(run: Run, opened: Opened, *, steps: int) -> None:
+def train_for(run: Run, opened: RunStart, *, steps: int) -> None:
     """Train for some steps; their losses go to the run's writer, a mean for each call.
 
     Raises:
         UserError: what would have ended training, e.g. a step that is not finite.
     """
     with opened.feed.shuffled(run.compiled.calls()) as batches:
-        source = run.compiled.source(batches)
+        step_input = run.compiled.step_input(batches)
         while run.position.step < steps:
             run.begin_epoch()
-            run.one_call(source)
+            run.one_call(step_input)
             if not run.position.validated:
-                run.pass_over_epoch()
+                run.skip_validation()
 
 
-def _calls_of_an_epoch(resolved: ResolvedTraining, opened: Opened) -> ResolvedTraining:
+def _calls_of_an_epoch(resolved: ResolvedTraining, opened: RunStart) -> ResolvedTraining:
     """No call has more steps than an epoch."""
     most = max(1, opened.position.per_epoch)
     return replace(resolved, steps_per_call=min(resolved.steps_per_call, most))

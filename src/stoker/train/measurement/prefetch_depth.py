@@ -7,14 +7,14 @@ from typing import Any
 import tensorflow as tf
 
 
-def elements_ready(iterator: Any) -> float | None:
+def prefetched_elements(iterator: Any) -> float | None:
     """How many elements lie ready in the buffers of a pipeline, counted in those that leave it.
 
     Args:
         iterator: Of a dataset; None where TensorFlow keeps no model of it: its autotuner is off, or
             it is handed out to several replicas.
 
-    Source: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
+    StepInput: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
     """
     if not isinstance(iterator, tf.data.Iterator):
         return None

@@ -19,13 +19,13 @@ from stoker.data.feed.dataset_stages import dataset_stages
 from stoker.data.feed.pipeline import PREFETCHED, Feed
 from stoker.data.feed.stages import StageCost, measure_stages
 from stoker.data.user_dataset.feed import OwnFeed
-from stoker.train.context.start_position import Opened
+from stoker.train.context.start_position import RunStart
 from stoker.train.loop.run import Run
-from stoker.train.measurement.machine_speed import Pace
-from stoker.train.measurement.prefetch_depth import elements_ready
+from stoker.train.measurement.machine_speed import MachineSpeed
+from stoker.train.measurement.prefetch_depth import prefetched_elements
 from stoker.train.measurement.step_costs import checkpoint_s, communication_s, transfer_s
 from stoker.train.measurement.window import Kind, Window
-from stoker.train.step.step_input import Source
+from stoker.train.step.step_input import StepInput
 
 LEAD_SHARE = 0.25
 """Of a window, how long it runs at least before it is timed: threads are awake."""
@@ -52,7 +52,7 @@ IDLE_SHARE, IDLE_POLL_S, IDLE_MOST_S = 0.1, 0.02, 3.0
 """A window of the step begins when the rest of the process uses less than this share of a core, as
 input that fills its buffers does, or when this has been waited for, seconds."""
 
-UNSEEN = 3
+HIDDEN_PREFETCHES = 3
 """How many times what is made ahead is taken of Stoker's own feeds, of which TensorFlow keeps no model:
 that uses up those that lie ready where the input is slower than two thirds of the step, and few are left of a
 faster one."""
@@ -68,15 +68,15 @@ cache, and is not what the other passes cost."""
 class Probe:
     """A training that is measured."""
 
-    def __init__(self, run: Run, opened: Opened, *, source: Source, element: Any) -> None:
+    def __init__(self, run: Run, opened: RunStart, *, step_input: StepInput, element: Any) -> None:
         """Begin; see `open_probe`."""
         self.run = run
-        self._feed, self._source = opened.feed, source
-        self._memory = run.compiled.source(tf.data.Dataset.from_tensors(element).repeat())
+        self._feed, self._step_input = opened.feed, step_input
+        self._memory = run.compiled.step_input(tf.data.Dataset.from_tensors(element).repeat())
         self._resident = run.resident()
         self._take: Any = None
-        self._pace: Pace | None = None
-        self._unseen = UNSEEN * (run.config.feed.prefetch or PREFETCHED)
+        self._machine_speed: MachineSpeed | None = None
+        self._unseen = HIDDEN_PREFETCHES * (run.config.feed.prefetch or PREFETCHED)
         self.first_pass_s: float | None = None
         """Wall time of a dataset's first pass, where one was made to its end."""
 
@@ -101,14 +101,14 @@ class Probe:
             _await_idle()
             self._fill(once, LEAD_SHARE * seconds)
         else:
-            self._use_up(once, LEAD_SHARE * seconds)
+            self._drain(once, LEAD_SHARE * seconds)
         return self._fill(once, seconds, kind=kind)
 
-    def pace(self, seconds: float) -> float | None:
-        """How quick the machine itself is just now; see `Pace.measure`."""
-        if self._pace is None:
-            self._pace = Pace()
-        return self._pace.measure(seconds)
+    def machine_speed(self, seconds: float) -> float | None:
+        """How quick the machine itself is just now; see `MachineSpeed.measure`."""
+        if self._machine_speed is None:
+            self._machine_speed = MachineSpeed()
+        return self._machine_speed.measure(seconds)
 
     def compile(self) -> float:
         """Compile the step and its calls; wall time of a call of training, seconds."""
@@ -172,25 +172,29 @@ class Probe:
         """What copying a batch to the first GPU takes, seconds; 0 without a GPU."""
         return transfer_s(self.run)
 
-    def _use_up(self, once: Callable[[], tuple[int, float, float]], least_s: float) -> None:
+    def _drain(self, once: Callable[[], tuple[int, float, float]], least_s: float) -> None:
         """Take what was made while nothing was measured: a window of it would be too fast.
 
         It ends when nothing lies ready any more, or no less than some elements before: the input
         keeps up with what takes them.
         """
-        begun_s, taken, before = time.monotonic(), 0.0, elements_ready(self._source.iterator)
+        begun_s, taken, before = (
+            time.monotonic(),
+            0.0,
+            prefetched_elements(self._step_input.iterator),
+        )
         while (spent_s := time.monotonic() - begun_s) < LEAD_MOST_S:
             call_s = time.monotonic()
             steps, _, wait_s = once()
             call_s = time.monotonic() - call_s
-            taken += 1 if self._feed.whole_calls else steps / self._source.group
+            taken += 1 if self._feed.whole_calls else steps / self._step_input.group
             if spent_s + call_s < least_s:
                 continue
             if before is None:
                 if taken >= self._unseen or wait_s > WAITED_SHARE * call_s:
                     return
             elif taken >= LEAD_LEAST:
-                ready = elements_ready(self._source.iterator) or 0.0
+                ready = prefetched_elements(self._step_input.iterator) or 0.0
                 if ready < 1.0 or before - ready <= FALLEN_SHARE * taken:
                     return
                 taken, before = 0.0, ready
@@ -224,13 +228,13 @@ class Probe:
             cpu_s = time.process_time() - cpu_s
         finally:
             self._resident.state.restore(saved)
-        rows = steps * self.run.compiled.rows_a_step
+        rows = steps * self.run.compiled.rows_per_step
         return Window(
             kind="resident", steps=steps, rows=rows, wall_s=wall_s, wait_s=0.0, cpu_s=cpu_s
         )
 
     def _called_real(self) -> tuple[int, float, float]:
-        return self._one_call(self._source)
+        return self._one_call(self._step_input)
 
     def _called(self) -> tuple[int, float, float]:
         """A call on the batch in memory, from where every call of full length begins."""
@@ -242,14 +246,14 @@ class Probe:
         finally:
             position.step, position.validated = before, validated
 
-    def _one_call(self, source: Source) -> tuple[int, float, float]:
+    def _one_call(self, step_input: StepInput) -> tuple[int, float, float]:
         run, position = self.run, self.run.position
         before = (position.step, position.timing.rows, position.timing.wait_s)
         run.begin_epoch()
-        run.one_call(source)
+        run.one_call(step_input)
         steps = position.step - before[0]
         if not position.validated:
-            run.pass_over_epoch()
+            run.skip_validation()
         timing = position.timing
         return steps, timing.rows - before[1], timing.wait_s - before[2]
 
@@ -259,23 +263,23 @@ class Probe:
             self._take = _take_some
         position, whole = self.run.position, self._feed.whole_calls
         planned = position.next_steps(self.run.compiled.resolved.steps_per_call)
-        group = self._source.group
+        group = self._step_input.group
         elements = 1 if whole else -(-planned // group)
-        rows = self._take(self._source.iterator, tf.constant(elements, tf.int64), group > 1)
+        rows = self._take(self._step_input.iterator, tf.constant(elements, tf.int64), group > 1)
         position.step += planned
         if not position.validated or position.step % position.per_epoch == 0:
-            self.run.pass_over_epoch()
+            self.run.skip_validation()
         return planned if whole else elements * group, float(rows), 0.0
 
 
 @contextmanager
-def open_probe(run: Run, opened: Opened) -> Iterator[Probe]:
-    """Be ready to measure what `open_measured` has opened; calls that are long are made shorter.
+def open_probe(run: Run, opened: RunStart) -> Iterator[Probe]:
+    """Be ready to measure what `open_measured_run` has opened; calls that are long are made shorter.
 
     Raises:
         UserError: what would have ended training.
     """
-    run.compiled.call_at_most(LONGEST_CALL_S)
+    run.compiled.limit_call_time(LONGEST_CALL_S)
     with _reading(run, opened) as probe:
         call_s = probe.compile()
         if call_s <= 2 * LONGEST_CALL_S:
@@ -283,7 +287,7 @@ def open_probe(run: Run, opened: Opened) -> Iterator[Probe]:
             yield probe
             return
     # Of a step that waits for its input, so many fewer.
-    run.compiled.call_at_most(
+    run.compiled.limit_call_time(
         LONGEST_CALL_S * run.compiled.last_ceiling_s * run.compiled.resolved.steps_per_call / call_s
     )
     with _reading(run, opened) as probe:
@@ -293,12 +297,12 @@ def open_probe(run: Run, opened: Opened) -> Iterator[Probe]:
 
 
 @contextmanager
-def _reading(run: Run, opened: Opened) -> Iterator[Probe]:
+def _reading(run: Run, opened: RunStart) -> Iterator[Probe]:
     with ExitStack() as at_end:
         batches = at_end.enter_context(opened.feed.shuffled(run.compiled.calls()))
         with opened.feed.shuffled(_first_of(run.compiled.calls())) as first:
             element = next(iter(first))
-        yield Probe(run, opened, source=run.compiled.source(batches), element=element)
+        yield Probe(run, opened, step_input=run.compiled.step_input(batches), element=element)
 
 
 @tf.function(reduce_retracing=True)

@@ -14,14 +14,16 @@ import keras
 import tensorflow as tf
 
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.model.keras_model import has_kerass_optimizer, overrides, own_optimizers
+from stoker.train.model.keras_model import extra_optimizers, has_builtin_optimizer, overrides
 from stoker.train.optimizer.loss_scaling import scales_on_device
 
-LOOK_EVERY = 20
+CHECK_EVERY_STEPS = 20
 """Steps after which the variables are looked at, at most, where calls are shorter."""
 
 
-def may_update_at_once(model: keras.Model, config: TrainConfig, resolved: ResolvedTraining) -> bool:
+def may_defer_finite_check(
+    model: keras.Model, config: TrainConfig, resolved: ResolvedTraining
+) -> bool:
     """Whether steps update at once: it would be seen afterwards that a gradient was not finite.
 
     Args:
@@ -40,16 +42,16 @@ def may_update_at_once(model: keras.Model, config: TrainConfig, resolved: Resolv
         or any(getattr(v, "constraint", None) is not None for v in model.trainable_variables)
     )
     same = not (config.deterministic and resolved.xla)
-    return same and resolved.strategy != "tpu" and has_kerass_optimizer(model) and not hidden
+    return same and resolved.strategy != "tpu" and has_builtin_optimizer(model) and not hidden
 
 
-def are_sound(model: keras.Model) -> tf.Tensor:
+def all_finite(model: keras.Model) -> tf.Tensor:
     """Whether all that gradients reach is finite: the weights, and what its optimizers keep.
 
     Args:
         model: Its optimizers are built.
     """
-    optimizers = [model.optimizer, *own_optimizers(model).values()]
+    optimizers = [model.optimizer, *extra_optimizers(model).values()]
     kept = [variable for optimizer in optimizers for variable in optimizer.variables]
     reached = [*model.trainable_variables, *kept]
     floats = [v.value for v in reached if tf.as_dtype(v.dtype).is_floating]

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from stoker.train.optimizer.masked_assign import condition
+from stoker.train.optimizer.masked_assign import assign_condition
 
-QUICKER_APART = range(512, 40_000)
+UNFUSED_SIZES = range(512, 40_000)
 """Numbers of a weight for which operations one by one take a CPU less time: the kernel takes up to 2.5 times
 as long. Of fewer or more it takes 0.4 to 0.6 times as long (`benchmarks/train/adam.py`, 2 cores)."""
 
@@ -77,8 +77,8 @@ class _FusedAdam:
         velocity = optimizer._velocities[index].value  # noqa: SLF001 - as above
         gradient = tf.cast(gradient, variable.dtype)
         scalars = self._shared(variable, learning_rate)
-        if _on_cpu() and math.prod(variable.shape) in QUICKER_APART:
-            self._apart(variable, gradient, momentum, velocity, scalars.alpha)
+        if _on_cpu() and math.prod(variable.shape) in UNFUSED_SIZES:
+            self._by_operations(variable, gradient, momentum, velocity, scalars.alpha)
         else:
             self._by_kernel(variable, gradient, momentum, velocity, scalars)
 
@@ -89,7 +89,7 @@ class _FusedAdam:
             kept[key] = _scalars_of(self._optimizer, learning_rate, variable.dtype)
         return kept[key]
 
-    def _apart(
+    def _by_operations(
         self,
         variable: tf.Variable,
         gradient: tf.Tensor,
@@ -135,7 +135,7 @@ def _scalars_of(optimizer: keras.optimizers.Adam, learning_rate: Any, dtype: tf.
     betas = [tf.constant(beta, dtype) for beta in (optimizer.beta_1, optimizer.beta_2)]
     power_1, power_2 = (beta**step for beta in betas)
     alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
-    counts = condition()
+    counts = assign_condition()
     if counts is not None:
         # The kernel writes by handles, which cannot be held back: then its gradients are zero.
         rate = tf.where(counts, rate, 0.0)

@@ -19,24 +19,29 @@ from stoker.train.context import utilization
 from stoker.train.context.position import Position
 from stoker.train.context.start_position import TrainFeed
 from stoker.train.context.utilization import FIXED_STEPS, Ceiling, measure_ceiling
-from stoker.train.model.keras_model import as_the_model_takes
-from stoker.train.optimizer.deferred_finite_check import are_sound
+from stoker.train.model.keras_model import adapt_load
+from stoker.train.optimizer.deferred_finite_check import all_finite
 from stoker.train.optimizer.ema import WeightAverage
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution
-from stoker.train.setup.whole_batches import WholeFeed, handed
-from stoker.train.step.custom_train_step import has_own_step, make_step
-from stoker.train.step.multi_step import make_run_fed, make_run_resident, step_of
+from stoker.train.setup.whole_batches import WholeFeed, first_share
+from stoker.train.step.custom_train_step import has_custom_train_step, make_step
+from stoker.train.step.multi_step import make_multi_step, make_run_resident, step_of
 from stoker.train.step.one_program import (
     OneProgram,
-    does_several,
-    steps_together,
-    together_in_time,
+    max_steps_per_program,
+    multi_step_program,
+    steps_within_program_time,
 )
 from stoker.train.step.program import Program
 from stoker.train.step.step import StepSettings, suit_kernels
-from stoker.train.step.step_input import Source, grouped, of_no_use, takes_its_own
-from stoker.train.step.step_totals import Sums
+from stoker.train.step.step_input import (
+    StepInput,
+    group_batches,
+    placeholder_input,
+    takes_batches_inline,
+)
+from stoker.train.step.step_totals import StepTotals
 from stoker.train.xla.compile_notice import shown
 
 
@@ -79,16 +84,16 @@ class Compiled:
         self.resolved = resolved
         self._built, self._feed, self._position = built, feed, position
         self._config, self._distribution, self._signals = config, distribution, signals
-        self.load = as_the_model_takes(feed.load, built.model, class_weight=config.class_weight)
+        self.load = adapt_load(feed.load, built.model, class_weight=config.class_weight)
         self._rows_of_call = resolved.global_batch if feed.whole_calls else None
         self.sample = self._first_element()
         first = self.load(self.sample)
-        self.rows_a_step = float(tf.shape(tf.nest.flatten(first)[0])[0])
-        self._most_together = self._steps_together(first)
+        self.rows_per_step = float(tf.shape(tf.nest.flatten(first)[0])[0])
+        self._max_steps_per_program = self._steps_together(first)
         self.average: WeightAverage | None = None
-        self.at_once = False
+        self.defers_finite_check = False
         self.last_ceiling_s = 0.0
-        self._nothing: Any = None
+        self._placeholder: Any = None
         self._resident_of: Any = None
         self._run_resident: utilization.RunResident
 
@@ -96,10 +101,12 @@ class Compiled:
         """Compile what the settings and the position ask for now."""
         self.program = self._program(
             xla=self.resolved.xla,
-            together=max(1, min(self._position.together, self._most_together)),
+            steps_per_program=max(
+                1, min(self._position.steps_per_program, self._max_steps_per_program)
+            ),
         )
 
-    def _program(self, *, xla: bool, together: int = 1) -> Program:
+    def _program(self, *, xla: bool, steps_per_program: int = 1) -> Program:
         position = self._position
         settings = StepSettings(
             batch_size=position.batch_size,
@@ -108,33 +115,33 @@ class Compiled:
             reduction_dtype=self._config.reduction_dtype,
             reduction_bytes_per_pack=self._config.reduction_bytes_per_pack,
             average=self.average,
-            together=together,
-            own_rows=self._feed.shares_rows,
-            looks_first=not self.at_once,
+            steps_per_program=steps_per_program,
+            worker_rows_only=self._feed.shares_rows,
+            checks_before_update=not self.defers_finite_check,
             signals=self._signals,
         )
         step = make_step(self._built, self.load, distribution=self._distribution, settings=settings)
         model = self._built.model
-        run_fed = make_run_fed(
+        multi_step = make_multi_step(
             step,
-            rows_a_step=self._rows_of_call,
-            alone=self.resolved.steps_per_call == 1,
+            rows_per_step=self._rows_of_call,
+            single_step=self.resolved.steps_per_call == 1,
             overlap=not self._distribution.shares_batches,
-            sound=(lambda: are_sound(model)) if self.at_once else None,
+            check_finite=(lambda: all_finite(model)) if self.defers_finite_check else None,
         )
-        return Program(step, run_fed, xla=xla)
+        return Program(step, multi_step, xla=xla)
 
-    def traced_for_xla(self, source: Source) -> Program:
+    def trace_for_xla(self, step_input: StepInput) -> Program:
         """Trace the same step for XLA without compiling it; the current step stays in use.
 
         Both update the same variables.
 
         Args:
-            source: The run's input.
+            step_input: The run's input.
         """
         try:
             program = self._program(xla=True)
-            program.trace(source)
+            program.trace(step_input)
         finally:
             suit_kernels(self._built, self._distribution, xla=self.resolved.xla)
         return program
@@ -143,7 +150,7 @@ class Compiled:
         """Use this step from now on.
 
         Args:
-            program: From `traced_for_xla`.
+            program: From `trace_for_xla`.
         """
         program.compiled_rows.update(self.rows_of_steps)
         self.program = program
@@ -151,11 +158,11 @@ class Compiled:
         suit_kernels(self._built, self._distribution, xla=program.xla)
 
     @property
-    def why_not_for_xla(self) -> str:
+    def why_xla_is_impossible(self) -> str:
         """Why XLA cannot be tried while the run trains; empty if it can."""
         if self._distribution.replicas > 1:
             return "several replicas train"
-        if has_own_step(self._built.model):
+        if has_custom_train_step(self._built.model):
             return "the model has a train_step of its own"
         # Any other shape would be compiled while the device waits.
         known = self._fixed if isinstance(self._feed, OwnFeed) else self._fixed_samples
@@ -164,7 +171,7 @@ class Compiled:
     @property
     def rows_of_steps(self) -> list[int]:
         """Rows of a full step, and of an epoch's last step if that is shorter."""
-        full = int(self.rows_a_step)
+        full = int(self.rows_per_step)
         short = 0 if isinstance(self._feed, OwnFeed | WholeFeed) else self._feed.rows % full
         return [full, short] if short else [full]
 
@@ -176,11 +183,11 @@ class Compiled:
         ]
 
     @contextmanager
-    def compiling_is_shown(self, tell: Callable[[str], None], *, ends: bool) -> Iterator[None]:
+    def showing_compilation(self, report: Callable[[str], None], *, ends: bool) -> Iterator[None]:
         """Context of a call: shows that XLA compiles, if it has to compile first.
 
         Args:
-            tell: Takes the line.
+            report: Takes the line.
             ends: Whether the call ends an epoch; the last step may have fewer rows.
         """
         program = self.program
@@ -190,7 +197,7 @@ class Compiled:
         if program.xla and missing:
             rows = " and ".join(map(str, missing))
             what = f"the training step of {self._built.model.name} for {rows} samples, by XLA"
-        with shown(tell, what):
+        with shown(report, what):
             yield
         program.compiled_rows.update(missing)
         if what:
@@ -198,89 +205,93 @@ class Compiled:
 
     def run(
         self,
-        source: Source,
+        step_input: StepInput,
         steps: int,
         *,
-        look: bool,
+        check: bool,
         ends: bool,
         program: Program | None = None,
-    ) -> Sums:
-        """Some steps, as `make_run_fed` has it; what they leave is the source's.
+    ) -> StepTotals:
+        """Some steps, as `make_multi_step` has it; what they leave is the source's.
 
         Args:
-            source: What `source` gave.
+            step_input: What `step_input` gave.
             steps: How many, at least one.
-            look: As in `make_run_fed`.
+            check: As in `make_multi_step`.
             ends: Whether an epoch ends with them. Then nothing is taken beyond, where another pass may
                 take long to begin or need not come at all.
             program: A form of the step other than the current one.
         """
         program = program or self.program
-        if not source.ahead:
-            return program.call(source, source.iterator, steps, look=look)
-        waited_s = source.take_ahead()
-        if ends and not source.endless:
-            sums = self._to_the_end(program, source, steps, look=look)
+        if not step_input.ahead:
+            return program.call(step_input, step_input.iterator, steps, check=check)
+        waited_s = step_input.take_first()
+        if ends and not step_input.endless:
+            totals = self._run_to_epoch_end(program, step_input, steps, check=check)
         else:
-            sums = program.call(source, source.iterator, steps, look=look)
-        return sums._replace(wait_s=sums.wait_s + waited_s) if waited_s else sums
+            totals = program.call(step_input, step_input.iterator, steps, check=check)
+        return totals._replace(wait_s=totals.wait_s + waited_s) if waited_s else totals
 
-    def _to_the_end(self, program: Program, source: Source, steps: int, *, look: bool) -> Sums:
+    def _run_to_epoch_end(
+        self, program: Program, step_input: StepInput, steps: int, *, check: bool
+    ) -> StepTotals:
         """As `run`: the last step is told to take what is of no use."""
         before = None
         if steps > 1:
-            before = program.call(source, source.iterator, steps - 1, look=False)
+            before = program.call(step_input, step_input.iterator, steps - 1, check=False)
             if int(before.steps) < steps - 1 or int(before.signals[0]):
                 return before
-        if self._nothing is None:
-            self._nothing = of_no_use(self.sample)
-        last = program.call(source, self._nothing, 1, look=look)
-        source.left = ()
+        if self._placeholder is None:
+            self._placeholder = placeholder_input(self.sample)
+        last = program.call(step_input, self._placeholder, 1, check=check)
+        step_input.left = ()
         return last if before is None else before.and_then(last)
 
-    def decide_together(self, state: TrainingState, *, tell: Callable[[str], None]) -> None:
+    def decide_steps_per_program(
+        self, state: TrainingState, *, report: Callable[[str], None]
+    ) -> None:
         """Decide, once per run, how many steps form one program; the decision is final.
 
         Before the first step, some steps are timed, but only if several of them can form a program.
 
         Args:
             state: Every variable that a step updates.
-            tell: Receives a line while XLA compiles.
+            report: Receives a line while XLA compiles.
         """
-        if self._position.together:
+        if self._position.steps_per_program:
             return
         step = self.program.step
         groups = isinstance(step, OneProgram) and step.groups
-        most = self._most_together if groups else 1
+        most = self._max_steps_per_program if groups else 1
         if most == 1:
-            self._position.together = 1
+            self._position.steps_per_program = 1
             return
-        with self.compiling_is_shown(tell, ends=False):
+        with self.showing_compilation(report, ends=False):
             step_s = self.measure_ceiling(
                 state, seconds=utilization.CEILING_S / utilization.WINDOWS
             ).step_s
-        self._position.together = together_in_time(most, step_s)
-        if self._position.together > 1:
+        self._position.steps_per_program = steps_within_program_time(most, step_s)
+        if self._position.steps_per_program > 1:
             self.compile()
 
     def measure_ceiling(self, state: TrainingState, *, seconds: float) -> Ceiling:
         """Time steps on a resident batch, for about this many seconds, and restore the model."""
-        sample = handed(self.sample, self._distribution)
+        sample = first_share(self.sample, self._distribution)
         step = self.program.step
         if self._resident_of is not step:
             self._run_resident = self._make_run_resident(sample)
             self._resident_of = step
-        together = FIXED_STEPS if self._distribution.workers > 1 else None
+        steps_per_program = FIXED_STEPS if self._distribution.workers > 1 else None
         with self._distribution.strategy.scope():
             found = measure_ceiling(
-                self._run_resident, sample, state=state, seconds=seconds, steps=together
+                self._run_resident, sample, state=state, seconds=seconds, steps=steps_per_program
             )
         self.last_ceiling_s = found.step_s
         return found
 
     def resident(self, state: TrainingState) -> Resident:
         """The compiled step on one batch in memory, to be timed by others."""
-        sample = handed(self.sample, self._distribution)
+        sample = first_share(self.sample, self._distribution)
         run_resident = self._make_run_resident(sample)
         scope = self._distribution.strategy.scope
 
@@ -296,7 +307,7 @@ class Compiled:
         fixed = self._fixed and not self._feed.whole_calls
         return make_run_resident(self.program.step, sample, fixed=fixed)
 
-    def call_at_most(self, seconds: float) -> None:
+    def limit_call_time(self, seconds: float) -> None:
         """Make calls shorter that would take longer than that."""
         most = max(1, int(seconds / max(self.last_ceiling_s, 1e-9)))
         if most < self.resolved.steps_per_call:
@@ -331,26 +342,26 @@ class Compiled:
             self._fixed_samples = _has_fixed_shapes(batches, first=1)
         return element if self._rows_of_call is None else step_of(element, 0, self._rows_of_call)
 
-    def source(self, batches: tf.data.Dataset[Any]) -> Source:
-        """What `run_fed` reads, of what the feed yields."""
+    def step_input(self, batches: tf.data.Dataset[Any]) -> StepInput:
+        """What `multi_step` reads, of what the feed yields."""
         if not isinstance(self._feed, OwnFeed):
             batches = begun_early(batches)
-        program = does_several(self.program.step)
+        program = multi_step_program(self.program.step)
         if program is not None and not self._feed.whole_calls:
-            return grouped(batches, program.together)
+            return group_batches(batches, program.steps_per_program)
         spread = self._distribution.spread(batches)
         if isinstance(spread, tf.data.Dataset) and not self._feed.whole_calls:
             endless = isinstance(self._feed, OwnFeed) and self._feed.in_memory
-            if takes_its_own(spread.element_spec):
-                return Source(iterator=iter(with_own_threads(spread)), endless=endless)
-            return Source(iterator=iter(spread), ahead=True, endless=endless)
-        return Source(iterator=iter(spread))
+            if takes_batches_inline(spread.element_spec):
+                return StepInput(iterator=iter(with_own_threads(spread)), endless=endless)
+            return StepInput(iterator=iter(spread), ahead=True, endless=endless)
+        return StepInput(iterator=iter(spread))
 
     def _steps_together(self, first: Any) -> int:
         """Steps that may be one program: full batches of known shapes follow each other."""
-        if not self._fixed or self.rows_a_step != self._position.batch_size:
+        if not self._fixed or self.rows_per_step != self._position.batch_size:
             return 1
-        return steps_together(first, steps_per_call=self.resolved.steps_per_call)
+        return max_steps_per_program(first, steps_per_call=self.resolved.steps_per_call)
 
 
 def _has_fixed_shapes(elements: tf.data.Dataset[Any], *, first: int) -> bool:

@@ -1,7 +1,7 @@
 """A plain step that XLA compiles whole, from the forward pass to the update; and several in a row.
 
 To start a program costs time that a small model feels, and each start gives every weight that it
-changes new memory. So up to `TOGETHER` steps are one program, a loop that XLA compiles.
+changes new memory. So up to `MAX_STEPS_PER_PROGRAM` steps are one program, a loop that XLA compiles.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.train.step.step_totals import Outcome, Sums
+from stoker.train.step.step_totals import StepResult, StepTotals
 from stoker.train.xla.jit import jit
 
-TOGETHER = 256
+MAX_STEPS_PER_PROGRAM = 256
 """Steps of one program at most: while it runs nobody can ask it to end."""
 
-TOGETHER_S = 0.25
+MAX_PROGRAM_S = 0.25
 """Longest that a program of several steps may take."""
 
-LEAST_TOGETHER = 16
+MIN_STEPS_PER_PROGRAM = 16
 """Where fewer steps would fill that time a step is long, and there is nothing to gain."""
 
-TOGETHER_BYTES = 64 << 20
+MAX_PROGRAM_BYTES = 64 << 20
 """Most that the batches of one program may hold: they lie in memory side by side."""
 
 Body = Callable[[Any], tuple[tf.Tensor, Any, tf.Tensor]]
@@ -31,28 +31,28 @@ Body = Callable[[Any], tuple[tf.Tensor, Any, tf.Tensor]]
 It updates the model where it was, and is traced for XLA."""
 
 
-def steps_together(batch: Any, *, steps_per_call: int) -> int:
+def max_steps_per_program(batch: Any, *, steps_per_call: int) -> int:
     """How many steps may be one program.
 
     Args:
         batch: Of one step.
         steps_per_call: Steps that are asked for at once.
     """
-    most = max(1, min(TOGETHER, TOGETHER_BYTES // max(1, bytes_of(batch))))
+    most = max(1, min(MAX_STEPS_PER_PROGRAM, MAX_PROGRAM_BYTES // max(1, bytes_of(batch))))
     return in_equal_parts(steps_per_call, most)
 
 
-def together_in_time(most: int, step_s: float) -> int:
+def steps_within_program_time(most: int, step_s: float) -> int:
     """How many steps may be one program, where each takes so long.
 
     Args:
-        most: Of `steps_together`.
+        most: Of `max_steps_per_program`.
         step_s: Seconds of one step.
     """
-    if most * step_s <= TOGETHER_S:
+    if most * step_s <= MAX_PROGRAM_S:
         return most
-    fit = int(TOGETHER_S / step_s)
-    return in_equal_parts(most, fit) if fit >= LEAST_TOGETHER else 1
+    fit = int(MAX_PROGRAM_S / step_s)
+    return in_equal_parts(most, fit) if fit >= MIN_STEPS_PER_PROGRAM else 1
 
 
 def in_equal_parts(steps: int, most: int) -> int:
@@ -73,9 +73,9 @@ class OneProgram:
         body: Body,
         load: Callable[[Any], Any],
         *,
-        tell_metrics: Callable[[Any, Any], None] | None,
+        update_metrics: Callable[[Any, Any], None] | None,
         rows: int,
-        together: int,
+        steps_per_program: int,
         signals: Callable[[], tf.Tensor],
     ) -> None:
         """Compile nothing yet.
@@ -83,22 +83,22 @@ class OneProgram:
         Args:
             body: What XLA compiles.
             load: The feed's way from elements, or a part of them, to a batch, row by row.
-            tell_metrics: Tells the metrics of a batch and its outputs beside the program; None: the
+            update_metrics: Tells the metrics of a batch and its outputs beside the program; None: the
                 body does.
             rows: Rows of a step where several are done.
-            together: Steps of one program at most; it is 1 where metrics are told beside it.
-            signals: As in `Outcome`.
+            steps_per_program: Steps of one program at most; it is 1 where metrics are told beside it.
+            signals: As in `StepResult`.
         """
-        self.groups = tell_metrics is None
-        self.together = together if self.groups else 1
+        self.groups = update_metrics is None
+        self.steps_per_program = steps_per_program if self.groups else 1
         self.rows = rows
         self._body, self._load = body, load
-        self._tell_metrics, self._signals = tell_metrics, signals
+        self._tell_metrics, self._signals = update_metrics, signals
         self._one = jit(body, role="step")
-        self._loop = jit(self._steps, role=f"{together} steps")
+        self._loop = jit(self._steps, role=f"{steps_per_program} steps")
 
     @tf.autograph.experimental.do_not_convert
-    def __call__(self, element: Any) -> Outcome:
+    def __call__(self, element: Any) -> StepResult:
         """One step, of any number of rows."""
         batch = self._load(element)
         loss, outputs, finite = self._one(batch)
@@ -106,23 +106,23 @@ class OneProgram:
             # Somebody's own may be what XLA cannot compile.
             self._tell_metrics(batch, outputs)
         rows = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
-        return Outcome(loss * rows, rows, finite, self._signals())
+        return StepResult(loss * rows, rows, finite, self._signals())
 
     @tf.autograph.experimental.do_not_convert
-    def several(self, elements: Any, steps: tf.Tensor, first: tf.Tensor) -> Sums:
+    def several(self, elements: Any, steps: tf.Tensor, first: tf.Tensor) -> StepTotals:
         """Some steps, up to the first that is not finite.
 
         However they are grouped, it is the same program that does them.
 
         Args:
             elements: [together * rows, ...], nested: their rows, and behind them any others.
-            steps: How many, int64, from 1 to `together`.
+            steps: How many, int64, from 1 to `steps_per_program`.
             first: Steps whose rows come before those of these, int64.
         """
         loss_sum, done, finite, last_loss = self._loop(self._load(elements), steps, first)
         with tf.control_dependencies([done]):
             signals = tf.identity(self._signals())
-        return Sums(
+        return StepTotals(
             loss_sum=loss_sum,
             rows=tf.cast(done, tf.float32) * self.rows,
             wait_s=tf.constant(0.0, tf.float64),
@@ -154,6 +154,6 @@ class OneProgram:
         return loss_sum, done, finite, loss
 
 
-def does_several(step: Any) -> OneProgram | None:
+def multi_step_program(step: Any) -> OneProgram | None:
     """A step, as `make_train_step` makes it, where it can do several at once."""
-    return step if isinstance(step, OneProgram) and step.together > 1 else None
+    return step if isinstance(step, OneProgram) and step.steps_per_program > 1 else None

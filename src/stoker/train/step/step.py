@@ -15,24 +15,24 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from stoker.core.thread_safe_patch import Replaced
-from stoker.train.checkpoints.seeds import drawn_apart, keras_seeds, use_keras_seeds
+from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ReductionDtype
 from stoker.train.model.fused_norm import fuse_batch_norms
 from stoker.train.model.keras_model import (
-    has_kerass_metrics_only,
-    has_kerass_optimizer,
+    has_builtin_metrics_only,
+    has_builtin_optimizer,
     loss_of,
-    tell_metrics,
+    update_metrics,
 )
 from stoker.train.optimizer.ema import WeightAverage
 from stoker.train.optimizer.fused_adam import fuse
 from stoker.train.optimizer.gradients import Gradients, are_finite, dense, reduced, scaled, unique
 from stoker.train.optimizer.loss_scaling import DeviceLossScale, build_once, scales_on_device
-from stoker.train.optimizer.masked_assign import written_only_where
+from stoker.train.optimizer.masked_assign import masked_assign
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution, in_packs
 from stoker.train.step.one_program import OneProgram
-from stoker.train.step.step_totals import Outcome
+from stoker.train.step.step_totals import StepResult
 from stoker.train.xla.jit import jit
 
 Batch = tuple[Any, ...]
@@ -49,7 +49,7 @@ class StepSettings:
     accumulate: int = 1
     """Passes of an update."""
 
-    together: int = 1
+    steps_per_program: int = 1
     """Steps that may be one program where XLA compiles them whole: rows of full batches of known
     shapes follow each other."""
 
@@ -65,17 +65,17 @@ class StepSettings:
     average: WeightAverage | None = None
     """A moving average of the weights."""
 
-    own_rows: bool = False
+    worker_rows_only: bool = False
     """An element holds this worker's rows of the global batch only, else those of all workers."""
 
-    looks_first: bool = True
+    checks_before_update: bool = True
     """Look at every gradient before the update; else only at the loss, and update at once."""
 
     signals: tf.Variable | None = None
     """[2] int32 on the CPU: whether this process is asked to end after the step, and to save."""
 
 
-def told(batch: Batch, outputs: Any) -> dict[str, Any]:
+def loss_arguments(batch: Batch, outputs: Any) -> dict[str, Any]:
     """A batch and its answers as Keras's losses and metrics are told them."""
     features, labels, *weights = batch
     parts = {"x": features, "y": labels, "y_pred": outputs}
@@ -88,19 +88,19 @@ def rows_of(element: Any) -> tf.Tensor:
 
 
 def part_of_replica(
-    count: tf.Tensor, distribution: Distribution, *, own_rows: bool
+    count: tf.Tensor, distribution: Distribution, *, worker_rows_only: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Which rows of an element are this replica's; the replicas' shares differ by one row at most.
 
     Args:
         count: Rows of the element, int32.
         distribution: Over what it is spread.
-        own_rows: The element holds this worker's rows only.
+        worker_rows_only: The element holds this worker's rows only.
 
     Returns:
         The first row, and how many.
     """
-    parts = distribution.local_replicas if own_rows else distribution.replicas
+    parts = distribution.local_replicas if worker_rows_only else distribution.replicas
     if parts == 1 or distribution.takes_whole_batches:
         return tf.constant(0), count
     context = tf.distribute.get_replica_context()
@@ -115,7 +115,7 @@ def make_train_step(
     *,
     distribution: Distribution,
     settings: StepSettings,
-) -> Callable[[Any], Outcome]:
+) -> Callable[[Any], StepResult]:
     """One step over a global batch, or over this worker's share of it.
 
     Args:
@@ -139,27 +139,27 @@ def make_train_step(
         if distribution.shares_batches:
             _leave_reduction_to_us(optimizer)
     suit_kernels(built, distribution, xla=settings.xla)
-    if settings.xla and _is_plain(distribution, settings) and has_kerass_optimizer(built.model):
+    if settings.xla and _is_plain(distribution, settings) and has_builtin_optimizer(built.model):
         return _make_one_program(built, load, settings)
     gradients = _make_gradients(built, load, distribution, settings)
     apply = _make_apply(built, distribution, settings)
 
-    def of_one(outcome: tuple[Any, ...]) -> Outcome:
-        return Outcome(*(strategy.experimental_local_results(part)[0] for part in outcome))
+    def of_one(result: tuple[Any, ...]) -> StepResult:
+        return StepResult(*(strategy.experimental_local_results(part)[0] for part in result))
 
-    def look_and_update(element: Any, signals: tf.Tensor) -> Outcome:
+    def look_and_update(element: Any, signals: tf.Tensor) -> StepResult:
         replicated, parts = strategy.run(gradients, args=(element, signals))
-        outcome = of_one(parts)
+        result = of_one(parts)
 
         def update() -> tf.Tensor:
             strategy.run(apply, args=(replicated,))
             return tf.constant(0)
 
-        updated = tf.cond(outcome.finite, update, lambda: tf.constant(0))
+        updated = tf.cond(result.finite, update, lambda: tf.constant(0))
         with tf.control_dependencies([updated]):
-            return outcome._replace(loss_sum=tf.identity(outcome.loss_sum))
+            return result._replace(loss_sum=tf.identity(result.loss_sum))
 
-    def update_at_once(element: Any, signals: tf.Tensor) -> Outcome:
+    def update_at_once(element: Any, signals: tf.Tensor) -> StepResult:
         def replica(element: Any, signals: tf.Tensor) -> tuple[tf.Tensor, ...]:
             found, parts = gradients(element, signals)
             apply(found)
@@ -167,10 +167,10 @@ def make_train_step(
 
         return of_one(strategy.run(replica, args=(element, signals)))
 
-    whole_step = look_and_update if settings.looks_first else update_at_once
+    whole_step = look_and_update if settings.checks_before_update else update_at_once
 
     @tf.autograph.experimental.do_not_convert
-    def step(element: Any) -> Outcome:
+    def step(element: Any) -> StepResult:
         # The host's to read, not a replica's, whose device may see no variable but its own.
         return whole_step(element, _signals(settings))
 
@@ -206,7 +206,7 @@ def _make_gradients(
     statistics = _statistics(built.model) if distribution.shares_batches else []
 
     def is_finite(gradients: Gradients, loss_sum: tf.Tensor) -> tf.Tensor:
-        seen = gradients if settings.looks_first else []
+        seen = gradients if settings.checks_before_update else []
         return are_finite(built.model, seen, loss_sum)
 
     def whole(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
@@ -220,8 +220,10 @@ def _make_gradients(
 
     def shared(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
-        first, rows = part_of_replica(rows_of(element), distribution, own_rows=settings.own_rows)
-        with drawn_apart(distribution.replicas):
+        first, rows = part_of_replica(
+            rows_of(element), distribution, worker_rows_only=settings.worker_rows_only
+        )
+        with distinct_replica_seeds(distribution.replicas):
             gradients, loss_sum = passes(element, first, rows)
         asked = tf.unstack(tf.cast(signals, tf.float32))
         facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *asked])
@@ -255,33 +257,33 @@ def _make_one_program(
     update = _make_update(built, settings, replicas=1)
     written = [v.value for v in [*model.trainable_variables, *model.optimizer.variables]]
     written += [] if average is None else average.variables
-    metrics_too = has_kerass_metrics_only(model)
+    metrics_too = has_builtin_metrics_only(model)
 
     def body(batch: Batch) -> tuple[tf.Tensor, Any, tf.Tensor]:
         loss, outputs, gradients = forward_backward(batch)
         loss = tf.cast(loss, tf.float32)
         gradients = [None if gradient is None else dense(gradient) for gradient in gradients]
-        if settings.looks_first:
+        if settings.checks_before_update:
             finite = are_finite(model, gradients, loss)
-            with written_only_where(finite, written):
+            with masked_assign(finite, written):
                 update(gradients)
         else:
             finite = tf.math.is_finite(loss)
             update(gradients)
         if metrics_too:
-            tell_metrics(model, told(batch, outputs))
+            update_metrics(model, loss_arguments(batch, outputs))
             outputs = ()
         return loss, outputs, finite
 
-    def tell(batch: Batch, outputs: Any) -> None:
-        tell_metrics(model, told(batch, outputs))
+    def report(batch: Batch, outputs: Any) -> None:
+        update_metrics(model, loss_arguments(batch, outputs))
 
     return OneProgram(
         body,
         load,
-        tell_metrics=None if metrics_too else tell,
+        update_metrics=None if metrics_too else report,
         rows=settings.batch_size,
-        together=settings.together,
+        steps_per_program=settings.steps_per_program,
         signals=lambda: _signals(settings),
     )
 
@@ -298,7 +300,7 @@ def _make_pass(
         seen = (batch, outputs)
         if rows is not None:
             seen = tf.nest.map_structure(lambda tensor: tensor[:rows], seen)
-        tell_metrics(model, told(*seen))
+        update_metrics(model, loss_arguments(*seen))
         return tf.cast(loss, tf.float32), gradients
 
     return one_pass
@@ -310,9 +312,9 @@ def _make_forward_backward(
     model = built.model
 
     def forward_backward(batch: Batch) -> tuple[tf.Tensor, Any, Gradients]:
-        with tf.GradientTape() as tape, losses_are_means():
+        with tf.GradientTape() as tape, unscaled_losses():
             outputs = model(built.adapt(batch[0]), training=True)
-            loss = loss_of(model, told(batch, outputs), training=True)
+            loss = loss_of(model, loss_arguments(batch, outputs), training=True)
             scaled = model.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
         return loss, outputs, gradients
@@ -320,7 +322,7 @@ def _make_forward_backward(
     return forward_backward
 
 
-def losses_are_means() -> AbstractContextManager[None]:
+def unscaled_losses() -> AbstractContextManager[None]:
     """A replica's loss is the mean over its rows.
 
     Keras divides it by the number of replicas, which is right only where replicas have equally
@@ -389,23 +391,23 @@ def _make_passes(
     variables = built.model.trainable_variables
 
     def of_passes(element: Any, first: tf.Tensor, rows: tf.Tensor) -> tuple[Gradients, tf.Tensor]:
-        def body(index: tf.Tensor, total: tf.Tensor, sums: Gradients) -> tuple[Any, ...]:
+        def body(index: tf.Tensor, total: tf.Tensor, totals: Gradients) -> tuple[Any, ...]:
             begin = first + index * size
             gradients, loss = of_pass(
                 element, begin, tf.clip_by_value(first + rows - begin, 0, size)
             )
             added = [
                 kept if gradient is None else kept + tf.cast(dense(gradient), tf.float32)
-                for kept, gradient in zip(sums, gradients, strict=True)
+                for kept, gradient in zip(totals, gradients, strict=True)
             ]
             return index + 1, total + loss, added
 
         passes = settings.accumulate if distribution.shares_batches else -(-rows // size)
         zeros = [tf.zeros(variable.shape, tf.float32) for variable in variables]
-        _, total, sums = tf.while_loop(
+        _, total, totals = tf.while_loop(
             lambda index, *_: index < passes, body, (tf.constant(0), tf.constant(0.0), zeros)
         )
-        return sums, total
+        return totals, total
 
     return of_passes
 

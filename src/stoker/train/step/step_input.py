@@ -15,7 +15,7 @@ GROUPS_AHEAD = 2
 
 
 @dataclass(kw_only=True, slots=True)
-class Source:
+class StepInput:
     """An iterator, and what a call has left for the next one."""
 
     iterator: Any
@@ -40,7 +40,7 @@ class Source:
             return tuple(tf.nest.flatten(self.iterator.element_spec, expand_composites=True))
         return tuple(tf.TensorSpec(each.shape, each.dtype) for each in self.left)
 
-    def take_ahead(self) -> float:
+    def take_first(self) -> float:
         """Take the first batch, where none is taken yet; the seconds that it took, else 0."""
         if self.left:
             return 0.0
@@ -59,7 +59,7 @@ def unflat(tensors: Sequence[tf.Tensor], spec: Any) -> Any:
     return tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
 
 
-def takes_its_own(spec: Any) -> bool:
+def takes_batches_inline(spec: Any) -> bool:
     """Whether each step takes its own batch: one operation runs at a time, and it is plain tensors.
 
     Not where operations must be deterministic: TensorFlow then takes the prefetch out of a pipeline
@@ -71,7 +71,7 @@ def takes_its_own(spec: Any) -> bool:
     return plain and one_at_a_time and not must_be_exact
 
 
-def taken_here(iterator: Any) -> Any:
+def next_in_place(iterator: Any) -> Any:
     """`next(iterator)` in a graph, by the thread that comes to it; else TensorFlow hands it to another.
 
     Args:
@@ -87,7 +87,7 @@ def taken_here(iterator: Any) -> Any:
     return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
 
 
-def of_no_use(element: Any) -> Any:
+def placeholder_input(element: Any) -> Any:
     """An iterator that has this element at once, again and again."""
     # TensorFlow's autotuner, which has nothing to tune here, holds up the end of an iterator where a clock
     # was set back.
@@ -96,7 +96,7 @@ def of_no_use(element: Any) -> Any:
     return iter(tf.data.Dataset.from_tensors(element).repeat().with_options(options))
 
 
-def grouped(batches: tf.data.Dataset[Any], size: int) -> Source:
+def group_batches(batches: tf.data.Dataset[Any], size: int) -> StepInput:
     """Batches of fixed shapes as elements of [size, *batch]: nothing of the first one is there yet.
 
     To take an element in the graph costs about 30 us of a core, however small it is.
@@ -107,4 +107,6 @@ def grouped(batches: tf.data.Dataset[Any], size: int) -> Source:
     """
     groups = batches.batch(size, drop_remainder=True).prefetch(GROUPS_AHEAD)
     nothing = [tf.zeros(spec.shape, spec.dtype) for spec in tf.nest.flatten(groups.element_spec)]
-    return Source(iterator=iter(groups), group=size, left=(*nothing, tf.constant(size, tf.int64)))
+    return StepInput(
+        iterator=iter(groups), group=size, left=(*nothing, tf.constant(size, tf.int64))
+    )

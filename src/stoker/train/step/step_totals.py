@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 
-class Outcome(NamedTuple):
+class StepResult(NamedTuple):
     """What became of one step, scalars."""
 
     loss_sum: tf.Tensor
@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
     """[2] int32: how many workers were asked to end, and to save after this call."""
 
 
-class Sums(NamedTuple):
+class StepTotals(NamedTuple):
     """What some steps did, scalars but for what is left."""
 
     loss_sum: tf.Tensor
@@ -50,9 +50,9 @@ class Sums(NamedTuple):
     """Mean loss of the last step, finite or not."""
 
     left: Any = ()
-    """What a call has taken and not used, nested; as in `Source`."""
+    """What a call has taken and not used, nested; as in `StepInput`."""
 
-    def and_then(self, later: Sums) -> Sums:
+    def and_then(self, later: StepTotals) -> StepTotals:
         """These steps and those that came after them."""
         return later._replace(
             loss_sum=self.loss_sum + later.loss_sum,
@@ -62,14 +62,14 @@ class Sums(NamedTuple):
         )
 
 
-def sums_of(outcome: Outcome) -> Sums:
+def totals_of_step(result: StepResult) -> StepTotals:
     """One step as the sums of it, its wait for input not counted."""
-    return Sums(
-        loss_sum=outcome.loss_sum,
-        rows=outcome.rows,
+    return StepTotals(
+        loss_sum=result.loss_sum,
+        rows=result.rows,
         wait_s=tf.constant(0.0, tf.float64),
-        steps=tf.cast(outcome.finite, tf.int64),
-        finite=outcome.finite,
-        signals=outcome.signals,
-        last_loss=outcome.loss_sum / outcome.rows,
+        steps=tf.cast(result.finite, tf.int64),
+        finite=result.finite,
+        signals=result.signals,
+        last_loss=result.loss_sum / result.rows,
     )
