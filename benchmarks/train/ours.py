@@ -101,8 +101,7 @@ def train(
     try:
         fit(
             built,
-            dataset,
-            OwnFeatures(dataset.description),
+            (dataset, OwnFeatures(dataset.description)),
             config=TrainConfig(
                 epochs=1, reduction_dtype=at.reduction_dtype, checkpoint=at.checkpoint
             ),

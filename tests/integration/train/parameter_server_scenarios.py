@@ -192,8 +192,7 @@ class Scene:
         try:
             result = fit_parameter_server(
                 built,
-                self.dataset,
-                self.transform,
+                (self.dataset, self.transform),
                 config=TrainConfig(**settings),
                 resolved=resolved(batch_size, precision),
                 connection=self.connection,

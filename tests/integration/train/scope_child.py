@@ -48,8 +48,7 @@ def main() -> None:
         try:
             result = fit(
                 built,
-                data,
-                transform,
+                (data, transform),
                 config=TrainConfig(epochs=1),
                 resolved=on_one_device(batch_size=16, replicas=2, strategy="mirrored"),
                 distribution=distribution,

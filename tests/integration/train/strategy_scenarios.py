@@ -173,8 +173,7 @@ def train(scenario: dict[str, Any], data: Any, transform: Any, out: Path) -> dic
         with nullcontext() if ends_after is None else raises_preempted(after=ends_after + 1):
             result = fit(
                 built,
-                data,
-                transform,
+                (data, transform),
                 config=config,
                 resolved=resolved,
                 distribution=distribution,

@@ -19,7 +19,7 @@ from stoker.core.errors import CheckFailed
 from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.config import TrainConfig
-from stoker.train.context.run_context import TrainResult
+from stoker.train.context.run_context import RunSetup, TrainResult
 from stoker.train.health.degradation import RETRACES
 from stoker.train.health.step_graph import step_operations
 from stoker.train.loop.loop import fit
@@ -64,7 +64,7 @@ def train(
     try:
         return fit(
             build_model(build, data[1], what="model:build"),
-            *data,
+            data,
             config=TrainConfig(epochs=1),
             resolved=chosen,
             distribution=one_device(),
@@ -225,7 +225,9 @@ def test_a_run_under_a_keras_distribution_is_refused(
         keras.distribution.set_distribution(None)
 
 
-def test_a_step_that_is_traced_for_every_shape_is_told_of_once(transform: Transform) -> None:
+def test_a_step_that_is_traced_for_every_shape_is_told_of_once(
+    transform: Transform, tmp_path: Path
+) -> None:
     """Of the run's own step it cannot come to that: its input has one signature."""
 
     @tf.function
@@ -233,9 +235,14 @@ def test_a_step_that_is_traced_for_every_shape_is_told_of_once(transform: Transf
         return tf.reduce_sum(rows)
 
     built = build_model(clean, transform, what="model:build")
-    guard = RunHealth(
-        built, config=TrainConfig(), resolved=on_one_device(), distribution=one_device()
+    setup = RunSetup(
+        built=built,
+        config=TrainConfig(),
+        resolved=on_one_device(),
+        distribution=one_device(),
+        context=unwatched(tmp_path),
     )
+    guard = RunHealth(setup)
     for rows in range(1, RETRACES + 1):
         step(tf.ones([rows]))
     guard.check_traces(step)

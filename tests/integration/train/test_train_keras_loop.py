@@ -91,8 +91,7 @@ def ours(
     )
     result = fit(
         built,
-        data,
-        features,
+        (data, features),
         config=config,
         resolved=resolved,
         distribution=one_device(),

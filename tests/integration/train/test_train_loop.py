@@ -72,8 +72,7 @@ def run(
     try:
         result = fit(
             built,
-            dataset,
-            transform,
+            (dataset, transform),
             config=config,
             resolved=resolved,
             distribution=one_device(),

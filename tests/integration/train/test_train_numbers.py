@@ -74,7 +74,7 @@ def train(
     try:
         result = fit(
             built,
-            *data,
+            data,
             config=config,
             resolved=chosen,
             distribution=one_device(),

@@ -79,7 +79,7 @@ def train(
         with nullcontext() if ends_after is None else pytest.raises(Preempted):
             result = fit(
                 built,
-                *data,
+                data,
                 config=TrainConfig(**{"epochs": 2} | settings),
                 resolved=chosen,
                 distribution=one_device(),

@@ -194,8 +194,7 @@ def test_xla_compiles_all_that_a_replica_runs_and_knows_every_shape(
             Sizes.seen.clear()
             result = fit(
                 built,
-                dataset,
-                transform,
+                (dataset, transform),
                 config=TrainConfig(epochs=1, ema=0.9, clip_norm=1.0),
                 resolved=on_one_device(batch_size=16, accumulate=2, strategy="tpu"),
                 distribution=Distribution(name="tpu", strategy=strategy),

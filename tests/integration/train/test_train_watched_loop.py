@@ -148,8 +148,7 @@ def trained(dataset: Dataset, transform: Transform) -> Callable[..., list[Any]]:
             (folder / REQUEST).write_text("3")
         fit(
             built,
-            dataset,
-            transform,
+            (dataset, transform),
             config=config,
             resolved=resolved,
             distribution=one_device(),

@@ -80,8 +80,7 @@ def run(
     built = build_model(function, transform, what="model:build")
     result = fit(
         built,
-        dataset,
-        transform,
+        (dataset, transform),
         config=config,
         resolved=on_one_device(xla_trial=xla_trial),
         distribution=one_device(),

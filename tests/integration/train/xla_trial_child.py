@@ -60,8 +60,7 @@ def main(folder: Path, cache_folder: Path) -> None:
     prepare_process(precision="float32", seed=0, deterministic=False)
     result = fit(
         build_model(build, transform, what="build"),
-        dataset,
-        transform,
+        (dataset, transform),
         config=TrainConfig(epochs=20, batch_size=32),
         resolved=on_one_device(xla_trial=True),
         distribution=one_device(),

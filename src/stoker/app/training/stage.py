@@ -313,14 +313,14 @@ def _fit(
     if isinstance(place, Distribution):
         return fit(
             built,
-            *data,
+            data,
             config=settings,
             resolved=resolved,
             distribution=place,
             context=run_context,
         )
     return fit_parameter_server(
-        built, *data, config=settings, resolved=resolved, connection=place, context=run_context
+        built, data, config=settings, resolved=resolved, connection=place, context=run_context
     )
 
 

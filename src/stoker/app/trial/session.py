@@ -103,7 +103,7 @@ class Session:
         run = probe.run
         return {
             "per_epoch": run.position.per_epoch,
-            "rows_a_step": run.compiled.rows_per_step,
+            "rows_a_step": run.compiled.source.rows_per_step,
             "steps_per_call": run.compiled.resolved.steps_per_call,
             "together": run.position.steps_per_program,
             "first_pass_s": probe.first_pass_s,
@@ -256,8 +256,7 @@ class Session:
         heard = [c for c in listed if needs_every_train_step(c) and not writes_files(c)]
         return {
             "built": built,
-            "dataset": dataset,
-            "transform": transform,
+            "data": (dataset, transform),
             "config": settings,
             "resolved": resolved,
             "distribution": place,

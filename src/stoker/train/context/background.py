@@ -26,7 +26,7 @@ class BackgroundCall(Generic[T]):
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when it has ended, with or without an error."""
+        """Wait until the function has ended, with or without an error."""
         self._thread.join()
 
     def result(self) -> T:

@@ -1,4 +1,4 @@
-"""The data of a run, and where it goes on or begins."""
+"""Opens the data of a run and finds the position at which it starts or resumes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from stoker.train.setup.feeds import Feeds, open_feeds
 from stoker.train.setup.whole_batches import WholeFeed, whole_steps
 
 TrainFeed = AnyFeed | ServiceFeed | WholeFeed
-"""What training reads."""
+"""Feeds that training can read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """The data of a run, and where an earlier process left off."""
+    """The data of a run, and the position at which it starts or resumes."""
 
     feed: TrainFeed
     """The training split."""
@@ -36,10 +36,10 @@ class RunStart:
     """The eval split."""
 
     found: VerifiedCheckpoint | None
-    """The newest good checkpoint, None for a new run."""
+    """The newest good checkpoint; None for a new run."""
 
     position: Position
-    """Where the run goes on, or begins."""
+    """The position at which the run starts or resumes."""
 
 
 def open_run(
@@ -50,11 +50,11 @@ def open_run(
     resolved: ResolvedTraining,
     context: RunContext,
 ) -> RunStart:
-    """Open the data, and find where to go on.
+    """Open the data and find the position at which the run starts or resumes.
 
     Raises:
-        UserError: the data cannot be fed, no checkpoint of several is good, or they are another
-            run's.
+        UserError: The data cannot be read, all checkpoints are damaged, or they belong to another
+            run.
     """
     if context.feeds is not None:
         local, held_out = context.feeds.result()
@@ -82,10 +82,10 @@ def open_data(
     service: ServiceConfig | None,
     work_dir: Path | None,
 ) -> Feeds:
-    """The feeds of both splits, as configured in the section `train`; see `open_feeds`.
+    """Open the feeds of both splits, as configured in the section `train`; see `open_feeds`.
 
     Raises:
-        UserError: the data cannot be fed.
+        UserError: The data cannot be read.
     """
     return open_feeds(
         dataset,
@@ -102,7 +102,7 @@ def open_data(
 def checkpoint_writer(
     found: VerifiedCheckpoint | None, *, config: TrainConfig, context: RunContext
 ) -> CheckpointWriter:
-    """Whoever writes the checkpoints of a run; one process may."""
+    """Return the writer of the run's checkpoints; only one process may have one."""
     return CheckpointWriter(
         context.checkpoints,
         config=config.checkpoint,
@@ -132,12 +132,12 @@ def _start_position(
     position = Position.from_json(found.facts["position"])
     if position.per_epoch != per_epoch:
         raise UserError(
-            "a run goes on with epochs of as many steps as it began with",
-            got=Plain(f"{per_epoch} steps an epoch; they were {position.per_epoch}"),
-            fix="Put the data and the batch size back, or train in a new run.",
+            "a resumed run must have as many steps per epoch as before",
+            got=Plain(f"{per_epoch} steps per epoch; the checkpoint has {position.per_epoch}"),
+            fix="Restore the data and the batch size, or train in a new run.",
         )
     if position.steps != per_epoch * config.epochs:
-        # More epochs, or fewer: else a run that a callback had stopped stays so.
+        # With another number of epochs, a run stopped by a callback would otherwise stay stopped.
         position.steps = per_epoch * config.epochs
         position.over = position.step >= position.steps
     return position

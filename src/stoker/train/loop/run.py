@@ -1,4 +1,4 @@
-"""A training run that is under way, and the parts of its order."""
+"""A training run in progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.state import TrainingState
 from stoker.train.checkpoints.store import VerifiedCheckpoint
 from stoker.train.checkpoints.writer import CheckpointWriter
-from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.config import ResolvedTraining
 from stoker.train.context import utilization
 from stoker.train.context.monitor import (
     finite_of,
@@ -30,8 +30,8 @@ from stoker.train.context.monitor import (
     validation_class_weights,
 )
 from stoker.train.context.position import Position, Timing
-from stoker.train.context.run_context import Progress, RunContext
-from stoker.train.context.start_position import TrainFeed
+from stoker.train.context.run_context import Progress, RunSetup
+from stoker.train.context.start_position import RunStart
 from stoker.train.context.utilization import Ceiling
 from stoker.train.loop.ceiling import RunCeiling
 from stoker.train.loop.decoder_agreement import agreed_metrics
@@ -46,15 +46,14 @@ from stoker.train.model.keras_model import (
 )
 from stoker.train.optimizer.deferred_finite_check import CHECK_EVERY_STEPS, may_defer_finite_check
 from stoker.train.optimizer.settings import prepare_optimizer
-from stoker.train.setup.build_model import BuiltModel
-from stoker.train.setup.strategy import Distribution
-from stoker.train.step.compiled import Compiled, Resident
+from stoker.train.step.compiled import Resident, StepSource, build_step, open_step_source
 from stoker.train.step.custom_train_step import (
     check_custom_train_step,
     first_pass,
     has_custom_train_step,
 )
 from stoker.train.step.multi_step import step_of
+from stoker.train.step.one_program import steps_within_program_time
 from stoker.train.step.oom import Split, is_out_of_memory
 from stoker.train.step.step import loss_arguments, unscaled_losses
 from stoker.train.step.step_input import StepInput
@@ -64,116 +63,119 @@ from stoker.train.step.xla_trial import CallPlan, XlaTrial
 _LOG = logging.getLogger(__name__)
 
 EVAL_BATCHES = 4
-"""A validation batch in training batches: no gradients are kept, so it may be larger."""
+"""Size of a validation batch in training batches: without gradients, it can be larger."""
 
 AVERAGE = "ema"
-"""Group of a checkpoint's variables that holds the moving average of the weights."""
+"""Group of checkpoint variables that holds the moving average of the weights."""
 
 
 class Run:
-    """A training run that is under way: its compiled step, its variables, and where it stands."""
+    """A training run in progress: its compiled step, its variables and its position."""
 
-    def __init__(
-        self,
-        built: BuiltModel,
-        feeds: tuple[TrainFeed, AnyFeed],
-        position: Position,
-        *,
-        config: TrainConfig,
-        resolved: ResolvedTraining,
-        distribution: Distribution,
-        context: RunContext,
-        writer: CheckpointWriter | None,
-    ) -> None:
-        self.built, self.position = built, position
-        self.config = config
-        self.distribution, self.context = distribution, context
-        self._feed, self._held_out = feeds
-        self._watch = context.watch
+    def __init__(self, setup: RunSetup, opened: RunStart, writer: CheckpointWriter | None) -> None:
+        """Open the input, and build everything that a step changes.
+
+        Args:
+            setup: The run.
+            opened: Its data and position.
+            writer: Writes the checkpoints; None if this process writes none.
+        """
+        self.position = position = opened.position
+        resolved = setup.resolved
         if resolved.xla_trial and position.xla is not None:
             # The run's decision applies to everything after its checkpoint.
-            resolved = replace(resolved, xla=position.xla)
-        self._time = context.run_time.wall.within
+            setup = replace(setup, resolved=replace(resolved, xla=position.xla))
+        self.built, self.config, self.context = setup.built, setup.config, setup.context
+        self.distribution = setup.distribution
+        self._feed, self._eval_feed = opened.feed, opened.held_out
+        self._watch = self.context.watch
+        self._time = self.context.run_time.wall.within
         self._ceiling = RunCeiling(
             position, lambda share: self.fitting(lambda: self.measure_ceiling(share))
         )
+        self.last_ceiling_s = 0.0
+        """T_ceil of the newest measurement, seconds."""
         with self._time("data"):
-            self.compiled = compiled = Compiled(
-                built,
-                self._feed,
-                position,
-                config=config,
-                resolved=resolved,
-                distribution=distribution,
-                signals=context.preemption.signals,
-            )
-        if has_custom_train_step(built.model):
-            check_custom_train_step(built.model, config, resolved)
-        with distribution.strategy.scope():
-            answers = call(
-                first_pass,
-                built,
-                compiled.load(compiled.sample),
-                what="a first batch through the model and its loss",
-            )
-            self._average = prepare_optimizer(built.model, config, resolved)
-            if not has_custom_train_step(built.model):
-                # Known before an epoch has been trained.
-                names = results(built.model, "val_")
-                require_monitored(config.monitor, ["val_loss", *names])
-        compiled.average = self._average
-        compiled.defers_finite_check = may_defer_finite_check(built.model, config, resolved)
-        self._unchecked_steps = 0
-        self._run_health = RunHealth(
-            built, config=config, resolved=resolved, distribution=distribution
-        )
+            source = open_step_source(setup, self._feed, position)
+        answers = self._build_variables(setup, source)
+        self._run_health = RunHealth(setup)
         self._run_health.check_model(answers)
-        compiled.compile()
+        self._defers_finite_check = may_defer_finite_check(
+            self.built.model, self.config, setup.resolved
+        )
+        self._unchecked_steps = 0
+        self._build_step(setup, source)
         self.xla_trial = XlaTrial(
-            compiled,
+            lambda: self.compiled,
             position,
-            wanted=resolved.xla_trial and position.xla is None and writer is not None,
+            wanted=setup.resolved.xla_trial and position.xla is None and writer is not None,
         )
-        self._validate = make_validate(
-            built,
-            adapt_load(
-                self._held_out.load,
-                built.model,
-                class_weight=validation_class_weights(built.model, config),
-            ),
-            distribution=distribution,
-            should_abort=lambda: self._ends_alone() and not position.over,
-        )
-        self._callbacks = Callbacks(
-            built.model,
-            context.callbacks,
-            steps=position.per_epoch,
-            epochs=config.epochs,
-            is_chief=distribution.is_chief,
-        )
-        extras = {} if self._average is None else {AVERAGE: self._average.variables}
-        for name, optimizer in extra_optimizers(built.model).items():
-            extras[f"optimizer.{name}"] = optimizer.variables
-        self._state = TrainingState(built.model, extras=extras)
-        self._checkpoints = RunCheckpoints(
-            self._state,
-            self._callbacks,
-            self._run_health,
-            position,
-            distribution=distribution,
-            context=context,
-            writer=writer,
-        )
+        self._make_observers(setup, writer)
         self._in_epoch = position.in_epoch > 0 or not position.validated
         self._was_over = position.over
         self._calls_timed, self._first_counts = 0, False
         self._saves_after_epoch = False
         self.agreement: dict[str, Any] | None = None
         self.measures_ceiling = True
-        """Whether the ceiling is measured between calls; not if others measure the run."""
+        """Whether the ceiling is measured between calls; False if others measure the run."""
+
+    def _build_variables(self, setup: RunSetup, source: StepSource) -> Any:
+        """Run one batch forward and prepare the optimizer; return the model's outputs."""
+        model = self.built.model
+        if has_custom_train_step(model):
+            check_custom_train_step(model, self.config, setup.resolved)
+        with self.distribution.strategy.scope():
+            answers = call(
+                first_pass,
+                self.built,
+                source.load(source.sample),
+                what="a first batch through the model and its loss",
+            )
+            self._average = prepare_optimizer(model, self.config, setup.resolved)
+            if not has_custom_train_step(model):
+                # Checked before an epoch is trained.
+                require_monitored(self.config.monitor, ["val_loss", *results(model, "val_")])
+        return answers
+
+    def _build_step(self, setup: RunSetup, source: StepSource) -> None:
+        self.compiled = build_step(
+            setup,
+            source,
+            self.position,
+            average=self._average,
+            defers_finite_check=self._defers_finite_check,
+        )
+
+    def _make_observers(self, setup: RunSetup, writer: CheckpointWriter | None) -> None:
+        """Create validation, callbacks and checkpoints."""
+        model, position = self.built.model, self.position
+        self._validate = make_validate(
+            self.built,
+            adapt_load(
+                self._eval_feed.load,
+                model,
+                class_weight=validation_class_weights(model, self.config),
+            ),
+            distribution=self.distribution,
+            should_abort=lambda: self._ends_alone() and not position.over,
+        )
+        self._callbacks = Callbacks(
+            model,
+            self.context.callbacks,
+            steps=position.per_epoch,
+            epochs=self.config.epochs,
+            is_chief=self.distribution.is_chief,
+        )
+        extras = {} if self._average is None else {AVERAGE: self._average.variables}
+        for name, optimizer in extra_optimizers(model).items():
+            extras[f"optimizer.{name}"] = optimizer.variables
+        self._state = TrainingState(model, extras=extras)
+        self._checkpoints = RunCheckpoints(
+            self._state, self._callbacks, self._run_health, position, setup, writer
+        )
 
     def begin(self, found: VerifiedCheckpoint | None) -> None:
-        """Put everything back to where the run was left, or write down where it begins."""
+        """Restore the state of the checkpoint, or write the first one."""
         self.context.heartbeat.enter("train")
         if found is not None:
             with self._time("checkpoints"):
@@ -182,7 +184,7 @@ class Run:
                 step, steps = self.position.step, self.position.steps
                 _LOG.warning("going on from step %s of %s: %s", step, steps, found.path.name)
         else:
-            # What a process wrote that was killed before its first checkpoint.
+            # Remove metrics of a process that was killed before its first checkpoint.
             self.context.writer.rewind(0)
         self.context.run_time.begin(self.position.step)
         with self._time("tensorboard"):
@@ -196,23 +198,46 @@ class Run:
         with self._time("callbacks"):
             self._callbacks.on_train_begin()
         if found is None:
-            # A rollback can go back to it, and it shows early whether the disk accepts checkpoints.
-            # The first steps do not wait for it.
+            # A rollback can return to it, and it shows early whether the disk is writable. The first
+            # steps do not wait for it.
             self._save()
         with self._time("compile" if self.compiled.program.xla else "measuring"):
-            while self.fitting(self._decided) is None:
+            while self.fitting(self._decide_steps_per_program) is None:
                 continue
 
-    def _decided(self) -> bool:
-        self.compiled.decide_steps_per_program(self._state, report=self.context.on_wait)
+    def _decide_steps_per_program(self) -> bool:
+        """Decide, once per run, how many steps form one program; the decision is final.
+
+        Some steps are timed first, but only if several of them can form a program.
+        """
+        position, step = self.position, self.compiled
+        if position.steps_per_program:
+            return True
+        most = step.max_steps_per_program
+        if most > 1:
+            with step.showing_compilation(self.context.on_wait, ends=False):
+                step_s = self.measure_ceiling(1 / utilization.WINDOWS).step_s
+            most = steps_within_program_time(most, step_s)
+        position.steps_per_program = most
+        if most > 1:
+            self._build_step(step.setup, step.source)
         return True
 
     def measure_ceiling(self, share: float = 1.0) -> Ceiling:
         """Time steps on a resident batch, for a share of the usual time, and restore the model."""
-        return self.compiled.measure_ceiling(self._state, seconds=share * utilization.CEILING_S)
+        found = self.compiled.measure_ceiling(self._state, seconds=share * utilization.CEILING_S)
+        self.last_ceiling_s = found.step_s
+        return found
+
+    def limit_call_time(self, seconds: float) -> None:
+        """Reduce the steps per call so that a call takes at most this many seconds."""
+        most, setup = max(1, int(seconds / max(self.last_ceiling_s, 1e-9))), self.compiled.setup
+        if most < setup.resolved.steps_per_call:
+            resolved = replace(setup.resolved, steps_per_call=most)
+            self._build_step(replace(setup, resolved=resolved), self.compiled.source)
 
     def ceiling_step_s(self) -> float:
-        """T_ceil, the mean of all windows; missing windows are measured now."""
+        """Return T_ceil, the mean of all windows; missing windows are measured now."""
         with self._time("measuring"):
             self._ceiling.complete(trained=self._calls_timed > 0)
         assert self._ceiling.step_s is not None
@@ -228,9 +253,9 @@ class Run:
             return not self._ceiling.take()
 
     def _compile(self) -> None:
-        """Compile what the settings and the position require; the ceiling is measured again."""
+        """Compile the step again and restart the measurement of its ceiling."""
         self.xla_trial.drop("not used, the step became a smaller one")
-        self.compiled.compile()
+        self._build_step(self.compiled.setup, self.compiled.source)
         self._watch.step_changed(stays=True)
         self._ceiling.restart()
 
@@ -239,15 +264,15 @@ class Run:
             self._checkpoints.save(now=now)
 
     def resident(self) -> Resident:
-        """As `Compiled.resident`."""
+        """See `CompiledStep.resident`."""
         return self.compiled.resident(self._state)
 
     def skip_validation(self) -> None:
-        """Go on with the next epoch without validating this one."""
+        """End the epoch without validation."""
         self.position.validated, self._in_epoch = True, False
 
     def begin_epoch(self) -> None:
-        """Reset what is counted by epoch, where one begins."""
+        """Reset the values that are counted per epoch, at the start of one."""
         if self._in_epoch:
             return
         self._in_epoch = True
@@ -257,17 +282,17 @@ class Run:
             self._callbacks.on_epoch_begin(self.position.epoch)
 
     def ends_epoch(self) -> bool:
-        """Whether the next call is the last one of its epoch."""
+        """Return whether the next call is the last one of its epoch."""
         position = self.position
         planned = position.next_steps(self.compiled.resolved.steps_per_call)
         return position.in_epoch + planned >= position.per_epoch
 
     def one_call(self, step_input: StepInput) -> bool:
-        """Some steps, what is told of them, and a checkpoint where one is due.
+        """Run some steps, report their results, and write a checkpoint if one is due.
 
         Returns:
-            Whether the data has to be read from elsewhere: the run went back, or took a part only of
-            the rows of a call.
+            Whether the input must be opened again at the new position: after a rollback, or after a
+            call that used only a part of its rows.
         """
         position, context, preemption = self.position, self.context, self.context.preemption
         planned = position.next_steps(self.compiled.resolved.steps_per_call)
@@ -303,7 +328,7 @@ class Run:
             self.context.run_time.stepped(done, wall_s, step=at, wait_s=0.0, first=is_new)
             self._handle_bad_call(position.step + done, loss=float(totals.last_loss))
             return True
-        # Before anybody can see that there is some.
+        # Before anything is visible to others.
         preemption.has_work = True
         self._count(totals, done, wall_s, is_new=is_new)
         self.xla_trial.record_call(plan, done, wall_s)
@@ -319,14 +344,14 @@ class Run:
             with self._time("callbacks"):
                 self._callbacks.on_train_batch_end(last, self._logs())
         if self._callbacks.stop_training:
-            # As in `fit` the epoch ends here, and is validated.
+            # As in `fit`, the epoch ends here and is validated.
             position.validated, position.over = False, True
         elif signals[0]:
             self._end_early()
         if signals[1] and position.validated:
             self._save()
         elif signals[1]:
-            # The call ends an epoch: the checkpoint is written after the validation.
+            # The call ends an epoch: write the checkpoint after the validation.
             self._saves_after_epoch = True
         return self._window() or (steps < planned and self._feed.whole_calls)
 
@@ -348,14 +373,14 @@ class Run:
             position.timing = Timing()
             self._ceiling.restart()
             self._save()
-            self.xla_trial.adopt()
+            self.compiled = self.xla_trial.adopted()
             self._watch.step_changed(stays=True)
             self._run_health.update_settings(self.compiled.resolved)
 
     def _checks_after(self, steps: int) -> bool:
-        """Whether the variables are looked at when a call of so many steps has ended.
+        """Return whether to check the variables after a call with this many steps.
 
-        Of several workers all look alike.
+        All workers must decide alike.
         """
         position = self.position
         self._unchecked_steps += steps
@@ -363,7 +388,7 @@ class Run:
             self._unchecked_steps >= CHECK_EVERY_STEPS
             or position.in_epoch + steps >= position.per_epoch
             or self.distribution.workers > 1
-            # Who may end the epoch, or is shown what there is, after any call.
+            # These may end the epoch or see the weights after any call.
             or self._callbacks.has_batch_hooks
             or bool(position.skipped)
         )
@@ -372,10 +397,10 @@ class Run:
         return looks
 
     def fitting(self, work: Callable[[], Any]) -> Any:
-        """Do what runs the compiled step; where it does not fit in memory, compile a smaller one.
+        """Call a function that runs the compiled step; if memory runs out, compile a smaller step.
 
         Returns:
-            What it returned; None where the step is a smaller one now, and variables may be at any
+            The function's result; None if the step is smaller now. The variables may then be at any
             step of the call.
         """
         position = self.position
@@ -396,22 +421,22 @@ class Run:
         return None
 
     def _handle_bad_call(self, step: int, *, loss: float) -> None:
-        """A step, counted from 0, was not finite; of steps that update at once, it or one before."""
-        if not self.compiled.defers_finite_check:
+        """Handle a step, counted from 0, that is not finite; deferred checks find it later."""
+        if not self._defers_finite_check:
             self._handle_bad_step(step, loss=loss)
             return
         self.xla_trial.give_up("not used, a step was not finite while it was tried")
-        self.compiled.defers_finite_check = False
+        self._defers_finite_check = False
         self._compile()
         self._go_back()
         _LOG.warning(
-            "a loss or a weight is not finite by step %s: on from step %s, looking at each step",
+            "a loss or a weight is not finite at step %s: resuming from step %s, checking each step",
             step + 1,
             self.position.step,
         )
 
     def _handle_bad_step(self, step: int, *, loss: float) -> None:
-        """A step, counted from 0, was not finite: say why and end, or go back and skip it."""
+        """Explain a step, counted from 0, that is not finite; stop, or roll back and skip it."""
         position, batch = self.position, self.compiled.resolved.global_batch
         at = replace(position, step=step)
         with self._feed.shuffled(self.compiled.calls(at)) as batches:
@@ -421,7 +446,7 @@ class Run:
         rows = range(at.in_epoch * batch, min((at.in_epoch + 1) * batch, self._feed.rows))
         first = at.epoch * self._feed.rows
         self._run_health.bad_step(
-            self.compiled.load(element),
+            self.compiled.source.load(element),
             step=step + 1,
             positions=range(first + rows.start, first + rows.stop),
             rows=self._feed.rows_at(at.epoch, rows.start, rows.stop, seed=self.config.seed),
@@ -431,18 +456,18 @@ class Run:
         self._go_back()
 
     def _go_back(self, must: str = "give finite numbers") -> None:
-        """Be again where the last checkpoint is, but for what has been decided since.
+        """Restore the last checkpoint, except decisions made since then.
 
         Args:
-            must: What the steps that are gone back did not.
+            must: What the steps since then failed to do.
         """
         found = self._checkpoints.newest()
         if found is None:
-            # Of one that is only measured nothing is saved.
+            # A measured run saves nothing.
             raise UserError(
-                f"steps that are measured must {must}",
-                got=Plain(f"one of those after step {self.position.step} does not"),
-                fix="`stoker train` finds the step and the layer.",
+                f"measured steps must {must}",
+                got=Plain(f"a step after step {self.position.step} does not"),
+                fix="Run `stoker train`, which names the step and the layer.",
             )
         position = self.position
         before = Position.from_json(found.facts["position"])
@@ -455,7 +480,7 @@ class Run:
             "xla": position.xla,
             "xla_why": position.xla_why,
         }
-        # The ceiling is the step's, wherever the run is: `restart` forgets it with the step.
+        # The ceiling belongs to the step, not to the position; `restart` resets it with the step.
         now = position.timing
         timing = replace(before.timing, ceiling_s=now.ceiling_s, ceiling_steps=now.ceiling_steps)
         for name, value in (before.to_json() | decided | {"timing": timing}).items():
@@ -474,7 +499,7 @@ class Run:
         position.loss_sum += loss_sum
         position.rows += rows
         self._calls_timed += 1
-        # A process's first call holds tracing and the input's start; it counts where it is alone.
+        # The first call of a process includes tracing; it counts only if it is the only one.
         if self._calls_timed == 2 and self._first_counts:
             position.timing = Timing()
         if self._calls_timed == 1:
@@ -496,24 +521,24 @@ class Run:
             **self._watch.scalars(rows / wall_s),
         }
         if (ceiling_s := self._ceiling.step_s) is not None:
-            busy_fraction = (ceiling_s / self.compiled.rows_per_step) / (wall_s / rows)
+            busy_fraction = (ceiling_s / self.compiled.source.rows_per_step) / (wall_s / rows)
             scalars[catalogue.BUSY_FRACTION.name] = busy_fraction
         with self._time("tensorboard"):
             context.writer.write(position.step, scalars)
-        # What a person sees: the epoch's loss, and no speed of a call that is only an epoch's rest.
+        # Show the loss of the epoch, and no speed for a call that is shorter than usual.
         whole = done == self.compiled.resolved.steps_per_call or self._calls_timed == 1
         self._report_progress(
             (scalars if whole else {}) | {"loss": position.loss_sum / position.rows}
         )
 
     def end_epoch(self, eval_batches: EvalBatches) -> None:
-        """Validate, tell the callbacks, and keep the state where it is the best."""
+        """Validate, call the callbacks, and keep the state if it is the best one."""
         position = self.position
-        # A callback may have stopped it before its last step.
+        # A callback may have stopped the epoch before its last step.
         epoch = -(-position.step // position.per_epoch)
         if self._in_epoch and position.rows:
             position.metrics = self._logs()
-            # A validation that is given up is begun anew, and has used the metrics' variables.
+            # An aborted validation is repeated, and has used the variables of the metrics.
             position.rows = 0.0
         position.metrics = metrics = position.metrics | self._validated(eval_batches)
         self._run_health.check_traces(self.compiled.program.multi_step)
@@ -560,15 +585,15 @@ class Run:
         return validated
 
     def end(self, eval_batches: EvalBatches) -> None:
-        """The last word to the callbacks, and the last checkpoint.
+        """Call the callbacks' end hooks, and write the last checkpoint.
 
-        Weights that a callback has changed at the end, such as EarlyStopping's or an average of its
-        own, are validated too, and are what is kept where they are better than the best epoch's.
+        If a callback changes the weights at the end, such as EarlyStopping or an averaging
+        callback, they are validated too, and kept if they are better than the best epoch.
         """
         position = self.position
         self.xla_trial.give_up("not used, the training ended before XLA could be compared")
         if position.xla is None and (decision := self.xla_trial.decision) is not None:
-            # Not used by any step: what it would have been is for the next run to find out.
+            # No step used it, so the next run must find out again.
             position.xla, position.xla_why = False, decision.why
         changed = self._end_callbacks()
         if changed:
@@ -583,7 +608,7 @@ class Run:
             self._save(now=True)
 
     def _end_callbacks(self) -> bool:
-        """Tell the callbacks of the end; return whether one of them has changed the weights."""
+        """Call the callbacks' end hooks; return whether one of them changed the weights."""
         with self._time("callbacks"):
             if not self.context.callbacks:
                 self._callbacks.on_train_end(self.position.metrics)
@@ -595,11 +620,11 @@ class Run:
         return not all(np.array_equal(before[name], after[name]) for name in names)
 
     def _compare_decoders(self) -> None:
-        """Where validation went by a quicker decoder than serving does: do the best weights agree?
+        """Check the best weights with serving's decoder if validation used a faster one.
 
-        Not with several workers, of which each would have to look at every row.
+        Skipped with several workers, each of which would have to read every row.
         """
-        held_out = self._held_out
+        held_out = self._eval_feed
         has_quicker = isinstance(held_out, Feed) and held_out.by_reference() is not None
         if self.distribution.workers > 1 or not has_quicker or not self.built.outputs_of_classes:
             return
@@ -620,7 +645,7 @@ class Run:
         self.context.heartbeat.enter("train")
 
     def _validate_feed(self, feed: AnyFeed) -> dict[str, float]:
-        """The metrics of another feed of the eval split; the user's callbacks have had their end."""
+        """Return the metrics of another feed of the eval split; without the user's callbacks."""
         weights = validation_class_weights(self.built.model, self.config)
         load = adapt_load(feed.load, self.built.model, class_weight=weights)
         validate = make_validate(self.built, load, distribution=self.distribution)
@@ -628,12 +653,12 @@ class Run:
             return validate(batches, Callbacks(self.built.model, [], steps=1, epochs=1))
 
     def close(self) -> None:
-        """Close what callbacks and watchers hold open, where the run ends before its end."""
+        """Close callbacks and watchers if the run ends early."""
         self._watch.close(self.position.step)
         self._callbacks.close()
 
     def _ends_alone(self) -> bool:
-        """Whether this process may end here; of several workers none does outside of a step."""
+        """Return whether to stop now; one of several workers stops only inside a step."""
         return self.context.preemption.requested and self.distribution.workers == 1
 
     def _end_early(self) -> NoReturn:
@@ -642,12 +667,12 @@ class Run:
 
     def _loaded_sample(self) -> Any:
         most = self.position.batch_size
-        return self.compiled.load(
-            tf.nest.map_structure(lambda tensor: tensor[:most], self.compiled.sample)
+        return self.compiled.source.load(
+            tf.nest.map_structure(lambda tensor: tensor[:most], self.compiled.source.sample)
         )
 
     def input_specs(self) -> Any:
-        """What the model is called with in a step, nested `tf.TensorSpec`s; None if not all are dense."""
+        """Return the model's inputs as nested `tf.TensorSpec`s; None if not all are dense."""
         specs = tf.nest.map_structure(
             tf.type_spec_from_value, self.built.adapt(self._loaded_sample()[0])
         )
@@ -655,7 +680,7 @@ class Run:
         return specs if dense else None
 
     def _loss_of_sample(self) -> tf.Tensor:
-        """The loss of one pass over the resident batch, as in a step."""
+        """Return the loss of one pass over the resident batch, as in a step."""
         model, batch = self.built.model, self._loaded_sample()
         with unscaled_losses():
             outputs = model(self.built.adapt(batch[0]), training=True)
@@ -687,10 +712,10 @@ class Run:
 
     @property
     def resolved(self) -> ResolvedTraining:
-        """What every `auto` is in the step that is used now."""
+        """The value of each `auto` in the current step."""
         resolved, why = self.compiled.resolved, self.xla()["why"]
         return replace(resolved, why={**resolved.why, "xla": why}) if why else resolved
 
     def health(self) -> dict[str, Any]:
-        """What was found and done, as JSON values."""
+        """Return findings and actions as JSON values."""
         return self._run_health.record()

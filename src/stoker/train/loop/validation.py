@@ -1,4 +1,4 @@
-"""The loss and the metrics over the eval split, spread over the replicas as a step is."""
+"""Computes the loss and the metrics of the eval split, distributed over replicas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNREAD = 2
 """Batches that may be in progress while the next one is prepared; the host does not wait."""
 
 Validate = Callable[["tf.data.Dataset[Any] | EvalBatches", Callbacks], dict[str, float]]
-"""The eval split's batches, and who is told of them -> `val_loss` and each metric with `val_`."""
+"""Batches of the eval split, callbacks -> `val_loss` and each metric with `val_`."""
 
 
 class EvalBatches:
@@ -55,7 +55,7 @@ class EvalBatches:
 
 
 class ValidationAbortedError(Exception):
-    """A validation was given up: nothing of it counts."""
+    """A validation was aborted; its results do not count."""
 
 
 def make_validate(
@@ -65,15 +65,16 @@ def make_validate(
     distribution: Distribution,
     should_abort: Callable[[], bool] = lambda: False,
 ) -> Validate:
-    """A function that validates: by the user's `test_step` where the model has one.
+    """Return a function that validates, with the user's `test_step` if there is one.
 
-    Every worker reads the whole split and looks at its part of each batch.
+    Every worker reads the whole split and evaluates its part of each batch.
 
     Args:
         built: The compiled model.
-        load: The feed's way from an element, or a part of it, to a batch.
-        distribution: Over what a batch is spread.
-        should_abort: Asked before each batch; the function raises GivenUpError where it says so.
+        load: Converts an element, or a part of it, to a batch.
+        distribution: Devices that share a batch.
+        should_abort: Called before each batch; if it returns True, the function raises
+            ValidationAbortedError.
     """
     model = built.model
     make_look = _look_at_shares if distribution.takes_whole_batches else _look_at_elements
@@ -106,7 +107,7 @@ LossSums = list[tuple[tf.Tensor, tf.Tensor]]
 """For each part of a batch: the sum of the loss over its rows, and their number."""
 
 LookingAt = Callable[[Any], Callable[[Any], LossSums]]
-"""What elements look like -> a function of an element."""
+"""Structure of the elements -> a function of an element."""
 
 
 class _Seen:
@@ -137,7 +138,7 @@ class _Seen:
 def _look_at_elements(
     built: BuiltModel, load: Callable[[Any], Batch], distribution: Distribution
 ) -> LookingAt:
-    """Every replica is given the element and cuts its part out, of any number of rows."""
+    """Pass each element to all replicas, which cut out their parts, of any number of rows."""
     strategy, look = distribution.strategy, _make_look(built)
     seeds = keras_seeds(strategy)
 
@@ -158,7 +159,7 @@ def _look_at_elements(
         return [step(element)]
 
     def looking_at(spec: Any) -> Callable[[Any], LossSums]:
-        # Of any number of rows, as in `fit`: Keras would weigh a batch by rows that it knows.
+        # Trace for any number of rows, as in `fit`: Keras would use a known number as a weight.
         step.get_concrete_function(_of_any_rows(spec))
         return look_at
 
@@ -168,7 +169,7 @@ def _look_at_elements(
 def _look_at_shares(
     built: BuiltModel, load: Callable[[Any], Batch], distribution: Distribution
 ) -> LookingAt:
-    """Every replica is handed its rows, finished on the host, always as many."""
+    """Give every replica equally many rows, prepared on the host."""
     strategy, look = distribution.strategy, _make_look(built)
     seeds = keras_seeds(strategy)
 
@@ -188,7 +189,7 @@ def _look_at_shares(
 
 
 def _make_look(built: BuiltModel) -> Callable[[Batch], tuple[tf.Tensor, tf.Tensor]]:
-    """In a replica: a batch -> the mean loss over its rows x their number, and that number."""
+    """Per replica: a batch -> mean loss over its rows x their number, and that number."""
     loss_of_batch = _make_loss(built)
 
     def look(batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
@@ -210,7 +211,7 @@ def _of_any_rows(spec: Any) -> Any:
 
 
 def _make_loss(built: BuiltModel) -> Callable[[Batch], tf.Tensor]:
-    """In a replica: a batch -> the mean loss over its rows; the metrics are told of it."""
+    """Per replica: a batch -> mean loss over its rows; updates the metrics."""
     model = built.model
 
     def by_test_step(batch: Batch) -> tf.Tensor:
@@ -228,7 +229,7 @@ def _make_loss(built: BuiltModel) -> Callable[[Batch], tf.Tensor]:
 
 
 def results(model: Any, prefix: str = "") -> dict[str, float]:
-    """The metrics as they stand; the loss where the user's own step keeps it, else without."""
+    """Return the current metrics; with the loss only if the user's own step tracks it."""
     found = {name: float(value) for name, value in model.get_metrics_result().items()}
     if not _tracks_loss(model):
         found.pop("loss", None)
@@ -236,6 +237,6 @@ def results(model: Any, prefix: str = "") -> dict[str, float]:
 
 
 def _tracks_loss(model: Any) -> bool:
-    """Whether a metric named `loss` has been told of any batch: only a user's own step does so."""
+    """Return whether the metric named `loss` was updated: only a user-defined step does so."""
     means = [metric for metric in model.metrics if metric.name == "loss"]
     return bool(means) and hasattr(means[-1], "count") and means[-1].count.numpy() > 0

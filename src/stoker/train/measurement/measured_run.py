@@ -9,7 +9,7 @@ from dataclasses import replace
 from stoker.data.user_dataset.features import AnyTransform
 from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.run_context import RunContext
+from stoker.train.context.run_context import RunContext, RunSetup
 from stoker.train.context.start_position import RunStart, open_run
 from stoker.train.loop.run import Run
 from stoker.train.setup.build_model import BuiltModel
@@ -22,8 +22,7 @@ EPOCHS = 1_000_000
 @contextmanager
 def open_measured_run(
     built: BuiltModel,
-    dataset: AnyDataset,
-    transform: AnyTransform,
+    data: tuple[AnyDataset, AnyTransform],
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
@@ -34,8 +33,7 @@ def open_measured_run(
 
     Args:
         built: The user's compiled model, built in the strategy's scope.
-        dataset: With the splits `train` and `eval`.
-        transform: What turns raw columns into features and label.
+        data: Dataset with the splits `train` and `eval`, and its transform.
         config: The user's `train` section; its epochs do not count.
         resolved: What its `auto`s became.
         distribution: One process's.
@@ -45,17 +43,15 @@ def open_measured_run(
         UserError: what would have ended training.
     """
     config = replace(config, epochs=EPOCHS, on_oom="stop")
-    opened = open_run(dataset, transform, config=config, resolved=resolved, context=context)
-    run = Run(
-        built,
-        (opened.feed, opened.held_out),
-        opened.position,
+    opened = open_run(*data, config=config, resolved=resolved, context=context)
+    setup = RunSetup(
+        built=built,
         config=config,
         resolved=_calls_of_an_epoch(resolved, opened),
         distribution=distribution,
         context=context,
-        writer=None,
     )
+    run = Run(setup, opened, None)
     run.measures_ceiling = False
     try:
         run.begin(None)
@@ -71,7 +67,7 @@ def train_for(run: Run, opened: RunStart, *, steps: int) -> None:
     Raises:
         UserError: what would have ended training, e.g. a step that is not finite.
     """
-    with opened.feed.shuffled(run.compiled.calls()) as batches:
+    with opened.feed.shuffled(run.compiled.calls(run.position)) as batches:
         step_input = run.compiled.step_input(batches)
         while run.position.step < steps:
             run.begin_epoch()

@@ -219,7 +219,7 @@ class Probe:
 
     def _resident_window(self, seconds: float) -> Window:
         _await_idle()
-        steps = max(1, int(seconds / max(self.run.compiled.last_ceiling_s, 1e-9)))
+        steps = max(1, int(seconds / max(self.run.last_ceiling_s, 1e-9)))
         saved = self._resident.state.capture()
         try:
             cpu_s, begun_s = time.process_time(), time.monotonic()
@@ -228,7 +228,7 @@ class Probe:
             cpu_s = time.process_time() - cpu_s
         finally:
             self._resident.state.restore(saved)
-        rows = steps * self.run.compiled.rows_per_step
+        rows = steps * self.run.compiled.source.rows_per_step
         return Window(
             kind="resident", steps=steps, rows=rows, wall_s=wall_s, wait_s=0.0, cpu_s=cpu_s
         )
@@ -279,7 +279,7 @@ def open_probe(run: Run, opened: RunStart) -> Iterator[Probe]:
     Raises:
         UserError: what would have ended training.
     """
-    run.compiled.limit_call_time(LONGEST_CALL_S)
+    run.limit_call_time(LONGEST_CALL_S)
     with _reading(run, opened) as probe:
         call_s = probe.compile()
         if call_s <= 2 * LONGEST_CALL_S:
@@ -287,8 +287,8 @@ def open_probe(run: Run, opened: RunStart) -> Iterator[Probe]:
             yield probe
             return
     # Of a step that waits for its input, so many fewer.
-    run.compiled.limit_call_time(
-        LONGEST_CALL_S * run.compiled.last_ceiling_s * run.compiled.resolved.steps_per_call / call_s
+    run.limit_call_time(
+        LONGEST_CALL_S * run.last_ceiling_s * run.compiled.resolved.steps_per_call / call_s
     )
     with _reading(run, opened) as probe:
         probe.compile()
@@ -299,8 +299,8 @@ def open_probe(run: Run, opened: RunStart) -> Iterator[Probe]:
 @contextmanager
 def _reading(run: Run, opened: RunStart) -> Iterator[Probe]:
     with ExitStack() as at_end:
-        batches = at_end.enter_context(opened.feed.shuffled(run.compiled.calls()))
-        with opened.feed.shuffled(_first_of(run.compiled.calls())) as first:
+        batches = at_end.enter_context(opened.feed.shuffled(run.compiled.calls(run.position)))
+        with opened.feed.shuffled(_first_of(run.compiled.calls(run.position))) as first:
             element = next(iter(first))
         yield Probe(run, opened, step_input=run.compiled.step_input(batches), element=element)
 

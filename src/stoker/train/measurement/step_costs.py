@@ -25,7 +25,7 @@ def checkpoint_s(run: Run, state: TrainingState) -> float:
     state.capture()
     begun_s = time.monotonic()
     state.capture()
-    copy_s, step_s = time.monotonic() - begun_s, run.compiled.last_ceiling_s
+    copy_s, step_s = time.monotonic() - begun_s, run.last_ceiling_s
     if config.every_steps is not None:
         return copy_s / config.every_steps
     by_cost_s = min(MOST_EVERY_S, max(LEAST_EVERY_S, copy_s / config.max_overhead))
@@ -68,7 +68,7 @@ def transfer_s(run: Run) -> float:
     if not tf.config.list_logical_devices("GPU"):
         return 0.0
     with tf.device("CPU:0"):
-        batch = tf.nest.map_structure(tf.identity, run.compiled.sample)
+        batch = tf.nest.map_structure(tf.identity, run.compiled.source.sample)
     copies = []
     begun_s = time.monotonic()
     for _ in range(EXCHANGES):

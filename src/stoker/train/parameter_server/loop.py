@@ -32,8 +32,7 @@ from stoker.train.setup.build_model import BuiltModel
 
 def fit_parameter_server(
     built: BuiltModel,
-    dataset: AnyDataset,
-    transform: AnyTransform,
+    data: tuple[AnyDataset, AnyTransform],
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
@@ -48,8 +47,8 @@ def fit_parameter_server(
 
     Args:
         built: The user's compiled model, built in the strategy's scope.
-        dataset: With the splits `train` and `eval`.
-        transform: What turns raw columns into features and label.
+        data: Dataset with the splits `train` and `eval`, and the transform that turns its raw
+            columns into features and label.
         config: The user's `train` section.
         resolved: What its `auto`s became.
         connection: The workers and the servers.
@@ -61,12 +60,12 @@ def fit_parameter_server(
         Preempted: the process was asked to end; everything is saved.
     """
     refuse_ordered_settings(built, config, resolved)
-    config = resolve_monitor_mode(config, transform.labels)
+    config = resolve_monitor_mode(config, data[1].labels)
     # 1. The data, which the chief reads and sends: a batch belongs to a step's number, and is the
     #    same when a worker has died and the step is done again.
     wall = context.run_time.wall
     with wall.within("data"):
-        opened = open_run(dataset, transform, config=config, resolved=resolved, context=context)
+        opened = open_run(*data, config=config, resolved=resolved, context=context)
     feed, held_out, position = opened.feed, opened.held_out, opened.position
     calls = _calls(feed, position, config=config, resolved=resolved)
     eval_rows = EVAL_BATCHES * resolved.batch_size

@@ -27,7 +27,7 @@ from stoker.core.user_code import first_line
 from stoker.train.config import TEST_SWITCH
 from stoker.train.context.position import Position
 from stoker.train.health.degradation import check_xla
-from stoker.train.step.compiled import Compiled
+from stoker.train.step.compiled import CompiledStep
 from stoker.train.step.oom import is_out_of_memory
 from stoker.train.step.program import Program
 from stoker.train.step.step_input import StepInput, flat
@@ -112,7 +112,7 @@ class XlaTrial:
 
     def __init__(
         self,
-        compiled: Compiled,
+        current: Callable[[], CompiledStep],
         position: Position,
         *,
         wanted: bool,
@@ -120,11 +120,11 @@ class XlaTrial:
         """Store the arguments; nothing starts yet.
 
         Args:
-            compiled: The run's step.
+            current: Returns the run's current step.
             position: The run's position.
             wanted: Whether to hold a trial.
         """
-        self._compiled, self._position = compiled, position
+        self._current, self._position = current, position
         self._least_left_s = float(os.environ.get(TEST_SWITCH, MIN_REMAINING_S))
         self._step_s = 0.0
         self._calls = 0
@@ -135,7 +135,7 @@ class XlaTrial:
         self._step_times_s: dict[bool, list[float]] = {False: [], True: []}
         self.decision: Decision | None = None
         self.wanted = wanted
-        if wanted and (why := compiled.why_xla_is_impossible):
+        if wanted and (why := current().why_xla_is_impossible):
             self._decide(xla=False, why=f"not tried, {why}")
 
     @property
@@ -212,14 +212,14 @@ class XlaTrial:
         if self.wanted and self._program is not None and self._position.xla is None:
             self._decide(xla=False, why=why)
 
-    def adopt(self) -> None:
-        """Use the step that XLA compiled from now on."""
-        if self._program is not None:
-            self._compiled.use(self._program)
+    def adopted(self) -> CompiledStep:
+        """Return the current step in the form that XLA compiled, if the trial chose it."""
+        step = self._current()
+        return step if self._program is None else step.with_program(self._program)
 
     def _trace(self, step_input: StepInput) -> None:
         try:
-            program = self._compiled.trace_for_xla(step_input)
+            program = self._current().trace_for_xla(step_input)
         except Exception as error:  # noqa: BLE001 - whatever the user's layers raise: the run goes on without
             self._decide(xla=False, why=f"not used, the step cannot be traced: {first_line(error)}")
             return
@@ -227,7 +227,7 @@ class XlaTrial:
             self._decide(xla=False, why=f"not used, {finding.message}")
             return
         self._program = program
-        elements = self._compiled.elements_to_compile()
+        elements = self._current().source.elements_to_compile()
         self._compiling = _Compiling(program, step_input, elements)
 
     def _left_s(self) -> float:
