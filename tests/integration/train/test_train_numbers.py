@@ -209,7 +209,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_at_its_step_though_the_loss_
             resolved={"steps_per_call": per_call, "xla": xla},
         )
 
-    assert "looking at each step" in caplog.text
+    assert "checking each step" in caplog.text
     assert "passes back through rooted" in raised.value.line()
     assert weights_are_finite(tmp_path)
     # The same as of a run that looks first.
@@ -421,12 +421,12 @@ def test_the_batch_of_an_own_step_is_not_reduced_and_that_is_said(
     said = out_of_memory["own"]
 
     assert said.startswith(
-        "a step of train.batch_size 32 must fit in memory; its batch is not reduced"
+        "a step of train.batch_size 32 does not fit in memory; its batch is not reduced"
     )
-    assert "HungryOwn.train_step takes a batch whole" in said
+    assert "HungryOwn.train_step takes a whole batch" in said
     assert "Received: out of memory: " in said
     assert said.endswith("Set train.batch_size to 16 or less, use train.remat.")
 
 
 def test_on_oom_stop_gives_the_figure(out_of_memory: dict[str, Any]) -> None:
-    assert "a step of train.batch_size 32 must fit in memory" in out_of_memory["stopped"]
+    assert "a step of train.batch_size 32 does not fit in memory" in out_of_memory["stopped"]

@@ -267,9 +267,9 @@ class ParameterServerRun:
             return
         self._writer.wait()
         raise Preempted(
-            "training ends when its process is asked to",
+            "training was stopped by a signal",
             got=Plain(f"a signal after step {self.position.step} of {self.position.steps}"),
-            fix="Everything is saved: run it again to go on.",
+            fix="Everything is saved: run the same command again to continue.",
         )
 
 

@@ -48,7 +48,7 @@ class Resident:
     """The compiled step on a batch in memory."""
 
     take: Callable[[int], None]
-    """Takes so many steps, and returns when they have ended."""
+    """Runs this many steps, and returns when they have ended."""
 
     state: TrainingState
     """Every variable that they change."""
@@ -270,14 +270,14 @@ class CompiledStep:
         ends: bool,
         program: Program | None = None,
     ) -> StepTotals:
-        """Some steps, as `make_multi_step` has it; what they leave is the source's.
+        """Run some steps; see `make_multi_step`. The rest of the input is kept in `step_input`.
 
         Args:
-            step_input: What `step_input` gave.
-            steps: How many, at least one.
+            step_input: From `step_input`.
+            steps: Number of steps, at least one.
             check: As in `make_multi_step`.
-            ends: Whether an epoch ends with them. Then nothing is taken beyond, where another pass may
-                take long to begin or need not come at all.
+            ends: Whether an epoch ends with these steps. Then nothing beyond is read: another pass
+                may start slowly, or not be needed.
             program: A form of the step other than the current one.
         """
         program = program or self.program
@@ -293,7 +293,7 @@ class CompiledStep:
     def _run_to_epoch_end(
         self, program: Program, step_input: StepInput, steps: int, *, check: bool
     ) -> StepTotals:
-        """As `run`: the last step is told to take what is of no use."""
+        """Like `run`, but the last step prefetches a placeholder."""
         before = None
         if steps > 1:
             before = program.call(step_input, step_input.iterator, steps - 1, check=False)
@@ -341,7 +341,7 @@ class CompiledStep:
         return _calls(self.setup, self.source.feed, position)
 
     def step_input(self, batches: tf.data.Dataset[Any]) -> StepInput:
-        """What `multi_step` reads, of what the feed yields."""
+        """Return the input of `multi_step` for the batches of the feed."""
         if not isinstance(self.source.feed, OwnFeed):
             batches = begun_early(batches)
         program = multi_step_program(self.program.step)

@@ -1,4 +1,4 @@
-"""A step that the user's own `train_step` makes: it runs forward, backward and the update itself."""
+"""Steps by a user-defined `train_step`, which runs the passes and the update itself."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from stoker.train.step.step_totals import StepResult
 
 
 def has_custom_train_step(model: keras.Model) -> bool:
-    """Whether the model's `train_step` is the user's."""
+    """Return whether the model's `train_step` is user-defined."""
     return "train_step" in overrides(model)
 
 
 def _trained_by(model: keras.Model, optimizer: str) -> str:
-    """The part of a model that an optimizer most likely trains, by their first letters."""
+    """Return the part of a model that an optimizer most likely trains, by their first letters."""
     parts = [
         name
         for name, value in vars(model).items()
@@ -50,14 +50,14 @@ def _trained_by(model: keras.Model, optimizer: str) -> str:
 
 
 def first_pass(built: BuiltModel, batch: Batch) -> Any:
-    """Make all that a step changes, in the strategy's scope: what is traced must not make variables.
+    """Create, in the strategy's scope, all variables that a step changes: a trace must not.
 
     Args:
         built: The compiled model.
         batch: As the model takes it.
 
     Returns:
-        The model's answers.
+        The model's outputs.
     """
     model, features = built.model, built.adapt(batch[0])
     outputs = model(features, training=False)
@@ -66,7 +66,7 @@ def first_pass(built: BuiltModel, batch: Batch) -> Any:
     elif isinstance(batch[1], Mapping) and not overrides(model) & {"train_step", "compute_loss"}:
         _require_names(batch[1], outputs)
     if has_custom_train_step(model):
-        # What `fit` makes before a step that is the user's: nobody else knows what it needs.
+        # Same as `fit` before a user-defined step: nothing else knows what it needs.
         batch_of_fit = (features, *batch[1:])
         model._symbolic_build(data_batch=batch_of_fit)  # noqa: SLF001 - Keras has no public one
     else:
@@ -79,7 +79,7 @@ def first_pass(built: BuiltModel, batch: Batch) -> Any:
 def _require_names(labels: Mapping[str, Any], outputs: Any) -> None:
     if isinstance(outputs, (list, tuple)):
         raise ConfigError(
-            f"a model that is no graph of layers must name its outputs as the labels are: {', '.join(labels)}",
+            f"a model that is not a graph of layers must name its outputs like the labels: {', '.join(labels)}",
             got=Plain(f"a {type(outputs).__name__} of {len(outputs)} without names"),
             fix="Return a dict in its call: `return {NAME: ..., ...}`.",
         )
@@ -92,7 +92,7 @@ def make_step(
     distribution: Distribution,
     settings: StepSettings,
 ) -> Callable[[Any], StepResult]:
-    """Stoker's step, or the one that the user's `train_step` makes; see `make_train_step`."""
+    """Return Stoker's step, or the step of the user's `train_step`; see `make_train_step`."""
     make = make_custom_train_step if has_custom_train_step(built.model) else make_train_step
     return make(built, load, distribution=distribution, settings=settings)
 
@@ -104,18 +104,19 @@ def make_custom_train_step(
     distribution: Distribution,
     settings: StepSettings,
 ) -> Callable[[Any], StepResult]:
-    """A step by the user's `train_step`, with what `make_train_step` promises of a step, but this.
+    """Return a step by the user's `train_step`, like `make_train_step` with one exception.
 
-    It updates before its loss is known: a step that is not finite has changed the weights, which are
-    looked at behind each step where `settings.checks_before_update`, else when a call ends. Over
-    several replicas it is as in `fit`: `optimizer.apply` sums the gradients, so that replicas count
-    alike, also where the last batch is shared unevenly; a replica without rows sees one of others.
+    It updates the weights before its loss is known, so a step that is not finite has changed them.
+    They are checked after each step if `checks_before_update`, else at the end of a call. Over
+    several replicas it works as in `fit`: `optimizer.apply` sums the gradients, so all replicas
+    have equal weight, even if the last batch is shared unevenly; a replica without rows uses rows
+    of another one.
 
     Args:
-        built: The compiled model; its optimizer is built here, its metrics are already.
-        load: The feed's way from an element, or a part of it, to a batch.
-        distribution: Over what it is spread.
-        settings: How it is made; of those that `check_custom_train_step` lets pass.
+        built: The compiled model; its optimizer is built here, its metrics are built already.
+        load: Converts an element, or a part of it, to a batch.
+        distribution: Devices that share a step.
+        settings: Settings that `check_custom_train_step` accepts.
     """
     model, strategy = built.model, distribution.strategy
     with strategy.scope():
@@ -157,11 +158,11 @@ def make_custom_train_step(
 def check_custom_train_step(
     model: keras.Model, config: TrainConfig, resolved: ResolvedTraining
 ) -> None:
-    """Refuse what Stoker does inside a step, where the step is the user's.
+    """Reject settings of Stoker's step if the step is user-defined.
 
     Raises:
-        ConfigError: a setting of `train` is Stoker's step's, or an optimizer of the model's own is
-            not built: its variables would be made inside the compiled step.
+        ConfigError: A setting of `train` belongs to Stoker's step, or an additional optimizer of
+            the model is not built: its variables would be created inside the compiled step.
     """
     of_ours = {
         "accumulate": resolved.accumulate > 1,
@@ -170,7 +171,7 @@ def check_custom_train_step(
         "xla": resolved.xla,
         "strategy: tpu": resolved.strategy == "tpu",
         "reduction_dtype": config.reduction_dtype != "float32",
-        # Between workers the strategy itself sends in packs.
+        # Between workers, the strategy itself sends packs.
         "reduction_bytes_per_pack": config.reduction_bytes_per_pack > 0
         and resolved.strategy == "mirrored",
     }
@@ -178,7 +179,7 @@ def check_custom_train_step(
     kind = type(model).__name__
     if wrong:
         raise ConfigError(
-            f"{kind}.train_step does its own backward pass: a setting of Stoker's must be left out",
+            f"{kind}.train_step does its own backward pass, so settings of Stoker's step must be left out",
             got=Plain(" and ".join(wrong)),
             fix="Do it inside train_step, or override compute_loss instead of it.",
         )
@@ -191,5 +192,5 @@ def check_custom_train_step(
         raise ConfigError(
             f"{' and '.join(f'{kind}.{name}' for name in unbuilt)} must be built before the first step",
             got=Plain("optimizers that are not built"),
-            fix=f"Add to build, after compile, with the variables that each trains: {calls}",
+            fix=f"Add to build, after compile, with the variables of each optimizer: {calls}",
         )

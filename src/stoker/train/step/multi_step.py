@@ -14,7 +14,7 @@ from stoker.train.step.step_input import flat, next_in_place, unflat
 from stoker.train.step.step_totals import StepResult, StepTotals, totals_of_step
 
 Step = Callable[[Any], StepResult]
-"""What `make_train_step` makes."""
+"""A function from `make_train_step`."""
 
 
 def make_multi_step(
@@ -25,29 +25,30 @@ def make_multi_step(
     overlap: bool = False,
     check_finite: Callable[[], tf.Tensor] | None = None,
 ) -> Any:
-    """Many steps over an iterator in one call, with the wait for input timed inside the graph.
+    """Return a function that runs many steps in one call, and measures the wait for input.
 
-    A call ends before its time after a step that was not finite, or when a worker is asked to end.
+    A call ends early after a step that is not finite, or if a worker was asked to stop.
 
     Args:
-        step: What `make_train_step` made.
-        rows_per_step: Where an element holds the rows of a whole call: how many of them make a step.
-            None where an element is for one step.
+        step: From `make_train_step`.
+        rows_per_step: Rows of a step, if an element holds the rows of a whole call; None if an
+            element holds the rows of one step.
         single_step: A call is one step: a loop around it would cost about 0.1 ms.
-        overlap: What a step writes is written before the next one begins; whether what nobody waits for
-            may end later. Not over replicas: an exchange of one step would meet that of another
-            step on another replica.
-        check_finite: Where steps update at once: looks, when the call ends, whether what they have written
-            is finite.
+        overlap: Operations that no other operation waits for may run beside the next step;
+            variables are still written before it. Not over replicas: the all-reduce of one step
+            would meet that of another step on another replica.
+        check_finite: For steps that update without checking: checks at the end of a call whether
+            everything they wrote is finite.
 
     Returns:
-        A `tf.function` of the iterator, the number of steps, int64, whether to look, and what is
-        left, as in `StepInput`, that gives `StepTotals`. Where nothing is left, each step of one device takes
-        its own batch. A call after which something is saved looks in any case.
+        A `tf.function` of the iterator, the number of steps (int64), whether to check, and the
+        unused input (see `StepInput`), which returns `StepTotals`. Without unused input, each step
+        on one device takes its own batch. A call that is followed by a checkpoint is always
+        checked.
     """
     some_of = _reader(step, rows_per_step=rows_per_step, single_step=single_step, overlap=overlap)
 
-    # AutoGraph took a third of the time that it takes to trace this, in every process.
+    # AutoGraph took a third of the tracing time, in every process.
     @tf.function(reduce_retracing=True, autograph=False)
     def multi_step(
         iterator: Any, steps: tf.Tensor, check: Any = True, left: Any = ()
@@ -66,7 +67,7 @@ def make_multi_step(
 def _reader(
     step: Step, *, rows_per_step: int | None, single_step: bool, overlap: bool
 ) -> Callable[..., StepTotals]:
-    """What takes elements, does steps, and has something left for the next call."""
+    """Return the reader for the elements that the feed yields."""
     if rows_per_step is not None:
         return _CallReader(step, rows_per_step=rows_per_step, single_step=single_step)
     program = multi_step_program(step)
@@ -76,13 +77,13 @@ def _reader(
 
 
 class _WaitClock:
-    """How long the device waits for what is taken."""
+    """Measures the time that the device waits for input."""
 
     def __init__(self) -> None:
         self._now_s = _clock_function()
 
     def __call__(self, take: Callable[[], Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """The clock starts when what came before has ended, and stops when all is there."""
+        """Take input after an operation; the clock stops when all of it is available."""
         with tf.control_dependencies([after]):
             asked_s = self._now_s()
         with tf.control_dependencies([asked_s]):
@@ -91,9 +92,9 @@ class _WaitClock:
             return taken, self._now_s() - asked_s
 
     def behind(self, ended: list[Any], taken: Any) -> tf.Tensor:
-        """How much later than a step's end there is what was asked for before it, seconds, float64.
+        """Return how much later than a step the requested input arrived, seconds, float64.
 
-        Neither clock holds up the other, or what comes next.
+        The two clocks do not delay each other or the following operations.
         """
         with tf.control_dependencies(ended):
             ended_s = self._now_s()
@@ -102,7 +103,7 @@ class _WaitClock:
 
 
 class _BatchReader:
-    """Steps over an iterator whose elements are for one step each."""
+    """Steps over an iterator with one element per step."""
 
     def __init__(self, step: Step, *, single_step: bool, parallel_iterations: int) -> None:
         self._step, self._single_step, self._parallel_iterations = (
@@ -118,7 +119,7 @@ class _BatchReader:
                 return self._prefetching(iterator, steps, left)
             return self._inline(iterator, steps)
 
-        # What is handed to several replicas has no place between two calls.
+        # For several replicas, an element cannot be kept between two calls.
         def one(after: tf.Tensor) -> StepTotals:
             element, wait_s = self._clock(lambda: next(iterator), after)
             return totals_of_step(self._step(element))._replace(wait_s=wait_s)
@@ -128,15 +129,15 @@ class _BatchReader:
         return _loop_until_done(steps, lambda _, after, ahead: (one(after), ahead), ())[0]
 
     def _inline(self, iterator: Any, steps: tf.Tensor) -> StepTotals:
-        """A batch is taken by the thread that computes, and nothing else runs meanwhile.
+        """The computing thread takes the batch itself, and nothing else runs meanwhile.
 
-        Taken ahead, by a thread of its own, it would be asked for where TensorFlow's order of a trace
-        has it: at the end, for one, where the step then waits for that thread.
+        If another thread prefetched it, TensorFlow would start that thread where its execution
+        order says, for example at the end of the step, which would then wait.
         """
 
         def one(waited_s: tf.Tensor) -> tuple[StepResult, tf.Tensor]:
             batch, wait_s = self._clock(lambda: next_in_place(iterator), waited_s)
-            # Whatever the step reads comes behind, or it would be counted as waiting.
+            # The step reads everything after the batch; otherwise it would count as waiting.
             with tf.control_dependencies([wait_s]):
                 return self._step(batch), waited_s + wait_s
 
@@ -148,14 +149,14 @@ class _BatchReader:
         return totals._replace(wait_s=wait_s)
 
     def _prefetching(self, iterator: Any, steps: tf.Tensor, left: Any) -> StepTotals:
-        """While a step is computed, the batch of the next one is taken, also of the next call's first."""
+        """Take the next batch while a step is computed, also the first of the next call."""
 
         def one(state: Any) -> tuple[StepResult, Any]:
             batch, waited_s = state
             ahead = next(iterator)
             before = len(_operations())
             result = self._step(batch)
-            # It ends when all that it writes is written, which is later than its loss is known.
+            # The step ends when all its writes end, which is later than its loss is known.
             written = [each for each in _operations()[before:] if _writes(each)]
             wait_s = self._clock.behind([result.loss_sum, *written], ahead)
             return result, (ahead, waited_s + wait_s)
@@ -172,7 +173,7 @@ class _BatchReader:
 
 
 class _GroupReader:
-    """Steps of a program over an iterator whose elements are the batches of several."""
+    """Steps over an iterator whose elements hold the batches of several steps."""
 
     def __init__(self, program: OneProgram) -> None:
         self._program = program
@@ -195,7 +196,7 @@ class _GroupReader:
 
 
 def _packed(left: Any, iterator: Any) -> tuple[Any, tf.Tensor]:
-    """What is left, as the iterator has it, and how much of it is used."""
+    """Return the unused input in the iterator's structure, and how much of it is used."""
     *group, used = left
     return unflat(group, iterator.element_spec), used
 
@@ -231,16 +232,16 @@ class _CallReader:
             lambda: program.several(
                 _part_of(call, done * size, program.steps_per_program * size), count, zero
             ),
-            # What is left at an epoch's end.
+            # The rest at the end of an epoch.
             lambda: totals_of_step(self._step(step_of(call, done, size))),
         )
 
 
 class _LoopState(NamedTuple):
-    """What must be known between two steps of a call: what a loop hands on costs each of them."""
+    """Values that must be known between two steps of a call; each one costs time per step."""
 
     done: tf.Tensor
-    """Steps, int64; the last one counts, finite or not."""
+    """Steps done, int64; includes the last one, finite or not."""
 
     loss_sum: tf.Tensor
     rows: tf.Tensor
@@ -254,16 +255,16 @@ def _loop_single_steps(
     *,
     parallel_iterations: int,
 ) -> tuple[StepTotals, Any]:
-    """Steps by themselves, until all are done, one is not finite, or the end is asked for.
+    """Run single steps until all are done, one is not finite, or a stop is requested.
 
     Args:
-        steps: How many, at least one.
-        one: Takes a state; gives what became of this step, and the next state.
-        state: Of the first step.
-        parallel_iterations: Steps of which something may run at a time.
+        steps: Number of steps, at least one.
+        one: Takes a state; returns the result of its step and the next state.
+        state: State of the first step.
+        parallel_iterations: Steps that may run partly in parallel.
 
     Returns:
-        What they did, their wait for input not counted, and the last state.
+        The totals without the wait for input, and the last state.
     """
 
     def is_left(state_: _LoopState, _: Any) -> tf.Tensor:
@@ -298,16 +299,16 @@ def _loop_until_done(
     some: Callable[[tf.Tensor, tf.Tensor, Any], tuple[StepTotals, Any]],
     ahead: Any,
 ) -> tuple[StepTotals, Any]:
-    """Some steps after another, until all are done.
+    """Run groups of steps until all are done.
 
     Args:
-        steps: How many.
-        some: Takes the steps done, what has to be waited for, and what was taken ahead for these
-            steps; gives what they did, and what was taken ahead for those after them.
-        ahead: What was taken for the first ones.
+        steps: Number of steps.
+        some: Takes the number of steps done, a tensor to wait for, and prefetched input; returns
+            totals and the input prefetched for the next steps.
+        ahead: Input prefetched for the first steps.
 
     Returns:
-        What all of them did, and what was taken ahead for those after them.
+        Totals of all steps, and the input prefetched for the steps after them.
     """
 
     def is_left(state_: StepTotals, _: Any) -> tf.Tensor:
@@ -334,14 +335,14 @@ def _loop_until_done(
 
 @tf.autograph.experimental.do_not_convert
 def _with_unused(iterator: Any, left: Any, *, size: int) -> Any:
-    """A group of which some is not used yet, and how much of it is used."""
+    """Return a group that is not used up, and how many of its steps are used."""
     _, used = left
     return tf.cond(used < size, lambda: left, lambda: (next(iterator), tf.constant(0, tf.int64)))
 
 
 @tf.autograph.experimental.do_not_convert
 def _part_of(call: Any, first: tf.Tensor, rows: int) -> Any:
-    """So many rows of a call; behind its last ones there are zeros."""
+    """Return some rows of a call, padded with zeros after its last row."""
 
     def cut(tensor: tf.Tensor) -> tf.Tensor:
         part = tensor[first : first + rows]
@@ -353,7 +354,7 @@ def _part_of(call: Any, first: tf.Tensor, rows: int) -> Any:
 
 
 def _operations() -> list[tf.Operation]:
-    """The operations of the graph that is being traced, in the order of their creation."""
+    """Return the operations of the graph being traced, in order of creation."""
     return list(tf.compat.v1.get_default_graph().get_operations())
 
 
@@ -365,35 +366,35 @@ def _clock_function() -> Callable[[], tf.Tensor]:
     try:
         tf.timestamp()
     except tf.errors.FailedPreconditionError:
-        # TensorFlow refuses its own clock where operations must be deterministic, which holds for
-        # the whole process.
+        # TensorFlow refuses its own clock if operations must be deterministic, for the whole
+        # process.
         return _python_clock
     return tf.timestamp
 
 
 def _python_clock() -> tf.Tensor:
-    # By its name a check for Python inside the step knows that it is ours.
+    # The check for Python inside the step recognizes Stoker's operations by this name.
     with tf.name_scope("stoker"):
         read = tf.numpy_function(lambda: np.float64(time.monotonic()), [], tf.float64)
         return tf.ensure_shape(read, [])
 
 
 def step_of(call: Any, step: tf.Tensor | int, rows: int) -> Any:
-    """The rows of one step, cut out of the rows of a call."""
+    """Return the rows of one step out of the rows of a call."""
     return tf.nest.map_structure(lambda tensor: tensor[step * rows : (step + 1) * rows], call)
 
 
 def make_run_resident(
     step: Step, sample: Any, *, fixed: bool = False
 ) -> Callable[[Any, tf.Tensor], tf.Tensor]:
-    """The same steps on one element that stays on the device: the ceiling that input can reach.
+    """Return a function that runs steps on one element in memory: the ceiling for the input.
 
     Args:
-        step: What `make_train_step` made.
-        sample: The element of one step, so that a step for any number of rows is compiled, as for
-            fed batches; or of as many as each replica has been handed.
-        fixed: Compile it for the sample's number of rows: XLA would compile a step that is fed batches
-            of one known shape once more.
+        step: From `make_train_step`.
+        sample: The element of one step; the function accepts any number of rows, like the fed step.
+            With a TPU: as many rows as each replica got.
+        fixed: Compile for the sample's number of rows: XLA would otherwise compile a step for
+            batches of one known shape a second time.
     """
     program = multi_step_program(step)
     batch_spec = tf.nest.map_structure(
@@ -423,7 +424,7 @@ def make_run_resident(
     def run_resident(element: Any, steps: tf.Tensor) -> tf.Tensor:
         def some_more(loss_sum: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             totals = some(element, steps - done)
-            # Also where a step is not finite: what is measured ends.
+            # Stop even if a step is not finite: the measurement must end.
             return loss_sum + totals.loss_sum, done + tf.maximum(totals.steps, 1)
 
         nothing = tf.constant(0.0), tf.constant(0, tf.int64)

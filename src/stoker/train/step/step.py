@@ -1,7 +1,8 @@
-"""One training step: forward, backward, reduce over replicas, update; and what a replica sees of it.
+"""One training step: forward pass, backward pass, reduction over replicas, update.
 
-The gradient of a step is that of the mean loss over the global batch, however it is cut: each pass
-of each replica counts by its rows. So the loss under any strategy is that of one device.
+The gradient of a step is the gradient of the mean loss over the global batch, however it is
+divided: each pass of each replica has the weight of its rows. So the loss does not depend on the
+strategy.
 """
 
 from __future__ import annotations
@@ -36,69 +37,69 @@ from stoker.train.step.step_totals import StepResult
 from stoker.train.xla.jit import jit
 
 Batch = tuple[Any, ...]
-"""Features by name, each [batch, ...], labels [batch, ...], and weights [batch] where there are."""
+"""Features by name, each [batch, ...], labels [batch, ...], and optionally weights [batch]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """How a step is made."""
+    """How a step is built."""
 
     batch_size: int
-    """Rows of one pass of one replica, at most."""
+    """Most rows of one pass of one replica."""
 
     accumulate: int = 1
-    """Passes of an update."""
+    """Passes per update."""
 
     steps_per_program: int = 1
-    """Steps that may be one program where XLA compiles them whole: rows of full batches of known
-    shapes follow each other."""
+    """Steps per XLA program, if XLA compiles the whole step: full batches of known shapes follow
+    each other."""
 
     xla: bool = False
-    """Compile forward and backward pass by XLA, a plain step whole."""
+    """Compile forward and backward pass with XLA, or the whole step on a single device."""
 
     reduction_dtype: ReductionDtype = "float32"
-    """What gradients are sent as."""
+    """Dtype in which gradients are sent."""
 
     reduction_bytes_per_pack: int = 0
-    """They are sent in packs of at least so many bytes; 0: in one."""
+    """Minimum bytes per pack of gradients; 0: all in one pack."""
 
     average: WeightAverage | None = None
     """A moving average of the weights."""
 
     worker_rows_only: bool = False
-    """An element holds this worker's rows of the global batch only, else those of all workers."""
+    """Whether an element holds only this worker's rows of the global batch."""
 
     checks_before_update: bool = True
-    """Look at every gradient before the update; else only at the loss, and update at once."""
+    """Check every gradient before the update; else check only the loss, and update in any case."""
 
     signals: tf.Variable | None = None
-    """[2] int32 on the CPU: whether this process is asked to end after the step, and to save."""
+    """[2] int32 on the CPU: whether this process must stop after the step, and save."""
 
 
 def loss_arguments(batch: Batch, outputs: Any) -> dict[str, Any]:
-    """A batch and its answers as Keras's losses and metrics are told them."""
+    """Return a batch and the model's outputs as keyword arguments of Keras's losses and metrics."""
     features, labels, *weights = batch
     parts = {"x": features, "y": labels, "y_pred": outputs}
     return parts | {"sample_weight": weights[0]} if weights else parts
 
 
 def rows_of(element: Any) -> tf.Tensor:
-    """Rows of an element or a batch, int32."""
+    """Return the rows of an element or a batch, int32."""
     return tf.shape(tf.nest.flatten(element)[0])[0]
 
 
 def part_of_replica(
     count: tf.Tensor, distribution: Distribution, *, worker_rows_only: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which rows of an element are this replica's; the replicas' shares differ by one row at most.
+    """Return this replica's rows of an element; shares differ by at most one row.
 
     Args:
         count: Rows of the element, int32.
-        distribution: Over what it is spread.
-        worker_rows_only: The element holds this worker's rows only.
+        distribution: Devices that share the element.
+        worker_rows_only: Whether the element holds only this worker's rows.
 
     Returns:
-        The first row, and how many.
+        The first row, and the number of rows.
     """
     parts = distribution.local_replicas if worker_rows_only else distribution.replicas
     if parts == 1 or distribution.takes_whole_batches:
@@ -116,21 +117,21 @@ def make_train_step(
     distribution: Distribution,
     settings: StepSettings,
 ) -> Callable[[Any], StepResult]:
-    """One step over a global batch, or over this worker's share of it.
+    """Return a step over a global batch, or over this worker's share of it.
 
     Args:
         built: The compiled model; its optimizer is built here.
-        load: The feed's way from an element, or a part of it, to a batch.
-        distribution: Over what it is spread.
-        settings: How it is made.
+        load: Converts an element, or a part of it, to a batch.
+        distribution: Devices that share a step.
+        settings: How the step is built.
 
     Returns:
         A function of an element, to be called in a `tf.function`; it updates the model in place.
-        An element holds rows along the first axis of all its tensors; each local replica takes its
-        part of them.
+        All tensors of an element have rows along their first axis; each local replica takes its
+        part.
 
     Raises:
-        ConfigError: the loss or the model cannot be cut into parts.
+        ConfigError: The loss or the model cannot be divided.
     """
     strategy = distribution.strategy
     with strategy.scope():
@@ -171,7 +172,7 @@ def make_train_step(
 
     @tf.autograph.experimental.do_not_convert
     def step(element: Any) -> StepResult:
-        # The host's to read, not a replica's, whose device may see no variable but its own.
+        # Read by the host: a replica's device may see only its own variables.
         return whole_step(element, _signals(settings))
 
     return step
@@ -199,7 +200,7 @@ def _make_gradients(
     distribution: Distribution,
     settings: StepSettings,
 ) -> Callable[[Any, tf.Tensor], tuple[Gradients, tuple[tf.Tensor, ...]]]:
-    """In a replica: element, signals -> gradients of the global mean loss, the same in all of them."""
+    """Per replica: element, signals -> gradients of the global mean loss, equal on all."""
     one_pass = _make_pass(built, settings)
     seeds = keras_seeds(distribution.strategy)
     passes = _make_passes(one_pass, load, built, distribution=distribution, settings=settings)
@@ -244,14 +245,14 @@ def _make_gradients(
 
 
 def _is_plain(distribution: Distribution, settings: StepSettings) -> bool:
-    """Whether a step is one pass of one replica over a whole element."""
+    """Return whether a step is one pass of one replica over a whole element."""
     return settings.accumulate == 1 and not distribution.shares_batches
 
 
 def _make_one_program(
     built: BuiltModel, load: Callable[[Any], Batch], settings: StepSettings
 ) -> OneProgram:
-    """A plain step that XLA compiles from the forward pass to the update."""
+    """Return a step that XLA compiles from the forward pass to the update."""
     model, average = built.model, settings.average
     forward_backward = _make_forward_backward(built)
     update = _make_update(built, settings, replicas=1)
@@ -291,7 +292,7 @@ def _make_one_program(
 def _make_pass(
     built: BuiltModel, settings: StepSettings
 ) -> Callable[..., tuple[tf.Tensor, Gradients]]:
-    """A batch, and how many of its rows metrics are told, all by default -> mean loss, gradients."""
+    """A batch, and the rows that update the metrics (default: all) -> loss, gradients."""
     model, forward_backward = built.model, _make_forward_backward(built)
     compiled = jit(forward_backward, role="gradients") if settings.xla else forward_backward
 
@@ -323,10 +324,10 @@ def _make_forward_backward(
 
 
 def unscaled_losses() -> AbstractContextManager[None]:
-    """A replica's loss is the mean over its rows.
+    """Return a context in which a replica's loss is the mean over its rows.
 
-    Keras divides it by the number of replicas, which is right only where replicas have equally
-    many rows, and where the user has not overridden `compute_loss`.
+    Keras divides it by the number of replicas, which is correct only if all replicas have equally
+    many rows and `compute_loss` is not overridden.
     """
     return _LOSSES_ARE_MEANS
 
@@ -343,9 +344,9 @@ _LOSSES_ARE_MEANS = Replaced(
 
 
 def _leave_reduction_to_us(optimizer: Any) -> None:
-    """Keras's `apply` sums the gradients over replicas, after it has clipped each replica's own.
+    """Disable the reduction in Keras's `apply`, which clips each replica's own gradients first.
 
-    Ours are summed before, so that what is clipped is the gradient of the global batch.
+    Stoker reduces before, so that the gradient of the global batch is clipped.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars  # noqa: SLF001
@@ -363,8 +364,8 @@ def _make_passes(
     size = settings.batch_size
 
     def of_pass(element: Any, first: tf.Tensor, rows: tf.Tensor) -> tuple[Gradients, tf.Tensor]:
-        # A replica without rows of its own looks at rows of others, which count nothing: all
-        # replicas draw equally many random numbers, and none has the mean of nothing.
+        # A replica without rows uses rows of others with weight zero: all replicas draw equally
+        # many random numbers, and none computes the mean of nothing.
         last = tf.maximum(first + rows, 1)
         begin = tf.where(rows > 0, first, tf.maximum(0, last - size))
         batch = load(tf.nest.map_structure(lambda tensor: tensor[begin:last], element))
@@ -413,7 +414,7 @@ def _make_passes(
 
 
 def _statistics(model: Any) -> list[Any]:
-    """What layers learn without a gradient, BatchNorm's means and variances."""
+    """Return what layers learn without a gradient: BatchNorm's means and variances."""
     return [v for v in model.non_trainable_variables if v.dtype.startswith("float")]
 
 
@@ -422,7 +423,7 @@ def _make_apply(
 ) -> Callable[[Gradients], None]:
     update = _make_update(built, settings, replicas=distribution.replicas)
     if not settings.xla or distribution.shares_batches:
-        # A replica's update meets those of the others, which XLA cannot hold.
+        # The update exchanges values between replicas, which XLA cannot compile.
         return update
     compiled = jit(update, role="update")
 

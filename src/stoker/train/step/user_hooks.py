@@ -1,4 +1,4 @@
-"""What the user's code leaves of the settings that are `auto`."""
+"""Adapts `auto` settings to the user's callbacks and model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def apply_user_hooks(
     model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback],
 ) -> ResolvedTraining:
-    """The settings again, with what was not asked for by name as the user's code needs it.
+    """Adapt the `auto` settings to the user's model and callbacks.
 
     Args:
-        resolved: What the rules of `auto` gave, which know neither model nor callbacks.
+        resolved: Settings by the rules of `auto`, which know neither model nor callbacks.
         config: The user's section.
         model: The compiled model.
-        callbacks: The user's.
+        callbacks: The user's callbacks.
     """
     listen_for_preemption = [c for c in callbacks if needs_every_train_step(c)]
     if config.steps_per_call == "auto" and listen_for_preemption:
@@ -45,14 +45,14 @@ def apply_user_hooks(
 
 
 def require_label_of_each_output(model: keras.Model, labels: Collection[str]) -> None:
-    """Refuse before training what could not be trained, or not be evaluated after it.
+    """Reject a model that could not be trained, or not be evaluated after training.
 
     Args:
-        model: The compiled model; outputs of one that is not functional are not known yet.
-        labels: The outputs that have a label; `ONLY` of a label without a name.
+        model: The compiled model; outputs of a model that is not functional are not known yet.
+        labels: The outputs that have a label; `ONLY` for a label without a name.
 
     Raises:
-        ConfigError: an output has no label, or a label no output.
+        ConfigError: An output has no label, or a label has no output.
     """
     names = output_names(model)
     if names and (len(names) > 1 or set(labels) != {ONLY}):
@@ -60,6 +60,6 @@ def require_label_of_each_output(model: keras.Model, labels: Collection[str]) ->
 
 
 def needs_every_train_step(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback of the user's has to be told of each step of training."""
+    """Return whether a user's callback must be called for each training step."""
     hooks = [hook for hook in STEP_HOOKS if hook.startswith("on_train")]
     return any(overrides_hook(callback, hook) for hook in hooks) and needs_every_step(callback)
