@@ -1,4 +1,4 @@
-"""A run that is measured: it saves nothing, validates nothing, and has no end of its own."""
+"""A run for measurements: it saves nothing, validates nothing, and has no end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution
 
 EPOCHS = 1_000_000
-"""Passes that a probe could take: it ends by time."""
+"""Epochs that a probe never completes: it ends by time."""
 
 
 @contextmanager
@@ -34,13 +34,13 @@ def open_measured_run(
     Args:
         built: The user's compiled model, built in the strategy's scope.
         data: Dataset with the splits `train` and `eval`, and its transform.
-        config: The user's `train` section; its epochs do not count.
-        resolved: What its `auto`s became.
-        distribution: One process's.
-        context: The rest; nothing is written to its checkpoints.
+        config: The user's `train` section; its epochs are ignored.
+        resolved: The values that replaced each `auto`.
+        distribution: The distribution of one process.
+        context: Everything else; nothing is written to its checkpoints.
 
     Raises:
-        UserError: what would have ended training.
+        UserError: Training would fail.
     """
     config = replace(config, epochs=EPOCHS, on_oom="stop")
     opened = open_run(*data, config=config, resolved=resolved, context=context)
@@ -62,10 +62,10 @@ def open_measured_run(
 
 
 def train_for(run: Run, opened: RunStart, *, steps: int) -> None:
-    """Train for some steps; their losses go to the run's writer, a mean for each call.
+    """Train for some steps; their losses go to the run's writer, one mean per call.
 
     Raises:
-        UserError: what would have ended training, e.g. a step that is not finite.
+        UserError: Training would fail, e.g. at a step that is not finite.
     """
     with opened.feed.shuffled(run.compiled.calls(run.position)) as batches:
         step_input = run.compiled.step_input(batches)
@@ -77,6 +77,6 @@ def train_for(run: Run, opened: RunStart, *, steps: int) -> None:
 
 
 def _calls_of_an_epoch(resolved: ResolvedTraining, opened: RunStart) -> ResolvedTraining:
-    """No call has more steps than an epoch."""
+    """Limit the steps per call to those of an epoch."""
     most = max(1, opened.position.per_epoch)
     return replace(resolved, steps_per_call=min(resolved.steps_per_call, most))
