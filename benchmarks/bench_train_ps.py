@@ -21,8 +21,8 @@ import tensorflow as tf
 from keras import layers
 
 from stoker.cluster.resolver import ClusterSpec, held_ports, local_cluster
-from stoker.train.parameter_server.calls import Pass, Workers
-from stoker.train.parameter_server.cluster import Connection, connect
+from stoker.train.parameter_server.calls import Pass, WorkerCalls
+from stoker.train.parameter_server.cluster import ClusterConnection, connect
 from stoker.train.parameter_server.worker import WorkerModel, open_inbox
 from stoker.train.setup.build_model import BuiltModel
 
@@ -109,13 +109,18 @@ def prepared(model: keras.Model, batch: tuple[tf.Tensor, tf.Tensor]) -> BuiltMod
 
 
 def ours(
-    connection: Connection, built: BuiltModel, batch: Any, elements: Iterator[Any], *, steps: int
+    connection: ClusterConnection,
+    built: BuiltModel,
+    batch: Any,
+    elements: Iterator[Any],
+    *,
+    steps: int,
 ) -> dict[str, float]:
     """Train on some elements; what the server counted."""
     worker = WorkerModel(built, seeds=[])
     with connection.strategy.scope():
         inbox, send = open_inbox(worker, worker.train, lambda e: e, batch, batches=steps)
-    *_, taken = Pass(Workers(connection, silent_s=60.0), inbox, send).run(0, elements)
+    *_, taken = Pass(WorkerCalls(connection, silent_s=60.0), inbox, send).run(0, elements)
     counts = [v for v in built.model.metrics_variables if v.path.endswith("count")]
     return {
         "applied": taken.batches,
@@ -126,7 +131,7 @@ def ours(
     }
 
 
-def guide(connection: Connection, model: keras.Model, batch: Any) -> dict[str, float]:
+def guide(connection: ClusterConnection, model: keras.Model, batch: Any) -> dict[str, float]:
     """The custom loop of TensorFlow's guide: every worker writes the variables.
 
     Source: tensorflow.org/tutorials/distribute/parameter_server_training, "Training loop".
@@ -173,7 +178,7 @@ def loopback_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.split()[0] == "lo:")
 
 
-def sent_by_embedding(connection: Connection, *, plain: bool) -> float:
+def sent_by_embedding(connection: ClusterConnection, *, plain: bool) -> float:
     """MB a step that travel between the processes."""
     batch = (tf.range(32), tf.ones([32], tf.int64))
     with connection.strategy.scope():
@@ -184,7 +189,7 @@ def sent_by_embedding(connection: Connection, *, plain: bool) -> float:
             del variable.sparse_read
     with connection.strategy.scope():
         inbox, send = open_inbox(worker, worker.train, lambda e: e, batch, batches=20)
-    both = Pass(Workers(connection, silent_s=60.0), inbox, send)
+    both = Pass(WorkerCalls(connection, silent_s=60.0), inbox, send)
     list(both.run(0, [batch] * 20))
     before = loopback_bytes()
     list(both.run(20, [batch] * 20))
@@ -197,7 +202,7 @@ def figure(name: str, value: float, *, target: float | None = None, **rest: Any)
     return shown | {"how": HOW} | rest
 
 
-def figures(connection: Connection, roles: Roles) -> list[Figure]:
+def figures(connection: ClusterConnection, roles: Roles) -> list[Figure]:
     """All rows."""
     batch = (tf.ones([1, 1]), tf.ones([1, 1]))
     with connection.strategy.scope():

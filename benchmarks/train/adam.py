@@ -3,7 +3,7 @@
 python benchmarks/train/adam.py
 
 Four weights of a size in a loop of TensorFlow's, by turns in one process; prints a line a size, at its end
-how many times as long the kernel takes as our operations. `QUICKER_APART` is the sizes of which that is
+how many times as long the kernel takes as our operations. `UNFUSED_SIZES` is the sizes of which that is
 more than 1.
 """
 
@@ -53,7 +53,7 @@ def make(size: int, *, apart: range | None) -> Callable[[tf.Tensor], Any]:
         )
 
     if apart is not None:
-        fused_adam.QUICKER_APART = apart
+        fused_adam.UNFUSED_SIZES = apart
     steps(tf.constant(1))
     return steps
 

@@ -20,7 +20,7 @@ import models
 import ours
 
 from stoker.train.checkpoints.config import CheckpointConfig
-from stoker.train.context.preemption import Ending
+from stoker.train.context.preemption import Preemption
 from stoker.train.context.run_context import Progress
 from stoker.train.setup.build_model import prepare_process
 
@@ -37,7 +37,7 @@ def say(event: str, **more: float) -> None:
     sys.stdout.flush()
 
 
-class Watched(Ending):
+class Watched(Preemption):
     """Tells when a call begins, and whether a checkpoint follows it."""
 
     def save_after_call(self, wanted: bool) -> None:
@@ -68,7 +68,7 @@ def main(folder: Path, steps: int) -> None:
     batches = models.make_batches(TASK)
     built = ours.build(make, batches, settings)
     say("built", parameters=float(built.model.count_params()))
-    ours.train(built, batches, settings, folder=folder, on_progress=tell, ending=Watched())
+    ours.train(built, batches, settings, folder=folder, on_progress=tell, preemption=Watched())
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.config import ReductionDtype, ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.preemption import Ending
-from stoker.train.context.run_context import Progress, Surroundings
+from stoker.train.context.preemption import Preemption
+from stoker.train.context.run_context import Progress, RunContext
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model
 from stoker.train.setup.strategy import Distribution, one_device
@@ -59,7 +59,7 @@ def train(
     *,
     folder: Path,
     on_progress: Callable[[Progress], None],
-    ending: Ending | None = None,
+    preemption: Preemption | None = None,
 ) -> None:
     """Train over the batches, again and again: one epoch of so many steps.
 
@@ -69,7 +69,7 @@ def train(
         at: The settings.
         folder: Takes metrics and checkpoints; a run goes on from what lies there.
         on_progress: Told after every call; what it raises ends the run.
-        ending: Who may ask for the end.
+        preemption: Who may ask for the end.
     """
     count = int(batches.cardinality())
     rows = at.batch_size * at.accumulate * at.distribution.replicas
@@ -101,19 +101,18 @@ def train(
     try:
         fit(
             built,
-            dataset,
-            OwnFeatures(dataset.description),
+            (dataset, OwnFeatures(dataset.description)),
             config=TrainConfig(
                 epochs=1, reduction_dtype=at.reduction_dtype, checkpoint=at.checkpoint
             ),
             resolved=resolved,
             distribution=distribution,
-            around=Surroundings(
+            context=RunContext(
                 memory_bytes=1 << 33,
                 checkpoints=folder / "checkpoints",
                 writer=writer,
                 on_progress=on_progress,
-                ending=ending or Ending(),
+                preemption=preemption or Preemption(),
                 heartbeat=process_heartbeat(),
             ),
         )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stoker.train.setup.build_model import BuiltModel
     from stoker.train.setup.strategy import Distribution
     from stoker.train.watch.footprint import Footprint
-    from stoker.train.watch.placement import Placed
+    from stoker.train.watch.placement import DevicePlacement
 
 STEPS = 2
 """The first traces and compiles, the second runs what was compiled."""
@@ -49,7 +49,7 @@ class Steps:
     footprint: Footprint
     """What a replica holds in memory."""
 
-    placed: list[Placed]
+    placed: list[DevicePlacement]
     """Where variables lie and operations run."""
 
     losses: list[float]
@@ -138,13 +138,13 @@ def _prepared(
     from stoker.app.training.resolution import resolve_here
     from stoker.app.training.stage import begin_process, open_and_build
     from stoker.cluster.devices import find_devices
-    from stoker.train.step.user_hooks import as_own_code_needs
+    from stoker.train.step.user_hooks import apply_user_hooks
 
     train = context.experiment.train
     resolved = resolve_here(context, transform, find_devices(), None)
     distribution = begin_process(train, resolved)
     dataset, built = open_and_build(context, transform, distribution)
-    resolved = as_own_code_needs(resolved, train, model=built.model, callbacks=())
+    resolved = apply_user_hooks(resolved, train, model=built.model, callbacks=())
     return resolved, distribution, dataset, built
 
 
@@ -159,9 +159,9 @@ def _two_steps(
 ) -> Steps:
     import tensorflow as tf
 
-    from stoker.train.model.keras_model import as_the_model_takes
+    from stoker.train.model.keras_model import adapt_load
     from stoker.train.optimizer.settings import prepare_optimizer
-    from stoker.train.setup.whole_batches import handed
+    from stoker.train.setup.whole_batches import first_share
     from stoker.train.step.custom_train_step import first_pass, make_step
     from stoker.train.step.step import StepSettings
     from stoker.train.watch.footprint import measure_footprint
@@ -170,7 +170,7 @@ def _two_steps(
     train = experiment.train
     feed, elements = _two_elements(dataset, transform, train=train, resolved=resolved)
     part = tf.nest.map_structure(lambda tensor: tensor[: resolved.batch_size], elements[0])
-    load = as_the_model_takes(feed.load, built.model, class_weight=train.class_weight)
+    load = adapt_load(feed.load, built.model, class_weight=train.class_weight)
     batch = load(part)
     with over.strategy.scope():
         call(first_pass, built, batch, what="a first batch through the model and its loss")
@@ -190,10 +190,10 @@ def _two_steps(
     seen: list[tuple[float, float]] = []
 
     def first() -> None:
-        seen.append(_timed(step, handed(elements[0], over)))
+        seen.append(_timed(step, first_share(elements[0], over)))
 
     operations = call(traced_operations, first, what="the first step of training")
-    seen.append(_timed(step, handed(elements[-1], over)))
+    seen.append(_timed(step, first_share(elements[-1], over)))
     model = built.model
     return Steps(
         resolved=resolved,
@@ -243,10 +243,10 @@ def _peaks() -> dict[str, int]:
 
 
 def _loss_of(built: BuiltModel, batch: Any) -> Any:
-    from stoker.train.step.step import told
+    from stoker.train.step.step import loss_arguments
 
     outputs = built.model(built.adapt(batch[0]), training=True)
-    return built.model.compute_loss(**told(batch, outputs), training=True)
+    return built.model.compute_loss(**loss_arguments(batch, outputs), training=True)
 
 
 def _timed(step: Callable[[Any], Any], element: Any) -> tuple[float, float]:

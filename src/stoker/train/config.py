@@ -265,7 +265,7 @@ class ResolvedTraining:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grounds:
+class AutoInputs:
     """What the rules of `auto` look at beside the settings."""
 
     devices: Devices
@@ -291,45 +291,45 @@ class Grounds:
     """For tests: try XLA during a run even without a GPU."""
 
 
-def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
+def resolve(config: TrainConfig, inputs: AutoInputs) -> ResolvedTraining:
     """Apply the fixed rules of each `auto`; nothing is measured.
 
     Args:
         config: The user's section.
-        around: Devices, data, and the cluster.
+        inputs: Devices, data, and the cluster.
 
     Raises:
         ConfigError: XLA was asked for by name, and a feature is a string; or there is no cluster
             for a strategy that needs one; or a TPU cannot do what is asked for.
     """
-    if config.xla is True and around.string_features:
+    if config.xla is True and inputs.string_features:
         raise ConfigError(
             "train.xla: true needs numeric features only, XLA has no strings",
             got=True,
             fix="Turn strings into ids in preprocessing_fn, or set train.xla: auto.",
         )
-    gpus = len(around.devices.gpus)
-    strategy, why = _strategy(config, around)
+    gpus = len(inputs.devices.gpus)
+    strategy, why = _strategy(config, inputs)
     local = _replicas(config, gpus, strategy)
-    replicas = local * (around.workers if strategy == "multi_worker" else 1)
+    replicas = local * (inputs.workers if strategy == "multi_worker" else 1)
     on_tpu = strategy == "tpu"
-    untried = _why_xla_is_not_tried(config, around, strategy)
+    untried = _why_xla_is_not_tried(config, inputs, strategy)
     batch_size = (
         config.batch_size
         if config.batch_size != "auto"
-        else max(1, _auto_batch_size(around.rows) // (replicas * config.accumulate))
+        else max(1, _auto_batch_size(inputs.rows) // (replicas * config.accumulate))
     )
     parts = config.accumulate * replicas
-    epoch_steps = around.rows / (batch_size * parts)
+    epoch_steps = inputs.rows / (batch_size * parts)
     if on_tpu:
-        _require_whole_step(around.rows, batch_size * parts)
-    precision, why_precision = _precision(config, around.devices, strategy)
+        _require_whole_step(inputs.rows, batch_size * parts)
+    precision, why_precision = _precision(config, inputs.devices, strategy)
     steps = math.floor(epoch_steps) if on_tpu else math.ceil(epoch_steps)
     return ResolvedTraining(
         batch_size=batch_size,
         accumulate=config.accumulate,
         replicas=replicas,
-        workers=around.workers if strategy in ("multi_worker", "parameter_server") else 1,
+        workers=inputs.workers if strategy in ("multi_worker", "parameter_server") else 1,
         steps_per_call=min(config.steps_per_call, steps)
         if config.steps_per_call != "auto"
         else min(steps, 50),
@@ -346,40 +346,40 @@ def resolve(config: TrainConfig, around: Grounds) -> ResolvedTraining:
     )
 
 
-def _why_xla_is_not_tried(config: TrainConfig, around: Grounds, strategy: StrategyName) -> str:
+def _why_xla_is_not_tried(config: TrainConfig, inputs: AutoInputs, strategy: StrategyName) -> str:
     """Empty if XLA is tried."""
     if config.xla != "auto":
         return "asked for"
     reasons = {
-        "no GPU": not around.devices.gpus and not around.tries_xla_on_cpu,
-        "a feature is a string": around.string_features,
+        "no GPU": not inputs.devices.gpus and not inputs.tries_xla_on_cpu,
+        "a feature is a string": inputs.string_features,
         # A run that switches programs rounds in two ways.
         "train.deterministic": config.deterministic,
         "train.memory takes all memory, and the compiler needs some": not config.memory.growth
         and config.memory.limit_mb is None,
-        "stoker.lock.yaml has the measured settings": around.tuned,
+        "stoker.lock.yaml has the measured settings": inputs.tuned,
         f"train.strategy is {strategy}, and XLA is tried on one device only": strategy
         != "one_device",
     }
     return next((why for why, holds in reasons.items() if holds), "")
 
 
-def _strategy(config: TrainConfig, around: Grounds) -> tuple[StrategyName, str]:
+def _strategy(config: TrainConfig, inputs: AutoInputs) -> tuple[StrategyName, str]:
     if config.strategy != "auto":
         if config.strategy == "tpu":
-            _require_for_tpu(config, around)
-        if config.strategy == "parameter_server" and not around.parameter_servers:
+            _require_for_tpu(config, inputs)
+        if config.strategy == "parameter_server" and not inputs.parameter_servers:
             raise ConfigError(
                 "train.strategy: parameter_server needs a cluster with a parameter server",
                 got=Plain("no `ps` in TF_CONFIG"),
                 fix="`stoker train --workers 2 --parameter-servers 1` starts one here.",
             )
         return config.strategy, "asked for"
-    if around.parameter_servers:
-        return "parameter_server", f"TF_CONFIG names {around.parameter_servers} parameter servers"
-    if around.workers > 1:
-        return "multi_worker", f"TF_CONFIG names {around.workers} workers"
-    gpus = len(around.devices.gpus)
+    if inputs.parameter_servers:
+        return "parameter_server", f"TF_CONFIG names {inputs.parameter_servers} parameter servers"
+    if inputs.workers > 1:
+        return "multi_worker", f"TF_CONFIG names {inputs.workers} workers"
+    gpus = len(inputs.devices.gpus)
     if gpus > 1:
         return "mirrored", f"{gpus} GPUs on this machine"
     if config.replicas not in ("auto", 1):
@@ -406,16 +406,16 @@ def _auto_batch_size(rows: int) -> int:
     return min(512, max(16, 1 << max(0, (rows // 64).bit_length() - 1)))
 
 
-def _require_for_tpu(config: TrainConfig, around: Grounds) -> None:
+def _require_for_tpu(config: TrainConfig, inputs: AutoInputs) -> None:
     """Refuse what a TPU cannot do, or what is not written for it."""
     refused = {
-        "features that are strings": around.string_features,
+        "features that are strings": inputs.string_features,
         "train.precision: mixed_float16": config.precision == "mixed_float16",
         "train.loss_scale": config.loss_scale != "auto",
         "train.xla, which a TPU always does": config.xla != "auto",
         "train.reduction_bytes_per_pack": config.reduction_bytes_per_pack > 0,
-        "batches of a user's own dataset or of data.service": around.batches_from_elsewhere,
-        "TF_CONFIG with several workers": around.workers > 1,
+        "batches of a user's own dataset or of data.service": inputs.batches_from_elsewhere,
+        "TF_CONFIG with several workers": inputs.workers > 1,
         "train.replicas: auto": config.replicas == "auto",
     }
     found = [what for what, is_there in refused.items() if is_there]

@@ -36,7 +36,7 @@ from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.loop.decoder_agreement import agreed_metrics
 from stoker.train.loop.validation import make_validate
 from stoker.train.setup.build_model import BuiltModel
-from stoker.train.setup.feeds import held_to_reference, open_feeds
+from stoker.train.setup.feeds import compare_with_reference, open_feeds
 from stoker.train.setup.strategy import one_device
 
 ROWS = 400
@@ -118,7 +118,7 @@ def test_the_quick_path_gives_the_graphs_answers_on_every_row(
 ) -> None:
     _, held_out = open_feeds(dataset, transform, augment=None, seed=0, memory_bytes=1 << 30)
 
-    feed, found = held_to_reference(held_out, is_light, thresholds=[0.5], batch_size=64)
+    feed, found = compare_with_reference(held_out, is_light, thresholds=[0.5], batch_size=64)
 
     assert feed is held_out
     assert found is not None
@@ -143,14 +143,14 @@ def test_where_one_answer_differs_validation_goes_by_the_graph_and_says_so(
     assert agrees(images, lambda data: by_the_graph(dataset, data)), "the sample sees nothing"
 
     with caplog.at_level(logging.WARNING):
-        feed, found = held_to_reference(quick, is_light, thresholds=[0.5], batch_size=64)
+        feed, found = compare_with_reference(quick, is_light, thresholds=[0.5], batch_size=64)
 
     assert found is not None
     wrong = answers(quick) != answers(honest)
     assert found.differ == wrong.sum() > 0
     assert f"{found.differ} of {images.rows} eval rows otherwise" in caplog.text
     assert (answers(feed) == answers(honest)).all()
-    assert held_to_reference(feed, is_light, thresholds=[0.5], batch_size=64) == (feed, None)
+    assert compare_with_reference(feed, is_light, thresholds=[0.5], batch_size=64) == (feed, None)
 
 
 def answers(feed: Any) -> NDArray[np.bool_]:

@@ -21,7 +21,7 @@ from stoker.core.errors import ConfigError
 from stoker.train.health.degradation import check_idle_devices, check_scope
 from stoker.train.health.layers import first_bad_values
 from stoker.train.health.placement import check_placement, collected_placements
-from stoker.train.model.remat import rematerialise
+from stoker.train.model.remat import rematerialize
 from stoker.train.setup.memory import _before_tensorflow_begins
 from stoker.train.step.oom import Split, is_out_of_memory, reduce_batch
 
@@ -56,7 +56,7 @@ def stacked(*, remat: bool, blocks: int = 4) -> keras.Model:
     model = keras.Model(inputs, layers.Dense(1)(x))
     model.compile("sgd", "mse")
     if remat:
-        rematerialise(model, ["block*"])
+        rematerialize(model, ["block*"])
     return model
 
 

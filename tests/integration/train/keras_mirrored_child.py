@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from stoker.data.feed.pipeline import as_it_is
 from stoker.train.callbacks.callbacks import Callbacks
-from stoker.train.model.keras_model import run_own_step
+from stoker.train.model.keras_model import run_custom_step
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution, one_device
 from stoker.train.step.custom_train_step import make_step
-from stoker.train.step.multi_step import make_run_fed
+from stoker.train.step.multi_step import make_multi_step
 from stoker.train.step.step import StepSettings, make_train_step
-from stoker.train.step.step_input import Source
+from stoker.train.step.step_input import StepInput
 
 ROWS, STEPS = 8, 3
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
@@ -48,18 +48,20 @@ def by_replica(variable: Any) -> list[Any]:
 
 
 def run_steps(step: Any, batches: tf.data.Dataset[Any], steps: int) -> Any:
-    source = Source(iterator=iter(batches), ahead=True)
-    source.take_ahead()
-    asked = source.iterator, tf.constant(steps, tf.int64), tf.constant(True)
-    run = make_run_fed(step, rows_a_step=None).get_concrete_function(*asked, source.left_spec)
-    return run(*asked, source.left)
+    step_input = StepInput(iterator=iter(batches), ahead=True)
+    step_input.take_first()
+    asked = step_input.iterator, tf.constant(steps, tf.int64), tf.constant(True)
+    run = make_multi_step(step, rows_per_step=None).get_concrete_function(
+        *asked, step_input.left_spec
+    )
+    return run(*asked, step_input.left)
 
 
 def own_step(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     """Steps of a user's own `train_step`, many in one call, on one device and on two."""
     alone = made(OwnStep, keras.optimizers.Adam(0.1))
     for _ in range(STEPS):
-        run_own_step(alone, "train_step", (X, Y))
+        run_custom_step(alone, "train_step", (X, Y))
     with strategy.scope():
         mirrored = made(OwnStep, keras.optimizers.Adam(0.1))
     batches = tf.data.Dataset.from_tensors((X, Y)).unbatch().batch(ROWS).repeat()

@@ -13,7 +13,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from stoker.train.checkpoints.store import STATE, Found, best, newest_good, places
+from stoker.train.checkpoints.store import STATE, VerifiedCheckpoint, best, newest_good, places
 
 CHILD = Path(__file__).parent / "kill_child.py"
 
@@ -233,7 +233,7 @@ def checkpoints(runs: Path) -> Path:
     return run / "train" / "checkpoints"
 
 
-def newest(runs: Path) -> Found:
+def newest(runs: Path) -> VerifiedCheckpoint:
     """The newest checkpoint, of which no newer one is damaged."""
     found = newest_good(checkpoints(runs))
     assert found is not None

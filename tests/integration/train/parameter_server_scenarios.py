@@ -35,9 +35,9 @@ from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.preemption import Ending
-from stoker.train.context.run_context import Progress, Surroundings
-from stoker.train.parameter_server.cluster import Connection, connect
+from stoker.train.context.preemption import Preemption
+from stoker.train.context.run_context import Progress, RunContext
+from stoker.train.parameter_server.cluster import ClusterConnection, connect
 from stoker.train.parameter_server.loop import fit_parameter_server
 from stoker.train.parameter_server.worker import WorkerModel, open_inbox
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
@@ -168,8 +168,8 @@ class Scene:
         with held_ports(4) as ports:
             cluster = local_cluster(ports, workers=2, servers=1)
             self.roles = Roles(cluster)
-            self.connection: Connection = connect(cluster[0])
-        self.ending = Ending()
+            self.connection: ClusterConnection = connect(cluster[0])
+        self.preemption = Preemption()
         self.error = ""
 
     def fit(
@@ -192,17 +192,16 @@ class Scene:
         try:
             result = fit_parameter_server(
                 built,
-                self.dataset,
-                self.transform,
+                (self.dataset, self.transform),
                 config=TrainConfig(**settings),
                 resolved=resolved(batch_size, precision),
                 connection=self.connection,
-                around=Surroundings(
+                context=RunContext(
                     memory_bytes=1 << 34,
                     checkpoints=folder / "checkpoints",
                     writer=writer,
                     on_progress=tell,
-                    ending=self.ending,
+                    preemption=self.preemption,
                     heartbeat=process_heartbeat(),
                     callbacks=callbacks,
                 ),
@@ -271,10 +270,10 @@ def gone_on(scene: Scene) -> dict[str, Any]:
 
 def asked_to_end(scene: Scene) -> dict[str, Any]:
     def tell(progress: Progress) -> None:
-        scene.ending.asked = True
+        scene.preemption.requested = True
 
     first, _ = scene.fit("asked", momentum, epochs=2, tell=tell)
-    scene.ending.asked = False
+    scene.preemption.requested = False
     again, _ = scene.fit("asked", momentum, epochs=2)
     return {"first": first, "again": again}
 

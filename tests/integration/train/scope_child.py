@@ -48,12 +48,11 @@ def main() -> None:
         try:
             result = fit(
                 built,
-                data,
-                transform,
+                (data, transform),
                 config=TrainConfig(epochs=1),
                 resolved=on_one_device(batch_size=16, replicas=2, strategy="mirrored"),
                 distribution=distribution,
-                around=unwatched(Path(sys.argv[3]) / place),
+                context=unwatched(Path(sys.argv[3]) / place),
             )
         except CheckFailed as error:
             print(error.line())

@@ -16,8 +16,8 @@ from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.telemetry.writers import Everywhere
 from stoker.train.config import ResolvedTraining
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.preemption import Ending
-from stoker.train.context.run_context import Surroundings
+from stoker.train.context.preemption import Preemption
+from stoker.train.context.run_context import RunContext
 
 ROWS = {"train": 210, "eval": 90}
 
@@ -73,14 +73,14 @@ def on_one_device(**changes: Any) -> ResolvedTraining:
     return ResolvedTraining(**(plain | changes))
 
 
-def unwatched(checkpoints: Path, **changes: Any) -> Surroundings:
+def unwatched(checkpoints: Path, **changes: Any) -> RunContext:
     """Enough memory to keep all, nobody told of anything, with what a test wants otherwise."""
     plain: dict[str, Any] = {
         "memory_bytes": 1 << 34,
         "checkpoints": checkpoints,
         "writer": Everywhere([]),
         "on_progress": lambda progress: None,
-        "ending": Ending(),
+        "preemption": Preemption(),
         "heartbeat": process_heartbeat(),
     }
-    return Surroundings(**(plain | changes))
+    return RunContext(**(plain | changes))

@@ -29,8 +29,8 @@ from stoker.telemetry.writers import Everywhere
 from stoker.train.config import ResolvedTraining, StrategyName, TrainConfig
 from stoker.train.context import utilization
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.preemption import Ending
-from stoker.train.context.run_context import Progress, Surroundings
+from stoker.train.context.preemption import Preemption
+from stoker.train.context.run_context import Progress, RunContext
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.strategy import Distribution, make_distribution
@@ -158,32 +158,31 @@ def train(scenario: dict[str, Any], data: Any, transform: Any, out: Path) -> dic
         prepare_process(precision=precision, seed=0, deterministic=False)
         with distribution.strategy.scope():
             built = build_model(MODELS[scenario["model"]], transform, what="model:build")
-        ending = Ending()
+        preemption = Preemption()
 
         def end(
             progress: Progress,
             built: BuiltModel = built,
-            ending: Ending = ending,
+            preemption: Preemption = preemption,
             after: int | None = ends_after,
         ) -> None:
             found_apart.update(apart(built, distribution))
             if progress.step == after:
-                ending.ask()
+                preemption.request()
 
         with nullcontext() if ends_after is None else raises_preempted(after=ends_after + 1):
             result = fit(
                 built,
-                data,
-                transform,
+                (data, transform),
                 config=config,
                 resolved=resolved,
                 distribution=distribution,
-                around=Surroundings(
+                context=RunContext(
                     memory_bytes=scenario.get("memory_bytes", 1 << 34),
                     checkpoints=out / "checkpoints",
                     writer=Everywhere([]),
                     on_progress=end,
-                    ending=ending,
+                    preemption=preemption,
                     heartbeat=process_heartbeat(),
                 ),
             )

@@ -24,7 +24,7 @@ LEAST_CALLS = {"mkdir": 6, "write": 6, "fsync": 20, "rename": 7, "unlinkat": 3}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """How a process ended."""
 
     code: int
@@ -50,7 +50,7 @@ def processes() -> Iterator[subprocess.Popen[str]]:
         server.stdin.close()
 
 
-def run(server: subprocess.Popen[str], folder: Path, *, fault: str | None) -> Outcome:
+def run(server: subprocess.Popen[str], folder: Path, *, fault: str | None) -> StepResult:
     """Write the checkpoints to the end, or until the fault (strace's `inject`) ends it."""
     to_server, from_server = server.stdin, server.stdout
     assert to_server is not None
@@ -68,7 +68,7 @@ def run(server: subprocess.Popen[str], folder: Path, *, fault: str | None) -> Ou
         error = rest if word == "error" else error
     if tracer is not None:
         tracer.communicate(timeout=300)
-    return Outcome(code=int(rest), steps=steps, error=error)
+    return StepResult(code=int(rest), steps=steps, error=error)
 
 
 def say(stream: IO[str], line: str) -> None:

@@ -19,14 +19,14 @@ from stoker.core.errors import CheckFailed
 from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.config import TrainConfig
-from stoker.train.context.run_context import TrainResult
+from stoker.train.context.run_context import RunSetup, TrainResult
 from stoker.train.health.degradation import RETRACES
 from stoker.train.health.step_graph import step_operations
 from stoker.train.loop.loop import fit
-from stoker.train.loop.run_health import Guard
+from stoker.train.loop.run_health import RunHealth
 from stoker.train.setup.build_model import build_model, prepare_process
 from stoker.train.setup.strategy import one_device
-from stoker.train.watch.watch import Unwatched
+from stoker.train.watch.watch import NoWatch
 
 HOST_CALLS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2"}
 
@@ -56,7 +56,7 @@ def train(
     folder: Path,
     build: Build,
     *,
-    around: dict[str, Any] | None = None,
+    context: dict[str, Any] | None = None,
     **resolved: Any,
 ) -> TrainResult:
     chosen = on_one_device(**resolved)
@@ -64,17 +64,17 @@ def train(
     try:
         return fit(
             build_model(build, data[1], what="model:build"),
-            *data,
+            data,
             config=TrainConfig(epochs=1),
             resolved=chosen,
             distribution=one_device(),
-            around=unwatched(folder, **around or {}),
+            context=unwatched(folder, **context or {}),
         )
     finally:
         keras.mixed_precision.set_dtype_policy("float32")
 
 
-class Graphs(Unwatched):
+class Graphs(NoWatch):
     """Keeps the graph of the step that a run is trained by."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def test_a_clean_run_finds_nothing_and_its_step_never_calls_python(
     """Its products are in the graph that is walked: it is the step, and not a call to somewhere."""
     watch = Graphs()
 
-    result = train((dataset, transform), tmp_path, clean, around={"watch": watch}, **resolved)
+    result = train((dataset, transform), tmp_path, clean, context={"watch": watch}, **resolved)
 
     assert result.health["findings"] == []
     [graph] = watch.seen
@@ -225,7 +225,9 @@ def test_a_run_under_a_keras_distribution_is_refused(
         keras.distribution.set_distribution(None)
 
 
-def test_a_step_that_is_traced_for_every_shape_is_told_of_once(transform: Transform) -> None:
+def test_a_step_that_is_traced_for_every_shape_is_told_of_once(
+    transform: Transform, tmp_path: Path
+) -> None:
     """Of the run's own step it cannot come to that: its input has one signature."""
 
     @tf.function
@@ -233,15 +235,22 @@ def test_a_step_that_is_traced_for_every_shape_is_told_of_once(transform: Transf
         return tf.reduce_sum(rows)
 
     built = build_model(clean, transform, what="model:build")
-    guard = Guard(built, config=TrainConfig(), resolved=on_one_device(), distribution=one_device())
+    setup = RunSetup(
+        built=built,
+        config=TrainConfig(),
+        resolved=on_one_device(),
+        distribution=one_device(),
+        context=unwatched(tmp_path),
+    )
+    guard = RunHealth(setup)
     for rows in range(1, RETRACES + 1):
         step(tf.ones([rows]))
-    guard.look_at_traces(step)
+    guard.check_traces(step)
     assert guard.record()["findings"] == []
 
     step(tf.ones([RETRACES + 1]))
-    guard.look_at_traces(step)
-    guard.look_at_traces(step)
+    guard.check_traces(step)
+    guard.check_traces(step)
 
     [finding] = guard.record()["findings"]
     assert f"traced {RETRACES + 1} times" in finding

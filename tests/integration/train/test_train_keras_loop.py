@@ -26,7 +26,7 @@ from stoker.train.context.run_context import TrainResult
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import build_model, prepare_process
 from stoker.train.setup.strategy import one_device
-from stoker.train.step.user_hooks import as_own_code_needs, require_label_of_each_output
+from stoker.train.step.user_hooks import apply_user_hooks, require_label_of_each_output
 
 # Keras 3.15 reads its variables in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -91,12 +91,11 @@ def ours(
     )
     result = fit(
         built,
-        data,
-        features,
+        (data, features),
         config=config,
         resolved=resolved,
         distribution=one_device(),
-        around=unwatched(folder / "checkpoints", callbacks=listed),
+        context=unwatched(folder / "checkpoints", callbacks=listed),
     )
     return built.model, result
 
@@ -568,7 +567,7 @@ def test_a_hook_for_batches_makes_calls_of_one_step(tmp_path: Path) -> None:
     quiet = [callbacks.TerminateOnNaN(), callbacks.CSVLogger(tmp_path / "log.csv")]
 
     def seen(listed: list[Any], model: keras.Model, **settings: Any) -> tuple[int, bool]:
-        found = as_own_code_needs(resolved, TrainConfig(**settings), model=model, callbacks=listed)
+        found = apply_user_hooks(resolved, TrainConfig(**settings), model=model, callbacks=listed)
         return found.steps_per_call, found.xla
 
     assert seen(quiet, plain) == (4, True)

@@ -14,9 +14,9 @@ from stoker.train.model.keras_model import (
     arrange_labels,
     arrange_weights,
     class_weights,
+    extra_optimizers,
     overrides,
-    own_optimizers,
-    run_own_step,
+    run_custom_step,
     with_class_weights,
 )
 
@@ -76,7 +76,7 @@ def batches(*arrays: Any) -> "tf.data.Dataset[Any]":
 def by_own_steps(model: keras.Model, *arrays: Any) -> dict[str, float]:
     model._symbolic_build(data_batch=next(iter(batches(*arrays))))
     # AutoGraph hides the type of an error of ours.
-    step = tf.function(lambda *batch: run_own_step(model, "train_step", batch), autograph=False)
+    step = tf.function(lambda *batch: run_custom_step(model, "train_step", batch), autograph=False)
     for batch in batches(*arrays):
         logs = step(*batch)
     return {name: float(value) for name, value in logs.items()}
@@ -156,8 +156,8 @@ def test_further_optimizers_are_found() -> None:
     model = made(OwnStep)
     model.second = keras.optimizers.Adam()
 
-    assert own_optimizers(model) == {"second": model.second}
-    assert own_optimizers(made()) == {}
+    assert extra_optimizers(model) == {"second": model.second}
+    assert extra_optimizers(made()) == {}
 
 
 CLASSES = np.arange(ROWS) % 3

@@ -66,7 +66,7 @@ def test_a_killed_run_that_xla_compiles_ends_as_one_that_never_was(
     code = folder / "model.py"
     code.write_text(code.read_text().replace("Slow()(x)", "x"))
     assert trainer.run(folder, calm, "--set", "train.xla=true") == 0, trainer.said()
-    assert newest(calm).facts["position"]["together"] > 1, "steps were grouped"
+    assert newest(calm).facts["position"]["steps_per_program"] > 1, "steps were grouped"
     assert trainer.run(folder, killed, "--set", "train.xla=true", verb="transform") == 0
 
     kills = 0

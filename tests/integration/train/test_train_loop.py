@@ -33,9 +33,9 @@ from stoker.train.context.utilization import measure_ceiling
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.strategy import one_device
-from stoker.train.step.multi_step import make_run_fed, make_run_resident
+from stoker.train.step.multi_step import make_multi_step, make_run_resident
 from stoker.train.step.step import StepSettings, make_train_step
-from stoker.train.step.step_input import Source
+from stoker.train.step.step_input import StepInput
 
 BATCH = 32
 STEP_S = 0.03
@@ -72,12 +72,11 @@ def run(
     try:
         result = fit(
             built,
-            dataset,
-            transform,
+            (dataset, transform),
             config=config,
             resolved=resolved,
             distribution=one_device(),
-            around=unwatched(folder / "checkpoints", memory_bytes=memory_bytes, writer=writer),
+            context=unwatched(folder / "checkpoints", memory_bytes=memory_bytes, writer=writer),
         )
     finally:
         writer.close()
@@ -173,9 +172,9 @@ def test_measuring_the_ceiling_changes_nothing(dataset: Dataset, transform: Tran
     assert {name: value.tobytes() for name, value in state.capture().items()} == before
 
 
-@pytest.mark.parametrize("looks_first", [True, False])
+@pytest.mark.parametrize("checks_before_update", [True, False])
 def test_the_wait_for_input_begins_where_the_step_has_ended(
-    dataset: Dataset, transform: Transform, looks_first: bool
+    dataset: Dataset, transform: Transform, checks_before_update: bool
 ) -> None:
     """A batch comes every one and a half steps: counted from a step's begin, all were a wait."""
     prepare_process(precision="float32", seed=0, deterministic=False)
@@ -211,20 +210,20 @@ def test_the_wait_for_input_begins_where_the_step_has_ended(
     built = build_model(with_slow, transform, what="model:build")
     column = tf.TensorSpec([BATCH], tf.float32)
     spec = ({"a": column, "b": column}, tf.TensorSpec([BATCH], tf.float32))
-    settings = StepSettings(batch_size=BATCH, looks_first=looks_first)
+    settings = StepSettings(batch_size=BATCH, checks_before_update=checks_before_update)
     first = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
     outputs = built.model(built.adapt(first[0]), training=False)
     built.model.compute_metrics(x=first[0], y=first[1], y_pred=outputs)
     step = make_train_step(built, as_it_is, distribution=one_device(), settings=settings)
-    call = make_run_fed(step, rows_a_step=None)
+    call = make_multi_step(step, rows_per_step=None)
     batches = tf.data.Dataset.from_generator(generate, output_signature=spec)
-    source = Source(iterator=iter(batches), ahead=True)
-    source.take_ahead()
+    step_input = StepInput(iterator=iter(batches), ahead=True)
+    step_input.take_first()
 
     def timed() -> tuple[float, float]:
         begun_s = time.monotonic()
-        sums = call(source.iterator, tf.constant(10, tf.int64), True, source.left)
-        source.left = sums.left
+        sums = call(step_input.iterator, tf.constant(10, tf.int64), True, step_input.left)
+        step_input.left = sums.left
         return time.monotonic() - begun_s, float(sums.wait_s)
 
     timed()

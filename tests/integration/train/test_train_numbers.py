@@ -28,7 +28,7 @@ from stoker.train.context.run_context import TrainResult
 from stoker.train.health.divergence import DivergenceConfig
 from stoker.train.loop import run
 from stoker.train.loop.loop import fit
-from stoker.train.optimizer.deferred_finite_check import are_sound, may_update_at_once
+from stoker.train.optimizer.deferred_finite_check import all_finite, may_defer_finite_check
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.strategy import one_device
 
@@ -74,18 +74,18 @@ def train(
     try:
         result = fit(
             built,
-            *data,
+            data,
             config=config,
             resolved=chosen,
             distribution=one_device(),
-            around=unwatched(folder),
+            context=unwatched(folder),
         )
     finally:
         keras.mixed_precision.set_dtype_policy("float32")
     return result, built
 
 
-def all_finite(folder: Path) -> bool:
+def weights_are_finite(folder: Path) -> bool:
     found = [open_checkpoint(path) for path in places(folder)]
     values = [value for each in found for value in each.arrays().values()]
     return bool(found) and all(
@@ -101,7 +101,7 @@ def test_a_nan_in_the_data_ends_the_run_at_its_step_with_its_feature_and_row(
 
     assert "It began in feature a" in raised.value.line()
     assert "of its batch" in raised.value.line()
-    assert all_finite(tmp_path)
+    assert weights_are_finite(tmp_path)
 
 
 def test_after_a_rollback_training_goes_on_without_the_bad_samples(
@@ -113,7 +113,7 @@ def test_after_a_rollback_training_goes_on_without_the_bad_samples(
     assert result.steps == 14
     assert len(result.health["rollbacks"]) == 2
     assert all(np.isfinite(v.numpy()).all() for v in built.model.weights)
-    assert all_finite(tmp_path)
+    assert weights_are_finite(tmp_path)
     assert result.metrics["val_loss"] < 0.69
 
 
@@ -123,7 +123,7 @@ def test_a_spent_budget_of_rollbacks_ends_the_run(
     with pytest.raises(UserError, match=r"train\.nan_budget allows 0 rollback"):
         train(spoiled, tmp_path, on_nan="rollback", nan_budget=0)
 
-    assert all_finite(tmp_path)
+    assert weights_are_finite(tmp_path)
 
 
 def test_a_layer_that_makes_infinities_is_named(
@@ -209,11 +209,11 @@ def test_a_gradient_that_is_not_finite_ends_the_run_at_its_step_though_the_loss_
             resolved={"steps_per_call": per_call, "xla": xla},
         )
 
-    assert "looking at each step" in caplog.text
+    assert "checking each step" in caplog.text
     assert "passes back through rooted" in raised.value.line()
-    assert all_finite(tmp_path)
+    assert weights_are_finite(tmp_path)
     # The same as of a run that looks first.
-    monkeypatch.setattr(run, "may_update_at_once", lambda *_: False)
+    monkeypatch.setattr(run, "may_defer_finite_check", lambda *_: False)
     same = {"steps_per_call": per_call, "xla": xla}
     with pytest.raises(UserError) as first:
         train(sound, tmp_path / "first", function=rooted, resolved=same)
@@ -231,7 +231,7 @@ def test_a_step_of_the_users_that_is_not_finite_reaches_no_checkpoint(
     with pytest.raises(UserError) as ours:
         train(sound, tmp_path / "ours", function=rooted, resolved=at)
 
-    assert all_finite(tmp_path / "own")
+    assert weights_are_finite(tmp_path / "own")
     step = re.compile(r"of step \d+")
     assert step.findall(raised.value.line()) == step.findall(ours.value.line())
     assert "weight rooted/scale, behind the step" in raised.value.line()
@@ -248,7 +248,7 @@ def test_a_step_of_the_users_that_is_not_finite_reaches_no_checkpoint(
     # The row is met once in each of two epochs.
     assert len(result.health["rollbacks"]) == 2
     assert all(np.isfinite(variable.numpy()).all() for variable in built.model.weights)
-    assert all_finite(tmp_path / "back")
+    assert weights_are_finite(tmp_path / "back")
 
 
 @pytest.mark.parametrize("per_call", [1, 3, 7])
@@ -268,7 +268,7 @@ def test_steps_that_update_at_once_lead_to_the_bits_of_those_that_look_first(
         return [variable.numpy() for variable in built.model.weights]
 
     at_once = [*weights("sound", sound), *weights("spoiled", spoiled)]
-    monkeypatch.setattr(run, "may_update_at_once", lambda *_: False)
+    monkeypatch.setattr(run, "may_defer_finite_check", lambda *_: False)
     looked = [*weights("sound-looked", sound), *weights("spoiled-looked", spoiled)]
 
     for one, other in zip(at_once, looked, strict=True):
@@ -279,7 +279,7 @@ def test_what_could_hide_a_bad_gradient_is_looked_at_first() -> None:
     def may(*, constraint: Any = None, **optimizer: Any) -> bool:
         model = keras.Sequential([keras.Input((2,)), layers.Dense(1, kernel_constraint=constraint)])
         model.compile(optimizer=keras.optimizers.Adam(**optimizer), loss="mse")
-        return may_update_at_once(model, TrainConfig(), on_one_device())
+        return may_defer_finite_check(model, TrainConfig(), on_one_device())
 
     class Own(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
         pass
@@ -289,8 +289,8 @@ def test_what_could_hide_a_bad_gradient_is_looked_at_first() -> None:
     plain = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
     plain.compile(optimizer="sgd", loss="mse")
     exactly = TrainConfig(deterministic=True)
-    assert may_update_at_once(plain, exactly, on_one_device())
-    assert not may_update_at_once(plain, exactly, on_one_device(xla=True))
+    assert may_defer_finite_check(plain, exactly, on_one_device())
+    assert not may_defer_finite_check(plain, exactly, on_one_device(xla=True))
     assert not may(clipvalue=1.0)
     assert not may(constraint=keras.constraints.MaxNorm())
     scaled = keras.mixed_precision.LossScaleOptimizer
@@ -305,7 +305,7 @@ def test_what_could_hide_a_bad_gradient_is_looked_at_first() -> None:
         model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
         model.compile(optimizer=optimizer, loss="mse")
         resolved = on_one_device(replicas=replicas)
-        assert may_update_at_once(model, TrainConfig(), resolved) is may_be
+        assert may_defer_finite_check(model, TrainConfig(), resolved) is may_be
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -319,13 +319,13 @@ def test_no_optimizer_of_kerass_hides_a_bad_gradient(
     optimizer, variables = model.optimizer, model.trainable_variables
     optimizer.build(variables)
     optimizer.apply([tf.ones((4, 4))], variables)
-    assert are_sound(model)
+    assert all_finite(model)
 
     optimizer.apply([tf.tensor_scatter_nd_update(tf.ones((4, 4)), [[1, 2]], [value])], variables)
     # And it stays there.
     optimizer.apply([tf.ones((4, 4))], variables)
 
-    assert not are_sound(model)
+    assert not all_finite(model)
 
 
 def test_divergence_is_said_and_recorded(
@@ -421,12 +421,12 @@ def test_the_batch_of_an_own_step_is_not_reduced_and_that_is_said(
     said = out_of_memory["own"]
 
     assert said.startswith(
-        "a step of train.batch_size 32 must fit in memory; its batch is not reduced"
+        "a step of train.batch_size 32 does not fit in memory; its batch is not reduced"
     )
-    assert "HungryOwn.train_step takes a batch whole" in said
+    assert "HungryOwn.train_step takes a whole batch" in said
     assert "Received: out of memory: " in said
     assert said.endswith("Set train.batch_size to 16 or less, use train.remat.")
 
 
 def test_on_oom_stop_gives_the_figure(out_of_memory: dict[str, Any]) -> None:
-    assert "a step of train.batch_size 32 must fit in memory" in out_of_memory["stopped"]
+    assert "a step of train.batch_size 32 does not fit in memory" in out_of_memory["stopped"]

@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 
 from stoker.data.user_dataset.elements import describe_element
 from stoker.data.user_dataset.features import OwnFeatures
-from stoker.train.optimizer.deferred_finite_check import are_sound
+from stoker.train.optimizer.deferred_finite_check import all_finite
 from stoker.train.optimizer.ema import WeightAverage
 from stoker.train.setup.build_model import BuiltModel, build_model
 from stoker.train.setup.strategy import one_device
-from stoker.train.step.multi_step import make_run_fed, make_run_resident
+from stoker.train.step.multi_step import make_multi_step, make_run_resident
 from stoker.train.step.one_program import (
-    TOGETHER_BYTES,
+    MAX_PROGRAM_BYTES,
     OneProgram,
-    steps_together,
-    together_in_time,
+    max_steps_per_program,
+    steps_within_program_time,
 )
 from stoker.train.step.step import StepSettings, make_train_step
-from stoker.train.step.step_input import Source, grouped, takes_its_own
-from stoker.train.step.step_totals import Outcome, Sums
+from stoker.train.step.step_input import StepInput, group_batches, takes_batches_inline
+from stoker.train.step.step_totals import StepResult, StepTotals
 
 ROWS = 16
 
@@ -196,36 +196,40 @@ def calls_of(data: Any, at: list[int]) -> tf.data.Dataset[Any]:
 
 
 def made_for(
-    together: int, *, looks_first: bool = True
+    steps_per_program: int, *, checks_before_update: bool = True
 ) -> tuple[BuiltModel, OneProgram, WeightAverage]:
     built, _, average = made(optimizer=OPTIMIZERS["adam"], metrics=["accuracy"], xla=True)
     settings = StepSettings(
-        batch_size=ROWS, xla=True, average=average, together=together, looks_first=looks_first
+        batch_size=ROWS,
+        xla=True,
+        average=average,
+        steps_per_program=steps_per_program,
+        checks_before_update=checks_before_update,
     )
     step = make_train_step(built, lambda e: e, distribution=one_device(), settings=settings)
     assert isinstance(step, OneProgram)
     return built, step, average
 
 
-def called(run: Any, source: Source, steps: int) -> Sums:
-    if source.ahead:
-        source.take_ahead()
-    sums = run(source.iterator, tf.constant(steps, tf.int64), True, source.left)
-    source.left = sums.left
-    return cast("Sums", sums)
+def called(run: Any, step_input: StepInput, steps: int) -> StepTotals:
+    if step_input.ahead:
+        step_input.take_first()
+    sums = run(step_input.iterator, tf.constant(steps, tf.int64), True, step_input.left)
+    step_input.left = sums.left
+    return cast("StepTotals", sums)
 
 
-def trained(together: int, elements: Any, calls: list[int], *, rows: int | None) -> Any:
+def trained(steps_per_program: int, elements: Any, calls: list[int], *, rows: int | None) -> Any:
     """Everything that training changes, and what the calls' steps were told to have done."""
-    built, step, average = made_for(together)
-    run = make_run_fed(step, rows_a_step=rows)
-    if rows is None and together > 1:
-        source = grouped(elements.repeat(), together)
+    built, step, average = made_for(steps_per_program)
+    run = make_multi_step(step, rows_per_step=rows)
+    if rows is None and steps_per_program > 1:
+        step_input = group_batches(elements.repeat(), steps_per_program)
     elif rows is None:
-        source = Source(iterator=iter(elements.repeat()), ahead=True)
+        step_input = StepInput(iterator=iter(elements.repeat()), ahead=True)
     else:
-        source = Source(iterator=iter(elements))
-    sums = [called(run, source, steps) for steps in calls]
+        step_input = StepInput(iterator=iter(elements))
+    sums = [called(run, step_input, steps) for steps in calls]
     metrics = [np.array(v.numpy()) for v in built.model.metrics_variables]
     return state(built, average) + metrics, sums
 
@@ -238,9 +242,9 @@ def test_steps_are_the_same_however_many_are_one_program() -> None:
         (elements_of(data), [20, 7, 3], None),
         (calls_of(data, [13 * ROWS, 14 * ROWS]), [13, 1, 16], ROWS),
     ):
-        together, parts = trained(TOGETHER, elements, calls, rows=rows)
+        grouped, parts = trained(TOGETHER, elements, calls, rows=rows)
 
-        for one, other in zip(together, one_by_one, strict=True):
+        for one, other in zip(grouped, one_by_one, strict=True):
             np.testing.assert_array_equal(one, other)
         assert [int(part.steps) for part in parts] == calls
         assert sum(float(part.rows) for part in parts) == STEPS * ROWS
@@ -276,10 +280,14 @@ def test_steps_that_are_no_program_are_the_same_however_calls_are_cut(
         built, _, average = made(optimizer=OPTIMIZERS["adam"], metrics=["accuracy"], xla=False)
         settings = StepSettings(batch_size=ROWS, average=average)
         step = make_train_step(built, lambda e: e, distribution=one_device(), settings=settings)
-        run = make_run_fed(step, rows_a_step=None, alone=len(calls) == STEPS, overlap=overlap)
+        run = make_multi_step(
+            step, rows_per_step=None, single_step=len(calls) == STEPS, overlap=overlap
+        )
         batches = elements_of(data).repeat()
-        source = Source(iterator=iter(batches), ahead=not takes_its_own(batches.element_spec))
-        sums = [called(run, source, steps) for steps in calls]
+        step_input = StepInput(
+            iterator=iter(batches), ahead=not takes_batches_inline(batches.element_spec)
+        )
+        sums = [called(run, step_input, steps) for steps in calls]
         assert [int(part.steps) for part in sums] == calls
         assert sum(float(part.rows) for part in sums) == STEPS * ROWS
         found.append((state(built, average), [float(part.loss_sum) for part in sums]))
@@ -316,15 +324,19 @@ def test_a_step_waits_for_input_only_where_its_last_write_has_ended(
 
         return tf.ensure_shape(tf.numpy_function(sleep, [value], tf.float32), [])
 
-    def step(element: tf.Tensor) -> Outcome:
+    def step(element: tf.Tensor) -> StepResult:
         # Its loss is known long before.
         written.assign_add(slept(step_s, element))
-        return Outcome(tf.constant(1.0), tf.constant(1.0), tf.constant(True), tf.constant([0, 0]))
+        return StepResult(
+            tf.constant(1.0), tf.constant(1.0), tf.constant(True), tf.constant([0, 0])
+        )
 
-    run = make_run_fed(step, rows_a_step=None, overlap=True)
+    run = make_multi_step(step, rows_per_step=None, overlap=True)
     batches = tf.data.Dataset.from_tensors(1.0).repeat().map(partial(slept, input_s)).prefetch(2)
-    source = Source(iterator=iter(batches), ahead=not takes_its_own(batches.element_spec))
-    sums = called(run, source, steps)
+    step_input = StepInput(
+        iterator=iter(batches), ahead=not takes_batches_inline(batches.element_spec)
+    )
+    sums = called(run, step_input, steps)
 
     assert float(written) == steps
     waited_s = float(sums.wait_s)
@@ -334,9 +346,9 @@ def test_a_step_waits_for_input_only_where_its_last_write_has_ended(
         assert waited_s > steps * input_s / 2
 
 
-def taking(run: Any, source: Source) -> set[str]:
+def taking(run: Any, step_input: StepInput) -> set[str]:
     """The kinds of operations that take an element, of all functions of a traced call."""
-    asked = source.iterator, tf.constant(1, tf.int64), True, source.left_spec
+    asked = step_input.iterator, tf.constant(1, tf.int64), True, step_input.left_spec
     graph = run.get_concrete_function(*asked).graph.as_graph_def()
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     return {node.op for node in nodes if node.op.startswith("IteratorGetNext")}
@@ -345,10 +357,10 @@ def taking(run: Any, source: Source) -> set[str]:
 def test_the_thread_that_computes_takes_the_batch_where_it_is_the_only_one(
     one_operation_at_a_time: Callable[[bool], None],
 ) -> None:
-    def step(element: Any) -> Outcome:
+    def step(element: Any) -> StepResult:
         parts = [getattr(part, "flat_values", part) for part in tf.nest.flatten(element)]
         total = tf.add_n([tf.reduce_sum(part) for part in parts])
-        return Outcome(total, tf.constant(1.0), tf.constant(True), tf.constant([0, 0]))
+        return StepResult(total, tf.constant(1.0), tf.constant(True), tf.constant([0, 0]))
 
     dense = tf.data.Dataset.from_tensors({"b": 1.0, "a": (2.0, 3.0)}).repeat()
     ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1.0], [2.0, 3.0]])).repeat()
@@ -358,20 +370,22 @@ def test_the_thread_that_computes_takes_the_batch_where_it_is_the_only_one(
         (True, ragged, "IteratorGetNext"),  # no plain tensor
     ):
         one_operation_at_a_time(one)
-        run = make_run_fed(step, rows_a_step=None)
-        source = Source(iterator=iter(batches), ahead=not takes_its_own(batches.element_spec))
-        assert taking(run, source) == {wanted}
-        assert float(called(run, source, 3).loss_sum) == 18.0
+        run = make_multi_step(step, rows_per_step=None)
+        step_input = StepInput(
+            iterator=iter(batches), ahead=not takes_batches_inline(batches.element_spec)
+        )
+        assert taking(run, step_input) == {wanted}
+        assert float(called(run, step_input, 3).loss_sum) == 18.0
 
 
 def test_the_rows_that_fill_no_step_are_trained_on_too() -> None:
     data = tf.nest.map_structure(lambda tensor: tensor[:-5], data_of(STEPS))
 
-    together, (sums,) = trained(TOGETHER, calls_of(data, []), [STEPS], rows=ROWS)
+    grouped, (sums,) = trained(TOGETHER, calls_of(data, []), [STEPS], rows=ROWS)
     one_by_one, _ = trained(1, calls_of(data, []), [STEPS], rows=ROWS)
 
     assert (int(sums.steps), float(sums.rows)) == (STEPS, STEPS * ROWS - 5)
-    for one, other in zip(together, one_by_one, strict=True):
+    for one, other in zip(grouped, one_by_one, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -394,22 +408,27 @@ def test_the_program_ends_before_a_step_that_is_not_finite(rows: int | None) -> 
 def test_a_program_that_updates_at_once_learns_the_same_and_ends_at_a_bad_step() -> None:
     data = data_of(STEPS, bad=21)
     found, sums = {}, {}
-    for looks_first in (True, False):
-        built, step, average = made_for(TOGETHER, looks_first=looks_first)
-        run = make_run_fed(
-            step, rows_a_step=None, sound=None if looks_first else partial(are_sound, built.model)
+    for checks_before_update in (True, False):
+        built, step, average = made_for(TOGETHER, checks_before_update=checks_before_update)
+        run = make_multi_step(
+            step,
+            rows_per_step=None,
+            check_finite=None if checks_before_update else partial(all_finite, built.model),
         )
-        source = grouped(elements_of(data).repeat(), TOGETHER)
-        good = called(run, source, 20)
+        step_input = group_batches(elements_of(data).repeat(), TOGETHER)
+        good = called(run, step_input, 20)
         assert (int(good.steps), bool(good.finite)) == (20, True)
-        found[looks_first] = state(built, average)
-        sums[looks_first] = called(run, source, 10)
+        found[checks_before_update] = state(built, average)
+        sums[checks_before_update] = called(run, step_input, 10)
 
     for one, other in zip(found[True], found[False], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-    for looks_first in (True, False):
-        assert (int(sums[looks_first].steps), bool(sums[looks_first].finite)) == (1, False)
-        assert np.isnan(sums[looks_first].last_loss)
+    for checks_before_update in (True, False):
+        assert (int(sums[checks_before_update].steps), bool(sums[checks_before_update].finite)) == (
+            1,
+            False,
+        )
+        assert np.isnan(sums[checks_before_update].last_loss)
 
 
 def test_the_ceiling_is_that_of_the_same_program() -> None:
@@ -423,17 +442,17 @@ def test_the_ceiling_is_that_of_the_same_program() -> None:
 
 
 def test_little_is_done_together_where_batches_are_large() -> None:
-    batch = tf.zeros([TOGETHER_BYTES // 12], tf.float32)
+    batch = tf.zeros([MAX_PROGRAM_BYTES // 12], tf.float32)
 
-    assert steps_together(batch, steps_per_call=50) == 3
-    assert steps_together(tf.zeros([ROWS]), steps_per_call=50) == 50
-    assert steps_together(tf.zeros([ROWS]), steps_per_call=600) == 200, "three of one length"
-    assert steps_together(tf.zeros([ROWS]), steps_per_call=5) == 5
-    assert steps_together(tf.zeros([TOGETHER_BYTES]), steps_per_call=50) == 1
+    assert max_steps_per_program(batch, steps_per_call=50) == 3
+    assert max_steps_per_program(tf.zeros([ROWS]), steps_per_call=50) == 50
+    assert max_steps_per_program(tf.zeros([ROWS]), steps_per_call=600) == 200, "three of one length"
+    assert max_steps_per_program(tf.zeros([ROWS]), steps_per_call=5) == 5
+    assert max_steps_per_program(tf.zeros([MAX_PROGRAM_BYTES]), steps_per_call=50) == 1
 
 
 def test_a_program_takes_a_quarter_of_a_second_at_most() -> None:
-    assert together_in_time(200, 0.001) == 200
-    assert together_in_time(200, 0.002) == 100, "two of one length"
-    assert together_in_time(50, 0.01) == 25
-    assert together_in_time(50, 0.02) == 1, "to so long a step a start is nothing"
+    assert steps_within_program_time(200, 0.001) == 200
+    assert steps_within_program_time(200, 0.002) == 100, "two of one length"
+    assert steps_within_program_time(50, 0.01) == 25
+    assert steps_within_program_time(50, 0.02) == 1, "to so long a step a start is nothing"

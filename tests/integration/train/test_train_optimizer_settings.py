@@ -20,7 +20,7 @@ from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import TrainConfig
-from stoker.train.context.preemption import Ending
+from stoker.train.context.preemption import Preemption
 from stoker.train.context.run_context import Progress, TrainResult
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
@@ -69,21 +69,23 @@ def train(
     chosen = on_one_device(**{"steps_per_call": 1} | (resolved or {}))
     prepare_process(precision=chosen.precision, seed=0, deterministic=False)
     built = build_model(with_optimizer(make), data[1], what="model:build")
-    ending, result = Ending(), None
+    preemption, result = Preemption(), None
 
     def end(progress: Progress) -> None:
         if progress.step == ends_after:
-            ending.ask()
+            preemption.request()
 
     try:
         with nullcontext() if ends_after is None else pytest.raises(Preempted):
             result = fit(
                 built,
-                *data,
+                data,
                 config=TrainConfig(**{"epochs": 2} | settings),
                 resolved=chosen,
                 distribution=one_device(),
-                around=unwatched(folder, on_progress=end, ending=ending, callbacks=callbacks),
+                context=unwatched(
+                    folder, on_progress=end, preemption=preemption, callbacks=callbacks
+                ),
             )
     finally:
         keras.mixed_precision.set_dtype_policy("float32")

@@ -194,12 +194,11 @@ def test_xla_compiles_all_that_a_replica_runs_and_knows_every_shape(
             Sizes.seen.clear()
             result = fit(
                 built,
-                dataset,
-                transform,
+                (dataset, transform),
                 config=TrainConfig(epochs=1, ema=0.9, clip_norm=1.0),
                 resolved=on_one_device(batch_size=16, accumulate=2, strategy="tpu"),
                 distribution=Distribution(name="tpu", strategy=strategy),
-                around=unwatched(tmp_path / "checkpoints"),
+                context=unwatched(tmp_path / "checkpoints"),
             )
     finally:
         keras.mixed_precision.set_dtype_policy("float32")

@@ -35,7 +35,7 @@ from stoker.train.setup.build_model import build_model, prepare_process
 from stoker.train.setup.strategy import one_device
 from stoker.train.watch.config import TensorBoardConfig
 from stoker.train.watch.profile import REQUEST
-from stoker.train.watch.watch import Unwatched, Watched
+from stoker.train.watch.watch import NoWatch, RunWatch
 
 UNWATCHED = (
     "train.tensorboard.histograms_every_steps=0",
@@ -143,21 +143,20 @@ def trained(dataset: Dataset, transform: Transform) -> Callable[..., list[Any]]:
         prepare_process(precision="float32", seed=0, deterministic=False)
         built = build_model(build, transform, what="model:build")
         board = TensorBoard(folder / "tensorboard")
-        watch = Watched(board, config=TensorBoardConfig(), terms={}, folder=folder, alone=alone)
+        watch = RunWatch(board, config=TensorBoardConfig(), terms={}, folder=folder, alone=alone)
         if ask:
             (folder / REQUEST).write_text("3")
         fit(
             built,
-            dataset,
-            transform,
+            (dataset, transform),
             config=config,
             resolved=resolved,
             distribution=one_device(),
-            around=unwatched(
+            context=unwatched(
                 folder / "checkpoints",
                 memory_bytes=memory_bytes,
                 writer=board,
-                watch=watch if ask else Unwatched(),
+                watch=watch if ask else NoWatch(),
             ),
         )
         board.close()

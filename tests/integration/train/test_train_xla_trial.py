@@ -28,7 +28,7 @@ from stoker.train.setup.build_model import BuiltModel, build_model, prepare_proc
 from stoker.train.setup.strategy import one_device
 from stoker.train.step import xla_trial
 from stoker.train.step.program import Program
-from stoker.train.watch.watch import Unwatched
+from stoker.train.watch.watch import NoWatch
 from stoker.train.xla import compile_notice
 
 EPOCHS = 20
@@ -50,7 +50,7 @@ def build(features: dict[str, keras.KerasTensor]) -> keras.Model:
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """No run is too short; the compiler is waited for after some calls, however slow it is."""
-    monkeypatch.setattr(xla_trial, "LEAST_LEFT_S", 0.0)
+    monkeypatch.setattr(xla_trial, "MIN_REMAINING_S", 0.0)
     monkeypatch.setattr(xla_trial, "SWITCH_S", -1e9)
     monkeypatch.setattr(xla_trial, "CALL_S", 0.0)
     monkeypatch.setattr(xla_trial, "FORM_S", 0.0)
@@ -73,19 +73,18 @@ def run(
     function: Any = build,
     epochs: int = EPOCHS,
     xla_trial: bool = True,
-    **around: Any,
+    **context: Any,
 ) -> tuple[TrainResult, BuiltModel]:
     config = TrainConfig(epochs=epochs, batch_size=32)
     prepare_process(precision="float32", seed=0, deterministic=False)
     built = build_model(function, transform, what="model:build")
     result = fit(
         built,
-        dataset,
-        transform,
+        (dataset, transform),
         config=config,
         resolved=on_one_device(xla_trial=xla_trial),
         distribution=one_device(),
-        around=unwatched(folder, **around),
+        context=unwatched(folder, **context),
     )
     return result, built
 
@@ -130,13 +129,13 @@ def plain_large(
     return run(dataset, transform, folder, xla_trial=False)[1]
 
 
-class Seen(Unwatched):
+class Seen(NoWatch):
     """Notes whether each change of the step stays."""
 
     def __init__(self) -> None:
         self.changes: list[bool] = []
 
-    def other_step(self, *, stays: bool) -> None:
+    def step_changed(self, *, stays: bool) -> None:
         self.changes.append(stays)
 
 

@@ -32,7 +32,7 @@ def main(folder: Path, cache_folder: Path) -> None:
     from stoker.train.step import xla_trial
 
     utilization.CEILING_S = 0.02
-    xla_trial.LEAST_LEFT_S = xla_trial.CALL_S = xla_trial.FORM_S = xla_trial.MARGIN = 0.0
+    xla_trial.MIN_REMAINING_S = xla_trial.CALL_S = xla_trial.FORM_S = xla_trial.MARGIN = 0.0
     xla_trial.SWITCH_S = -1e9
 
     def build(features: dict[str, Any]) -> keras.Model:
@@ -60,12 +60,11 @@ def main(folder: Path, cache_folder: Path) -> None:
     prepare_process(precision="float32", seed=0, deterministic=False)
     result = fit(
         build_model(build, transform, what="build"),
-        dataset,
-        transform,
+        (dataset, transform),
         config=TrainConfig(epochs=20, batch_size=32),
         resolved=on_one_device(xla_trial=True),
         distribution=one_device(),
-        around=unwatched(folder / "checkpoints", on_progress=told),
+        context=unwatched(folder / "checkpoints", on_progress=told),
     )
     files = list(cache_folder.glob("xla/*/work-*/programs/*"))
     print(json.dumps(counts | {"xla": result.xla, "files": len(files)}))

@@ -20,9 +20,9 @@ from tests.integration.train.small import small_dataset
 from stoker.cluster.devices import Devices
 from stoker.core.errors import ConfigError
 from stoker.data.features.preprocessing.build import build_transform
-from stoker.train.config import Grounds, TrainConfig, resolve
-from stoker.train.setup.strategy import NOTHING_IS_SENT, make_distribution
-from stoker.train.step.custom_train_step import check_own_step
+from stoker.train.config import AutoInputs, TrainConfig, resolve
+from stoker.train.setup.strategy import PACKS_WITHOUT_EFFECT, make_distribution
+from stoker.train.step.custom_train_step import check_custom_train_step
 
 GRADIENTS = 4
 """Of the model `plain`: two kernels, two biases."""
@@ -86,7 +86,7 @@ def test_however_they_are_packed_two_replicas_sum_to_the_same_bits(
 def test_where_nothing_is_sent_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         make_distribution("one_device", replicas=1, reduction_bytes_per_pack=1 << 20)
-    assert caplog.messages == [NOTHING_IS_SENT]
+    assert caplog.messages == [PACKS_WITHOUT_EFFECT]
 
     caplog.clear()
     make_distribution("one_device", replicas=1)
@@ -109,12 +109,12 @@ def test_a_step_of_the_users_own_between_replicas_and_a_tpu_refuse_it() -> None:
             return super().train_step(data)
 
     config = TrainConfig(reduction_bytes_per_pack=1 << 20, replicas=2)
-    mirrored = resolve(config, Grounds(**GROUNDS))
+    mirrored = resolve(config, AutoInputs(**GROUNDS))
     with pytest.raises(ConfigError, match=r"train\.reduction_bytes_per_pack"):
-        check_own_step(Own(), config, mirrored)
+        check_custom_train_step(Own(), config, mirrored)
     # Between workers the strategy itself cuts into packs.
-    check_own_step(Own(), config, replace(mirrored, strategy="multi_worker", workers=2))
+    check_custom_train_step(Own(), config, replace(mirrored, strategy="multi_worker", workers=2))
 
     on_tpu = TrainConfig(reduction_bytes_per_pack=1 << 20, strategy="tpu", replicas=8)
     with pytest.raises(ConfigError, match=r"train\.reduction_bytes_per_pack"):
-        resolve(on_tpu, Grounds(**GROUNDS))
+        resolve(on_tpu, AutoInputs(**GROUNDS))

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from stoker.core.errors import ConfigError
-from stoker.train.context.background import Ahead
+from stoker.train.context.background import BackgroundCall
 
 
 def test_work_begins_at_once_in_another_thread_and_gives_its_result() -> None:
@@ -17,7 +17,7 @@ def test_work_begins_at_once_in_another_thread_and_gives_its_result() -> None:
         begun.set()
         return threading.get_ident()
 
-    ahead = Ahead(work, name="work")
+    ahead = BackgroundCall(work, name="work")
 
     assert begun.wait(60)
     assert ahead.result() not in (None, main)
@@ -27,7 +27,7 @@ def test_what_the_work_raises_is_raised_where_its_result_is_asked_for() -> None:
     def work() -> None:
         raise ConfigError("the data must be there", got=3)
 
-    ahead = Ahead(work, name="work")
+    ahead = BackgroundCall(work, name="work")
     ahead.wait()
 
     with pytest.raises(ConfigError, match="the data must be there"):

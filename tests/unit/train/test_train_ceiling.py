@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from stoker.train.context.position import Position
 from stoker.train.context.utilization import WINDOWS, Ceiling
-from stoker.train.loop.ceiling import FIRST_AFTER, LEAST_GAP, RunCeiling, Windows
+from stoker.train.loop.ceiling import FIRST_AFTER, LEAST_GAP, CeilingWindows, RunCeiling
 
 
 @given(st.integers(1, 500))
 def test_windows_stand_in_the_first_epoch_and_leave_most_calls_to_be_timed(calls: int) -> None:
-    windows = Windows()
+    windows = CeilingWindows()
 
     behind = [call for call in range(1, calls + 1) if windows.due(calls - call)]
 
@@ -48,8 +48,8 @@ def test_the_ceiling_is_the_mean_of_all_windows_and_the_call_behind_one_settles(
 
     assert ceiling.step_s is None
     assert ceiling.take()
-    assert ceiling.settles()
-    assert not ceiling.settles()
+    assert ceiling.follows_window()
+    assert not ceiling.follows_window()
     assert ceiling.take()
 
     assert ceiling.step_s == 0.2

@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from stoker.core.errors import ConfigError, UserError
 from stoker.train.checkpoints.cadence import AIM, LEAST_CALLS, LEAST_EVERY_S, MOST_EVERY_S, Cadence
 from stoker.train.checkpoints.config import CheckpointConfig
-from stoker.train.checkpoints.retention import Kept, superseded
-from stoker.train.checkpoints.store import STATE, Found, best, newest_good, places
+from stoker.train.checkpoints.retention import CheckpointInfo, superseded
+from stoker.train.checkpoints.store import STATE, VerifiedCheckpoint, best, newest_good, places
 from stoker.train.checkpoints.writer import CheckpointWriter
 
 ARRAYS = {"model/w": np.arange(1000, dtype=np.float32)}
 
 
-def writer(folder: Path, *, after: Found | None = None, **config: object) -> CheckpointWriter:
+def writer(
+    folder: Path, *, after: VerifiedCheckpoint | None = None, **config: object
+) -> CheckpointWriter:
     return CheckpointWriter(
         folder,
         config=CheckpointConfig(**config),  # type: ignore[arg-type]
@@ -280,12 +282,12 @@ def test_what_is_kept_is_the_same_whenever_it_is_asked(
     gaps_h: list[int], keep_last: int, every_h: float | None
 ) -> None:
     # By and by, as a run does it, and at once over everything that was ever written.
-    all_of_them: list[Kept] = []
-    kept: list[Kept] = []
+    all_of_them: list[CheckpointInfo] = []
+    kept: list[CheckpointInfo] = []
     hours = 0
     for step, gap in enumerate(gaps_h):
         hours += gap
-        newest = Kept(name=str(step), step=step, elapsed_s=3600.0 * hours)
+        newest = CheckpointInfo(name=str(step), step=step, elapsed_s=3600.0 * hours)
         gone = superseded(kept, newest, best="0", keep_last=keep_last, every_h=every_h)
         kept = [one for one in kept if one.name not in gone] + [newest]
         all_of_them.append(newest)
@@ -326,7 +328,7 @@ def test_the_first_one_after_every_so_many_hours_stays(
 ) -> None:
     """As the rule says it of all at once, and as a run keeps them by and by."""
     all_of_them = [
-        Kept(name=str(hours), step=step, elapsed_s=3600 * hours)
+        CheckpointInfo(name=str(hours), step=step, elapsed_s=3600 * hours)
         for step, hours in enumerate(AT_H, start=1)
     ]
     gone = superseded(

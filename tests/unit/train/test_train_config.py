@@ -8,7 +8,7 @@ import pytest
 from stoker.cluster.devices import Devices, Gpu, find_devices
 from stoker.cluster.resources import Resources
 from stoker.core.errors import ConfigError
-from stoker.train.config import Grounds, TrainConfig, resolve
+from stoker.train.config import AutoInputs, TrainConfig, resolve
 
 CPU = Devices(cpu_cores=2, memory_bytes=2**34, gpus=())
 H100 = Gpu(name="NVIDIA H100", memory_bytes=80 << 30, compute_capability=(9, 0))
@@ -23,7 +23,7 @@ V100 = Gpu(name="NVIDIA V100", memory_bytes=16 << 30, compute_capability=(7, 0))
 def test_the_auto_batch_size_is_a_power_of_two_below_a_64th_of_the_rows(
     rows: int, batch_size: int
 ) -> None:
-    resolved = resolve(TrainConfig(), Grounds(devices=CPU, rows=rows, string_features=False))
+    resolved = resolve(TrainConfig(), AutoInputs(devices=CPU, rows=rows, string_features=False))
 
     assert resolved.batch_size == batch_size
     assert 1 <= resolved.steps_per_call <= 50
@@ -46,7 +46,9 @@ def test_auto_precision_and_the_trial_of_xla_follow_from_the_devices(
     gpus: tuple[Gpu, ...], strings: bool, precision: str, tried: bool
 ) -> None:
     devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=gpus)
-    resolved = resolve(TrainConfig(), Grounds(devices=devices, rows=1000, string_features=strings))
+    resolved = resolve(
+        TrainConfig(), AutoInputs(devices=devices, rows=1000, string_features=strings)
+    )
 
     assert (resolved.precision, resolved.xla_trial) == (precision, tried)
     assert not resolved.xla, "training begins without it"
@@ -65,9 +67,9 @@ def test_nothing_is_measured_where_a_run_must_repeat_or_was_tuned(
     settings: dict[str, Any], tuned: bool, why: str
 ) -> None:
     devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=(H100,))
-    around = Grounds(devices=devices, rows=1000, string_features=False, tuned=tuned)
+    inputs = AutoInputs(devices=devices, rows=1000, string_features=False, tuned=tuned)
 
-    resolved = resolve(TrainConfig(**settings), around)
+    resolved = resolve(TrainConfig(**settings), inputs)
 
     assert not resolved.xla_trial
     assert resolved.xla is settings.get("xla", False)
@@ -88,14 +90,14 @@ def test_the_run_records_why_its_precision_is_what_it_is(
     gpus: tuple[Gpu, ...], asked: Any, why: str
 ) -> None:
     devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=gpus)
-    grounds = Grounds(devices=devices, rows=1000, string_features=False)
+    inputs = AutoInputs(devices=devices, rows=1000, string_features=False)
 
-    assert resolve(TrainConfig(precision=asked), grounds).why["precision"] == why
+    assert resolve(TrainConfig(precision=asked), inputs).why["precision"] == why
 
 
 def test_what_was_asked_for_by_name_is_kept() -> None:
     config = TrainConfig(batch_size=7, steps_per_call=3, precision="mixed_float16", xla=True)
-    resolved = resolve(config, Grounds(devices=CPU, rows=1000, string_features=False))
+    resolved = resolve(config, AutoInputs(devices=CPU, rows=1000, string_features=False))
 
     assert (resolved.batch_size, resolved.steps_per_call) == (7, 3)
     assert (resolved.precision, resolved.xla) == ("mixed_float16", True)
@@ -103,7 +105,7 @@ def test_what_was_asked_for_by_name_is_kept() -> None:
 
 def test_xla_on_strings_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"train\.xla: true needs numeric features"):
-        resolve(TrainConfig(xla=True), Grounds(devices=CPU, rows=10, string_features=True))
+        resolve(TrainConfig(xla=True), AutoInputs(devices=CPU, rows=10, string_features=True))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_resources_of_another_form_are_refused(wrong: dict[str, object]) -> None
 
 def test_a_worker_of_parameter_servers_computes_one_batch_by_itself() -> None:
     devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=(H100, H100))
-    cluster = Grounds(
+    cluster = AutoInputs(
         devices=devices, rows=10_000, string_features=False, workers=3, parameter_servers=1
     )
 
@@ -168,7 +170,7 @@ def test_the_learning_rate_is_multiplied_by_the_rule_of_its_name(
 ) -> None:
     config = TrainConfig(batch_size=8, scale_lr=rule, **settings)
 
-    resolved = resolve(config, Grounds(devices=CPU, rows=1000, string_features=False))
+    resolved = resolve(config, AutoInputs(devices=CPU, rows=1000, string_features=False))
 
     expected = {"none": 1.0, "linear": float(parts), "sqrt": math.sqrt(parts)}
     assert resolved.lr_factor == pytest.approx(expected[rule])
@@ -177,7 +179,7 @@ def test_the_learning_rate_is_multiplied_by_the_rule_of_its_name(
 
 def test_the_learning_rate_is_that_of_all_workers_batches_together() -> None:
     config = TrainConfig(batch_size=8, scale_lr="linear", accumulate=2, replicas=2)
-    three = Grounds(devices=CPU, rows=1000, string_features=False, workers=3)
+    three = AutoInputs(devices=CPU, rows=1000, string_features=False, workers=3)
 
     resolved = resolve(config, three)
 
@@ -221,9 +223,9 @@ def test_auto_strategy_follows_from_cluster_and_devices_and_says_why(
     expected: tuple[str, int, int, str],
 ) -> None:
     devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=(V100,) * gpus)
-    around = Grounds(devices=devices, rows=10_000, string_features=False, **cluster)
+    inputs = AutoInputs(devices=devices, rows=10_000, string_features=False, **cluster)
 
-    resolved = resolve(TrainConfig(**settings), around)
+    resolved = resolve(TrainConfig(**settings), inputs)
 
     strategy, replicas, workers, why = expected
     assert (resolved.strategy, resolved.replicas, resolved.workers) == (strategy, replicas, workers)
@@ -234,4 +236,4 @@ def test_one_device_with_replicas_is_refused() -> None:
     config = TrainConfig(strategy="one_device", replicas=2)
 
     with pytest.raises(ConfigError, match="one_device has one replica"):
-        resolve(config, Grounds(devices=CPU, rows=10, string_features=False))
+        resolve(config, AutoInputs(devices=CPU, rows=10, string_features=False))

@@ -126,10 +126,10 @@ def test_the_step_that_the_run_ends_with_is_traced(tmp_path: Path) -> None:
     first = watch._found
 
     # A call of another step between two of this one: what is known stays.
-    watch.other_step(stays=False)
+    watch.step_changed(stays=False)
     training.calls(2)
     assert watch._found is first is not None
-    watch.other_step(stays=True)
+    watch.step_changed(stays=True)
     assert watch.facts(1e4, FACTS)["device_time"] is None
     assert watch.facts(1e4, FACTS)["device_time_not_measured"] == "too few calls"
     training.until_traced()
@@ -149,7 +149,7 @@ def test_no_trace_holds_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert begun is not None
 
     for _ in range(3):
-        watch.other_step(stays=False)
+        watch.step_changed(stays=False)
         training.calls(2)
     begun.join(20)
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from stoker.train.model.fused_norm import fuse_batch_norms
-from stoker.train.model.remat import rematerialise
+from stoker.train.model.remat import rematerialize
 
 KERNEL = "FusedBatchNormV3"
 
@@ -266,7 +266,7 @@ def test_it_can_be_taken_back() -> None:
 def test_what_is_computed_again_for_its_gradient_still_is() -> None:
     layer = keras.layers.BatchNormalization(name="norm")
     model = model_of(layer, SHAPES["images"])
-    rematerialise(model, ["norm"])
+    rematerialize(model, ["norm"])
     call = layer.call
 
     fuse_batch_norms(model, wanted=True)

@@ -13,7 +13,7 @@ from keras import layers, ops
 
 from stoker.train.health.layers import BadValues, first_bad_values
 from stoker.train.model.layer_paths import walk_layers
-from stoker.train.model.remat import rematerialise
+from stoker.train.model.remat import rematerialize
 
 RNG = np.random.default_rng(0)
 FEATURES = {"a": tf.constant(RNG.normal(size=(6, 4)), tf.float32)}
@@ -172,7 +172,7 @@ def test_a_rematerialised_block_is_looked_into_too(
 ) -> None:
     keras.utils.set_random_seed(0)
     model = functional(inner(name="inner"))
-    rematerialise(model, ["b1"])
+    rematerialize(model, ["b1"])
     model.compile("adam", "mse")
     model.compute_loss(x=FEATURES, y=LABELS, y_pred=model(FEATURES))
     found = first_bad_values(model, (FEATURES, LABELS), adapt=lambda given: given)

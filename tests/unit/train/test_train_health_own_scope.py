@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from stoker.train.health.step_graph import is_own_scope, step_operations
+from stoker.train.health.step_graph import is_stoker_scope, step_operations
 
 
 def test_the_second_scope_of_stokers_name_is_stokers_too() -> None:
@@ -29,4 +29,4 @@ def test_the_second_scope_of_stokers_name_is_stokers_too() -> None:
 
 @pytest.mark.parametrize("name", ["stokers/x", "my_stoker/x", "stoker_a/x", "stoker_/x"])
 def test_a_scope_that_only_looks_like_it_is_the_users(name: str) -> None:
-    assert not is_own_scope(name)
+    assert not is_stoker_scope(name)

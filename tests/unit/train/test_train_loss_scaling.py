@@ -22,7 +22,7 @@ from stoker.train.optimizer.loss_scaling import (
     prepare_loss_scale,
     scales_on_device,
 )
-from stoker.train.optimizer.masked_assign import condition, written_only_where
+from stoker.train.optimizer.masked_assign import assign_condition, masked_assign
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
@@ -330,8 +330,8 @@ def test_one_condition_inside_of_another_needs_both() -> None:
 
     @tf.function
     def write(outer: tf.Tensor, inner: tf.Tensor) -> None:
-        with written_only_where(outer, [variable, table]):
-            with written_only_where(inner, [variable, table]):
+        with masked_assign(outer, [variable, table]):
+            with masked_assign(inner, [variable, table]):
                 variable.assign_add(1.0)
                 table.scatter_update(rows)
             variable.assign_add(10.0)
@@ -349,7 +349,7 @@ def test_one_condition_inside_of_another_needs_both() -> None:
         assert float(variable.numpy()) == expected
         row = 0.0 if outer else 1.0
         np.testing.assert_array_equal(table.numpy(), [[row], [1.0], [row]])
-    assert condition() is None
+    assert assign_condition() is None
     assert not {"assign", "scatter_add"} & set(vars(variable))
 
 

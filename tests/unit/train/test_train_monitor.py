@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.train.config import TrainConfig
-from stoker.train.context.monitor import with_mode
+from stoker.train.context.monitor import resolve_monitor_mode
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,10 @@ from stoker.train.context.monitor import with_mode
 def test_an_outputs_name_says_nothing_of_its_metrics(
     monitor: str, outputs: tuple[str, ...], mode: str
 ) -> None:
-    assert with_mode(TrainConfig(monitor=monitor), outputs).monitor_mode == mode
+    assert resolve_monitor_mode(TrainConfig(monitor=monitor), outputs).monitor_mode == mode
 
 
 def test_what_is_said_holds() -> None:
     config = TrainConfig(monitor="val_loss", monitor_mode="max")
 
-    assert with_mode(config, ("",)).monitor_mode == "max"
+    assert resolve_monitor_mode(config, ("",)).monitor_mode == "max"

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from stoker.cluster.devices import Devices
-from stoker.train.config import Grounds, ResolvedTraining, TrainConfig, resolve
+from stoker.train.config import AutoInputs, ResolvedTraining, TrainConfig, resolve
 from stoker.train.optimizer.settings import prepare_optimizer
 
 CPU = Devices(cpu_cores=2, memory_bytes=2**34, gpus=())
@@ -42,7 +42,7 @@ def compiled(optimizer: keras.optimizers.Optimizer) -> keras.Model:
 def scaled_by(rule: Literal["none", "linear", "sqrt"]) -> tuple[TrainConfig, ResolvedTraining]:
     """The settings of a global batch of 16 times `batch_size`."""
     config = TrainConfig(batch_size=8, accumulate=4, replicas=4, scale_lr=rule)
-    return config, resolve(config, Grounds(devices=CPU, rows=1000, string_features=False))
+    return config, resolve(config, AutoInputs(devices=CPU, rows=1000, string_features=False))
 
 
 def rate_after(optimizer: Any, steps: int) -> float:
@@ -103,7 +103,7 @@ def test_an_average_is_momentum_times_it_and_the_rest_of_the_weight(asked_of: st
     of_keras = {"use_ema": True, "ema_momentum": momentum} if asked_of == "keras" else {}
     model = compiled(keras.optimizers.SGD(BASE, **of_keras))
     config = TrainConfig(batch_size=8, ema=momentum if asked_of == "stoker" else None)
-    resolved = resolve(config, Grounds(devices=CPU, rows=1000, string_features=False))
+    resolved = resolve(config, AutoInputs(devices=CPU, rows=1000, string_features=False))
     average = prepare_optimizer(model, config, resolved)
     assert average is not None
     [kernel] = model.trainable_variables
@@ -128,7 +128,7 @@ def test_an_average_is_that_of_kerass_use_ema_but_for_where_it_begins() -> None:
     ours = compiled(keras.optimizers.Adam(BASE))
     ours.set_weights(theirs.get_weights())
     config = TrainConfig(batch_size=8, ema=momentum)
-    resolved = resolve(config, Grounds(devices=CPU, rows=1000, string_features=False))
+    resolved = resolve(config, AutoInputs(devices=CPU, rows=1000, string_features=False))
     average = prepare_optimizer(ours, config, resolved)
     assert average is not None
     weights = ours.get_weights()

@@ -13,7 +13,7 @@ from keras import layers, ops
 
 from stoker.core.errors import ConfigError
 from stoker.train.model.layer_paths import walk_layers
-from stoker.train.model.remat import rematerialise
+from stoker.train.model.remat import rematerialize
 
 X = tf.constant(np.random.default_rng(0).normal(size=(32, 8)), tf.float32)
 Y = tf.ones((32, 1))
@@ -101,7 +101,7 @@ def trained(build: Callable[[], keras.Model], *, remat: bool, xla: bool | None) 
     model.compile("sgd", "mse")
     model.compute_loss(x=X, y=Y, y_pred=model(X))
     if remat:
-        assert rematerialise(model, ["block*"])
+        assert rematerialize(model, ["block*"])
 
     def step() -> tuple[Any, Any]:
         with tf.GradientTape() as tape:
@@ -170,7 +170,7 @@ def test_keras_s_own_scope_has_another_gradient_with_dropout() -> None:
 
 def test_inference_has_nothing_of_it_in_its_graph() -> None:
     model = functional()
-    rematerialise(model, ["block*"])
+    rematerialize(model, ["block*"])
     graph = tf.function(lambda x: model(x, training=False)).get_concrete_function(X).graph
     custom = [op for op in graph.get_operations() if "_gradient_op_type" in op.node_def.attr]
 
@@ -178,14 +178,14 @@ def test_inference_has_nothing_of_it_in_its_graph() -> None:
 
 
 def test_patterns_take_paths_and_names_and_what_is_inside_a_match_is_a_part_of_it() -> None:
-    assert rematerialise(functional(), ["block[01]"]) == ("block0", "block1")
-    assert rematerialise(functional(), ["block2/drop*", "block2"]) == ("block2",)
-    assert rematerialise(Subclassed(), ["drop*"]) != ()
+    assert rematerialize(functional(), ["block[01]"]) == ("block0", "block1")
+    assert rematerialize(functional(), ["block2/drop*", "block2"]) == ("block2",)
+    assert rematerialize(Subclassed(), ["drop*"]) != ()
 
 
 def test_a_pattern_that_matches_nothing_names_a_layer_that_is_near() -> None:
     with pytest.raises(ConfigError, match=r"Received: 'blok\*'\. Did you mean 'block\d'"):
-        rematerialise(functional(), ["blok*"])
+        rematerialize(functional(), ["blok*"])
 
 
 def test_layers_are_walked_once_with_their_paths() -> None:

@@ -11,7 +11,7 @@ from tests.integration.train.small import on_one_device
 
 from stoker.core.errors import ConfigError
 from stoker.train.config import TrainConfig
-from stoker.train.parameter_server.loop import refuse_what_needs_order
+from stoker.train.parameter_server.loop import refuse_ordered_settings
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.watch.config import TensorBoardConfig
 
@@ -27,7 +27,7 @@ def refuse(
     built = model([keras.Input((2,)), keras.layers.Dense(1)])
     built.compile(optimizer="sgd", loss="mse")
     given = BuiltModel(model=built, adapt=lambda features: features)
-    refuse_what_needs_order(given, TrainConfig(**config), on_one_device(**resolved))
+    refuse_ordered_settings(given, TrainConfig(**config), on_one_device(**resolved))
 
 
 @pytest.mark.parametrize(

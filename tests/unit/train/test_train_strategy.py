@@ -10,8 +10,8 @@ import pytest
 
 from stoker.cluster.devices import Devices
 from stoker.core.errors import ConfigError
-from stoker.train.config import Grounds, TrainConfig, resolve
-from stoker.train.setup.strategy import NOT_RUN, Distribution, _tpu
+from stoker.train.config import AutoInputs, TrainConfig, resolve
+from stoker.train.setup.strategy import TPU_UNTESTED, Distribution, _tpu
 
 CPU = Devices(cpu_cores=2, memory_bytes=2**34, gpus=())
 GROUNDS: dict[str, Any] = {"devices": CPU, "rows": 5000, "string_features": False}
@@ -54,8 +54,8 @@ def test_a_tpu_is_connected_then_initialised_then_given_a_strategy(
         ("strategy", "resolver"),
     ]
     assert (distribution.name, distribution.replicas, distribution.workers) == ("tpu", 8, 1)
-    assert NOT_RUN in caplog.messages
-    assert "not run on hardware" in NOT_RUN
+    assert TPU_UNTESTED in caplog.messages
+    assert "not run on hardware" in TPU_UNTESTED
 
 
 def test_a_tpu_that_is_not_there_is_one_line() -> None:
@@ -72,7 +72,7 @@ def test_a_tpu_of_another_size_or_of_several_hosts_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "around", "named"),
+    ("settings", "inputs", "named"),
     [
         ({}, {"string_features": True}, "features that are strings"),
         ({"precision": "mixed_float16"}, {}, "mixed_float16"),
@@ -85,10 +85,10 @@ def test_a_tpu_of_another_size_or_of_several_hosts_is_refused() -> None:
     ],
 )
 def test_what_a_tpu_cannot_do_is_refused_by_name(
-    settings: dict[str, Any], around: dict[str, Any], named: str
+    settings: dict[str, Any], inputs: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        resolve(TrainConfig(**TPU | settings), Grounds(**GROUNDS | around))
+        resolve(TrainConfig(**TPU | settings), AutoInputs(**GROUNDS | inputs))
 
     assert named in refused.value.line()
     assert "tpu" in refused.value.line()
@@ -97,7 +97,7 @@ def test_what_a_tpu_cannot_do_is_refused_by_name(
 def test_a_tpu_computes_in_bfloat16_and_takes_whole_steps() -> None:
     settings = TPU | {"batch_size": 100, "steps_per_call": 50}
 
-    resolved = resolve(TrainConfig(**settings), Grounds(**GROUNDS))
+    resolved = resolve(TrainConfig(**settings), AutoInputs(**GROUNDS))
 
     assert (resolved.strategy, resolved.replicas, resolved.workers) == ("tpu", 8, 1)
     assert (resolved.precision, resolved.xla) == ("mixed_bfloat16", False)

@@ -33,13 +33,13 @@ ONE_THREAD = """\
 import tensorflow as tf
 from stoker.data.feed.options import as_written, with_own_threads
 from stoker.train.config import TrainConfig
-from stoker.train.step.multi_step import make_run_fed
-from stoker.train.step.step_totals import Outcome
+from stoker.train.step.multi_step import make_multi_step
+from stoker.train.step.step_totals import StepResult
 from stoker.train.setup.threads import apply_threads
 apply_threads(TrainConfig(intra_op_threads=1, inter_op_threads=1))
 
 def step(element):
-    return Outcome(tf.reduce_sum(element), tf.constant(1.0), tf.constant(True), tf.constant([0, 0]))
+    return StepResult(tf.reduce_sum(element), tf.constant(1.0), tf.constant(True), tf.constant([0, 0]))
 
 def some(x):
     return tf.numpy_function(lambda y: y + 1, [x], tf.float32)
@@ -50,7 +50,7 @@ batches = tf.data.Dataset.from_tensors(1.0).repeat().map(some, num_parallel_call
 batches = batches.map(some).prefetch(2)
 for each in (as_written(batches), batches, batches.with_options(shared)):
     iterator = iter(with_own_threads(each))
-    sums = make_run_fed(step, rows_a_step=None)(iterator, tf.constant(100, tf.int64))
+    sums = make_multi_step(step, rows_per_step=None)(iterator, tf.constant(100, tf.int64))
     print(float(sums.loss_sum))
 """
 

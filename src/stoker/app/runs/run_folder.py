@@ -39,7 +39,7 @@ from stoker.core.files import (
 )
 from stoker.core.fingerprint import fingerprint
 from stoker.core.observed_reads import Reads, Snapshot, snapshot
-from stoker.train.checkpoints.identity import Change, Identity, changes, require_same
+from stoker.train.checkpoints.identity import Identity, IdentityChange, changes, require_same
 
 _RUN = "run.json"
 _LOCK = "lock"
@@ -170,7 +170,7 @@ class Run:
         return tuple(self.about().get("changes", ()))
 
     def accept(
-        self, found: Iterable[Change], *, now: Identity, settings: Mapping[str, Any]
+        self, found: Iterable[IdentityChange], *, now: Identity, settings: Mapping[str, Any]
     ) -> None:
         """Let the run be one of other inputs from here on, and write down what has changed."""
         about = self.about()
@@ -288,7 +288,7 @@ def with_reads(run: Run, identity: Identity, folder: Path | None) -> tuple[Ident
     )
 
 
-def read_changes(read: Reads, folder: Path) -> tuple[Change, ...]:
+def read_changes(read: Reads, folder: Path) -> tuple[IdentityChange, ...]:
     """The files and variables whose content has changed."""
     return changes(read.as_identity(), read.now(folder).as_identity())
 

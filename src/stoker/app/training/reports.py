@@ -17,7 +17,7 @@ from stoker.train.context.run_context import Progress
 from stoker.train.watch.device_watch import DeviceWatch
 from stoker.train.watch.labels import vocabulary_terms
 from stoker.train.watch.progress_line import ProgressLine
-from stoker.train.watch.watch import Unwatched, Watched
+from stoker.train.watch.watch import NoWatch, RunWatch
 
 
 def run_time(context: Context, folder: Path, *, is_chief: bool) -> RunTime:
@@ -60,10 +60,10 @@ def watched(
     *,
     alone: bool,
     device: DeviceWatch,
-) -> Watched | Unwatched:
+) -> RunWatch | NoWatch:
     """TensorBoard with the run's settings in it, if this process writes it."""
     if board is None:
-        return Unwatched()
+        return NoWatch()
     experiment, transform = context.experiment, context.transform()
     board.settings(experiment.to_json(), run=context.run_id)
     config = experiment.train.tensorboard
@@ -71,4 +71,4 @@ def watched(
         layer: vocabulary_terms(transform, vocabulary) if vocabulary is not None else None
         for layer, vocabulary in config.embeddings.items()
     }
-    return Watched(board, config=config, terms=terms, folder=folder, alone=alone, device=device)
+    return RunWatch(board, config=config, terms=terms, folder=folder, alone=alone, device=device)

@@ -16,7 +16,7 @@ from stoker.core.errors import Plain, UserError
 from stoker.core.files import read_json, write_json
 from stoker.data.ingest import IngestConfig
 from stoker.train.checkpoints.store import places
-from stoker.train.config import TEST_SWITCH, Grounds, ResolvedTraining, TrainConfig, resolve
+from stoker.train.config import TEST_SWITCH, AutoInputs, ResolvedTraining, TrainConfig, resolve
 from stoker.tune.lock import FILE as LOCK
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def resolve_here(
         rows = context.shards().rows("train")
     resolved = resolve(
         settings,
-        Grounds(
+        AutoInputs(
             devices=devices,
             rows=rows,
             string_features=any(feature.dtype == "string" for feature in transform.features),

@@ -32,15 +32,15 @@ from stoker.measure.device_findings import StepFacts, nhwc_is_allowed
 from stoker.train.callbacks.callbacks import load_callbacks
 from stoker.train.checkpoints.store import STATE, best
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.background import Ahead
+from stoker.train.context.background import BackgroundCall
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.preemption import listening
-from stoker.train.context.run_context import Surroundings, TrainResult
+from stoker.train.context.preemption import listen_for_preemption
+from stoker.train.context.run_context import RunContext, TrainResult
 from stoker.train.context.start_position import open_data
 from stoker.train.health.precision import apply_tf32
 from stoker.train.loop.loop import fit
-from stoker.train.model.remat import rematerialise
-from stoker.train.parameter_server.cluster import Connection, connect
+from stoker.train.model.remat import rematerialize
+from stoker.train.parameter_server.cluster import ClusterConnection, connect
 from stoker.train.parameter_server.loop import fit_parameter_server
 from stoker.train.parameter_server.run import ParameterServerResult
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
@@ -50,7 +50,7 @@ from stoker.train.setup.label_checks import require_labels_that_fit
 from stoker.train.setup.memory import apply_memory
 from stoker.train.setup.strategy import Distribution, make_distribution
 from stoker.train.setup.threads import apply_threads
-from stoker.train.step.user_hooks import as_own_code_needs, require_label_of_each_output
+from stoker.train.step.user_hooks import apply_user_hooks, require_label_of_each_output
 from stoker.train.watch.device_watch import DeviceWatch, forbids_trace
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _LOG = logging.getLogger(__name__)
 LOCAL_WORKERS = "STOKER_LOCAL_WORKERS"
 """Environment variable: how many processes compute steps on this machine, and share its memory."""
 
-Place = TypeVar("Place", Distribution, Connection)
+Place = TypeVar("Place", Distribution, ClusterConnection)
 """A process's place among those that train together."""
 
 
@@ -97,19 +97,19 @@ def train(context: Context, folder: Path) -> Trained:
     service = service_of(experiment, resolved)
     identity = training_identity(context, resolved)
     context.gather()
-    place: Distribution | Connection
+    place: Distribution | ClusterConnection
     if resolved.strategy == "parameter_server" and cluster is not None:
         place = _begin(settings, resolved, functools.partial(connect, cluster))
     else:
         place = begin_process(settings, resolved)
-    is_chief = isinstance(place, Connection) or place.is_chief
+    is_chief = isinstance(place, ClusterConnection) or place.is_chief
     given: dict[str, Any] = {
         "memory_bytes": devices.memory_bytes // int(os.environ.get(LOCAL_WORKERS, "1")),
         "service": service,
         "work_dir": folder.parent / "cache",
     }
     # Workers that find each other swallow SIGTERM in TensorFlow, until it is taken from it again.
-    with listening() as ending, ExitStack() as held:
+    with listen_for_preemption() as preemption, ExitStack() as held:
         if isinstance(place, Distribution):
             handshake(place, {**identity, "settings": context.asked})
         dataset = open_dataset_of(context)
@@ -125,20 +125,20 @@ def train(context: Context, folder: Path) -> Trained:
         for finding in checked if is_chief else ():
             _LOG.warning("%s", finding.line())
         listed = callbacks_of(experiment)
-        resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
+        resolved = apply_user_hooks(resolved, settings, model=built.model, callbacks=listed)
         timed = held.enter_context(run_time(context, folder, is_chief=is_chief))
         writer, board = held.enter_context(writing(folder, is_chief=is_chief))
         forbidden = forbids_trace(listed, profile=settings.tensorboard.profile)
         device = DeviceWatch(
             folder, replicas=resolved.replicas, forbidden=forbidden, wall=context.wall
         )
-        around = Surroundings(
+        run_context = RunContext(
             checkpoints=folder / CHECKPOINTS,
             writer=writer,
             watch=watched(board, context, folder, alone=resolved.workers == 1, device=device),
             on_progress=teller(context),
             on_wait=lambda line: context.progress(line, None),
-            ending=ending,
+            preemption=preemption,
             heartbeat=process_heartbeat(),
             run_time=timed,
             identity=identity,
@@ -147,7 +147,7 @@ def train(context: Context, folder: Path) -> Trained:
             **given,
         )
         with steps_are_the_users(workers=resolved.workers):
-            result = _fit(built, (dataset, transform), place, settings, resolved, around)
+            result = _fit(built, (dataset, transform), place, settings, resolved, run_context)
         if isinstance(result, TrainResult):
             resolved = result.resolved
         context.wall.enter("ending")
@@ -178,20 +178,20 @@ def _open_ahead(
     settings: TrainConfig,
     given: Mapping[str, Any],
     held: ExitStack,
-) -> Ahead[Feeds] | None:
+) -> BackgroundCall[Feeds] | None:
     """Open the data in a thread while the model is built: shards draw no random numbers.
 
     Args:
         dataset: A user-defined one is opened later, when training needs it: it may draw some.
         transform: What turns raw columns into features and label.
         settings: The section `train`.
-        given: As in `Surroundings`.
+        given: As in `RunContext`.
         held: Waits for the thread, even if building the model fails.
     """
     if not isinstance(dataset, Dataset):
         return None
     opening = functools.partial(open_data, dataset, transform, config=settings, **given)
-    ahead = Ahead(opening, name="open-data")
+    ahead = BackgroundCall(opening, name="open-data")
     held.callback(ahead.wait)
     return ahead
 
@@ -266,7 +266,7 @@ def _begin(settings: TrainConfig, resolved: ResolvedTraining, reach: Callable[[]
 
 
 def open_and_build(
-    context: Context, transform: AnyTransform, place: Distribution | Connection
+    context: Context, transform: AnyTransform, place: Distribution | ClusterConnection
 ) -> tuple[AnyDataset, BuiltModel]:
     """The data and the model, in a process that has begun.
 
@@ -292,31 +292,36 @@ def _build(
     build: Callable[..., Any],
     experiment: Experiment,
     transform: AnyTransform,
-    place: Distribution | Connection,
+    place: Distribution | ClusterConnection,
 ) -> BuiltModel:
     """The model, after a user-defined dataset has drawn its random numbers."""
     with place.strategy.scope():
         built = build_model(build, transform, what=experiment.model)
         require_label_of_each_output(built.model, transform.labels)
-        rematerialise(built.model, experiment.train.remat)
+        rematerialize(built.model, experiment.train.remat)
     return built
 
 
 def _fit(
     built: BuiltModel,
     data: tuple[AnyDataset, AnyTransform],
-    place: Distribution | Connection,
+    place: Distribution | ClusterConnection,
     settings: TrainConfig,
     resolved: ResolvedTraining,
-    around: Surroundings,
+    run_context: RunContext,
 ) -> TrainResult | ParameterServerResult:
     """The loop that the place has."""
     if isinstance(place, Distribution):
         return fit(
-            built, *data, config=settings, resolved=resolved, distribution=place, around=around
+            built,
+            data,
+            config=settings,
+            resolved=resolved,
+            distribution=place,
+            context=run_context,
         )
     return fit_parameter_server(
-        built, *data, config=settings, resolved=resolved, connection=place, around=around
+        built, data, config=settings, resolved=resolved, connection=place, context=run_context
     )
 
 

@@ -22,7 +22,7 @@ from stoker.tune.levers import Situation, other_precision
 if TYPE_CHECKING:
     from stoker.data.user_dataset.features import AnyTransform
     from stoker.train.config import ResolvedTraining, TrainConfig
-    from stoker.train.context.run_context import Surroundings
+    from stoker.train.context.run_context import RunContext
     from stoker.train.measurement.probe import Probe
     from stoker.train.measurement.window import Kind
     from stoker.train.setup.strategy import Distribution
@@ -103,9 +103,9 @@ class Session:
         run = probe.run
         return {
             "per_epoch": run.position.per_epoch,
-            "rows_a_step": run.compiled.rows_a_step,
+            "rows_a_step": run.compiled.source.rows_per_step,
             "steps_per_call": run.compiled.resolved.steps_per_call,
-            "together": run.position.together,
+            "together": run.position.steps_per_program,
             "first_pass_s": probe.first_pass_s,
             "parameters": run.built.model.count_params(),
             "checkpoint_s": probe.checkpoint_s(),
@@ -132,30 +132,30 @@ class Session:
                 kinds = ("real", "resident")
             found = {kind: asdict(probe.window(kind, seconds)) for kind in kinds}
             turns.append([found["resident"], found["real"]])
-            paces.append(probe.pace(pace_s))
+            paces.append(probe.machine_speed(pace_s))
         return {"paces": paces, "turns": turns}
 
     def curve(self, seed: int, steps: int, every: int) -> list[float]:
         """Mean losses of stretches of `every` steps, of a training with another seed."""
-        from stoker.train.measurement.measured_run import open_measured, train_for
+        from stoker.train.measurement.measured_run import open_measured_run, train_for
 
         kept = _Losses()
         settings, resolved = self._again(seed=seed)
         resolved = replace(resolved, steps_per_call=min(every, resolved.steps_per_call))
-        with open_measured(**self._parts(settings, resolved, writer=kept)) as (run, opened):
+        with open_measured_run(**self._parts(settings, resolved, writer=kept)) as (run, opened):
             train_for(run, opened, steps=steps)
         return _by_stretch(kept.found, run.compiled.resolved.steps_per_call, every)
 
     def precision(self, seconds: float, count: int) -> dict[str, Any]:
         """Speeds of the step in memory as it is and in another precision, in turn."""
-        from stoker.train.measurement.measured_run import open_measured
+        from stoker.train.measurement.measured_run import open_measured_run
         from stoker.train.measurement.probe import open_probe
 
         probe = self._measured()
         other = other_precision(self._situation(1))
         settings, resolved = self._again(precision=other)
         parts = self._parts(settings, resolved, writer=_Losses())
-        with open_measured(**parts) as measured, open_probe(*measured) as second:
+        with open_measured_run(**parts) as measured, open_probe(*measured) as second:
             pairs = [
                 [
                     each.window("resident", seconds)
@@ -242,26 +242,25 @@ class Session:
     def _parts(
         self, settings: TrainConfig, resolved: ResolvedTraining, *, writer: _Losses
     ) -> dict[str, Any]:
-        """What `open_measured` takes."""
+        """What `open_measured_run` takes."""
         from stoker.app.training.stage import callbacks_of, open_and_build
         from stoker.train.callbacks.callbacks import writes_files
-        from stoker.train.step.user_hooks import as_own_code_needs, hears_every_step
+        from stoker.train.step.user_hooks import apply_user_hooks, needs_every_train_step
 
         context, transform, _, place = self._open()
         context = replace(context, experiment=replace(context.experiment, train=settings))
         dataset, built = open_and_build(context, transform, place)
         listed = callbacks_of(context.experiment)
-        resolved = as_own_code_needs(resolved, settings, model=built.model, callbacks=listed)
+        resolved = apply_user_hooks(resolved, settings, model=built.model, callbacks=listed)
         # Those that are told of each step are a part of it; no file of the user's is written.
-        heard = [c for c in listed if hears_every_step(c) and not writes_files(c)]
+        heard = [c for c in listed if needs_every_train_step(c) and not writes_files(c)]
         return {
             "built": built,
-            "dataset": dataset,
-            "transform": transform,
+            "data": (dataset, transform),
             "config": settings,
             "resolved": resolved,
             "distribution": place,
-            "around": replace(self._around(writer), callbacks=heard),
+            "context": replace(self._context(writer), callbacks=heard),
         }
 
     def _situation(self, per_epoch: int) -> Situation:
@@ -302,31 +301,31 @@ class Session:
 
     def _measured(self) -> Probe:
         if self._probe is None:
-            from stoker.train.measurement.measured_run import open_measured
+            from stoker.train.measurement.measured_run import open_measured_run
             from stoker.train.measurement.probe import open_probe
 
             context, _, resolved, _ = self._open()
             parts = self._parts(context.experiment.train, resolved, writer=_Losses())
             # The probe may make calls shorter; what can be changed is what is set.
             self._as_set = parts["resolved"]
-            measured = self._at_end.enter_context(open_measured(**parts))
+            measured = self._at_end.enter_context(open_measured_run(**parts))
             self._probe = self._at_end.enter_context(open_probe(*measured))
         return self._probe
 
-    def _around(self, writer: _Losses) -> Surroundings:
+    def _context(self, writer: _Losses) -> RunContext:
         from stoker.app.training.stage import service_of
         from stoker.cluster.devices import find_devices
         from stoker.train.context.heartbeat import process_heartbeat
-        from stoker.train.context.preemption import Ending
-        from stoker.train.context.run_context import Surroundings
+        from stoker.train.context.preemption import Preemption
+        from stoker.train.context.run_context import RunContext
 
         context, _, resolved, _ = self._open()
-        return Surroundings(
+        return RunContext(
             memory_bytes=find_devices().memory_bytes,
             checkpoints=self._scratch / "checkpoints",
             writer=writer,
             on_progress=lambda _: None,
-            ending=Ending(),
+            preemption=Preemption(),
             heartbeat=process_heartbeat(),
             service=service_of(context.experiment, resolved),
             work_dir=self._scratch / "cache",

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.user_code import call, load_function
-from stoker.train.callbacks.errors import told_as_the_users
-from stoker.train.callbacks.hooks import STEP_HOOKS, hears, plain_logs, wants_every_step
+from stoker.train.callbacks.errors import user_callback_errors
+from stoker.train.callbacks.hooks import STEP_HOOKS, needs_every_step, overrides_hook, plain_logs
 from stoker.train.callbacks.state import capture, restore, settings_of
 
 _LOG = logging.getLogger(__name__)
@@ -94,35 +94,35 @@ class Callbacks:
         kept = [c for c in callbacks if is_chief or not isinstance(c, _WRITERS)]
         self._model = model
         self._settings = {id(callback): settings_of(callback) for callback in kept}
-        with told_as_the_users("train.callbacks: set_model"):
+        with user_callback_errors("train.callbacks: set_model"):
             listed = keras.callbacks.CallbackList(
                 kept, add_history=True, model=model, verbose=0, epochs=epochs, steps=steps
             )
         self._all: list[Callback] = listed.callbacks
-        self._hearing = {
-            hook: [callback for callback in self._all if hears(callback, hook)]
+        self._by_hook = {
+            hook: [callback for callback in self._all if overrides_hook(callback, hook)]
             for hook in STEP_HOOKS
         }
         self._begun = self._over = False
         self._resumed_from: tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]] | None = None
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._at_end: tuple[dict[str, Any], dict[str, NDArray[Any]]] | None = None
 
     @property
     def has_batch_hooks(self) -> bool:
         """Whether a callback wants to be told of every single step."""
-        heard = self._hearing["on_train_batch_begin"] + self._hearing["on_train_batch_end"]
-        return any(wants_every_step(callback) for callback in heard)
+        heard = self._by_hook["on_train_batch_begin"] + self._by_hook["on_train_batch_end"]
+        return any(needs_every_step(callback) for callback in heard)
 
     @property
     def reads_batch_logs(self) -> bool:
         """Whether a callback hears the end of a call: the loop then has to read the metrics."""
-        return bool(self._hearing["on_train_batch_end"])
+        return bool(self._by_hook["on_train_batch_end"])
 
     @property
     def reads_test_logs(self) -> bool:
         """Whether a callback hears the end of a validation batch."""
-        return bool(self._hearing["on_test_batch_end"])
+        return bool(self._by_hook["on_test_batch_end"])
 
     @property
     def stop_training(self) -> bool:
@@ -147,7 +147,7 @@ class Callbacks:
             for callback in self._all:
                 if isinstance(callback, keras.callbacks.CSVLogger):
                     callback.append = True
-        self._tell("on_train_begin", {})
+        self._call_hooks("on_train_begin", {})
         self._begun = True
         if self._resumed_from is not None:
             self._restore(*self._resumed_from)
@@ -155,14 +155,14 @@ class Callbacks:
 
     def on_epoch_begin(self, epoch: int) -> None:
         """An epoch begins; the first is 0."""
-        self._tell("on_epoch_begin", epoch, {})
+        self._call_hooks("on_epoch_begin", epoch, {})
 
     def on_train_batch_begin(self, step: int) -> None:
         """A call of the compiled step begins; `step` is its first step, the epoch's first being 0.
 
         As in `fit` with `steps_per_execution`, hooks are told once a call.
         """
-        self._tell_step("on_train_batch_begin", step, {})
+        self._call_step_hooks("on_train_batch_begin", step, {})
 
     def on_train_batch_end(self, step: int, logs: Mapping[str, Any]) -> None:
         """A call has ended.
@@ -172,7 +172,7 @@ class Callbacks:
                 ended, also where the epoch ended before.)
             logs: `loss` and metrics, their means since the epoch began.
         """
-        self._tell_step("on_train_batch_end", step, logs)
+        self._call_step_hooks("on_train_batch_end", step, logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> dict[str, Any]:
         """An epoch has ended.
@@ -184,26 +184,26 @@ class Callbacks:
         Returns:
             The logs and what callbacks added to them, such as `learning_rate`.
         """
-        told = plain_logs(logs)
-        self._tell("on_epoch_end", epoch, told)
-        return told
+        arguments = plain_logs(logs)
+        self._call_hooks("on_epoch_end", epoch, arguments)
+        return arguments
 
     def on_test_begin(self) -> None:
         """Validation begins."""
         self._model.stop_evaluating = False
-        self._tell("on_test_begin", {})
+        self._call_hooks("on_test_begin", {})
 
     def on_test_batch_begin(self, step: int) -> None:
         """A validation batch begins; the first is 0."""
-        self._tell_step("on_test_batch_begin", step, {})
+        self._call_step_hooks("on_test_batch_begin", step, {})
 
     def on_test_batch_end(self, step: int, logs: Mapping[str, Any]) -> None:
         """A validation batch has ended; logs are without `val_`."""
-        self._tell_step("on_test_batch_end", step, logs)
+        self._call_step_hooks("on_test_batch_end", step, logs)
 
     def on_test_end(self, logs: Mapping[str, Any]) -> None:
         """Validation has ended; logs are without `val_`."""
-        self._tell("on_test_end", plain_logs(logs))
+        self._call_hooks("on_test_end", plain_logs(logs))
 
     def on_train_end(self, logs: Mapping[str, Any]) -> None:
         """Training has ended, and callbacks get no more events; the logs are the last epoch's.
@@ -214,7 +214,7 @@ class Callbacks:
         """
         if not self._over:
             self._at_end = self._captured(fails=False)
-        self._tell("on_train_end", plain_logs(logs))
+        self._call_hooks("on_train_end", plain_logs(logs))
         self._begun, self._over = False, True
 
     def close(self) -> None:
@@ -241,7 +241,7 @@ class Callbacks:
         arrays: dict[str, NDArray[Any]] = {}
         for name, callback in self._named():
             try:
-                with told_as_the_users(f"{name}.get_state"):
+                with user_callback_errors(f"{name}.get_state"):
                     facts[name], lost = capture(
                         callback,
                         settings=self._settings_of(callback),
@@ -255,8 +255,8 @@ class Callbacks:
                     "training has ended, but the state of a callback is missing: %s", error.line()
                 )
                 continue
-            if lost and name not in self._said:
-                self._said.add(name)
+            if lost and name not in self._warned:
+                self._warned.add(name)
                 _LOG.warning(
                     "train.callbacks: a resumed run has %s of %s as it was made; give it get_state()"
                     " and set_state(state) to keep it",
@@ -283,7 +283,7 @@ class Callbacks:
             if name not in facts:
                 _LOG.warning("train.callbacks: %s was not there before, it begins anew", name)
                 continue
-            with told_as_the_users(f"{name}.set_state"):
+            with user_callback_errors(f"{name}.set_state"):
                 settings = self._settings_of(callback)
                 restore(callback, facts[name], settings=settings, arrays=arrays)
 
@@ -297,21 +297,21 @@ class Callbacks:
             seen[kind] += 1
             yield kind if seen[kind] == 1 else f"{kind}-{seen[kind]}", callback
 
-    def _tell(self, hook: str, *told: Any) -> None:
+    def _call_hooks(self, hook: str, *arguments: Any) -> None:
         if self._over:
             return
         for callback in self._all:
-            with told_as_the_users(f"{type(callback).__name__}.{hook}"):
-                getattr(callback, hook)(*told)
+            with user_callback_errors(f"{type(callback).__name__}.{hook}"):
+                getattr(callback, hook)(*arguments)
 
-    def _tell_step(self, hook: str, step: int, logs: Mapping[str, Any]) -> None:
-        if self._over or not self._hearing[hook]:
+    def _call_step_hooks(self, hook: str, step: int, logs: Mapping[str, Any]) -> None:
+        if self._over or not self._by_hook[hook]:
             return
-        told = plain_logs(logs)
-        for callback in self._hearing[hook]:
-            with told_as_the_users(f"{type(callback).__name__}.{hook}"):
+        arguments = plain_logs(logs)
+        for callback in self._by_hook[hook]:
+            with user_callback_errors(f"{type(callback).__name__}.{hook}"):
                 # `fit` gives the logs of batch hooks by name, those of others by place.
-                getattr(callback, hook)(step, logs=told)
+                getattr(callback, hook)(step, logs=arguments)
 
 
 def load_callbacks(folder: Path, reference: str) -> Callable[[], list[Callback]]:

@@ -10,7 +10,7 @@ from stoker.core.user_code import failure_of_user_code
 
 
 @contextmanager
-def told_as_the_users(what: str) -> Iterator[None]:
+def user_callback_errors(what: str) -> Iterator[None]:
     """Turn what a callback raises into one line.
 
     Args:

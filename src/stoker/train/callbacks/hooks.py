@@ -19,7 +19,7 @@ STEP_HOOKS = {
 """Hook -> the methods that hear it: Keras's `on_train_batch_*` calls `on_batch_*`."""
 
 
-def hears(callback: Callback, hook: str) -> bool:
+def overrides_hook(callback: Callback, hook: str) -> bool:
     """Whether a callback has a method of its own for one of `STEP_HOOKS`."""
     # LambdaCallback sets its methods on the instance.
     found = {method: getattr(callback, method) for method in STEP_HOOKS[hook]}
@@ -29,7 +29,7 @@ def hears(callback: Callback, hook: str) -> bool:
     )
 
 
-def wants_every_step(callback: Callback) -> bool:
+def needs_every_step(callback: Callback) -> bool:
     """Whether a callback that hears steps needs each of them, not only each call of many."""
     if type(callback) is keras.callbacks.ModelCheckpoint:
         return bool(callback.save_freq != "epoch")

@@ -72,7 +72,7 @@ def capture(
     if isinstance(callback, keras.callbacks.CSVLogger) and isinstance(written, io.TextIOBase):
         # A closed file contains all its rows.
         facts |= {} if written.closed else {"written": written.tell()}
-    return facts, [] if _is_kerass(callback) else lost
+    return facts, [] if _is_builtin(callback) else lost
 
 
 def restore(
@@ -195,5 +195,5 @@ def _own_state(callback: keras.callbacks.Callback, *, key: str, arrays: Arrays) 
         ) from None
 
 
-def _is_kerass(callback: keras.callbacks.Callback) -> bool:
+def _is_builtin(callback: keras.callbacks.Callback) -> bool:
     return type(callback).__module__.partition(".")[0] == "keras"

@@ -19,7 +19,7 @@ _SHOWN_CHARS = 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class IdentityChange:
     """One thing that is not what it was when the checkpoint was written."""
 
     part: str
@@ -45,10 +45,10 @@ class Change:
         return f"{what} was {self.before} and is {self.now}"
 
 
-def changes(before: Identity, now: Identity) -> tuple[Change, ...]:
+def changes(before: Identity, now: Identity) -> tuple[IdentityChange, ...]:
     """Everything that differs, in the order of the names."""
     return tuple(
-        Change(part=part, name=name, before=old.get(name), now=new.get(name))
+        IdentityChange(part=part, name=name, before=old.get(name), now=new.get(name))
         for part in sorted({*before, *now})
         for old, new in [(before.get(part, {}), now.get(part, {}))]
         for name in sorted({*old, *new})
@@ -56,7 +56,9 @@ def changes(before: Identity, now: Identity) -> tuple[Change, ...]:
     )
 
 
-def require_same(before: Identity, now: Identity, *, accept_change: bool) -> tuple[Change, ...]:
+def require_same(
+    before: Identity, now: Identity, *, accept_change: bool
+) -> tuple[IdentityChange, ...]:
     """Refuse to go on as another run than the one that was begun.
 
     Args:

@@ -9,7 +9,7 @@ _HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class CheckpointInfo:
     """What retention has to know of one checkpoint."""
 
     name: str
@@ -24,7 +24,12 @@ class Kept:
 
 
 def superseded(
-    older: Sequence[Kept], newest: Kept, *, best: str | None, keep_last: int, every_h: float | None
+    older: Sequence[CheckpointInfo],
+    newest: CheckpointInfo,
+    *,
+    best: str | None,
+    keep_last: int,
+    every_h: float | None,
 ) -> list[str]:
     """Names of the checkpoints that may go.
 
@@ -42,7 +47,7 @@ def superseded(
     return [kept.name for kept in older if kept.name not in stay]
 
 
-def _first_of_each(checkpoints: Sequence[Kept], interval_s: float) -> set[str]:
+def _first_of_each(checkpoints: Sequence[CheckpointInfo], interval_s: float) -> set[str]:
     first: dict[int, str] = {}
     for kept in checkpoints:
         first.setdefault(int(kept.elapsed_s // interval_s), kept.name)

@@ -50,7 +50,7 @@ def use_keras_seeds(generator: SeedGenerator) -> None:
     global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
 
 
-def drawn_apart(replicas: int) -> AbstractContextManager[None]:
+def distinct_replica_seeds(replicas: int) -> AbstractContextManager[None]:
     """What replicas draw in a step differs; the first one draws what one device would.
 
     Each has its copy of a generator's state, and all the same one, so that Keras's Dropout would

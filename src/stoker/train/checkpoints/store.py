@@ -82,7 +82,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
+class DamagedCheckpoint:
     """A checkpoint that must not be gone on from."""
 
     path: Path
@@ -93,7 +93,7 @@ class Refused:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class VerifiedCheckpoint:
     """A checkpoint whose every byte was verified."""
 
     path: Path
@@ -105,7 +105,7 @@ class Found:
     facts: dict[str, Any]
     """What was handed over with the variables."""
 
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[DamagedCheckpoint, ...] = ()
     """Newer ones that are damaged, the newest first."""
 
     @property
@@ -132,7 +132,7 @@ def write_checkpoint(
     identity: Identity,
     best: float | Best | None,
     elapsed_s: float,
-) -> Found:
+) -> VerifiedCheckpoint:
     """Write one checkpoint and publish it in one rename.
 
     Args:
@@ -162,24 +162,24 @@ def write_checkpoint(
         )
         write_atomic(made / MANIFEST, _sealed(asdict(manifest)))
         publish_folder(made, final)
-    return Found(path=final, manifest=manifest, facts=json.loads(facts_text))
+    return VerifiedCheckpoint(path=final, manifest=manifest, facts=json.loads(facts_text))
 
 
-def newest_good(folder: Path) -> Found | None:
+def newest_good(folder: Path) -> VerifiedCheckpoint | None:
     """The newest checkpoint whose every byte is as it was written; None where there is none at all.
 
-    Those that are damaged are named in the log and in `Found.refused`.
+    Those that are damaged are named in the log and in `VerifiedCheckpoint.refused`.
 
     Raises:
         DataError: there are checkpoints and none of them is good. A run never begins anew
             silently.
     """
-    refused: list[Refused] = []
+    refused: list[DamagedCheckpoint] = []
     for path in reversed(places(folder)):
         try:
             return replace(open_checkpoint(path), refused=tuple(refused))
         except DataError as error:
-            refused.append(Refused(path=path, why=error.line()))
+            refused.append(DamagedCheckpoint(path=path, why=error.line()))
             _LOG.warning("%s The one before it is tried.", error.line())
     if refused:
         raise DataError(
@@ -190,7 +190,7 @@ def newest_good(folder: Path) -> Found | None:
     return None
 
 
-def best(folder: Path) -> Found:
+def best(folder: Path) -> VerifiedCheckpoint:
     """The checkpoint with the best monitored value, else the newest: the one that is exported.
 
     Raises:
@@ -214,7 +214,7 @@ def places(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: _order(path.name))
 
 
-def open_checkpoint(path: Path) -> Found:
+def open_checkpoint(path: Path) -> VerifiedCheckpoint:
     """Read one checkpoint and verify every byte of it.
 
     Raises:
@@ -225,7 +225,7 @@ def open_checkpoint(path: Path) -> Found:
         if _size(path / name) != manifest.sizes[name] or _hash(path / name) != expected:
             raise _damaged(path, f"{name} is not what was written")
     facts = json.loads((path / FACTS).read_text())
-    return Found(path=path, manifest=manifest, facts=facts)
+    return VerifiedCheckpoint(path=path, manifest=manifest, facts=facts)
 
 
 def read_manifest(path: Path) -> Manifest:

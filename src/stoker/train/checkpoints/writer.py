@@ -21,10 +21,10 @@ from stoker.core.files import full_disk_is_named, remove, sweep
 from stoker.train.checkpoints.cadence import Cadence
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.identity import Identity
-from stoker.train.checkpoints.retention import Kept, superseded
+from stoker.train.checkpoints.retention import CheckpointInfo, superseded
 from stoker.train.checkpoints.store import (
     Best,
-    Found,
+    VerifiedCheckpoint,
     places,
     read_manifest,
     write_checkpoint,
@@ -48,7 +48,7 @@ class CheckpointWriter:
         config: CheckpointConfig,
         identity: Identity,
         better: Literal["min", "max"],
-        after: Found | None,
+        after: VerifiedCheckpoint | None,
     ) -> None:
         """Make the folder, and see that it can be written.
 
@@ -200,10 +200,10 @@ class CheckpointWriter:
             self._retain(found)
         return time.thread_time() - begun_s
 
-    def _retain(self, newest: Found) -> None:
+    def _retain(self, newest: VerifiedCheckpoint) -> None:
         known = places(self.folder)
         place = known.index(newest.path)
-        older: list[Kept] = []
+        older: list[CheckpointInfo] = []
         # What comes after the newest is damaged, or of a time that the run went back from.
         gone = known[place + 1 :]
         for path in known[:place]:
@@ -222,9 +222,9 @@ class CheckpointWriter:
             _discard(path)
 
 
-def _kept(path: Path) -> Kept:
+def _kept(path: Path) -> CheckpointInfo:
     manifest = read_manifest(path)
-    return Kept(name=path.name, step=manifest.step, elapsed_s=manifest.elapsed_s)
+    return CheckpointInfo(name=path.name, step=manifest.step, elapsed_s=manifest.elapsed_s)
 
 
 def _discard(path: Path) -> None:

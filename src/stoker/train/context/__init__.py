@@ -1,1 +1,1 @@
-"""What a training run knows and is asked beside its step: position, requests to stop, utilization."""
+"""The state of a training run outside its step: position, preemption, monitor, utilization."""

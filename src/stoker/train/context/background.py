@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Ahead(Generic[T]):
+class BackgroundCall(Generic[T]):
     """Runs a function in a thread, starting immediately."""
 
     def __init__(self, work: Callable[[], T], *, name: str) -> None:
@@ -26,7 +26,7 @@ class Ahead(Generic[T]):
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when it has ended, with or without an error."""
+        """Wait until the function has ended, with or without an error."""
         self._thread.join()
 
     def result(self) -> T:

@@ -1,4 +1,4 @@
-"""The signs of life that a worker gives the launcher that started it, once a second."""
+"""Heartbeats of a worker to the launcher that started it, once a second."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from stoker.cluster.launch.beats import EVERY_S, FD_VARIABLE, Beat, Phase
 from stoker.cluster.launch.member import STACKS
 
 RANK_VARIABLE = "STOKER_RANK"
-"""Environment variable: this process's place among those that were started together."""
+"""Environment variable with the rank of this process."""
 
 OTHERS_S = 600.0
-"""Longest that a worker whose work is done waits for the others; the launcher ends it before."""
+"""Longest time that a finished worker waits for the others, seconds; the launcher stops it
+earlier."""
 
 
 class Heartbeat:
-    """Beats from a thread of its own, whatever the training does.
+    """Sends heartbeats from a separate thread.
 
-    What is told by `beat`, `enter` and `progress` is only remembered: the thread sends it.
+    `beat`, `enter` and `progress` only store their arguments; the thread sends them.
     """
 
     def __init__(self, descriptor: int, *, rank: int, every_s: float = EVERY_S) -> None:
-        """Begin to beat.
+        """Start to send heartbeats.
 
         Args:
-            descriptor: The worker's end of the launcher's socket; it is closed with this object.
-            rank: This process's place.
-            every_s: Pause between two beats, seconds.
+            descriptor: The worker's end of the launcher's socket; `close` closes it.
+            rank: The rank of this process.
+            every_s: Interval between two heartbeats, seconds.
         """
         os.set_inheritable(descriptor, False)
         self.rank = rank
@@ -45,30 +46,31 @@ class Heartbeat:
         self._thread.start()
 
     def beat(self, step: int) -> None:
-        """A step is done: in the phase `train`, the number must grow."""
+        """Store the number of completed steps; in the phase `train` it must grow."""
         self._step = step
 
     def enter(self, phase: Phase) -> None:
-        """Something else begins; only in `train` are steps expected."""
+        """Enter another phase; only `train` requires steps."""
         self._phase = phase
         self._hurry.set()
 
     def progress(self, line: str, share: float | None) -> None:
-        """What a person may know of how far it is."""
+        """Store a progress line for the user, and the completed share."""
         self._line, self._share = line, share
 
     def finish(self) -> None:
-        """Say that this process's work is done, and wait until that of all others is.
+        """Report that this process has finished, and wait until all others have.
 
-        The first worker leads what TensorFlow coordinates: others fail when it ends before them.
+        The first worker coordinates TensorFlow's cluster: the others fail if it exits before them.
         """
         self._phase = "done"
         self._end_thread()
-        # Nothing is ever sent this way: it becomes readable when the launcher lets go, or dies.
+        # The launcher sends nothing: the descriptor becomes readable when the launcher closes it or
+        # dies.
         select.select([self._descriptor], [], [], OTHERS_S)
 
     def close(self) -> None:
-        """Stop beating."""
+        """Stop sending heartbeats."""
         self._end_thread()
         os.close(self._descriptor)
 
@@ -80,7 +82,7 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             closing = self._closed.is_set()
-            # That all is done must not be lost; any other beat may be.
+            # The message `done` must arrive; any other heartbeat may be lost.
             os.set_blocking(self._descriptor, self._phase == "done")
             self._send()
             if closing:
@@ -100,27 +102,27 @@ class Heartbeat:
         try:
             os.write(self._descriptor, beat.to_message())
         except BlockingIOError:
-            # The launcher has not read for minutes; it will see the next one.
+            # The launcher has not read for minutes. It reads the next heartbeat.
             return
         except (BrokenPipeError, ConnectionResetError):
-            # It is gone, and this process is about to be killed.
+            # The launcher is gone, and this process will be killed.
             return
 
 
 @functools.cache
 def process_heartbeat() -> Heartbeat:
-    """This process's heartbeat: to the launcher that the environment names, else to nobody.
+    """Return the heartbeat of this process, to the launcher if there is one.
 
-    Python's stacks are then written to stderr at SIGUSR2.
+    SIGUSR2 then writes Python's stacks to stderr.
     """
     return open_heartbeat(os.environ)
 
 
 def open_heartbeat(environ: MutableMapping[str, str]) -> Heartbeat:
-    """A heartbeat to whom an environment names; what it starts does not inherit the socket.
+    """Open a heartbeat to the launcher of an environment; child processes do not inherit it.
 
     Args:
-        environ: `STOKER_HEARTBEAT_FD` is taken out of it.
+        environ: `STOKER_HEARTBEAT_FD` is removed from it.
     """
     descriptor = environ.pop(FD_VARIABLE, None)
     rank = int(environ.get(RANK_VARIABLE, "0"))

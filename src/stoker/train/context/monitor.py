@@ -1,4 +1,4 @@
-"""Which epoch is the best."""
+"""Selects the best epoch by the monitored metric."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from stoker.train.model.keras_model import overrides
 
 
 def require_monitored(monitor: str, names: Iterable[str]) -> None:
-    """Refuse to watch what nobody measures.
+    """Check that the monitored metric exists.
 
     Raises:
-        ConfigError: it is not among the names; the nearest is named.
+        ConfigError: It is not among the names; the error suggests the nearest one.
     """
     known = [name for name in names if name.startswith("val_")]
     if monitor not in known:
@@ -37,7 +37,7 @@ def require_monitored(monitor: str, names: Iterable[str]) -> None:
 def is_better(
     metrics: Mapping[str, float], position: Position, *, epoch: int, config: TrainConfig
 ) -> bool:
-    """Whether this epoch is the best by the monitored metric; a NaN never is."""
+    """Return whether this epoch is the best one by the monitored metric; NaN never is."""
     monitor = config.monitor
     require_monitored(monitor, metrics)
     if not math.isfinite(metrics[monitor]):
@@ -52,18 +52,18 @@ def is_better(
     return sign * metrics[monitor] > sign * position.best_metrics[monitor]
 
 
-def weights_of_choice(model: keras.Model, config: TrainConfig) -> Mapping[int, float] | None:
-    """The class weights for validation: those of training also decide which epoch is the best.
+def validation_class_weights(model: keras.Model, config: TrainConfig) -> Mapping[int, float] | None:
+    """Return the class weights for validation: the same as in training.
 
-    A user-defined `test_step` gets only weights that are in the data, as in `fit`: it may accept
-    features and labels only.
+    A user-defined `test_step` gets only the weights in the data, as in `fit`: it may accept only
+    features and labels.
     """
     return None if "test_step" in overrides(model) else config.class_weight
 
 
-def check_choice(model: keras.Model, config: TrainConfig) -> Finding | None:
-    """A warning if the best epoch is selected by a loss that ignores the class weights."""
-    unweighted = config.class_weight and weights_of_choice(model, config) is None
+def check_unweighted_monitor(model: keras.Model, config: TrainConfig) -> Finding | None:
+    """Return a warning if the best epoch is selected by a loss that ignores the class weights."""
+    unweighted = config.class_weight and validation_class_weights(model, config) is None
     if not unweighted or config.monitor != "val_loss":
         return None
     return Finding(
@@ -80,23 +80,23 @@ def check_choice(model: keras.Model, config: TrainConfig) -> Finding | None:
 
 
 _LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "crossentropy", "divergence")
-"""Parts of metric names of which less is better."""
+"""Parts of metric names for which lower is better."""
 
 
 def better_mode(monitor: str, mode: Literal["min", "max", "auto"]) -> Literal["min", "max"]:
-    """Whether less or more of a metric is better, by its name where nothing is said."""
+    """Return whether a metric should be minimized or maximized; `auto` decides by its name."""
     if mode != "auto":
         return mode
     return "min" if any(part in monitor.lower() for part in _LESS_IS_BETTER) else "max"
 
 
-def with_mode(config: TrainConfig, outputs: Collection[str]) -> TrainConfig:
-    """The settings with `monitor_mode` resolved.
+def resolve_monitor_mode(config: TrainConfig, outputs: Collection[str]) -> TrainConfig:
+    """Resolve `monitor_mode` in the settings.
 
     Args:
-        config: As the user wrote it.
-        outputs: Names of the model's, which say nothing about its metrics: one called `loss` has
-            an accuracy too.
+        config: The user's settings.
+        outputs: Names of the model's outputs. They say nothing about the metric: an output called
+            `loss` also has an accuracy.
     """
     metric = config.monitor.removeprefix("val_")
     begins = [of_output(output, "") for output in outputs if output]
@@ -106,5 +106,5 @@ def with_mode(config: TrainConfig, outputs: Collection[str]) -> TrainConfig:
 
 
 def finite_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that are finite numbers."""
+    """Return the metrics that are finite numbers."""
     return {name: float(v) for name, v in metrics.items() if np.ndim(v) == 0 and math.isfinite(v)}

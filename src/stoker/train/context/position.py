@@ -1,4 +1,4 @@
-"""Where a training run stands: what of it is a number, beside the variables."""
+"""The numbers that describe how far a training run is."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CLOCKS_DIFFER_S = 0.01
-"""By how much two clocks may tell a call's length otherwise."""
+"""Largest difference between two clocks that measure the same call, seconds."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Timing:
-    """What the calls of a stretch of training took; the first of a process is left out."""
+    """Times and counts of a run's calls; the first call of a process is left out."""
 
     steps: int = 0
     rows: float = 0.0
@@ -25,18 +25,18 @@ class Timing:
     ceiling_steps: int = 0
     """Number of those steps."""
 
-    def waited(self, told_s: float, *, wall_s: float) -> float:
-        """Seconds that a call waited for input, of `wall_s` that it took.
+    def wait_of_call(self, measured_s: float, *, wall_s: float) -> float:
+        """Return the time that a call waited for input, seconds, out of `wall_s`.
 
-        TensorFlow's clock in the step is the time of day, which may be set while a call runs. What
-        it says then cannot be: such a call waited as the calls before it did.
+        TensorFlow's clock inside the step is the time of day, which may be set during a call. If
+        its value is impossible, assume the same share as in earlier calls.
         """
-        if 0.0 <= told_s <= wall_s + CLOCKS_DIFFER_S:
-            return told_s
+        if 0.0 <= measured_s <= wall_s + CLOCKS_DIFFER_S:
+            return measured_s
         return wall_s * self.wait_s / self.wall_s if self.wall_s else 0.0
 
     def add(self, *, steps: int, rows: float, wall_s: float, wait_s: float) -> None:
-        """Count one call."""
+        """Add one call."""
         self.steps += steps
         self.rows += rows
         self.wall_s += wall_s
@@ -45,28 +45,28 @@ class Timing:
 
 @dataclass(kw_only=True, slots=True)
 class Position:
-    """How far a run is, all that a checkpoint says of it but variables and callbacks."""
+    """How far a run is: everything that a checkpoint stores apart from variables and callbacks."""
 
     per_epoch: int
-    """Steps of an epoch."""
+    """Steps per epoch."""
 
     steps: int
-    """Steps in all."""
+    """Total steps."""
 
     step: int = 0
-    """Steps that are done, or skipped."""
+    """Steps done or skipped."""
 
     validated: bool = True
-    """Whether the epochs that are over have been validated."""
+    """Whether all finished epochs have been validated."""
 
     over: bool = False
-    """Whether nothing is left to do: all steps, or a callback has stopped it."""
+    """Whether training has ended: after all steps, or because a callback stopped it."""
 
     loss_sum: float = 0.0
-    """Since the epoch began: mean loss x rows."""
+    """Sum of mean loss x rows in this epoch."""
 
     rows: float = 0.0
-    """Since the epoch began."""
+    """Rows in this epoch."""
 
     best_epoch: int = 0
     """The epoch with the best monitored value, from 1; 0 before the first."""
@@ -75,49 +75,50 @@ class Position:
     """All metrics of that epoch."""
 
     metrics: dict[str, float] = field(default_factory=dict)
-    """The training metrics of the last epoch that is over."""
+    """Training metrics of the last finished epoch."""
 
     skipped: list[int] = field(default_factory=list)
-    """Steps, from 0, whose samples are passed over: their numbers were not finite."""
+    """Steps, counted from 0, whose samples are skipped because their loss or gradients were not
+    finite."""
 
     batch_size: int = 0
-    """Rows of a pass; less than at first where memory ran out."""
+    """Rows of one pass; reduced if memory ran out."""
 
     accumulate: int = 0
-    """Passes of a step."""
+    """Passes per step."""
 
-    together: int = 0
-    """Steps of one program, decided once by how long a step takes: another number could round
-    otherwise. 0 before."""
+    steps_per_program: int = 0
+    """Steps per XLA program, decided once per run from the step's time, because another number may
+    round differently. 0 before the decision."""
 
     xla: bool | None = None
-    """Whether XLA compiles the step from here on, as a trial decided; None before that."""
+    """Whether XLA compiles the step from now on, as decided by a trial; None before that."""
 
     xla_why: str = ""
     """The result of the trial, for the user."""
 
     timing: Timing = field(default_factory=Timing)
-    """Of all calls so far."""
+    """Times and counts of all calls."""
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next step belongs to, from 0."""
+        """Epoch of the next step, from 0."""
         return self.step // self.per_epoch
 
     @property
     def in_epoch(self) -> int:
-        """Steps of that epoch that are done."""
+        """Steps done in that epoch."""
         return self.step % self.per_epoch
 
     def next_steps(self, steps_per_call: int) -> int:
-        """Steps of the next call: to the end of the call's span, of the epoch, or before a skip."""
+        """Return the steps of the next call: to the end of a span or epoch, or before a skip."""
         end = self.in_epoch - self.in_epoch % steps_per_call + steps_per_call
         end = min(end, self.per_epoch) + self.epoch * self.per_epoch
         ends = [end, *(step for step in self.skipped if self.step <= step < end)]
         return min(ends) - self.step
 
     def skip(self) -> bool:
-        """Pass over the next steps where they are to be skipped; say whether any was."""
+        """Skip the next steps if they must be skipped; return whether any was."""
         before = self.step
         while self.validated and self.step in self.skipped:
             self.step += 1
@@ -125,17 +126,20 @@ class Position:
         return self.step > before
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint's facts."""
+        """Return the fields as JSON values, for a checkpoint."""
         return dict(_fields(self)) | {"timing": dict(_fields(self.timing))}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Position:
-        """What `to_json` gave."""
-        return cls(**(dict(raw) | {"timing": Timing(**raw["timing"])}))
+        """Restore a position from `to_json`, also from a checkpoint of Stoker 0.1.0."""
+        fields = dict(raw)
+        if "together" in fields:
+            fields["steps_per_program"] = fields.pop("together")
+        return cls(**(fields | {"timing": Timing(**raw["timing"])}))
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
     for name in value.__slots__:
         found = getattr(value, name)
-        # A list or a dict is copied: the run goes on while the checkpoint is written.
+        # Copy lists and dicts: training continues while the checkpoint is written.
         yield name, found.copy() if isinstance(found, list | dict) else found

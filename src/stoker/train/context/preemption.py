@@ -1,6 +1,6 @@
-"""A process that is asked to end ends its step and writes a checkpoint.
+"""Preemption: a process that is asked to stop finishes its step and writes a checkpoint.
 
-The compiled step looks at a variable, so that a call of many steps ends after the one being run.
+The compiled step reads a variable, so that a call of many steps ends after the current one.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from stoker.core.errors import Plain, Preempted
 from stoker.core.signals import ASKING, end_at_once, heard
 
 
-class Ending:
-    """Whether this process is asked to end; what the compiled step looks at."""
+class Preemption:
+    """Requests to stop this process, and the variable through which the compiled step sees them."""
 
     def __init__(self) -> None:
         with tf.device("CPU:0"):
             self.signals = tf.Variable(tf.constant([0, 0]), trainable=False, name="signals")
-        """[asked to end, asked to save after this call], read by the compiled step."""
-        self.asked = False
+        """[stop requested, checkpoint due after this call], read by the compiled step."""
+        self.requested = False
         self.has_work = False
-        """Whether there is anything that is not saved: before it, an end is an end at once."""
+        """Whether there is unsaved work; without any, a signal ends the process immediately."""
         self._interrupted = 0
         self._saves = False
 
-    def ask(self) -> None:
-        """End after the step that is being run."""
-        self.asked = True
+    def request(self) -> None:
+        """Request a stop after the current step."""
+        self.requested = True
         with suppress(tf.errors.OpError):
             self.signals[0].assign(1)
 
     def save_after_call(self, wanted: bool) -> None:
-        """Let all workers know that a checkpoint is due."""
-        # An assignment is a call of TensorFlow's of its own.
+        """Tell all workers whether a checkpoint is due after this call."""
+        # Assigning is a TensorFlow call of its own.
         if wanted != self._saves:
             self.signals[1].assign(int(wanted))
             self._saves = wanted
 
-    def hear(self, number: signal.Signals) -> None:
-        """A signal came: the first asks, the second ends the process at once."""
-        if number != signal.SIGINT and (self.asked or not self.has_work):
+    def on_signal(self, number: signal.Signals) -> None:
+        """Handle a signal: the first one requests a stop, the second one ends the process."""
+        if number != signal.SIGINT and (self.requested or not self.has_work):
             end_at_once(number)
-        self.ask()
+        self.request()
 
-    def interrupt(self, number: int) -> None:
-        """The main thread has come to a signal: Ctrl-C is the person's, who may be in a notebook.
+    def on_interrupt(self, number: int) -> None:
+        """Handle a signal in the main thread; Ctrl-C may come from a notebook.
 
         Raises:
-            KeyboardInterrupt: nothing is to be saved, or it is the second.
+            KeyboardInterrupt: There is nothing to save, or it is the second Ctrl-C.
         """
         if number != signal.SIGINT:
             return
@@ -59,8 +59,8 @@ class Ending:
         if self._interrupted > 1 or not self.has_work:
             raise KeyboardInterrupt
 
-    def end(self, *, step: int, steps: int) -> Preempted | KeyboardInterrupt:
-        """What to raise once everything is saved.
+    def end_error(self, *, step: int, steps: int) -> Preempted | KeyboardInterrupt:
+        """Return the exception to raise once everything is saved.
 
         Args:
             step: Steps done.
@@ -69,18 +69,18 @@ class Ending:
         if self._interrupted:
             return KeyboardInterrupt()
         return Preempted(
-            "training ends when its process is asked to",
+            "training was stopped by a signal",
             got=Plain(f"a signal after step {step} of {steps}"),
-            fix="Everything is saved: run it again to go on.",
+            fix="Everything is saved: run the same command again to continue.",
         )
 
 
 @contextmanager
-def listening() -> Iterator[Ending]:
-    """An `Ending` that SIGTERM, SIGUSR1, SIGHUP and Ctrl-C ask.
+def listen_for_preemption() -> Iterator[Preemption]:
+    """Yield a `Preemption` that SIGTERM, SIGUSR1, SIGHUP and Ctrl-C trigger.
 
-    Outside the main thread nobody is listened to.
+    Outside the main thread, signals are ignored.
     """
-    ending = Ending()
-    with heard([*ASKING, signal.SIGINT], ending.hear, handler=ending.interrupt):
-        yield ending
+    preemption = Preemption()
+    with heard([*ASKING, signal.SIGINT], preemption.on_signal, handler=preemption.on_interrupt):
+        yield preemption

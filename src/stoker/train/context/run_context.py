@@ -1,4 +1,4 @@
-"""What training is given beside model, data and settings, and what it leaves."""
+"""What a training run receives apart from model, data and settings, and what it returns."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from stoker.data.sources.config import ServiceConfig
 from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import MetricWriter
 from stoker.train.checkpoints.identity import Identity
-from stoker.train.config import ResolvedTraining
-from stoker.train.context.background import Ahead
+from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.context.background import BackgroundCall
 from stoker.train.context.heartbeat import Heartbeat
-from stoker.train.context.preemption import Ending
+from stoker.train.context.preemption import Preemption
 from stoker.train.context.utilization import BusyReport
+from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import Feeds
-from stoker.train.watch.watch import Unwatched, Watch
+from stoker.train.setup.strategy import Distribution
+from stoker.train.watch.watch import NoWatch, Watch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """Where training stands, for a person who waits."""
+    """Progress of training, for the user."""
 
     step: int
     """Steps done."""
@@ -33,7 +35,7 @@ class Progress:
     """Steps in all."""
 
     epoch: int
-    """Epochs finished."""
+    """Finished epochs."""
 
     scalars: Mapping[str, float]
     """The newest metrics."""
@@ -41,75 +43,94 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
-    """What training leaves to the next stage, beside its checkpoints."""
+    """The result of training, apart from its checkpoints."""
 
     steps: int
     epochs: int
     best_epoch: int
     metrics: dict[str, float]
-    """Of the best epoch: loss, the model's own metrics, and each with `val_`."""
+    """Of the best epoch: the loss, the model's metrics, and the same with `val_`."""
 
     busy: BusyReport
     samples_per_s: float
 
     resolved: ResolvedTraining
-    """What every `auto` was in the run's last step: XLA may have been chosen in training."""
+    """The value of each `auto` in the run's last step; XLA may have been chosen during training."""
 
     health: dict[str, Any] = field(default_factory=dict)
-    """What was found and done: rollbacks, smaller batches, warnings; JSON values."""
+    """Findings and actions: rollbacks, reduced batches, warnings; JSON values."""
 
     xla: dict[str, Any] = field(default_factory=dict)
     """Whether XLA compiles the step, why, and how the cache was used; JSON values."""
 
     agreement: dict[str, Any] | None = None
-    """Whether validation went by the quick decoder; see `agreed_metrics`."""
+    """Whether validation used the fast image decoder; see `agreed_metrics`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What training is given beside model, data and settings."""
+class RunContext:
+    """What a training run receives apart from model, data and settings."""
 
     memory_bytes: int
-    """What this machine has; a part of it may hold transformed features."""
+    """Memory of this machine; a part of it may hold transformed features."""
 
     checkpoints: Path
-    """Folder for the checkpoints; a run goes on from the newest good one in it."""
+    """Folder of the checkpoints; a run resumes from the newest good one."""
 
     writer: MetricWriter
-    """Takes the metrics of each interval."""
+    """Receives the metrics."""
 
     on_progress: Callable[[Progress], None]
-    """Told after every call."""
+    """Called with the progress after every call of steps."""
 
     on_wait: Callable[[str], None] = lambda _: None
     """Called with a line, from another thread, while the device waits for a compiler."""
 
-    ending: Ending
-    """Who may ask this process to end."""
+    preemption: Preemption
+    """Requests to stop this process."""
 
     heartbeat: Heartbeat
-    """Whom to tell that this process is alive."""
+    """Reports to the launcher that this process is alive."""
 
     run_time: RunTime = field(default_factory=RunTime)
-    """Accounts for the run's wall time."""
+    """Accounts for the wall time of the run."""
 
-    watch: Watch = field(default_factory=Unwatched)
-    """Shows the model to users."""
+    watch: Watch = field(default_factory=NoWatch)
+    """Writes TensorBoard data and profiles."""
 
     identity: Identity = field(default_factory=dict)
-    """What the run is: configuration, code, data, versions."""
+    """Identity of the run: configuration, code, data, versions."""
 
     accept_change: bool = False
-    """Go on from a checkpoint of another identity."""
+    """Resume from a checkpoint with another identity."""
 
     callbacks: Sequence[keras.callbacks.Callback] = ()
-    """The user's."""
+    """The user's callbacks."""
 
     service: ServiceConfig | None = None
-    """A tf.data service whose workers make the training batches."""
+    """tf.data service whose workers prepare the training batches."""
 
     work_dir: Path | None = None
-    """Where the copy of the training split goes that those workers read."""
+    """Folder for the copy of the training split that these workers read."""
 
-    feeds: Ahead[Feeds] | None = None
-    """The data, if a thread is opening it already; None: training opens it when needed."""
+    feeds: BackgroundCall[Feeds] | None = None
+    """The feeds, if a thread is already opening them; None: training opens them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSetup:
+    """What one training run is made of, apart from its data."""
+
+    built: BuiltModel
+    """The user's compiled model, built in the strategy's scope."""
+
+    config: TrainConfig
+    """The user's `train` section."""
+
+    resolved: ResolvedTraining
+    """The values that replaced each `auto`."""
+
+    distribution: Distribution
+    """Devices and workers that share a step."""
+
+    context: RunContext

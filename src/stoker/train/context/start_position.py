@@ -1,4 +1,4 @@
-"""The data of a run, and where it goes on or begins."""
+"""Opens the data of a run and finds the position at which it starts or resumes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from stoker.data.user_dataset.features import AnyTransform
 from stoker.data.user_dataset.feed import AnyFeed
 from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.train.checkpoints.identity import require_same
-from stoker.train.checkpoints.store import Found, newest_good
+from stoker.train.checkpoints.store import VerifiedCheckpoint, newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.monitor import better_mode
 from stoker.train.context.position import Position
-from stoker.train.context.run_context import Surroundings
+from stoker.train.context.run_context import RunContext
 from stoker.train.setup.feeds import Feeds, open_feeds
 from stoker.train.setup.whole_batches import WholeFeed, whole_steps
 
 TrainFeed = AnyFeed | ServiceFeed | WholeFeed
-"""What training reads."""
+"""Feeds that training can read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
-    """The data of a run, and where an earlier process left off."""
+class RunStart:
+    """The data of a run, and the position at which it starts or resumes."""
 
     feed: TrainFeed
     """The training split."""
@@ -35,11 +35,11 @@ class Opened:
     held_out: AnyFeed
     """The eval split."""
 
-    found: Found | None
-    """The newest good checkpoint, None for a new run."""
+    found: VerifiedCheckpoint | None
+    """The newest good checkpoint; None for a new run."""
 
     position: Position
-    """Where the run goes on, or begins."""
+    """The position at which the run starts or resumes."""
 
 
 def open_run(
@@ -48,29 +48,29 @@ def open_run(
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
-    around: Surroundings,
-) -> Opened:
-    """Open the data, and find where to go on.
+    context: RunContext,
+) -> RunStart:
+    """Open the data and find the position at which the run starts or resumes.
 
     Raises:
-        UserError: the data cannot be fed, no checkpoint of several is good, or they are another
-            run's.
+        UserError: The data cannot be read, all checkpoints are damaged, or they belong to another
+            run.
     """
-    if around.feeds is not None:
-        local, held_out = around.feeds.result()
+    if context.feeds is not None:
+        local, held_out = context.feeds.result()
     else:
         local, held_out = open_data(
             dataset,
             transform,
             config=config,
-            memory_bytes=around.memory_bytes,
-            service=around.service,
-            work_dir=around.work_dir,
+            memory_bytes=context.memory_bytes,
+            service=context.service,
+            work_dir=context.work_dir,
         )
     feed = whole_steps(local, resolved) if resolved.strategy == "tpu" else local
-    found = newest_good(around.checkpoints)
-    position = _start_position(found, feed, config=config, resolved=resolved, around=around)
-    return Opened(feed=feed, held_out=held_out, found=found, position=position)
+    found = newest_good(context.checkpoints)
+    position = _start_position(found, feed, config=config, resolved=resolved, context=context)
+    return RunStart(feed=feed, held_out=held_out, found=found, position=position)
 
 
 def open_data(
@@ -82,10 +82,10 @@ def open_data(
     service: ServiceConfig | None,
     work_dir: Path | None,
 ) -> Feeds:
-    """The feeds of both splits, as configured in the section `train`; see `open_feeds`.
+    """Open the feeds of both splits, as configured in the section `train`; see `open_feeds`.
 
     Raises:
-        UserError: the data cannot be fed.
+        UserError: The data cannot be read.
     """
     return open_feeds(
         dataset,
@@ -100,25 +100,25 @@ def open_data(
 
 
 def checkpoint_writer(
-    found: Found | None, *, config: TrainConfig, around: Surroundings
+    found: VerifiedCheckpoint | None, *, config: TrainConfig, context: RunContext
 ) -> CheckpointWriter:
-    """Whoever writes the checkpoints of a run; one process may."""
+    """Return the writer of the run's checkpoints; only one process may have one."""
     return CheckpointWriter(
-        around.checkpoints,
+        context.checkpoints,
         config=config.checkpoint,
-        identity=around.identity,
+        identity=context.identity,
         better=better_mode(config.monitor, config.monitor_mode),
         after=found,
     )
 
 
 def _start_position(
-    found: Found | None,
+    found: VerifiedCheckpoint | None,
     feed: TrainFeed,
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
-    around: Surroundings,
+    context: RunContext,
 ) -> Position:
     per_epoch = feed.steps(resolved.global_batch)
     if found is None:
@@ -128,16 +128,16 @@ def _start_position(
             batch_size=resolved.batch_size,
             accumulate=resolved.accumulate,
         )
-    require_same(found.identity, around.identity, accept_change=around.accept_change)
+    require_same(found.identity, context.identity, accept_change=context.accept_change)
     position = Position.from_json(found.facts["position"])
     if position.per_epoch != per_epoch:
         raise UserError(
-            "a run goes on with epochs of as many steps as it began with",
-            got=Plain(f"{per_epoch} steps an epoch; they were {position.per_epoch}"),
-            fix="Put the data and the batch size back, or train in a new run.",
+            "a resumed run must have as many steps per epoch as before",
+            got=Plain(f"{per_epoch} steps per epoch; the checkpoint has {position.per_epoch}"),
+            fix="Restore the data and the batch size, or train in a new run.",
         )
     if position.steps != per_epoch * config.epochs:
-        # More epochs, or fewer: else a run that a callback had stopped stays so.
+        # With another number of epochs, a run stopped by a callback would otherwise stay stopped.
         position.steps = per_epoch * config.epochs
         position.over = position.step >= position.steps
     return position

@@ -31,7 +31,7 @@ FIXED_STEPS = 5
 """Steps in a window that several workers measure together."""
 
 RunResident = Callable[[Any, tf.Tensor], tf.Tensor]
-"""The result of `make_run_resident`."""
+"""A function from `make_run_resident`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,20 +42,20 @@ class BusyReport:
     """T_ceil, seconds per step; the mean of all windows."""
 
     ceiling_rows: float
-    """Rows of the resident batch."""
+    """Rows of the batch in memory."""
 
     real_step_s: float
     """T_real, seconds per step, without tracing, the first call and calls after a window."""
 
     real_rows: float
-    """Rows of a real step, mean: an epoch's last batch may be short."""
+    """Mean rows of a real step: an epoch's last batch may be shorter."""
 
     input_wait: float
-    """W, a share in [0, 1]."""
+    """W, share from 0 to 1."""
 
     @property
     def busy_fraction(self) -> float:
-        """U by row: about 1 at most; what is above 1 is the noise of the measurement."""
+        """U per row: at most about 1; values above 1 are measurement noise."""
         return (self.ceiling_step_s / self.ceiling_rows) / (self.real_step_s / self.real_rows)
 
 
@@ -83,8 +83,8 @@ def measure_ceiling(
     """Time steps on one resident batch, and restore the model.
 
     Args:
-        run_resident: What `make_run_resident` made.
-        element: The element of a step; it is the whole input of every step.
+        run_resident: From `make_run_resident`.
+        element: The element of a step; every step gets it.
         state: Every variable that a step can change.
         seconds: Approximate measuring time.
         steps: Number of steps; by default as many as fill the time. Several workers have to run

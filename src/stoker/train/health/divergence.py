@@ -83,7 +83,7 @@ class Divergence:
         self._calm = _Window(config.window)
         self._high: list[float] = []
         self._since = 0
-        self._said = False
+        self._reported = False
 
     def update(self, step: int, loss: float) -> Finding | None:
         """One more loss.
@@ -98,11 +98,11 @@ class Divergence:
         """
         value = loss if math.isfinite(loss) else sys.float_info.max
         if not self._calm or self._is_calm(value):
-            self._calm.extend([] if self._said else self._high)
+            self._calm.extend([] if self._reported else self._high)
             self._calm.extend([value])
-            self._high, self._said = [], False
+            self._high, self._reported = [], False
             return None
-        if self._said:
+        if self._reported:
             return None
         if not self._high:
             self._since = step
@@ -114,7 +114,7 @@ class Divergence:
         middle = self._calm.median()
         earlier = statistics.median(recent[:half]) - middle
         if statistics.median(recent[half:]) - middle > GROWTH * earlier:
-            self._said = True
+            self._reported = True
             return self._finding(step, loss)
         if len(self._high) >= self._config.window:
             self._calm.extend(self._high)
@@ -127,7 +127,7 @@ class Divergence:
             "calm": list(self._calm),
             "high": self._high,
             "since": self._since,
-            "said": self._said,
+            "said": self._reported,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -135,7 +135,7 @@ class Divergence:
         self._calm = _Window(self._config.window)
         self._calm.extend(state["calm"])
         self._high = list(state["high"])
-        self._since, self._said = state["since"], state["said"]
+        self._since, self._reported = state["since"], state["said"]
 
     def _is_calm(self, value: float) -> bool:
         middle = self._calm.median()

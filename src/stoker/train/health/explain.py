@@ -36,7 +36,7 @@ class BadStep:
     xla: bool
     """Whether the step was compiled by XLA."""
 
-    has_written: bool = False
+    already_applied: bool = False
     """Whether the weights are those behind it: a model's own `train_step` writes them itself."""
 
 
@@ -63,7 +63,7 @@ def _where(bad: BadStep, found: BadValues | None) -> str:
         "feature": f"feature {found.name}",
         "label": f"label {found.name}",
         "sample weight": f"sample weight {found.name}",
-        "weight": f"weight {found.name}, {'behind' if bad.has_written else 'before'} the step",
+        "weight": f"weight {found.name}, {'behind' if bad.already_applied else 'before'} the step",
         "output": f"the output of layer {found.name}",
         "loss": f"the {found.name}" if found.name != "loss" else "the loss itself",
         "gradient": f"the gradient that passes back through {found.name}",
@@ -105,7 +105,7 @@ def _advice(bad: BadStep, found: BadValues | None) -> str:
             "Fill or leave out missing values in preprocessing_fn (`stoker analyze` counts them), "
             "or set train.on_nan: rollback to skip these samples."
         )
-    if found.place == "weight" and bad.has_written:
+    if found.place == "weight" and bad.already_applied:
         return (
             "The model's train_step wrote it before anybody could look: lower the learning rate, clip "
             "its gradients, or set train.on_nan: rollback."

@@ -81,8 +81,8 @@ def first_bad_values(
     for variable in model.variables:
         if not _is_finite(variable.value):
             return _bad("weight", variable.path, tf.convert_to_tensor(variable.value), None)
-    told = {"x": features, "y": labels, "sample_weight": weights[0] if weights else None}
-    return _run_again(model, adapt(features), told, rows)
+    loss_arguments = {"x": features, "y": labels, "sample_weight": weights[0] if weights else None}
+    return _run_again(model, adapt(features), loss_arguments, rows)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -96,19 +96,19 @@ class _Call:
     outputs: list[tf.Tensor] = field(default_factory=list)
     end: int = 0
 
-    def holds(self, other: _Call) -> bool:
+    def contains(self, other: _Call) -> bool:
         return self.begin < other.begin and other.end < self.end
 
 
 def _run_again(
-    model: keras.Model, inputs: Any, told: dict[str, Any], rows: int | None
+    model: keras.Model, inputs: Any, loss_arguments: dict[str, Any], rows: int | None
 ) -> BadValues | None:
     calls: list[_Call] = []
     weights = [variable.value for variable in model.trainable_variables]
     # What the run would change is kept apart, and dropped at its end.
     with tf.GradientTape() as tape, keras.StatelessScope(), _watched(model, calls):
         answers = model(inputs, training=True)
-        loss = model.compute_loss(**told, y_pred=answers, training=True)
+        loss = model.compute_loss(**loss_arguments, y_pred=answers, training=True)
         scaled = model.optimizer.scale_loss(loss) if model.optimizer else loss
     for call in calls:
         for tensor in call.outputs:
@@ -135,14 +135,14 @@ def _first_backwards(
         gradient = gradients[id(tensor)]
         if not _is_finite(gradient):
             return _bad("loss", "gradient of the loss by the model's output", gradient, rows)
-    guilty = [call for call in reversed(calls) if _spoils(call, gradients)]
-    if guilty:
+    bad_calls = [call for call in reversed(calls) if _makes_gradient_bad(call, gradients)]
+    if bad_calls:
         # A block is guilty with the layer inside it that is; the innermost says most.
-        inmost = guilty[0]
-        for call in guilty:
-            if inmost.holds(call):
-                inmost = call
-        return _bad("gradient", inmost.path, _bad_of(_passed_back(inmost, gradients)), rows)
+        innermost = bad_calls[0]
+        for call in bad_calls:
+            if innermost.contains(call):
+                innermost = call
+        return _bad("gradient", innermost.path, _bad_of(_passed_back(innermost, gradients)), rows)
     for call in reversed(calls):
         reached = [gradients[id(tensor)] for tensor in call.outputs]
         if not all(map(_is_finite, reached)):
@@ -150,7 +150,7 @@ def _first_backwards(
     return None
 
 
-def _spoils(call: _Call, gradients: dict[int, Any]) -> bool:
+def _makes_gradient_bad(call: _Call, gradients: dict[int, Any]) -> bool:
     reached = [gradients[id(tensor)] for tensor in call.outputs]
     passed = _passed_back(call, gradients)
     return all(map(_is_finite, reached)) and not all(map(_is_finite, passed))

@@ -23,7 +23,7 @@ class LossScaleWatch:
         self._halvings = halvings
         self._top = 0.0
         self._last = 0.0
-        self._said = False
+        self._reported = False
 
     def update(self, step: int, scale: float) -> Finding | None:
         """One more look at the scale.
@@ -36,14 +36,14 @@ class LossScaleWatch:
             A finding once for each fall: below `least`, or halved `halvings` times without a rise.
         """
         if scale > self._last:
-            self._top, self._said = scale, False
+            self._top, self._reported = scale, False
         self._last = scale
-        if self._said:
+        if self._reported:
             return None
         fallen = math.log2(self._top / scale) if scale > 0 else math.inf
         if scale >= self._least and fallen < self._halvings:
             return None
-        self._said = True
+        self._reported = True
         return Finding(
             kind="loss_scale",
             severity="warning",
@@ -57,8 +57,8 @@ class LossScaleWatch:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON."""
-        return {"top": self._top, "last": self._last, "said": self._said}
+        return {"top": self._top, "last": self._last, "said": self._reported}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._top, self._last, self._said = state["top"], state["last"], state["said"]
+        self._top, self._last, self._reported = state["top"], state["last"], state["said"]

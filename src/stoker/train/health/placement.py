@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context  # type: ignore[attr-defined]  # not in the stubs
 
 from stoker.core.finding import Finding
-from stoker.train.health.step_graph import is_own_scope, named
+from stoker.train.health.step_graph import is_stoker_scope, named
 
 _MOVES_ONLY = re.compile(
     r"_.*|Const|Identity|IdentityN|NoOp|Enter|Exit|Merge|Switch|NextIteration|LoopCond|While|If"
@@ -78,7 +78,7 @@ def check_placement(nodes: Iterable[Any], *, accelerator: str = "GPU:") -> Findi
 
 
 def _is_work(node: Any) -> bool:
-    if _MOVES_ONLY.fullmatch(node.op) or is_own_scope(node.name):
+    if _MOVES_ONLY.fullmatch(node.op) or is_stoker_scope(node.name):
         return False
     kinds = [node.attr[name].type for name in ("T", "dtype", "DstT") if name in node.attr]
     return any(tf.as_dtype(kind) in _FLOATS for kind in kinds if kind)

@@ -43,7 +43,7 @@ class StepOperation:
     @property
     def is_own(self) -> bool:
         """Whether Stoker put it there."""
-        return is_own_scope(str(self.operation.name))
+        return is_stoker_scope(str(self.operation.name))
 
     @property
     def is_gradient(self) -> bool:
@@ -51,7 +51,7 @@ class StepOperation:
         return "gradient_tape" in str(self.operation.name)
 
 
-def is_own_scope(name: str) -> bool:
+def is_stoker_scope(name: str) -> bool:
     """Whether an operation of this name stands under a scope of Stoker's own."""
     return any(_OWN_SCOPE.fullmatch(part) for part in name.split("/"))
 

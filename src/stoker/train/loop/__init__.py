@@ -1,1 +1,1 @@
-"""The order of a training run: epochs, validation, checkpoints, health."""
+"""The order of a training run: epochs, validation, checkpoints, health checks."""

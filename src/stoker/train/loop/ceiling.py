@@ -18,21 +18,21 @@ Measure = Callable[[float], Ceiling | None]
 memory, so that the step is a smaller one now."""
 
 
-class Windows:
+class CeilingWindows:
     """Decides after which calls of a process the ceiling is measured."""
 
     def __init__(self) -> None:
-        self._calls = self._taken = self._next = 0
+        self._calls = self._count = self._next = 0
         self.restart()
 
     def restart(self) -> None:
         """Start over for a new step; its first call is left out."""
-        self._calls, self._taken, self._next = 0, 0, FIRST_AFTER
+        self._calls, self._count, self._next = 0, 0, FIRST_AFTER
 
     @property
     def missing(self) -> int:
         """Number of windows still to be taken."""
-        return WINDOWS - self._taken
+        return WINDOWS - self._count
 
     def due(self, calls_left: int) -> bool:
         """Whether to take a window after the call that has just ended; if so, it counts as taken.
@@ -43,7 +43,7 @@ class Windows:
         self._calls += 1
         if not self.missing or self._calls < self._next:
             return False
-        self._taken += 1
+        self._count += 1
         # Spread over the rest of the epoch, so that they see the same conditions as the real calls.
         self._next = self._calls + max(LEAST_GAP, calls_left // (self.missing + 1))
         return True
@@ -60,7 +60,7 @@ class RunCeiling:
             measure: Measures steps, and leaves the model as it was.
         """
         self._position, self._measure = position, measure
-        self._windows, self._settling = Windows(), False
+        self._windows, self._after_window = CeilingWindows(), False
 
     def restart(self) -> None:
         """Drop all measurements, because the step has changed."""
@@ -79,12 +79,12 @@ class RunCeiling:
             return False
         self._position.timing.ceiling_s += found.wall_s
         self._position.timing.ceiling_steps += found.steps
-        self._settling = True
+        self._after_window = True
         return True
 
-    def settles(self) -> bool:
+    def follows_window(self) -> bool:
         """Whether a window preceded the call that has ended: the input filled its buffers in it."""
-        settling, self._settling = self._settling, False
+        settling, self._after_window = self._after_window, False
         return settling
 
     def complete(self, *, trained: bool) -> None:

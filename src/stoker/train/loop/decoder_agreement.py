@@ -1,4 +1,4 @@
-"""Validation goes by the quick decoder only as long as the model answers as to the graph's pixels."""
+"""Checks that the model answers alike with the fast decoder and the exported graph's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from stoker.data.feed.agreement import TIE
 from stoker.data.user_dataset.feed import AnyFeed
 from stoker.export.saved_model import named_outputs
 from stoker.train.setup.build_model import BuiltModel
-from stoker.train.setup.feeds import held_to_reference
+from stoker.train.setup.feeds import compare_with_reference
 
-ROUNDINGS = 4.0
+ROUNDING_ERRORS = 4.0
 """Rounding errors by which two scores may differ, from the largest product to the output."""
 
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tensor_float_32": 2.0**-11}
@@ -24,7 +24,7 @@ GPU_FLOAT32 = 1e-4
 """Tolerance of float32 on a GPU: its order of summation depends on the batch, unlike a CPU's."""
 
 LOGIT_THRESHOLD, PROBABILITY_THRESHOLD = 0.0, 0.5
-"""From where on a yes or no is a yes."""
+"""Scores above the threshold count as a yes."""
 
 
 def tolerance_of(compute_dtype: str, *, on_gpu: bool, tensor_float_32: bool) -> float:
@@ -39,10 +39,10 @@ def tolerance_of(compute_dtype: str, *, on_gpu: bool, tensor_float_32: bool) -> 
         tensor_float_32: Whether a GPU rounds float32 products to TensorFloat-32.
     """
     if compute_dtype in UNIT:
-        return ROUNDINGS * UNIT[compute_dtype]
+        return ROUNDING_ERRORS * UNIT[compute_dtype]
     if not on_gpu:
         return TIE
-    return ROUNDINGS * UNIT["tensor_float_32"] if tensor_float_32 else GPU_FLOAT32
+    return ROUNDING_ERRORS * UNIT["tensor_float_32"] if tensor_float_32 else GPU_FLOAT32
 
 
 def _tolerance(built: BuiltModel) -> float:
@@ -61,21 +61,22 @@ def agreed_metrics(
     batch_size: int,
     validate: Callable[[AnyFeed], dict[str, float]],
 ) -> tuple[dict[str, float], dict[str, Any] | None]:
-    """Hold the metrics of the weights that the model has now against the exported graph's decoder.
+    """Check the metrics of the current weights against the exported graph's decoder.
 
     Args:
-        built: The compiled model, the best weights in it.
-        held_out: The eval split's feed, by which `metrics` were made.
-        metrics: Of these weights; those with `val_` are made again where an answer differs.
+        built: The compiled model with the best weights.
+        held_out: Feed of the eval split, used for `metrics`.
+        metrics: Metrics of these weights; those with `val_` are computed again if an answer
+            differs.
         batch_size: Rows of a validation batch.
-        validate: Makes the metrics with `val_` of another feed of the same rows.
+        validate: Computes the metrics with `val_` for another feed of the same rows.
 
     Returns:
-        The metrics that hold, and what to record: `rows`, `differ` and `path` (quick or reference);
-        None where there was nothing to compare: no images, no quicker path, or no classes.
+        The corrected metrics, and what to record: `rows`, `differ` and `path` (quick or reference);
+        None if there was nothing to compare: no images, no faster decoder, or no classes.
 
     Raises:
-        DataError: a shard is damaged.
+        DataError: A shard is damaged.
     """
     outputs = built.outputs_of_classes
     if not outputs:
@@ -88,7 +89,7 @@ def agreed_metrics(
         return [scores[output] for output in outputs if output in scores] or [*scores.values()]
 
     logits = [built.from_logits(output) for output in outputs]
-    feed, found = held_to_reference(
+    feed, found = compare_with_reference(
         held_out,
         answer,
         thresholds=[LOGIT_THRESHOLD if each else PROBABILITY_THRESHOLD for each in logits],

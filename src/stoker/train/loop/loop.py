@@ -1,4 +1,4 @@
-"""The whole of training, in its order."""
+"""Training from start to end."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.telemetry import catalogue
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.monitor import with_mode
-from stoker.train.context.run_context import Surroundings, TrainResult
-from stoker.train.context.start_position import checkpoint_writer, open_run
+from stoker.train.context.monitor import resolve_monitor_mode
+from stoker.train.context.run_context import RunContext, RunSetup, TrainResult
+from stoker.train.context.start_position import TrainFeed, checkpoint_writer, open_run
 from stoker.train.context.utilization import BusyReport
 from stoker.train.loop.run import EVAL_BATCHES, Run
 from stoker.train.loop.validation import EvalBatches
@@ -22,39 +22,44 @@ from stoker.train.setup.strategy import Distribution
 
 def fit(
     built: BuiltModel,
-    dataset: AnyDataset,
-    transform: AnyTransform,
+    data: tuple[AnyDataset, AnyTransform],
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
     distribution: Distribution,
-    around: Surroundings,
+    context: RunContext,
 ) -> TrainResult:
-    """Train, validate after each epoch, keep the best and the last state; go on where it was left.
+    """Train, validate after each epoch, keep the best and the last state; resume from a checkpoint.
 
     Args:
         built: The user's compiled model, built in the strategy's scope.
-        dataset: With the splits `train` and `eval`.
-        transform: What turns raw columns into features and label.
+        data: Dataset with the splits `train` and `eval`, and the transform that turns its raw
+            columns into features and label.
         config: The user's `train` section.
-        resolved: What its `auto`s became.
-        distribution: Over which devices and workers a step is spread.
-        around: The rest.
+        resolved: The values that replaced each `auto`.
+        distribution: Devices and workers that share a step.
+        context: Everything else.
 
     Raises:
-        UserError: a loss or a gradient is not finite (the step is named), or the monitored metric
-            is not among the model's, or no checkpoint of several is good.
-        Preempted: the process was asked to end; everything is saved.
+        UserError: A loss or a gradient is not finite (the error names the step), the monitored
+            metric does not exist, or all checkpoints are damaged.
+        Preempted: The process was asked to stop; everything is saved.
     """
-    config = with_mode(config, transform.labels)
-    wall = around.run_time.wall
-    # 1. The data, and where an earlier process left off.
+    setup = RunSetup(
+        built=built,
+        config=resolve_monitor_mode(config, data[1].labels),
+        resolved=resolved,
+        distribution=distribution,
+        context=context,
+    )
+    wall = context.run_time.wall
+    # 1. The data, and the position of an earlier process.
     with wall.within("data"):
-        opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
-    feed, held_out, position = opened.feed, opened.held_out, opened.position
-    # Of several workers the chief alone writes.
+        opened = open_run(*data, config=setup.config, resolved=resolved, context=context)
+    held_out = opened.held_out
+    # With several workers, only the chief writes.
     writing: AbstractContextManager[CheckpointWriter | None] = (
-        checkpoint_writer(opened.found, config=config, around=around)
+        checkpoint_writer(opened.found, config=setup.config, context=context)
         if distribution.is_chief
         else nullcontext()
     )
@@ -64,41 +69,17 @@ def fit(
         writing as writer,
         ExitStack() as at_end,
     ):
-        # 2. Everything that a step changes exists from here on, so that it can be put back.
+        # 2. From here on everything that a step changes exists, so that it can be restored.
         with wall.within("build"):
-            run = Run(
-                built,
-                (feed, held_out),
-                position,
-                config=config,
-                resolved=resolved,
-                distribution=distribution,
-                around=around,
-                writer=writer,
-            )
+            run = Run(setup, opened, writer)
         at_end.callback(run.close)
         eval_batches = EvalBatches(in_order, begins_early=not isinstance(held_out, OwnFeed))
         wall.enter("between")
         run.begin(opened.found)
 
         # 3. Epochs of calls of steps. A call ends at a step from which a checkpoint could resume,
-        # and    in the first epoch the step's ceiling is measured between calls.
-        while not position.over:
-            with feed.shuffled(run.compiled.calls()) as batches:
-                with wall.within("data"):
-                    source = run.compiled.source(batches)
-                moved = False
-                while not position.over and not moved:
-                    run.begin_epoch()
-                    if position.validated:
-                        if run.ends_epoch():
-                            eval_batches.begin()
-                        moved = run.one_call(source)
-                    if not position.validated:
-                        run.end_epoch(eval_batches)
-                    moved = position.skip() or moved
-        if not position.validated:
-            run.end_epoch(eval_batches)
+        #    and in the first epoch the ceiling of the step is measured between calls.
+        _run_epochs(run, opened.feed, eval_batches)
         run.end(eval_batches)
         wall.enter("ending")
 
@@ -106,20 +87,40 @@ def fit(
         return _result(run, run.ceiling_step_s())
 
 
+def _run_epochs(run: Run, feed: TrainFeed, eval_batches: EvalBatches) -> None:
+    position, wall = run.position, run.context.run_time.wall
+    while not position.over:
+        with feed.shuffled(run.compiled.calls(position)) as batches:
+            with wall.within("data"):
+                step_input = run.compiled.step_input(batches)
+            moved = False
+            while not position.over and not moved:
+                run.begin_epoch()
+                if position.validated:
+                    if run.ends_epoch():
+                        eval_batches.begin()
+                    moved = run.one_call(step_input)
+                if not position.validated:
+                    run.end_epoch(eval_batches)
+                moved = position.skip() or moved
+    if not position.validated:
+        run.end_epoch(eval_batches)
+
+
 def _result(run: Run, ceiling_s: float) -> TrainResult:
     position, timing = run.position, run.position.timing
     busy = BusyReport(
         ceiling_step_s=ceiling_s,
-        ceiling_rows=run.compiled.rows_a_step,
+        ceiling_rows=run.compiled.source.rows_per_step,
         real_step_s=timing.wall_s / timing.steps,
         real_rows=timing.rows / timing.steps,
         input_wait=min(1.0, timing.wait_s / timing.wall_s),
     )
-    run.around.run_time.settle(busy.real_step_s)
+    run.context.run_time.settle(busy.real_step_s)
     last = {catalogue.BUSY_FRACTION.name: busy.busy_fraction}
-    if (goodput := run.around.run_time.goodput) is not None:
+    if (goodput := run.context.run_time.goodput) is not None:
         last[catalogue.GOODPUT.name] = goodput
-    run.around.writer.write(position.step, last)
+    run.context.writer.write(position.step, last)
     return TrainResult(
         steps=position.step,
         epochs=-(-position.step // position.per_epoch),

@@ -1,4 +1,4 @@
-"""A training run that is under way, and the parts of its order."""
+"""A training run in progress."""
 
 from __future__ import annotations
 
@@ -19,162 +19,175 @@ from stoker.data.user_dataset.feed import AnyFeed
 from stoker.telemetry import catalogue
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.state import TrainingState
-from stoker.train.checkpoints.store import Found
+from stoker.train.checkpoints.store import VerifiedCheckpoint
 from stoker.train.checkpoints.writer import CheckpointWriter
-from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.config import ResolvedTraining
 from stoker.train.context import utilization
-from stoker.train.context.monitor import finite_of, is_better, require_monitored, weights_of_choice
+from stoker.train.context.monitor import (
+    finite_of,
+    is_better,
+    require_monitored,
+    validation_class_weights,
+)
 from stoker.train.context.position import Position, Timing
-from stoker.train.context.run_context import Progress, Surroundings
-from stoker.train.context.start_position import TrainFeed
+from stoker.train.context.run_context import Progress, RunSetup
+from stoker.train.context.start_position import RunStart
 from stoker.train.context.utilization import Ceiling
 from stoker.train.loop.ceiling import RunCeiling
 from stoker.train.loop.decoder_agreement import agreed_metrics
-from stoker.train.loop.run_health import Guard
-from stoker.train.loop.saving import Saving
-from stoker.train.loop.validation import EvalBatches, GivenUpError, make_validate, results
+from stoker.train.loop.run_health import RunHealth
+from stoker.train.loop.saving import RunCheckpoints
+from stoker.train.loop.validation import EvalBatches, ValidationAbortedError, make_validate, results
 from stoker.train.model.keras_model import (
-    as_the_model_takes,
+    adapt_load,
+    extra_optimizers,
     loss_of,
-    of_the_user,
-    own_optimizers,
+    unwrap_user_errors,
 )
-from stoker.train.optimizer.deferred_finite_check import LOOK_EVERY, may_update_at_once
+from stoker.train.optimizer.deferred_finite_check import CHECK_EVERY_STEPS, may_defer_finite_check
 from stoker.train.optimizer.settings import prepare_optimizer
-from stoker.train.setup.build_model import BuiltModel
-from stoker.train.setup.strategy import Distribution
-from stoker.train.step.compiled import Compiled, Resident
-from stoker.train.step.custom_train_step import check_own_step, first_pass, has_own_step
+from stoker.train.step.compiled import Resident, StepSource, build_step, open_step_source
+from stoker.train.step.custom_train_step import (
+    check_custom_train_step,
+    first_pass,
+    has_custom_train_step,
+)
 from stoker.train.step.multi_step import step_of
+from stoker.train.step.one_program import steps_within_program_time
 from stoker.train.step.oom import Split, is_out_of_memory
-from stoker.train.step.step import losses_are_means, told
-from stoker.train.step.step_input import Source
-from stoker.train.step.step_totals import Sums
-from stoker.train.step.xla_trial import Turn, XlaTrial
+from stoker.train.step.step import loss_arguments, unscaled_losses
+from stoker.train.step.step_input import StepInput
+from stoker.train.step.step_totals import StepTotals
+from stoker.train.step.xla_trial import CallPlan, XlaTrial
 
 _LOG = logging.getLogger(__name__)
 
 EVAL_BATCHES = 4
-"""A validation batch in training batches: no gradients are kept, so it may be larger."""
+"""Size of a validation batch in training batches: without gradients, it can be larger."""
 
 AVERAGE = "ema"
-"""Group of a checkpoint's variables that holds the moving average of the weights."""
+"""Group of checkpoint variables that holds the moving average of the weights."""
 
 
 class Run:
-    """A training run that is under way: its compiled step, its variables, and where it stands."""
+    """A training run in progress: its compiled step, its variables and its position."""
 
-    def __init__(
-        self,
-        built: BuiltModel,
-        feeds: tuple[TrainFeed, AnyFeed],
-        position: Position,
-        *,
-        config: TrainConfig,
-        resolved: ResolvedTraining,
-        distribution: Distribution,
-        around: Surroundings,
-        writer: CheckpointWriter | None,
-    ) -> None:
-        self.built, self.position = built, position
-        self.config = config
-        self.distribution, self.around = distribution, around
-        self._feed, self._held_out = feeds
-        self._watch = around.watch
+    def __init__(self, setup: RunSetup, opened: RunStart, writer: CheckpointWriter | None) -> None:
+        """Open the input, and build everything that a step changes.
+
+        Args:
+            setup: The run.
+            opened: Its data and position.
+            writer: Writes the checkpoints; None if this process writes none.
+        """
+        self.position = position = opened.position
+        resolved = setup.resolved
         if resolved.xla_trial and position.xla is not None:
             # The run's decision applies to everything after its checkpoint.
-            resolved = replace(resolved, xla=position.xla)
-        self._within = around.run_time.wall.within
+            setup = replace(setup, resolved=replace(resolved, xla=position.xla))
+        self.built, self.config, self.context = setup.built, setup.config, setup.context
+        self.distribution = setup.distribution
+        self._feed, self._eval_feed = opened.feed, opened.held_out
+        self._watch = self.context.watch
+        self._time = self.context.run_time.wall.within
         self._ceiling = RunCeiling(
             position, lambda share: self.fitting(lambda: self.measure_ceiling(share))
         )
-        with self._within("data"):
-            self.compiled = compiled = Compiled(
-                built,
-                self._feed,
-                position,
-                config=config,
-                resolved=resolved,
-                distribution=distribution,
-                signals=around.ending.signals,
-            )
-        if has_own_step(built.model):
-            check_own_step(built.model, config, resolved)
-        with distribution.strategy.scope():
-            answers = call(
-                first_pass,
-                built,
-                compiled.load(compiled.sample),
-                what="a first batch through the model and its loss",
-            )
-            self._average = prepare_optimizer(built.model, config, resolved)
-            if not has_own_step(built.model):
-                # Known before an epoch has been trained.
-                names = results(built.model, "val_")
-                require_monitored(config.monitor, ["val_loss", *names])
-        compiled.average = self._average
-        compiled.at_once = may_update_at_once(built.model, config, resolved)
-        self._unlooked = 0
-        self._guard = Guard(built, config=config, resolved=resolved, distribution=distribution)
-        self._guard.look_at_model(answers)
-        compiled.compile()
+        self.last_ceiling_s = 0.0
+        """T_ceil of the newest measurement, seconds."""
+        with self._time("data"):
+            source = open_step_source(setup, self._feed, position)
+        answers = self._build_variables(setup, source)
+        self._run_health = RunHealth(setup)
+        self._run_health.check_model(answers)
+        self._defers_finite_check = may_defer_finite_check(
+            self.built.model, self.config, setup.resolved
+        )
+        self._unchecked_steps = 0
+        self._build_step(setup, source)
         self.xla_trial = XlaTrial(
-            compiled,
+            lambda: self.compiled,
             position,
-            wanted=resolved.xla_trial and position.xla is None and writer is not None,
+            wanted=setup.resolved.xla_trial and position.xla is None and writer is not None,
         )
-        self._validate = make_validate(
-            built,
-            as_the_model_takes(
-                self._held_out.load,
-                built.model,
-                class_weight=weights_of_choice(built.model, config),
-            ),
-            distribution=distribution,
-            gives_up=lambda: self._ends_alone() and not position.over,
-        )
-        self._callbacks = Callbacks(
-            built.model,
-            around.callbacks,
-            steps=position.per_epoch,
-            epochs=config.epochs,
-            is_chief=distribution.is_chief,
-        )
-        extras = {} if self._average is None else {AVERAGE: self._average.variables}
-        for name, optimizer in own_optimizers(built.model).items():
-            extras[f"optimizer.{name}"] = optimizer.variables
-        self._state = TrainingState(built.model, extras=extras)
-        self._saving = Saving(
-            self._state,
-            self._callbacks,
-            self._guard,
-            position,
-            distribution=distribution,
-            around=around,
-            writer=writer,
-        )
+        self._make_observers(setup, writer)
         self._in_epoch = position.in_epoch > 0 or not position.validated
         self._was_over = position.over
         self._calls_timed, self._first_counts = 0, False
         self._saves_after_epoch = False
         self.agreement: dict[str, Any] | None = None
-        self.takes_windows = True
-        """Whether the ceiling is measured between calls; not if others measure the run."""
+        self.measures_ceiling = True
+        """Whether the ceiling is measured between calls; False if others measure the run."""
 
-    def begin(self, found: Found | None) -> None:
-        """Put everything back to where the run was left, or write down where it begins."""
-        self.around.heartbeat.enter("train")
+    def _build_variables(self, setup: RunSetup, source: StepSource) -> Any:
+        """Run one batch forward and prepare the optimizer; return the model's outputs."""
+        model = self.built.model
+        if has_custom_train_step(model):
+            check_custom_train_step(model, self.config, setup.resolved)
+        with self.distribution.strategy.scope():
+            answers = call(
+                first_pass,
+                self.built,
+                source.load(source.sample),
+                what="a first batch through the model and its loss",
+            )
+            self._average = prepare_optimizer(model, self.config, setup.resolved)
+            if not has_custom_train_step(model):
+                # Checked before an epoch is trained.
+                require_monitored(self.config.monitor, ["val_loss", *results(model, "val_")])
+        return answers
+
+    def _build_step(self, setup: RunSetup, source: StepSource) -> None:
+        self.compiled = build_step(
+            setup,
+            source,
+            self.position,
+            average=self._average,
+            defers_finite_check=self._defers_finite_check,
+        )
+
+    def _make_observers(self, setup: RunSetup, writer: CheckpointWriter | None) -> None:
+        """Create validation, callbacks and checkpoints."""
+        model, position = self.built.model, self.position
+        self._validate = make_validate(
+            self.built,
+            adapt_load(
+                self._eval_feed.load,
+                model,
+                class_weight=validation_class_weights(model, self.config),
+            ),
+            distribution=self.distribution,
+            should_abort=lambda: self._ends_alone() and not position.over,
+        )
+        self._callbacks = Callbacks(
+            model,
+            self.context.callbacks,
+            steps=position.per_epoch,
+            epochs=self.config.epochs,
+            is_chief=self.distribution.is_chief,
+        )
+        extras = {} if self._average is None else {AVERAGE: self._average.variables}
+        for name, optimizer in extra_optimizers(model).items():
+            extras[f"optimizer.{name}"] = optimizer.variables
+        self._state = TrainingState(model, extras=extras)
+        self._checkpoints = RunCheckpoints(
+            self._state, self._callbacks, self._run_health, position, setup, writer
+        )
+
+    def begin(self, found: VerifiedCheckpoint | None) -> None:
+        """Restore the state of the checkpoint, or write the first one."""
+        self.context.heartbeat.enter("train")
         if found is not None:
-            with self._within("checkpoints"):
-                self._saving.restore(found)
+            with self._time("checkpoints"):
+                self._checkpoints.restore(found)
             if self.distribution.is_chief:
                 step, steps = self.position.step, self.position.steps
                 _LOG.warning("going on from step %s of %s: %s", step, steps, found.path.name)
         else:
-            # What a process wrote that was killed before its first checkpoint.
-            self.around.writer.rewind(0)
-        self.around.run_time.begin(self.position.step)
-        with self._within("tensorboard"):
+            # Remove metrics of a process that was killed before its first checkpoint.
+            self.context.writer.rewind(0)
+        self.context.run_time.begin(self.position.step)
+        with self._time("tensorboard"):
             self._watch.begin(
                 self.built.model,
                 self.position.step,
@@ -182,148 +195,174 @@ class Run:
                 loss_of=self._loss_of_sample,
                 inputs=self.input_specs,
             )
-        with self._within("callbacks"):
+        with self._time("callbacks"):
             self._callbacks.on_train_begin()
         if found is None:
-            # A rollback can go back to it, and it shows early whether the disk accepts checkpoints.
-            # The first steps do not wait for it.
+            # A rollback can return to it, and it shows early whether the disk is writable. The first
+            # steps do not wait for it.
             self._save()
-        with self._within("compile" if self.compiled.program.xla else "measuring"):
-            while self.fitting(self._decided) is None:
+        with self._time("compile" if self.compiled.program.xla else "measuring"):
+            while self.fitting(self._decide_steps_per_program) is None:
                 continue
 
-    def _decided(self) -> bool:
-        self.compiled.decide_together(self._state, tell=self.around.on_wait)
+    def _decide_steps_per_program(self) -> bool:
+        """Decide, once per run, how many steps form one program; the decision is final.
+
+        Some steps are timed first, but only if several of them can form a program.
+        """
+        position, step = self.position, self.compiled
+        if position.steps_per_program:
+            return True
+        most = step.max_steps_per_program
+        if most > 1:
+            with step.showing_compilation(self.context.on_wait, ends=False):
+                step_s = self.measure_ceiling(1 / utilization.WINDOWS).step_s
+            most = steps_within_program_time(most, step_s)
+        position.steps_per_program = most
+        if most > 1:
+            self._build_step(step.setup, step.source)
         return True
 
     def measure_ceiling(self, share: float = 1.0) -> Ceiling:
         """Time steps on a resident batch, for a share of the usual time, and restore the model."""
-        return self.compiled.measure_ceiling(self._state, seconds=share * utilization.CEILING_S)
+        found = self.compiled.measure_ceiling(self._state, seconds=share * utilization.CEILING_S)
+        self.last_ceiling_s = found.step_s
+        return found
+
+    def limit_call_time(self, seconds: float) -> None:
+        """Reduce the steps per call so that a call takes at most this many seconds."""
+        most, setup = max(1, int(seconds / max(self.last_ceiling_s, 1e-9))), self.compiled.setup
+        if most < setup.resolved.steps_per_call:
+            resolved = replace(setup.resolved, steps_per_call=most)
+            self._build_step(replace(setup, resolved=resolved), self.compiled.source)
 
     def ceiling_step_s(self) -> float:
-        """T_ceil, the mean of all windows; missing windows are measured now."""
-        with self._within("measuring"):
+        """Return T_ceil, the mean of all windows; missing windows are measured now."""
+        with self._time("measuring"):
             self._ceiling.complete(trained=self._calls_timed > 0)
         assert self._ceiling.step_s is not None
         return self._ceiling.step_s
 
     def _window(self) -> bool:
         """Measure the ceiling if it is due; return whether the step had to be recompiled for it."""
-        if not self.takes_windows:
+        if not self.measures_ceiling:
             return False
         if not self._ceiling.due(self.compiled.resolved.steps_per_call):
             return False
-        with self._within("measuring"):
+        with self._time("measuring"):
             return not self._ceiling.take()
 
     def _compile(self) -> None:
-        """Compile what the settings and the position require; the ceiling is measured again."""
+        """Compile the step again and restart the measurement of its ceiling."""
         self.xla_trial.drop("not used, the step became a smaller one")
-        self.compiled.compile()
-        self._watch.other_step(stays=True)
+        self._build_step(self.compiled.setup, self.compiled.source)
+        self._watch.step_changed(stays=True)
         self._ceiling.restart()
 
     def _save(self, *, now: bool = False) -> None:
-        with self._within("checkpoints"):
-            self._saving.save(now=now)
+        with self._time("checkpoints"):
+            self._checkpoints.save(now=now)
 
     def resident(self) -> Resident:
-        """As `Compiled.resident`."""
+        """See `CompiledStep.resident`."""
         return self.compiled.resident(self._state)
 
-    def pass_over_epoch(self) -> None:
-        """Go on with the next epoch without validating this one."""
+    def skip_validation(self) -> None:
+        """End the epoch without validation."""
         self.position.validated, self._in_epoch = True, False
 
     def begin_epoch(self) -> None:
-        """Reset what is counted by epoch, where one begins."""
+        """Reset the values that are counted per epoch, at the start of one."""
         if self._in_epoch:
             return
         self._in_epoch = True
         self.position.loss_sum = self.position.rows = 0.0
         self.built.model.reset_metrics()
-        with self._within("callbacks"):
+        with self._time("callbacks"):
             self._callbacks.on_epoch_begin(self.position.epoch)
 
     def ends_epoch(self) -> bool:
-        """Whether the next call is the last one of its epoch."""
+        """Return whether the next call is the last one of its epoch."""
         position = self.position
         planned = position.next_steps(self.compiled.resolved.steps_per_call)
         return position.in_epoch + planned >= position.per_epoch
 
-    def one_call(self, source: Source) -> bool:
-        """Some steps, what is told of them, and a checkpoint where one is due.
+    def one_call(self, step_input: StepInput) -> bool:
+        """Run some steps, report their results, and write a checkpoint if one is due.
 
         Returns:
-            Whether the data has to be read from elsewhere: the run went back, or took a part only of
-            the rows of a call.
+            Whether the input must be opened again at the new position: after a rollback, or after a
+            call that used only a part of its rows.
         """
-        position, around, ending = self.position, self.around, self.around.ending
+        position, context, preemption = self.position, self.context, self.context.preemption
         planned = position.next_steps(self.compiled.resolved.steps_per_call)
         if planned == 0:
             return False
-        self._settle_xla()
-        turn = self._next_turn(source, planned)
-        steps = turn.steps
+        self._apply_xla_decision()
+        plan = self._plan_call(step_input, planned)
+        steps = plan.steps
         self._callbacks.on_train_batch_begin(position.in_epoch)
-        ending.save_after_call(self._saving.due(after=steps))
+        preemption.save_after_call(self._checkpoints.due(after=steps))
         is_new = self.compiled.program.traced is None
-        with self._guard.placements() as placements, self._within("compile" if is_new else "steps"):
-            look = self._looks_after(steps) or turn.compared
+        with (
+            self._run_health.placements() as placements,
+            self._time("compile" if is_new else "steps"),
+        ):
+            check = self._checks_after(steps) or plan.compared
             ends = position.in_epoch + steps >= position.per_epoch
-            with self.compiled.compiling_is_shown(around.on_wait, ends=ends):
+            with self.compiled.showing_compilation(context.on_wait, ends=ends):
                 ran = self.fitting(
-                    lambda: turn.run(
+                    lambda: plan.run(
                         lambda: self.compiled.run(
-                            source, steps, look=look, ends=ends, program=turn.program
+                            step_input, steps, check=check, ends=ends, program=plan.program
                         )
                     )
                 )
         if ran is None:
             self._go_back("fit in memory")
             return True
-        sums, wall_s = ran
-        done, signals = int(sums.steps), np.asarray(sums.signals)
-        if not bool(sums.finite):
+        totals, wall_s = ran
+        done, signals = int(totals.steps), np.asarray(totals.signals)
+        if not bool(totals.finite):
             at = position.step + done
-            self.around.run_time.stepped(done, wall_s, step=at, wait_s=0.0, first=is_new)
-            self._gone_wrong(position.step + done, loss=float(sums.last_loss))
+            self.context.run_time.stepped(done, wall_s, step=at, wait_s=0.0, first=is_new)
+            self._handle_bad_call(position.step + done, loss=float(totals.last_loss))
             return True
-        # Before anybody can see that there is some.
-        ending.has_work = True
-        self._count(sums, done, wall_s, is_new=is_new)
-        self.xla_trial.took(turn, done, wall_s)
+        # Before anything is visible to others.
+        preemption.has_work = True
+        self._count(totals, done, wall_s, is_new=is_new)
+        self.xla_trial.record_call(plan, done, wall_s)
         if self._calls_timed == 1:
-            self._guard.look_at_step(self.compiled.program.traced, placements)
-            with self._within("tensorboard"):
+            self._run_health.check_step(self.compiled.program.traced, placements)
+            with self._time("tensorboard"):
                 self._watch.graph(self.compiled.program.traced.graph)
-        with self._within("tensorboard"):
+        with self._time("tensorboard"):
             self._watch.after(position.step, steps=done)
         position.validated = position.step % position.per_epoch != 0
         if self._callbacks.reads_batch_logs:
             last = (position.step - 1) % position.per_epoch
-            with self._within("callbacks"):
+            with self._time("callbacks"):
                 self._callbacks.on_train_batch_end(last, self._logs())
         if self._callbacks.stop_training:
-            # As in `fit` the epoch ends here, and is validated.
+            # As in `fit`, the epoch ends here and is validated.
             position.validated, position.over = False, True
         elif signals[0]:
             self._end_early()
         if signals[1] and position.validated:
             self._save()
         elif signals[1]:
-            # The call ends an epoch: the checkpoint is written after the validation.
+            # The call ends an epoch: write the checkpoint after the validation.
             self._saves_after_epoch = True
         return self._window() or (steps < planned and self._feed.whole_calls)
 
-    def _next_turn(self, source: Source, planned: int) -> Turn:
+    def _plan_call(self, step_input: StepInput, planned: int) -> CallPlan:
         steps = self._watch.next_steps(self.position.step, planned)
-        turn = self.xla_trial.next_turn(source, steps, whole=self._feed.whole_calls)
-        if turn.program is not None:
-            self._watch.other_step(stays=False)
-        return turn
+        plan = self.xla_trial.plan_call(step_input, steps, whole=self._feed.whole_calls)
+        if plan.program is not None:
+            self._watch.step_changed(stays=False)
+        return plan
 
-    def _settle_xla(self) -> None:
+    def _apply_xla_decision(self) -> None:
         """Record the decision of the XLA trial; if XLA will be used, write a checkpoint first."""
         decision, position = self.xla_trial.decision, self.position
         if decision is None or position.xla is not None:
@@ -334,70 +373,70 @@ class Run:
             position.timing = Timing()
             self._ceiling.restart()
             self._save()
-            self.xla_trial.adopt()
-            self._watch.other_step(stays=True)
-            self._guard.step_is_made_by(self.compiled.resolved)
+            self.compiled = self.xla_trial.adopted()
+            self._watch.step_changed(stays=True)
+            self._run_health.update_settings(self.compiled.resolved)
 
-    def _looks_after(self, steps: int) -> bool:
-        """Whether the variables are looked at when a call of so many steps has ended.
+    def _checks_after(self, steps: int) -> bool:
+        """Return whether to check the variables after a call with this many steps.
 
-        Of several workers all look alike.
+        All workers must decide alike.
         """
         position = self.position
-        self._unlooked += steps
+        self._unchecked_steps += steps
         looks = (
-            self._unlooked >= LOOK_EVERY
+            self._unchecked_steps >= CHECK_EVERY_STEPS
             or position.in_epoch + steps >= position.per_epoch
             or self.distribution.workers > 1
-            # Who may end the epoch, or is shown what there is, after any call.
+            # These may end the epoch or see the weights after any call.
             or self._callbacks.has_batch_hooks
             or bool(position.skipped)
         )
         if looks:
-            self._unlooked = 0
+            self._unchecked_steps = 0
         return looks
 
     def fitting(self, work: Callable[[], Any]) -> Any:
-        """Do what runs the compiled step; where it does not fit in memory, compile a smaller one.
+        """Call a function that runs the compiled step; if memory runs out, compile a smaller step.
 
         Returns:
-            What it returned; None where the step is a smaller one now, and variables may be at any
+            The function's result; None if the step is smaller now. The variables may then be at any
             step of the call.
         """
         position = self.position
         try:
-            with of_the_user():
+            with unwrap_user_errors():
                 return work()
         except (tf.errors.OpError, MemoryError) as error:
             if give_way(error):
                 return None
-            if self.xla_trial.under_way and is_out_of_memory(error):
-                with self._within("compile"):
+            if self.xla_trial.in_progress and is_out_of_memory(error):
+                with self._time("compile"):
                     self.xla_trial.give_up("not used, memory ran out while it was tried", wait=True)
                 return None
             split = Split(batch_size=position.batch_size, accumulate=position.accumulate)
-            split = self._guard.out_of_memory(error, split)
+            split = self._run_health.out_of_memory(error, split)
         position.batch_size, position.accumulate = split.batch_size, split.accumulate
         self._compile()
         return None
 
-    def _gone_wrong(self, step: int, *, loss: float) -> None:
-        """A step, counted from 0, was not finite; of steps that update at once, it or one before."""
-        if not self.compiled.at_once:
-            self._look_into(step, loss=loss)
+    def _handle_bad_call(self, step: int, *, loss: float) -> None:
+        """Handle a step, counted from 0, that is not finite; deferred checks find it later."""
+        if not self._defers_finite_check:
+            self._handle_bad_step(step, loss=loss)
             return
         self.xla_trial.give_up("not used, a step was not finite while it was tried")
-        self.compiled.at_once = False
+        self._defers_finite_check = False
         self._compile()
         self._go_back()
         _LOG.warning(
-            "a loss or a weight is not finite by step %s: on from step %s, looking at each step",
+            "a loss or a weight is not finite at step %s: resuming from step %s, checking each step",
             step + 1,
             self.position.step,
         )
 
-    def _look_into(self, step: int, *, loss: float) -> None:
-        """A step, counted from 0, was not finite: say why and end, or go back and skip it."""
+    def _handle_bad_step(self, step: int, *, loss: float) -> None:
+        """Explain a step, counted from 0, that is not finite; stop, or roll back and skip it."""
         position, batch = self.position, self.compiled.resolved.global_batch
         at = replace(position, step=step)
         with self._feed.shuffled(self.compiled.calls(at)) as batches:
@@ -406,8 +445,8 @@ class Run:
             element = step_of(element, 0, batch)
         rows = range(at.in_epoch * batch, min((at.in_epoch + 1) * batch, self._feed.rows))
         first = at.epoch * self._feed.rows
-        self._guard.bad_step(
-            self.compiled.load(element),
+        self._run_health.bad_step(
+            self.compiled.source.load(element),
             step=step + 1,
             positions=range(first + rows.start, first + rows.stop),
             rows=self._feed.rows_at(at.epoch, rows.start, rows.stop, seed=self.config.seed),
@@ -417,18 +456,18 @@ class Run:
         self._go_back()
 
     def _go_back(self, must: str = "give finite numbers") -> None:
-        """Be again where the last checkpoint is, but for what has been decided since.
+        """Restore the last checkpoint, except decisions made since then.
 
         Args:
-            must: What the steps that are gone back did not.
+            must: What the steps since then failed to do.
         """
-        found = self._saving.newest()
+        found = self._checkpoints.newest()
         if found is None:
-            # Of one that is only measured nothing is saved.
+            # A measured run saves nothing.
             raise UserError(
-                f"steps that are measured must {must}",
-                got=Plain(f"one of those after step {self.position.step} does not"),
-                fix="`stoker train` finds the step and the layer.",
+                f"measured steps must {must}",
+                got=Plain(f"a step after step {self.position.step} does not"),
+                fix="Run `stoker train`, which names the step and the layer.",
             )
         position = self.position
         before = Position.from_json(found.facts["position"])
@@ -437,43 +476,43 @@ class Run:
             "batch_size": position.batch_size,
             "accumulate": position.accumulate,
             "steps": position.steps,
-            "together": position.together,
+            "steps_per_program": position.steps_per_program,
             "xla": position.xla,
             "xla_why": position.xla_why,
         }
-        # The ceiling is the step's, wherever the run is: `restart` forgets it with the step.
+        # The ceiling belongs to the step, not to the position; `restart` resets it with the step.
         now = position.timing
         timing = replace(before.timing, ceiling_s=now.ceiling_s, ceiling_steps=now.ceiling_steps)
         for name, value in (before.to_json() | decided | {"timing": timing}).items():
             setattr(position, name, value)
-        with self._within("checkpoints"):
-            self._saving.restore(found, decided=False)
-        self.around.run_time.went_back(position.step)
+        with self._time("checkpoints"):
+            self._checkpoints.restore(found, decided=False)
+        self.context.run_time.went_back(position.step)
         self._in_epoch = position.in_epoch > 0 or not position.validated
 
-    def _count(self, sums: Sums, done: int, wall_s: float, *, is_new: bool) -> None:
-        position, around = self.position, self.around
-        loss_sum, rows = float(sums.loss_sum), float(sums.rows)
-        wait_s = position.timing.waited(float(sums.wait_s), wall_s=wall_s)
+    def _count(self, totals: StepTotals, done: int, wall_s: float, *, is_new: bool) -> None:
+        position, context = self.position, self.context
+        loss_sum, rows = float(totals.loss_sum), float(totals.rows)
+        wait_s = position.timing.wait_of_call(float(totals.wait_s), wall_s=wall_s)
         position.step += done
-        around.run_time.stepped(done, wall_s, step=position.step, wait_s=wait_s, first=is_new)
+        context.run_time.stepped(done, wall_s, step=position.step, wait_s=wait_s, first=is_new)
         position.loss_sum += loss_sum
         position.rows += rows
         self._calls_timed += 1
-        # A process's first call holds tracing and the input's start; it counts where it is alone.
+        # The first call of a process includes tracing; it counts only if it is the only one.
         if self._calls_timed == 2 and self._first_counts:
             position.timing = Timing()
         if self._calls_timed == 1:
             self._first_counts = position.timing.steps == 0
-        settles = self._ceiling.settles()
+        follows_window = self._ceiling.follows_window()
         if (self._calls_timed > 1 or self._first_counts) and not (
-            settles and position.timing.steps
+            follows_window and position.timing.steps
         ):
             position.timing.add(steps=done, rows=rows, wall_s=wall_s, wait_s=wait_s)
         if self._calls_timed > 1:
-            self._saving.trained(done, wall_s)
-        around.heartbeat.beat(position.step)
-        self._guard.watch(position.step, loss_sum / rows)
+            self._checkpoints.trained(done, wall_s)
+        context.heartbeat.beat(position.step)
+        self._run_health.update(position.step, loss_sum / rows)
         scalars = {
             "loss": loss_sum / rows,
             catalogue.STEP_TIME_S.name: wall_s / done,
@@ -482,27 +521,29 @@ class Run:
             **self._watch.scalars(rows / wall_s),
         }
         if (ceiling_s := self._ceiling.step_s) is not None:
-            busy_fraction = (ceiling_s / self.compiled.rows_a_step) / (wall_s / rows)
+            busy_fraction = (ceiling_s / self.compiled.source.rows_per_step) / (wall_s / rows)
             scalars[catalogue.BUSY_FRACTION.name] = busy_fraction
-        with self._within("tensorboard"):
-            around.writer.write(position.step, scalars)
-        # What a person sees: the epoch's loss, and no speed of a call that is only an epoch's rest.
+        with self._time("tensorboard"):
+            context.writer.write(position.step, scalars)
+        # Show the loss of the epoch, and no speed for a call that is shorter than usual.
         whole = done == self.compiled.resolved.steps_per_call or self._calls_timed == 1
-        self._tell((scalars if whole else {}) | {"loss": position.loss_sum / position.rows})
+        self._report_progress(
+            (scalars if whole else {}) | {"loss": position.loss_sum / position.rows}
+        )
 
     def end_epoch(self, eval_batches: EvalBatches) -> None:
-        """Validate, tell the callbacks, and keep the state where it is the best."""
+        """Validate, call the callbacks, and keep the state if it is the best one."""
         position = self.position
-        # A callback may have stopped it before its last step.
+        # A callback may have stopped the epoch before its last step.
         epoch = -(-position.step // position.per_epoch)
         if self._in_epoch and position.rows:
             position.metrics = self._logs()
-            # A validation that is given up is begun anew, and has used the metrics' variables.
+            # An aborted validation is repeated, and has used the variables of the metrics.
             position.rows = 0.0
         position.metrics = metrics = position.metrics | self._validated(eval_batches)
-        self._guard.look_at_traces(self.compiled.program.run_fed)
+        self._run_health.check_traces(self.compiled.program.multi_step)
         better = is_better(metrics, position, epoch=epoch, config=self.config)
-        with self._within("callbacks"):
+        with self._time("callbacks"):
             metrics = self._callbacks.on_epoch_end(epoch - 1, metrics)
         position.validated, self._in_epoch = True, False
         stopped = position.over or self._callbacks.stop_training
@@ -512,12 +553,12 @@ class Run:
         if better:
             position.best_epoch, position.best_metrics = epoch, finite_of(metrics)
             self._keep_best(metrics)
-        goodput = self.around.run_time.goodput
+        goodput = self.context.run_time.goodput
         times = {} if goodput is None else {catalogue.GOODPUT.name: goodput}
-        with self._within("tensorboard"):
+        with self._time("tensorboard"):
             times[catalogue.EPOCH.name] = float(epoch)
-            self.around.writer.write(position.step, metrics | times)
-        self._tell(metrics)
+            self.context.writer.write(position.step, metrics | times)
+        self._report_progress(metrics)
         if self._ends_alone() and not position.over:
             self._end_early()
         if self._saves_after_epoch:
@@ -526,33 +567,33 @@ class Run:
                 self._save()
 
     def _keep_best(self, metrics: Mapping[str, float]) -> None:
-        with self._within("checkpoints"):
-            self._saving.keep_best(metrics[self.config.monitor])
+        with self._time("checkpoints"):
+            self._checkpoints.keep_best(metrics[self.config.monitor])
 
     def _validated(self, eval_batches: EvalBatches) -> dict[str, float]:
-        self.around.heartbeat.enter("validate")
+        self.context.heartbeat.enter("validate")
         try:
             with (
-                self._within("validation"),
+                self._time("validation"),
                 self._average.in_place() if self._average else nullcontext(),
-                of_the_user(),
+                unwrap_user_errors(),
             ):
                 validated = self._validate(eval_batches, self._callbacks)
-        except GivenUpError:
+        except ValidationAbortedError:
             self._end_early()
-        self.around.heartbeat.enter("train")
+        self.context.heartbeat.enter("train")
         return validated
 
     def end(self, eval_batches: EvalBatches) -> None:
-        """The last word to the callbacks, and the last checkpoint.
+        """Call the callbacks' end hooks, and write the last checkpoint.
 
-        Weights that a callback has changed at the end, such as EarlyStopping's or an average of its
-        own, are validated too, and are what is kept where they are better than the best epoch's.
+        If a callback changes the weights at the end, such as EarlyStopping or an averaging
+        callback, they are validated too, and kept if they are better than the best epoch.
         """
         position = self.position
         self.xla_trial.give_up("not used, the training ended before XLA could be compared")
         if position.xla is None and (decision := self.xla_trial.decision) is not None:
-            # Not used by any step: what it would have been is for the next run to find out.
+            # No step used it, so the next run must find out again.
             position.xla, position.xla_why = False, decision.why
         changed = self._end_callbacks()
         if changed:
@@ -561,15 +602,15 @@ class Run:
             if is_better(metrics, position, epoch=epoch, config=self.config):
                 position.best_epoch, position.best_metrics = epoch, finite_of(metrics)
                 self._keep_best(metrics)
-        with self._within("validation"):
-            self._hold_to_reference()
+        with self._time("validation"):
+            self._compare_decoders()
         if changed or not self._was_over:
             self._save(now=True)
 
     def _end_callbacks(self) -> bool:
-        """Tell the callbacks of the end; return whether one of them has changed the weights."""
-        with self._within("callbacks"):
-            if not self.around.callbacks:
+        """Call the callbacks' end hooks; return whether one of them changed the weights."""
+        with self._time("callbacks"):
+            if not self.context.callbacks:
                 self._callbacks.on_train_end(self.position.metrics)
                 return False
             before = self._state.capture()
@@ -578,60 +619,60 @@ class Run:
         names = [name for name in before if name.startswith("model/")]
         return not all(np.array_equal(before[name], after[name]) for name in names)
 
-    def _hold_to_reference(self) -> None:
-        """Where validation went by a quicker decoder than serving does: do the best weights agree?
+    def _compare_decoders(self) -> None:
+        """Check the best weights with serving's decoder if validation used a faster one.
 
-        Not with several workers, of which each would have to look at every row.
+        Skipped with several workers, each of which would have to read every row.
         """
-        held_out = self._held_out
+        held_out = self._eval_feed
         has_quicker = isinstance(held_out, Feed) and held_out.by_reference() is not None
         if self.distribution.workers > 1 or not has_quicker or not self.built.outputs_of_classes:
             return
-        self.around.heartbeat.enter("validate")
+        self.context.heartbeat.enter("validate")
         last, position = self._state.capture(), self.position
         with self.distribution.strategy.scope():
-            self._state.restore(self._saving.best_arrays())
+            self._state.restore(self._checkpoints.best_arrays())
         with self._average.in_place() if self._average else nullcontext():
             position.best_metrics, self.agreement = agreed_metrics(
                 self.built,
                 held_out,
                 position.best_metrics,
                 batch_size=EVAL_BATCHES * self.compiled.resolved.batch_size,
-                validate=self._validated_by,
+                validate=self._validate_feed,
             )
         with self.distribution.strategy.scope():
             self._state.restore(last)
-        self.around.heartbeat.enter("train")
+        self.context.heartbeat.enter("train")
 
-    def _validated_by(self, feed: AnyFeed) -> dict[str, float]:
-        """The metrics of another feed of the eval split; the user's callbacks have had their end."""
-        weights = weights_of_choice(self.built.model, self.config)
-        load = as_the_model_takes(feed.load, self.built.model, class_weight=weights)
+    def _validate_feed(self, feed: AnyFeed) -> dict[str, float]:
+        """Return the metrics of another feed of the eval split; without the user's callbacks."""
+        weights = validation_class_weights(self.built.model, self.config)
+        load = adapt_load(feed.load, self.built.model, class_weight=weights)
         validate = make_validate(self.built, load, distribution=self.distribution)
         with feed.in_order(batch_size=EVAL_BATCHES * self.compiled.resolved.batch_size) as batches:
             return validate(batches, Callbacks(self.built.model, [], steps=1, epochs=1))
 
     def close(self) -> None:
-        """Close what callbacks and watchers hold open, where the run ends before its end."""
+        """Close callbacks and watchers if the run ends early."""
         self._watch.close(self.position.step)
         self._callbacks.close()
 
     def _ends_alone(self) -> bool:
-        """Whether this process may end here; of several workers none does outside of a step."""
-        return self.around.ending.asked and self.distribution.workers == 1
+        """Return whether to stop now; one of several workers stops only inside a step."""
+        return self.context.preemption.requested and self.distribution.workers == 1
 
     def _end_early(self) -> NoReturn:
         self._save(now=True)
-        raise self.around.ending.end(step=self.position.step, steps=self.position.steps)
+        raise self.context.preemption.end_error(step=self.position.step, steps=self.position.steps)
 
     def _loaded_sample(self) -> Any:
         most = self.position.batch_size
-        return self.compiled.load(
-            tf.nest.map_structure(lambda tensor: tensor[:most], self.compiled.sample)
+        return self.compiled.source.load(
+            tf.nest.map_structure(lambda tensor: tensor[:most], self.compiled.source.sample)
         )
 
     def input_specs(self) -> Any:
-        """What the model is called with in a step, nested `tf.TensorSpec`s; None if not all are dense."""
+        """Return the model's inputs as nested `tf.TensorSpec`s; None if not all are dense."""
         specs = tf.nest.map_structure(
             tf.type_spec_from_value, self.built.adapt(self._loaded_sample()[0])
         )
@@ -639,19 +680,19 @@ class Run:
         return specs if dense else None
 
     def _loss_of_sample(self) -> tf.Tensor:
-        """The loss of one pass over the resident batch, as in a step."""
+        """Return the loss of one pass over the resident batch, as in a step."""
         model, batch = self.built.model, self._loaded_sample()
-        with losses_are_means():
+        with unscaled_losses():
             outputs = model(self.built.adapt(batch[0]), training=True)
-            return loss_of(model, told(batch, outputs), training=True)
+            return loss_of(model, loss_arguments(batch, outputs), training=True)
 
     def _logs(self) -> dict[str, float]:
         loss = self.position.loss_sum / self.position.rows
         return {"loss": loss} | results(self.built.model)
 
-    def _tell(self, scalars: Mapping[str, float]) -> None:
+    def _report_progress(self, scalars: Mapping[str, float]) -> None:
         position = self.position
-        self.around.on_progress(
+        self.context.on_progress(
             Progress(
                 step=position.step,
                 steps=position.steps,
@@ -671,10 +712,10 @@ class Run:
 
     @property
     def resolved(self) -> ResolvedTraining:
-        """What every `auto` is in the step that is used now."""
+        """The value of each `auto` in the current step."""
         resolved, why = self.compiled.resolved, self.xla()["why"]
         return replace(resolved, why={**resolved.why, "xla": why}) if why else resolved
 
     def health(self) -> dict[str, Any]:
-        """What was found and done, as JSON values."""
-        return self._guard.record()
+        """Return findings and actions as JSON values."""
+        return self._run_health.record()

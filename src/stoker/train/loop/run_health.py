@@ -1,4 +1,4 @@
-"""What is watched while training runs, and what is decided when its numbers go wrong."""
+"""Checks a run while it trains, and decides what to do about bad numbers and lack of memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import keras
 import tensorflow as tf
 
 from stoker.core.finding import Finding
-from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.monitor import check_choice
+from stoker.train.config import ResolvedTraining
+from stoker.train.context.monitor import check_unweighted_monitor
+from stoker.train.context.run_context import RunSetup
 from stoker.train.health.degradation import (
     check_host_sync,
     check_idle_devices,
@@ -29,35 +30,20 @@ from stoker.train.health.placement import check_placement, collected_placements
 from stoker.train.health.precision import check_outputs
 from stoker.train.health.rollback import NanConfig, Rollbacks
 from stoker.train.health.tensor_cores import check_tensor_cores
-from stoker.train.setup.build_model import BuiltModel
-from stoker.train.setup.strategy import Distribution
-from stoker.train.step.custom_train_step import has_own_step
+from stoker.train.step.custom_train_step import has_custom_train_step
 from stoker.train.step.oom import Reduction, Split, does_not_fit, is_out_of_memory, reduce_batch
 
 _LOG = logging.getLogger(__name__)
 
 
-class Guard:
-    """Divergence, the loss scale, steps that are not finite, memory; its state is JSON."""
+class RunHealth:
+    """Watches divergence, loss scale, non-finite steps and memory; its state is JSON."""
 
-    def __init__(
-        self,
-        built: BuiltModel,
-        *,
-        config: TrainConfig,
-        resolved: ResolvedTraining,
-        distribution: Distribution,
-    ) -> None:
-        """Stand by one run.
-
-        Args:
-            built: The compiled model.
-            config: What the user wants done.
-            resolved: What the `auto`s became.
-            distribution: Over what the model is spread.
-        """
-        self._built, self._config, self._resolved = built, config, resolved
-        self._distribution = distribution
+    def __init__(self, setup: RunSetup) -> None:
+        """Start without findings."""
+        self._built, self._resolved = setup.built, setup.resolved
+        self._config = config = setup.config
+        self._distribution = setup.distribution
         self._divergence = Divergence(config.divergence)
         self._loss_scale = LossScaleWatch()
         self._rollbacks = Rollbacks(NanConfig(on_nan=config.on_nan, nan_budget=config.nan_budget))
@@ -65,34 +51,34 @@ class Guard:
         self.findings: list[Finding] = []
         self._placed = False
 
-    def watch(self, step: int, loss: float) -> None:
-        """Look at the loss of a call, and at the loss scale."""
-        self._say(self._divergence.update(step, loss))
+    def update(self, step: int, loss: float) -> None:
+        """Check the loss of a call, and the loss scale."""
+        self._report(self._divergence.update(step, loss))
         optimizer = self._built.model.optimizer
         if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
-            self._say(self._loss_scale.update(step, _number(optimizer.dynamic_scale)))
+            self._report(self._loss_scale.update(step, _number(optimizer.dynamic_scale)))
 
-    def look_at_model(self, answers: Any) -> None:
-        """Before the first step: where the model is, and what its last layer computes in.
+    def check_model(self, answers: Any) -> None:
+        """Check, before the first step, the model's placement and the dtype of its outputs.
 
         Args:
-            answers: The model's outputs on some rows.
+            answers: The model's outputs for some rows.
 
         Raises:
-            CheckFailed: the model was built where the strategy does not see it.
+            CheckFailed: The model was built outside the strategy's scope.
         """
         variables = self._built.model.variables
         gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
         if self._distribution.name in ("mirrored", "multi_worker", "tpu"):
-            self._say(check_scope(variables, self._distribution.strategy))
+            self._report(check_scope(variables, self._distribution.strategy))
         else:
-            self._say(check_idle_devices(variables, gpus))
-        self._say(check_outputs(self._built.model, answers))
-        self._say(check_choice(self._built.model, self._config))
-        self._say(check_keras_distribution())
+            self._report(check_idle_devices(variables, gpus))
+        self._report(check_outputs(self._built.model, answers))
+        self._report(check_unweighted_monitor(self._built.model, self._config))
+        self._report(check_keras_distribution())
 
-    def step_is_made_by(self, resolved: ResolvedTraining) -> None:
-        """Set how the step is built from now on, for messages about a bad one.
+    def update_settings(self, resolved: ResolvedTraining) -> None:
+        """Set the settings with which the step is built from now on.
 
         Args:
             resolved: The settings, possibly changed by a trial of XLA.
@@ -100,44 +86,44 @@ class Guard:
         self._resolved = resolved
 
     def placements(self) -> AbstractContextManager[list[Any]]:
-        """Around a call of the compiled step: where its operations run, the first time."""
+        """Return a context for the first call of the step that records where its operations run."""
         first, self._placed = not self._placed, True
         if first and tf.config.list_logical_devices("GPU"):
             return collected_placements()
         return nullcontext([])
 
-    def look_at_step(self, step: Any, placements: Sequence[Any]) -> None:
-        """After the first call of the compiled step: what became of it.
+    def check_step(self, step: Any, placements: Sequence[Any]) -> None:
+        """Check the compiled step after its first call.
 
         Args:
             step: A traced concrete function.
-            placements: Of its operations, as `collected_placements` saw them.
+            placements: From `collected_placements`.
         """
-        self._say(check_placement(placements))
-        self._say(check_host_sync(step))
+        self._report(check_placement(placements))
+        self._report(check_host_sync(step))
         if self._resolved.xla:
-            self._say(check_xla(step))
+            self._report(check_xla(step))
         if self._resolved.precision != "float32":
-            self._say(check_tensor_cores(step, batch_size=self._resolved.batch_size))
+            self._report(check_tensor_cores(step, batch_size=self._resolved.batch_size))
 
-    def look_at_traces(self, function: Any) -> None:
-        """At the end of an epoch: how often the step was traced."""
-        self._say(check_retraces(function))
+    def check_traces(self, function: Any) -> None:
+        """Check, at the end of an epoch, how often the step was traced."""
+        self._report(check_retraces(function))
 
     def bad_step(
         self, batch: Any, *, step: int, positions: range, rows: Sequence[int], loss: float
     ) -> None:
-        """Go back where the user wants that, else end with the layer that began it.
+        """Roll back if `train.on_nan` allows it, else end with an error that names the layer.
 
         Args:
-            batch: The step's batch; the model is as it was before it.
-            step: Its number, from 1.
+            batch: The step's batch; the model is in the state before the step.
+            step: Number of the step, from 1.
             positions: Its samples in the order of the whole run.
-            rows: The same as rows of the data.
+            rows: The same samples as rows of the data.
             loss: Its loss.
 
         Raises:
-            UserError: the run ends.
+            UserError: The run ends.
         """
         model = self._built.model
         bad = BadStep(
@@ -147,41 +133,41 @@ class Guard:
             learning_rate=_number(model.optimizer.learning_rate),
             precision=self._resolved.precision,
             xla=self._resolved.xla,
-            has_written=has_own_step(model),
+            already_applied=has_custom_train_step(model),
         )
         found = self._first_bad_values(batch)
         error = bad_step_error(bad, found)
         of_batch = () if found is None else found.rows
         bad_rows = tuple(int(rows[row]) for row in of_batch if row < len(rows))
         self._rollbacks.decide(bad, error, bad_rows=bad_rows)
-        _LOG.warning("%s Going back, and on without its samples.", error.line())
+        _LOG.warning("%s Rolling back, and continuing without its samples.", error.line())
 
     def _first_bad_values(self, batch: Any) -> BadValues | None:
         try:
             return first_bad_values(self._built.model, batch, adapt=self._built.adapt)
         except (tf.errors.OpError, MemoryError) as error:
-            # It holds the activations of the whole global batch at once.
+            # This holds the activations of the whole global batch in memory.
             if not is_out_of_memory(error):
                 raise
             return None
 
     def out_of_memory(self, error: Exception, split: Split) -> Split:
-        """The smaller batch after a step that did not fit.
+        """Return a smaller batch after a step that did not fit in memory.
 
         Raises:
-            ConfigError: `train.on_oom: stop`, several workers, or no smaller batch; with the figure.
-            Exception: the same, where memory is not what failed.
+            ConfigError: `train.on_oom: stop`, several workers, or no smaller batch; with the size.
+            Exception: The same error, if memory was not the cause.
         """
         if not is_out_of_memory(error):
             raise error
         if self._config.on_oom == "stop":
             raise does_not_fit(split, error) from error
         if self._distribution.workers > 1:
-            several = "several workers would have to agree on a smaller one, and one alone ran out"
+            several = "all workers would have to agree on a smaller one, and only one ran out"
             raise does_not_fit(split, error, uncut=several) from error
-        if has_own_step(self._built.model):
+        if has_custom_train_step(self._built.model):
             name = type(self._built.model).__name__
-            own = f"{name}.train_step takes a batch whole, and cannot be given it in parts"
+            own = f"{name}.train_step takes a whole batch, which cannot be split"
             raise does_not_fit(split, error, uncut=own, accumulates=False) from error
         reduction = reduce_batch(split, error)
         self.reductions.append(reduction)
@@ -189,7 +175,7 @@ class Guard:
         return reduction.after
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint's facts."""
+        """Return the state for a checkpoint."""
         return {
             "divergence": self._divergence.state(),
             "loss_scale": self._loss_scale.state(),
@@ -197,11 +183,11 @@ class Guard:
         }
 
     def restore(self, state: Mapping[str, Any], *, decided: bool = True) -> None:
-        """Go on from what `state` returned.
+        """Restore the result of `state`.
 
         Args:
-            state: Of a checkpoint.
-            decided: Take what was decided too: not where a rollback itself goes back.
+            state: From a checkpoint.
+            decided: Restore the rollbacks too; False if a rollback itself restores.
         """
         self._divergence.restore(state["divergence"])
         self._loss_scale.restore(state["loss_scale"])
@@ -209,14 +195,14 @@ class Guard:
             self._rollbacks.restore(state["rollbacks"])
 
     def record(self) -> dict[str, Any]:
-        """For the run's record: what was found and done, as JSON."""
+        """Return findings and actions as JSON values."""
         return {
             **self._rollbacks.state(),
             "reductions": [reduction.message for reduction in self.reductions],
             "findings": [finding.line() for finding in self.findings],
         }
 
-    def _say(self, finding: Finding | None) -> None:
+    def _report(self, finding: Finding | None) -> None:
         if finding is None:
             return
         if finding.severity == "error":
@@ -227,5 +213,5 @@ class Guard:
 
 
 def _number(scalar: Any) -> float:
-    """A Keras variable, on one device or on all replicas, or a schedule's tensor."""
+    """Convert a Keras variable, on one device or all replicas, or a schedule's tensor."""
     return float(tf.convert_to_tensor(getattr(scalar, "value", scalar)).numpy())

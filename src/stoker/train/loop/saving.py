@@ -1,4 +1,4 @@
-"""What a run's checkpoints hold, and which state of it is the best so far."""
+"""Writes and restores the checkpoints of a run, including the best state so far."""
 
 from __future__ import annotations
 
@@ -10,60 +10,57 @@ from numpy.typing import NDArray
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.seeds import host_seeds, restore_host_seeds
 from stoker.train.checkpoints.state import TrainingState
-from stoker.train.checkpoints.store import Found, best, newest_good
+from stoker.train.checkpoints.store import VerifiedCheckpoint, best, newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.context.position import Position
-from stoker.train.context.run_context import Surroundings
-from stoker.train.loop.run_health import Guard
-from stoker.train.setup.strategy import Distribution
+from stoker.train.context.run_context import RunSetup
+from stoker.train.loop.run_health import RunHealth
 
 
-class Saving:
-    """The state of a run: on its way to the disk, and back."""
+class RunCheckpoints:
+    """The checkpoints of a run."""
 
     def __init__(
         self,
         state: TrainingState,
         callbacks: Callbacks,
-        guard: Guard,
+        run_health: RunHealth,
         position: Position,
-        *,
-        distribution: Distribution,
-        around: Surroundings,
+        setup: RunSetup,
         writer: CheckpointWriter | None,
     ) -> None:
-        """Save what these hold; nothing where there is no writer."""
-        self._state, self._callbacks, self._guard = state, callbacks, guard
-        self._position, self._distribution, self._around = position, distribution, around
-        self._writer = writer
+        """Store the arguments; without a writer nothing is written."""
+        self._state, self._callbacks, self._run_health = state, callbacks, run_health
+        self._position, self._writer = position, writer
+        self._distribution, self._context = setup.distribution, setup.context
         self._best: tuple[dict[str, NDArray[Any]], dict[str, Any], int, float] | None = None
 
     def due(self, *, after: int) -> bool:
-        """Whether it is time for a checkpoint once the run has done this many more steps."""
+        """Return whether a checkpoint is due after this many more steps."""
         return self._writer is not None and self._writer.due(self._position.step + after)
 
     def trained(self, steps: int, wall_s: float) -> None:
-        """So many steps have taken so long."""
+        """Record that some steps took this long."""
         if self._writer is not None:
             self._writer.trained(steps, wall_s)
 
     def keep_best(self, monitored: float) -> None:
-        """What there is now is the best so far, by this value."""
+        """Keep the current state as the best one, with its monitored value."""
         self._best = (*self._captured(), self._position.step, monitored)
 
     def best_arrays(self) -> dict[str, NDArray[Any]]:
-        """The best state so far."""
+        """Return the best state so far."""
         if self._best is not None:
             return self._best[0]
         if self._writer is not None:
             self._writer.wait()
-        return best(self._around.checkpoints).arrays()
+        return best(self._context.checkpoints).arrays()
 
     def save(self, *, now: bool = False) -> None:
-        """Write the best state, where it is not on the disk yet, and this one.
+        """Write the best state, if it is not on the disk yet, and the current one.
 
         Args:
-            now: Return when they are on the disk.
+            now: Wait until they are on the disk.
         """
         begun_s = time.monotonic()
         kept, self._best = self._best, None
@@ -72,7 +69,7 @@ class Saving:
                 arrays, facts, step, monitored = kept
                 self._writer.save(arrays, facts, step=step, monitored=monitored)
             kept = None
-        # Of one step there is one checkpoint: that of the best, whatever a callback did after it.
+        # There is one checkpoint per step: the best state, whatever a callback did after it.
         arrays, facts = self._captured() if kept is None else kept[:2]
         if self._writer is None:
             return
@@ -82,31 +79,31 @@ class Saving:
         if now:
             self._writer.wait()
 
-    def newest(self) -> Found | None:
-        """The newest good checkpoint, which the state goes back to; None where nothing is saved."""
+    def newest(self) -> VerifiedCheckpoint | None:
+        """Return the newest good checkpoint for a rollback; None if nothing is saved."""
         self._best = None
         if self._writer is not None:
             self._writer.wait()
         if self._distribution.workers > 1:
-            # All of them meet here: the chief's checkpoint is on the disk.
+            # A barrier: after it the chief's checkpoint is on the disk.
             self._state.capture()
-        return newest_good(self._around.checkpoints)
+        return newest_good(self._context.checkpoints)
 
-    def restore(self, found: Found, *, decided: bool = True) -> None:
-        """Be what a checkpoint holds.
+    def restore(self, found: VerifiedCheckpoint, *, decided: bool = True) -> None:
+        """Restore a checkpoint.
 
         Args:
             found: The checkpoint.
-            decided: Whether what was decided on the way is taken from it too.
+            decided: Whether to restore the decisions made during the run too.
         """
         arrays = found.arrays()
         with self._distribution.strategy.scope():
             self._state.restore(arrays)
         restore_host_seeds(found.facts["host_seeds"])
         self._callbacks.set_state(found.facts["callbacks"], arrays)
-        self._guard.restore(found.facts["guard"], decided=decided)
+        self._run_health.restore(found.facts["guard"], decided=decided)
         position = self._position
-        self._around.writer.rewind(position.step, validated=position.validated)
+        self._context.writer.rewind(position.step, validated=position.validated)
 
     def _captured(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         facts, arrays = self._callbacks.state()
@@ -114,5 +111,5 @@ class Saving:
             "position": self._position.to_json(),
             "callbacks": facts,
             "host_seeds": host_seeds(),
-            "guard": self._guard.state(),
+            "guard": self._run_health.state(),
         }

@@ -1,4 +1,4 @@
-"""The loss and the metrics over the eval split, spread over the replicas as a step is."""
+"""Computes the loss and the metrics of the eval split, distributed over replicas."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import tensorflow as tf
 from stoker.data.feed.options import begun_early
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.seeds import keras_seeds, use_keras_seeds
-from stoker.train.model.keras_model import loss_of, overrides, run_own_step, tell_metrics
+from stoker.train.model.keras_model import loss_of, overrides, run_custom_step, update_metrics
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution
 from stoker.train.setup.whole_batches import Share, shares
-from stoker.train.step.step import Batch, losses_are_means, part_of_replica, rows_of, told
+from stoker.train.step.step import Batch, loss_arguments, part_of_replica, rows_of, unscaled_losses
 
 UNREAD = 2
 """Batches that may be in progress while the next one is prepared; the host does not wait."""
 
 Validate = Callable[["tf.data.Dataset[Any] | EvalBatches", Callbacks], dict[str, float]]
-"""The eval split's batches, and who is told of them -> `val_loss` and each metric with `val_`."""
+"""Batches of the eval split, callbacks -> `val_loss` and each metric with `val_`."""
 
 
 class EvalBatches:
@@ -54,8 +54,8 @@ class EvalBatches:
         return iter(self._batches) if begun is None else begun
 
 
-class GivenUpError(Exception):
-    """A validation was given up: nothing of it counts."""
+class ValidationAbortedError(Exception):
+    """A validation was aborted; its results do not count."""
 
 
 def make_validate(
@@ -63,17 +63,18 @@ def make_validate(
     load: Callable[[Any], Batch],
     *,
     distribution: Distribution,
-    gives_up: Callable[[], bool] = lambda: False,
+    should_abort: Callable[[], bool] = lambda: False,
 ) -> Validate:
-    """A function that validates: by the user's `test_step` where the model has one.
+    """Return a function that validates, with the user's `test_step` if there is one.
 
-    Every worker reads the whole split and looks at its part of each batch.
+    Every worker reads the whole split and evaluates its part of each batch.
 
     Args:
         built: The compiled model.
-        load: The feed's way from an element, or a part of it, to a batch.
-        distribution: Over what a batch is spread.
-        gives_up: Asked before each batch; the function raises GivenUpError where it says so.
+        load: Converts an element, or a part of it, to a batch.
+        distribution: Devices that share a batch.
+        should_abort: Called before each batch; if it returns True, the function raises
+            ValidationAbortedError.
     """
     model = built.model
     make_look = _look_at_shares if distribution.takes_whole_batches else _look_at_elements
@@ -87,8 +88,8 @@ def make_validate(
         model.reset_metrics()
         seen = _Seen()
         for number, element in enumerate(batches):
-            if gives_up():
-                raise GivenUpError
+            if should_abort():
+                raise ValidationAbortedError
             callbacks.on_test_batch_begin(number)
             seen.add(look_at(element))
             if callbacks.reads_test_logs:
@@ -102,21 +103,21 @@ def make_validate(
     return validate
 
 
-Sums = list[tuple[tf.Tensor, tf.Tensor]]
+LossSums = list[tuple[tf.Tensor, tf.Tensor]]
 """For each part of a batch: the sum of the loss over its rows, and their number."""
 
-LookingAt = Callable[[Any], Callable[[Any], Sums]]
-"""What elements look like -> a function of an element."""
+LookingAt = Callable[[Any], Callable[[Any], LossSums]]
+"""Structure of the elements -> a function of an element."""
 
 
 class _Seen:
     """The batches of a validation so far; the device may still compute those not read yet."""
 
     def __init__(self) -> None:
-        self._unread: deque[Sums] = deque()
+        self._unread: deque[LossSums] = deque()
         self._total = self._count = 0.0
 
-    def add(self, sums: Sums) -> None:
+    def add(self, sums: LossSums) -> None:
         """Add a batch that was started."""
         self._unread.append(sums)
         if len(self._unread) > UNREAD:
@@ -137,7 +138,7 @@ class _Seen:
 def _look_at_elements(
     built: BuiltModel, load: Callable[[Any], Batch], distribution: Distribution
 ) -> LookingAt:
-    """Every replica is given the element and cuts its part out, of any number of rows."""
+    """Pass each element to all replicas, which cut out their parts, of any number of rows."""
     strategy, look = distribution.strategy, _make_look(built)
     seeds = keras_seeds(strategy)
 
@@ -145,7 +146,7 @@ def _look_at_elements(
         use_keras_seeds(seeds)
         if not distribution.shares_batches:
             return look(load(element))
-        first, rows = part_of_replica(rows_of(element), distribution, own_rows=False)
+        first, rows = part_of_replica(rows_of(element), distribution, worker_rows_only=False)
         part = tf.nest.map_structure(lambda tensor: tensor[first : first + rows], element)
         none = tf.constant(0.0), tf.constant(0.0)
         return tf.cond(rows > 0, lambda: look(load(part)), lambda: none)
@@ -154,11 +155,11 @@ def _look_at_elements(
     def step(element: Any) -> tuple[tf.Tensor, tf.Tensor]:
         return _summed(strategy, strategy.run(replica, args=(element,)))
 
-    def look_at(element: Any) -> Sums:
+    def look_at(element: Any) -> LossSums:
         return [step(element)]
 
-    def looking_at(spec: Any) -> Callable[[Any], Sums]:
-        # Of any number of rows, as in `fit`: Keras would weigh a batch by rows that it knows.
+    def looking_at(spec: Any) -> Callable[[Any], LossSums]:
+        # Trace for any number of rows, as in `fit`: Keras would use a known number as a weight.
         step.get_concrete_function(_of_any_rows(spec))
         return look_at
 
@@ -168,7 +169,7 @@ def _look_at_elements(
 def _look_at_shares(
     built: BuiltModel, load: Callable[[Any], Batch], distribution: Distribution
 ) -> LookingAt:
-    """Every replica is handed its rows, finished on the host, always as many."""
+    """Give every replica equally many rows, prepared on the host."""
     strategy, look = distribution.strategy, _make_look(built)
     seeds = keras_seeds(strategy)
 
@@ -181,14 +182,14 @@ def _look_at_shares(
     def step(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
         return _summed(strategy, strategy.run(replica, args=share))
 
-    def look_at(element: Any) -> Sums:
+    def look_at(element: Any) -> LossSums:
         return [step(share) for share in shares(load(element), strategy)]
 
     return lambda spec: look_at  # noqa: ARG005 - each size has a step of its own
 
 
 def _make_look(built: BuiltModel) -> Callable[[Batch], tuple[tf.Tensor, tf.Tensor]]:
-    """In a replica: a batch -> the mean loss over its rows x their number, and that number."""
+    """Per replica: a batch -> mean loss over its rows x their number, and that number."""
     loss_of_batch = _make_loss(built)
 
     def look(batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
@@ -210,25 +211,25 @@ def _of_any_rows(spec: Any) -> Any:
 
 
 def _make_loss(built: BuiltModel) -> Callable[[Batch], tf.Tensor]:
-    """In a replica: a batch -> the mean loss over its rows; the metrics are told of it."""
+    """Per replica: a batch -> mean loss over its rows; updates the metrics."""
     model = built.model
 
     def by_test_step(batch: Batch) -> tf.Tensor:
-        logs = run_own_step(model, "test_step", (built.adapt(batch[0]), *batch[1:]))
+        logs = run_custom_step(model, "test_step", (built.adapt(batch[0]), *batch[1:]))
         return tf.reduce_mean(logs["loss"])
 
     def by_loss(batch: Batch) -> tf.Tensor:
         outputs = model(built.adapt(batch[0]), training=False)
-        with losses_are_means():
-            loss = loss_of(model, told(batch, outputs), training=False)
-        tell_metrics(model, told(batch, outputs))
+        with unscaled_losses():
+            loss = loss_of(model, loss_arguments(batch, outputs), training=False)
+        update_metrics(model, loss_arguments(batch, outputs))
         return loss
 
     return by_test_step if "test_step" in overrides(model) else by_loss
 
 
 def results(model: Any, prefix: str = "") -> dict[str, float]:
-    """The metrics as they stand; the loss where the user's own step keeps it, else without."""
+    """Return the current metrics; with the loss only if the user's own step tracks it."""
     found = {name: float(value) for name, value in model.get_metrics_result().items()}
     if not _tracks_loss(model):
         found.pop("loss", None)
@@ -236,6 +237,6 @@ def results(model: Any, prefix: str = "") -> dict[str, float]:
 
 
 def _tracks_loss(model: Any) -> bool:
-    """Whether a metric named `loss` has been told of any batch: only a user's own step does so."""
+    """Return whether the metric named `loss` was updated: only a user-defined step does so."""
     means = [metric for metric in model.metrics if metric.name == "loss"]
     return bool(means) and hasattr(means[-1], "count") and means[-1].count.numpy() > 0

@@ -1,1 +1,1 @@
-"""Measures a training without training: windows, calls, and what a step consists of."""
+"""Measurements of a training run: windows, calls, and the parts of a step."""

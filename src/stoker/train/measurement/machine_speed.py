@@ -1,4 +1,4 @@
-"""How quick the machine itself is just now, at what does not depend on the training."""
+"""Measures the current speed of the machine with work that does not depend on the training."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import numpy as np
 import tensorflow as tf
 
 CPU_SIZE = 48
-"""Rows and columns of what a core multiplies: so few that NumPy leaves them to one thread."""
+"""Rows and columns of the matrices on a CPU: so few that NumPy uses one thread."""
 
 GPU_SIZE = 2048
-"""The same of a GPU: 17 GFLOP, some ms at most; three of them are 50 MB."""
+"""The same for a GPU: 17 GFLOP, some ms at most; three matrices take 50 MB."""
 
-AT_ONCE = 50
-"""Products between two looks at the clock."""
+PRODUCTS_PER_CHECK = 50
+"""Products between two readings of the clock."""
 
 
-class Pace:
-    """The same products of matrices, whenever it is asked.
+class MachineSpeed:
+    """Multiplies the same matrices whenever it is called.
 
-    On a CPU by one thread and by its CPU time: the training's own threads, and others that take the
-    cores, leave it as it is; another clock, or a neighbour on the same physical core, does not. On a
-    GPU by the device, waited for.
+    On a CPU it uses one thread and its CPU time: other threads that take the cores do not change
+    the result; another clock rate, or a neighbor on the same physical core, does. On a GPU it waits
+    for the device.
     """
 
     def __init__(self) -> None:
-        """Make the matrices."""
+        """Create the matrices."""
         self._has_gpu = bool(tf.config.list_logical_devices("GPU"))
         size = GPU_SIZE if self._has_gpu else CPU_SIZE
-        # So that the numbers keep their size, however often they are multiplied.
+        # Scaled so that the numbers keep their size, however often they are multiplied.
         factor = np.random.default_rng(0).normal(scale=size**-0.5, size=(size, size))
         self._factor = factor.astype(np.float32)
-        self._flops = AT_ONCE * 2.0 * size**3
+        self._flops = PRODUCTS_PER_CHECK * 2.0 * size**3
 
     def measure(self, seconds: float) -> float | None:
-        """Floating-point operations a second, over about so many; None where there is no memory for it."""
+        """Return floating-point operations per second; None if memory is insufficient."""
         if not self._has_gpu:
             return _rate(self._on_a_core, self._flops, time.thread_time, seconds)
         try:
@@ -48,13 +48,13 @@ class Pace:
 
     def _on_a_core(self) -> None:
         found = self._factor
-        for _ in range(AT_ONCE):
+        for _ in range(PRODUCTS_PER_CHECK):
             found = found @ self._factor
 
 
 def _on_a_gpu(factor: tf.Tensor) -> None:
     found = factor
-    for _ in range(AT_ONCE):
+    for _ in range(PRODUCTS_PER_CHECK):
         found = tf.linalg.matmul(found, factor)
     found[0, 0].numpy()
 

@@ -1,4 +1,4 @@
-"""A run that is measured: it saves nothing, validates nothing, and has no end of its own."""
+"""A run for measurements: it saves nothing, validates nothing, and has no end."""
 
 from __future__ import annotations
 
@@ -9,54 +9,50 @@ from dataclasses import replace
 from stoker.data.user_dataset.features import AnyTransform
 from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.run_context import Surroundings
-from stoker.train.context.start_position import Opened, open_run
+from stoker.train.context.run_context import RunContext, RunSetup
+from stoker.train.context.start_position import RunStart, open_run
 from stoker.train.loop.run import Run
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution
 
 EPOCHS = 1_000_000
-"""Passes that a probe could take: it ends by time."""
+"""Epochs that a probe never completes: it ends by time."""
 
 
 @contextmanager
-def open_measured(
+def open_measured_run(
     built: BuiltModel,
-    dataset: AnyDataset,
-    transform: AnyTransform,
+    data: tuple[AnyDataset, AnyTransform],
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
     distribution: Distribution,
-    around: Surroundings,
-) -> Iterator[tuple[Run, Opened]]:
+    context: RunContext,
+) -> Iterator[tuple[Run, RunStart]]:
     """Open the data and compile the step of a run that saves nothing and has no end.
 
     Args:
         built: The user's compiled model, built in the strategy's scope.
-        dataset: With the splits `train` and `eval`.
-        transform: What turns raw columns into features and label.
-        config: The user's `train` section; its epochs do not count.
-        resolved: What its `auto`s became.
-        distribution: One process's.
-        around: The rest; nothing is written to its checkpoints.
+        data: Dataset with the splits `train` and `eval`, and its transform.
+        config: The user's `train` section; its epochs are ignored.
+        resolved: The values that replaced each `auto`.
+        distribution: The distribution of one process.
+        context: Everything else; nothing is written to its checkpoints.
 
     Raises:
-        UserError: what would have ended training.
+        UserError: Training would fail.
     """
     config = replace(config, epochs=EPOCHS, on_oom="stop")
-    opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
-    run = Run(
-        built,
-        (opened.feed, opened.held_out),
-        opened.position,
+    opened = open_run(*data, config=config, resolved=resolved, context=context)
+    setup = RunSetup(
+        built=built,
         config=config,
         resolved=_calls_of_an_epoch(resolved, opened),
         distribution=distribution,
-        around=around,
-        writer=None,
+        context=context,
     )
-    run.takes_windows = False
+    run = Run(setup, opened, None)
+    run.measures_ceiling = False
     try:
         run.begin(None)
         run.fitting(run.measure_ceiling)
@@ -65,22 +61,22 @@ def open_measured(
         run.close()
 
 
-def train_for(run: Run, opened: Opened, *, steps: int) -> None:
-    """Train for some steps; their losses go to the run's writer, a mean for each call.
+def train_for(run: Run, opened: RunStart, *, steps: int) -> None:
+    """Train for some steps; their losses go to the run's writer, one mean per call.
 
     Raises:
-        UserError: what would have ended training, e.g. a step that is not finite.
+        UserError: Training would fail, e.g. at a step that is not finite.
     """
-    with opened.feed.shuffled(run.compiled.calls()) as batches:
-        source = run.compiled.source(batches)
+    with opened.feed.shuffled(run.compiled.calls(run.position)) as batches:
+        step_input = run.compiled.step_input(batches)
         while run.position.step < steps:
             run.begin_epoch()
-            run.one_call(source)
+            run.one_call(step_input)
             if not run.position.validated:
-                run.pass_over_epoch()
+                run.skip_validation()
 
 
-def _calls_of_an_epoch(resolved: ResolvedTraining, opened: Opened) -> ResolvedTraining:
-    """No call has more steps than an epoch."""
+def _calls_of_an_epoch(resolved: ResolvedTraining, opened: RunStart) -> ResolvedTraining:
+    """Limit the steps per call to those of an epoch."""
     most = max(1, opened.position.per_epoch)
     return replace(resolved, steps_per_call=min(resolved.steps_per_call, most))

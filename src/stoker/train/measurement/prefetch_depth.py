@@ -1,4 +1,4 @@
-"""What lies ready in the buffers of an input."""
+"""Counts the prefetched elements in the buffers of an input pipeline."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import tensorflow as tf
 
 
-def elements_ready(iterator: Any) -> float | None:
-    """How many elements lie ready in the buffers of a pipeline, counted in those that leave it.
+def prefetched_elements(iterator: Any) -> float | None:
+    """Return how many elements are in the buffers of a pipeline, counted in its output elements.
 
     Args:
-        iterator: Of a dataset; None where TensorFlow keeps no model of it: its autotuner is off, or
-            it is handed out to several replicas.
+        iterator: Iterator of a dataset. The result is None if TensorFlow keeps no model of it: the
+            autotuner is off, or several replicas share it.
 
-    Source: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
+    StepInput: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
     """
     if not isinstance(iterator, tf.data.Iterator):
         return None
@@ -26,7 +26,7 @@ def elements_ready(iterator: Any) -> float | None:
     while number in model.nodes:
         node = model.nodes[number]
         ready += node.buffered_elements / per_element
-        # Behind a stage that gives more or fewer than it takes, e.g. a filter, it is not known.
+        # Unknown before a stage that yields more or fewer elements than it takes, e.g. a filter.
         known = node.ratio > 0
         if not known or not node.inputs or node.name.startswith("Shuffle"):
             break

@@ -1,7 +1,7 @@
-"""Measure a training without training: windows of its step, of its calls and of its input.
+"""Measures a training run without training: windows of its step, calls and input.
 
-One iterator serves all windows, so one pipeline is alive at a time. What a window changes of the
-model is put back, nothing is validated, and no checkpoint is written.
+One iterator serves all windows, so only one pipeline exists at a time. The model is restored after
+each window, nothing is validated, and no checkpoint is written.
 """
 
 from __future__ import annotations
@@ -19,80 +19,80 @@ from stoker.data.feed.dataset_stages import dataset_stages
 from stoker.data.feed.pipeline import PREFETCHED, Feed
 from stoker.data.feed.stages import StageCost, measure_stages
 from stoker.data.user_dataset.feed import OwnFeed
-from stoker.train.context.start_position import Opened
+from stoker.train.context.start_position import RunStart
 from stoker.train.loop.run import Run
-from stoker.train.measurement.machine_speed import Pace
-from stoker.train.measurement.prefetch_depth import elements_ready
+from stoker.train.measurement.machine_speed import MachineSpeed
+from stoker.train.measurement.prefetch_depth import prefetched_elements
 from stoker.train.measurement.step_costs import checkpoint_s, communication_s, transfer_s
 from stoker.train.measurement.window import Kind, Window
-from stoker.train.step.step_input import Source
+from stoker.train.step.step_input import StepInput
 
 LEAD_SHARE = 0.25
-"""Of a window, how long it runs at least before it is timed: threads are awake."""
+"""Share of a window that runs before it is timed, so that all threads are active."""
 
 LEAD_MOST_S = 2.0
-"""Longest that elements are awaited which were made before a window, until they are used up; those
-that are left then are too few a second to tell."""
+"""Longest time spent on using up elements that were prefetched before a window; if some are left
+then, they are too few per second to matter."""
 
 LEAD_LEAST = 16
-"""Elements after which it shows whether fewer lie ready than before: a stall of the step by other
-processes makes up for a few."""
+"""Elements after which a decrease of the prefetched elements is visible: a pause of the step by
+other processes makes up for a few."""
 
 WAITED_SHARE = 0.1
-"""Of a call, how long it has waited for input where nothing lies ready any more; where TensorFlow
-keeps a model of the input, that says it."""
+"""Share of a call's time spent waiting for input when nothing is prefetched any more; used if
+TensorFlow keeps no model of the input."""
 
 FALLEN_SHARE = 0.05
-"""Of what was taken, by how much less may lie ready where the input keeps up with the step."""
+"""Largest decrease of the prefetched elements, as a share of those taken, if the input keeps up."""
 
 LONGEST_CALL_S = 1.0
-"""A call that takes longer is cut into shorter ones, so that windows keep their length."""
+"""Longer calls are split, so that windows keep their length, seconds."""
 
 IDLE_SHARE, IDLE_POLL_S, IDLE_MOST_S = 0.1, 0.02, 3.0
-"""A window of the step begins when the rest of the process uses less than this share of a core, as
-input that fills its buffers does, or when this has been waited for, seconds."""
+"""A window of the step starts when the rest of the process uses less than this share of a core
+(input that fills its buffers uses more), or after this many seconds of waiting."""
 
-UNSEEN = 3
-"""How many times what is made ahead is taken of Stoker's own feeds, of which TensorFlow keeps no model:
-that uses up those that lie ready where the input is slower than two thirds of the step, and few are left of a
-faster one."""
+HIDDEN_PREFETCHES = 3
+"""For Stoker's own feeds, of which TensorFlow keeps no model: how many times the prefetch depth is
+taken. That uses up the prefetched batches if the input is slower than two thirds of the step; a
+faster input leaves only a few."""
 
 STAGE_BATCHES, STAGE_SAMPLES = 32, 256
-"""How much is read of a dataset of the user's own, or of the shards, to know what its stages cost."""
+"""How much of a user's own dataset, or of the shards, is read to measure the cost of its stages."""
 
 FIRST_PASS_S = 20.0
-"""Longest that a first pass over a dataset of the user's own is awaited, seconds: it may fill a
-cache, and is not what the other passes cost."""
+"""Longest first pass over a user's own dataset, seconds: it may fill a cache, and does not
+represent the later passes."""
 
 
 class Probe:
-    """A training that is measured."""
+    """A training run to be measured."""
 
-    def __init__(self, run: Run, opened: Opened, *, source: Source, element: Any) -> None:
-        """Begin; see `open_probe`."""
+    def __init__(self, run: Run, opened: RunStart, *, step_input: StepInput, element: Any) -> None:
+        """Store the arguments and compile the resident step; see `open_probe`."""
         self.run = run
-        self._feed, self._source = opened.feed, source
-        self._memory = run.compiled.source(tf.data.Dataset.from_tensors(element).repeat())
+        self._feed, self._step_input = opened.feed, step_input
+        self._memory = run.compiled.step_input(tf.data.Dataset.from_tensors(element).repeat())
         self._resident = run.resident()
         self._take: Any = None
-        self._pace: Pace | None = None
-        self._unseen = UNSEEN * (run.config.feed.prefetch or PREFETCHED)
+        self._machine_speed: MachineSpeed | None = None
+        self._unseen = HIDDEN_PREFETCHES * (run.config.feed.prefetch or PREFETCHED)
         self.first_pass_s: float | None = None
-        """Wall time of a dataset's first pass, where one was made to its end."""
+        """Wall time of a dataset's first pass, if one was completed."""
 
     @property
     def made_here(self) -> bool:
-        """Whether this process makes batches as they are needed: none are kept, nobody else does."""
+        """Whether this process prepares each batch when needed: no cache, no other process."""
         feed = self._feed
         if isinstance(feed, OwnFeed):
             return not feed.in_memory
         return isinstance(feed, Feed) and not feed.keeps_features
 
     def window(self, kind: Kind, seconds: float) -> Window:
-        """Measure for so long.
+        """Measure for this many seconds.
 
         Raises:
-            UserError: a step is not finite, or does not fit in memory.
+            UserError: A step is not finite, or does not fit in memory.
         """
         if kind == "resident":
             return self._resident_window(seconds)
@@ -101,17 +101,17 @@ class Probe:
             _await_idle()
             self._fill(once, LEAD_SHARE * seconds)
         else:
-            self._use_up(once, LEAD_SHARE * seconds)
+            self._drain(once, LEAD_SHARE * seconds)
         return self._fill(once, seconds, kind=kind)
 
-    def pace(self, seconds: float) -> float | None:
-        """How quick the machine itself is just now; see `Pace.measure`."""
-        if self._pace is None:
-            self._pace = Pace()
-        return self._pace.measure(seconds)
+    def machine_speed(self, seconds: float) -> float | None:
+        """Return the current speed of the machine; see `MachineSpeed.measure`."""
+        if self._machine_speed is None:
+            self._machine_speed = MachineSpeed()
+        return self._machine_speed.measure(seconds)
 
     def compile(self) -> float:
-        """Compile the step and its calls; wall time of a call of training, seconds."""
+        """Compile the step and its calls; return the wall time of a call, seconds."""
         self.run.measure_ceiling()
         for _ in range(2):
             self._called_real()
@@ -120,7 +120,7 @@ class Probe:
         return time.monotonic() - begun_s
 
     def make_first_pass(self) -> None:
-        """Make a first pass over a dataset of the user's own, as far as time allows."""
+        """Make a first pass over a user's own dataset, as far as time allows."""
         feed, position = self._feed, self.run.position
         if not isinstance(feed, OwnFeed):
             return
@@ -132,10 +132,10 @@ class Probe:
         self.first_pass_s = time.monotonic() - begun_s
 
     def spans(self, calls: int) -> list[dict[str, Any]]:
-        """Some calls of training, one after the other.
+        """Run some calls of training, one after the other.
 
         Returns:
-            Begin and end of each, seconds from the first, its steps, and how long of it was waited
+            Start and end of each call, seconds from the first, its steps, and the time it waited
             for input.
         """
         found, zero_s = [], time.monotonic()
@@ -149,10 +149,10 @@ class Probe:
         return found
 
     def stages(self) -> tuple[StageCost, ...]:
-        """What each stage of the input costs; none where samples lie ready, or are made elsewhere."""
+        """Return the cost of each input stage; empty if samples are cached or made elsewhere."""
         feed, run = self._feed, self.run
         if isinstance(feed, OwnFeed):
-            # Where a pass ends, TensorFlow's model forgets the generator that has ended.
+            # At the end of a pass, TensorFlow's model forgets a generator that has ended.
             most = max(1, run.position.per_epoch // 2)
             return dataset_stages(feed.watched(), elements=min(STAGE_BATCHES, most))
         if not isinstance(feed, Feed) or feed.keeps_features:
@@ -161,36 +161,40 @@ class Probe:
         return measure_stages(feed, batch_size=size, samples=STAGE_SAMPLES)
 
     def checkpoint_s(self) -> float:
-        """What a checkpoint holds the step up for, by step, seconds."""
+        """Return the time that checkpoints delay the step, seconds per step."""
         return checkpoint_s(self.run, self._resident.state)
 
     def communication_s(self) -> float:
-        """What summing gradients over the replicas takes of a step, seconds."""
+        """Return the time per step of summing gradients over the replicas, seconds."""
         return communication_s(self.run)
 
     def transfer_s(self) -> float:
-        """What copying a batch to the first GPU takes, seconds; 0 without a GPU."""
+        """Return the time of copying a batch to the first GPU, seconds; 0 without a GPU."""
         return transfer_s(self.run)
 
-    def _use_up(self, once: Callable[[], tuple[int, float, float]], least_s: float) -> None:
-        """Take what was made while nothing was measured: a window of it would be too fast.
+    def _drain(self, once: Callable[[], tuple[int, float, float]], least_s: float) -> None:
+        """Use up elements that were prefetched before the measurement and would distort it.
 
-        It ends when nothing lies ready any more, or no less than some elements before: the input
-        keeps up with what takes them.
+        Stops when nothing is prefetched any more, or when the number no longer decreases: the input
+        then keeps up with the step.
         """
-        begun_s, taken, before = time.monotonic(), 0.0, elements_ready(self._source.iterator)
+        begun_s, taken, before = (
+            time.monotonic(),
+            0.0,
+            prefetched_elements(self._step_input.iterator),
+        )
         while (spent_s := time.monotonic() - begun_s) < LEAD_MOST_S:
             call_s = time.monotonic()
             steps, _, wait_s = once()
             call_s = time.monotonic() - call_s
-            taken += 1 if self._feed.whole_calls else steps / self._source.group
+            taken += 1 if self._feed.whole_calls else steps / self._step_input.group
             if spent_s + call_s < least_s:
                 continue
             if before is None:
                 if taken >= self._unseen or wait_s > WAITED_SHARE * call_s:
                     return
             elif taken >= LEAD_LEAST:
-                ready = elements_ready(self._source.iterator) or 0.0
+                ready = prefetched_elements(self._step_input.iterator) or 0.0
                 if ready < 1.0 or before - ready <= FALLEN_SHARE * taken:
                     return
                 taken, before = 0.0, ready
@@ -215,7 +219,7 @@ class Probe:
 
     def _resident_window(self, seconds: float) -> Window:
         _await_idle()
-        steps = max(1, int(seconds / max(self.run.compiled.last_ceiling_s, 1e-9)))
+        steps = max(1, int(seconds / max(self.run.last_ceiling_s, 1e-9)))
         saved = self._resident.state.capture()
         try:
             cpu_s, begun_s = time.process_time(), time.monotonic()
@@ -224,16 +228,16 @@ class Probe:
             cpu_s = time.process_time() - cpu_s
         finally:
             self._resident.state.restore(saved)
-        rows = steps * self.run.compiled.rows_a_step
+        rows = steps * self.run.compiled.source.rows_per_step
         return Window(
             kind="resident", steps=steps, rows=rows, wall_s=wall_s, wait_s=0.0, cpu_s=cpu_s
         )
 
     def _called_real(self) -> tuple[int, float, float]:
-        return self._one_call(self._source)
+        return self._one_call(self._step_input)
 
     def _called(self) -> tuple[int, float, float]:
-        """A call on the batch in memory, from where every call of full length begins."""
+        """Run a call on the batch in memory, from a position that gives every call its full length."""
         position = self.run.position
         before, validated = position.step, position.validated
         position.step, position.validated = 0, True
@@ -242,49 +246,49 @@ class Probe:
         finally:
             position.step, position.validated = before, validated
 
-    def _one_call(self, source: Source) -> tuple[int, float, float]:
+    def _one_call(self, step_input: StepInput) -> tuple[int, float, float]:
         run, position = self.run, self.run.position
         before = (position.step, position.timing.rows, position.timing.wait_s)
         run.begin_epoch()
-        run.one_call(source)
+        run.one_call(step_input)
         steps = position.step - before[0]
         if not position.validated:
-            run.pass_over_epoch()
+            run.skip_validation()
         timing = position.timing
         return steps, timing.rows - before[1], timing.wait_s - before[2]
 
     def _taken(self) -> tuple[int, float, float]:
-        """Batches of a call, taken by the graph as the step does it."""
+        """Take the batches of a call, in the graph, as the step does."""
         if self._take is None:
             self._take = _take_some
         position, whole = self.run.position, self._feed.whole_calls
         planned = position.next_steps(self.run.compiled.resolved.steps_per_call)
-        group = self._source.group
+        group = self._step_input.group
         elements = 1 if whole else -(-planned // group)
-        rows = self._take(self._source.iterator, tf.constant(elements, tf.int64), group > 1)
+        rows = self._take(self._step_input.iterator, tf.constant(elements, tf.int64), group > 1)
         position.step += planned
         if not position.validated or position.step % position.per_epoch == 0:
-            self.run.pass_over_epoch()
+            self.run.skip_validation()
         return planned if whole else elements * group, float(rows), 0.0
 
 
 @contextmanager
-def open_probe(run: Run, opened: Opened) -> Iterator[Probe]:
-    """Be ready to measure what `open_measured` has opened; calls that are long are made shorter.
+def open_probe(run: Run, opened: RunStart) -> Iterator[Probe]:
+    """Yield a probe of a run from `open_measured_run`; long calls are shortened.
 
     Raises:
-        UserError: what would have ended training.
+        UserError: Training would fail.
     """
-    run.compiled.call_at_most(LONGEST_CALL_S)
+    run.limit_call_time(LONGEST_CALL_S)
     with _reading(run, opened) as probe:
         call_s = probe.compile()
         if call_s <= 2 * LONGEST_CALL_S:
             probe.make_first_pass()
             yield probe
             return
-    # Of a step that waits for its input, so many fewer.
-    run.compiled.call_at_most(
-        LONGEST_CALL_S * run.compiled.last_ceiling_s * run.compiled.resolved.steps_per_call / call_s
+    # Fewer steps per call, in proportion to the wait for input.
+    run.limit_call_time(
+        LONGEST_CALL_S * run.last_ceiling_s * run.compiled.resolved.steps_per_call / call_s
     )
     with _reading(run, opened) as probe:
         probe.compile()
@@ -293,17 +297,17 @@ def open_probe(run: Run, opened: Opened) -> Iterator[Probe]:
 
 
 @contextmanager
-def _reading(run: Run, opened: Opened) -> Iterator[Probe]:
+def _reading(run: Run, opened: RunStart) -> Iterator[Probe]:
     with ExitStack() as at_end:
-        batches = at_end.enter_context(opened.feed.shuffled(run.compiled.calls()))
-        with opened.feed.shuffled(_first_of(run.compiled.calls())) as first:
+        batches = at_end.enter_context(opened.feed.shuffled(run.compiled.calls(run.position)))
+        with opened.feed.shuffled(_first_of(run.compiled.calls(run.position))) as first:
             element = next(iter(first))
-        yield Probe(run, opened, source=run.compiled.source(batches), element=element)
+        yield Probe(run, opened, step_input=run.compiled.step_input(batches), element=element)
 
 
 @tf.function(reduce_retracing=True)
 def _take_some(iterator: Any, elements: tf.Tensor, groups: bool) -> tf.Tensor:
-    """Rows of so many elements, of which nothing else is done; `groups`: batches of some steps each."""
+    """Return the rows of some elements, which are dropped; `groups`: of several steps each."""
     rows, done = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
     while done < elements:
         tf.autograph.experimental.set_loop_options(parallel_iterations=1)
@@ -322,10 +326,10 @@ def _first_of(calls: Calls) -> Calls:
 
 
 def _await_idle() -> None:
-    """Let the input fill its buffers first: it would take the CPU from what is measured."""
+    """Wait until the input has filled its buffers, which takes CPU time."""
     end_s = time.monotonic() + IDLE_MOST_S
     while time.monotonic() < end_s:
         cpu_s, begun_s = time.process_time(), time.monotonic()
-        time.sleep(IDLE_POLL_S)  # how long is looked at
+        time.sleep(IDLE_POLL_S)
         if time.process_time() - cpu_s < IDLE_SHARE * (time.monotonic() - begun_s):
             return

@@ -1,4 +1,4 @@
-"""Parts of a step that cannot be seen inside of it, and are measured alone."""
+"""Costs of a step that cannot be seen inside it and are measured separately."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from stoker.train.loop.run import Run
 from stoker.train.setup.strategy import in_packs
 
 EXCHANGES = 10
-"""How often an exchange or a copy is made to be timed."""
+"""Number of timed exchanges or copies."""
 
 
 def checkpoint_s(run: Run, state: TrainingState) -> float:
-    """What a checkpoint holds the step up for, by step at the rate of the settings, seconds.
+    """Return the time that checkpoints delay the step, seconds per step.
 
-    Its writing goes on beside the step and is not in it.
+    Writing continues beside the step and is not included.
     """
     config = run.config.checkpoint
     state.capture()
     begun_s = time.monotonic()
     state.capture()
-    copy_s, step_s = time.monotonic() - begun_s, run.compiled.last_ceiling_s
+    copy_s, step_s = time.monotonic() - begun_s, run.last_ceiling_s
     if config.every_steps is not None:
         return copy_s / config.every_steps
     by_cost_s = min(MOST_EVERY_S, max(LEAST_EVERY_S, copy_s / config.max_overhead))
@@ -34,7 +34,7 @@ def checkpoint_s(run: Run, state: TrainingState) -> float:
 
 
 def communication_s(run: Run) -> float:
-    """What summing gradients over the replicas takes of a step, seconds; measured alone."""
+    """Return the time per step of summing gradients over the replicas, measured separately."""
     strategy, model = run.distribution.strategy, run.built.model
     if run.distribution.replicas == 1:
         return 0.0
@@ -64,17 +64,17 @@ def communication_s(run: Run) -> float:
 
 
 def transfer_s(run: Run) -> float:
-    """What copying a batch to the first GPU takes, seconds; 0 without a GPU."""
+    """Return the time of copying a batch to the first GPU, seconds; 0 without a GPU."""
     if not tf.config.list_logical_devices("GPU"):
         return 0.0
     with tf.device("CPU:0"):
-        batch = tf.nest.map_structure(tf.identity, run.compiled.sample)
+        batch = tf.nest.map_structure(tf.identity, run.compiled.source.sample)
     copies = []
     begun_s = time.monotonic()
     for _ in range(EXCHANGES):
         with tf.device("GPU:0"):
             copies = [tf.identity(part) for part in tf.nest.flatten(batch)]
-    # Copies of a device end in their order.
+    # Copies of one device end in order.
     for copy in copies:
         copy.numpy()
     return (time.monotonic() - begun_s) / EXCHANGES

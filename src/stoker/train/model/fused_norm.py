@@ -60,13 +60,13 @@ def _fused(layer: Any) -> Callable[..., Any]:
         fits = inputs.dtype in (tf.float32, tf.float16, tf.bfloat16)
         if not training or not self.trainable or mask is not None or not fits:
             return plain(inputs, training=training, mask=mask)
-        return _normalised(self, inputs)
+        return _normalized(self, inputs)
 
     setattr(call, _OURS, True)
     return MethodType(call, layer)
 
 
-def _normalised(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
+def _normalized(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
     """Normalize [batch, ..., channels], and update the moving statistics.
 
     The kernel takes the input in its own dtype; scale, offset, mean and variance are float32. On a

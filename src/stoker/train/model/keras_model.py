@@ -29,7 +29,7 @@ def _is_own(model: keras.Model, name: str) -> bool:
     return name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
 
 
-def own_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+def extra_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     """Optimizers that a model holds beside the one it is compiled with, by attribute.
 
     Keras counts their variables neither as the model's nor as the optimizer's: a checkpoint has to
@@ -42,7 +42,7 @@ def own_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     }
 
 
-def has_kerass_metrics_only(model: keras.Model) -> bool:
+def has_builtin_metrics_only(model: keras.Model) -> bool:
     """Whether XLA may compile the metrics with the step: nothing in them is somebody's own.
 
     Args:
@@ -54,7 +54,7 @@ def has_kerass_metrics_only(model: keras.Model) -> bool:
     return not own and all(_module(part).partition(".")[0] == "keras" for part in parts)
 
 
-def tell_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
+def update_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
     """Tell a model's metrics of a batch; what they come to is not asked for, as Keras's own does each time.
 
     Args:
@@ -70,7 +70,7 @@ def tell_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
         metrics.update_state(parts["y"], parts["y_pred"], parts.get("sample_weight"))
 
 
-def has_kerass_optimizer(model: keras.Model) -> bool:
+def has_builtin_optimizer(model: keras.Model) -> bool:
     """Whether all that an update writes is known: somebody's own may write to what nobody sees."""
     outer = model.optimizer
     optimizers = (outer, getattr(outer, "inner_optimizer", outer))
@@ -93,7 +93,9 @@ def loss_of(model: keras.Model, parts: Mapping[str, Any], *, training: bool) -> 
 
 
 @tf.autograph.experimental.do_not_convert
-def run_own_step(model: keras.Model, method: str, batch: tuple[Any, ...]) -> dict[str, tf.Tensor]:
+def run_custom_step(
+    model: keras.Model, method: str, batch: tuple[Any, ...]
+) -> dict[str, tf.Tensor]:
     """Run an overridden `train_step` or `test_step` on a batch; works inside a `tf.function`.
 
     As in `fit` the method is not converted by AutoGraph. Within a strategy's replica it reduces its
@@ -127,7 +129,7 @@ def run_own_step(model: keras.Model, method: str, batch: tuple[Any, ...]) -> dic
 
 
 @contextmanager
-def of_the_user() -> Iterator[None]:
+def unwrap_user_errors() -> Iterator[None]:
     """Let out a UserError that was raised while a `tf.function` was traced.
 
     AutoGraph raises an error of a type of its own instead.
@@ -239,7 +241,7 @@ def require_labels(labels: Collection[str], outputs: Collection[str]) -> None:
     )
 
 
-def as_the_model_takes(
+def adapt_load(
     load: Callable[[Any], tuple[Any, ...]],
     model: keras.Model,
     *,
@@ -257,12 +259,12 @@ def as_the_model_takes(
         batch = load(element)
         if class_weight:
             batch = with_class_weights(batch, class_weight)
-        return for_every_output(batch, model)
+        return labels_for_outputs(batch, model)
 
     return loaded
 
 
-def for_every_output(batch: tuple[Any, ...], model: keras.Model) -> tuple[Any, ...]:
+def labels_for_outputs(batch: tuple[Any, ...], model: keras.Model) -> tuple[Any, ...]:
     """A batch as a model of several outputs is told it: each output has its label, or the only one.
 
     A model with one output, or with a `train_step` or `compute_loss` of the user's, is told the

@@ -30,7 +30,7 @@ _PLAIN = "computed_once"
 """Name under which a layer's new `call` keeps the old one."""
 
 
-def rematerialise(model: keras.Model, patterns: Sequence[str]) -> tuple[str, ...]:
+def rematerialize(model: keras.Model, patterns: Sequence[str]) -> tuple[str, ...]:
     """Make some layers keep only their inputs between forward and backward pass.
 
     What saves memory is a layer with much inside: a block that is a layer or a model of its own, an
@@ -66,7 +66,7 @@ def rematerialise(model: keras.Model, patterns: Sequence[str]) -> tuple[str, ...
 
 
 def plain_call(layer: Any) -> Callable[..., Any]:
-    """The `call` of a layer as it was before `rematerialise`, if it was one of those."""
+    """The `call` of a layer as it was before `rematerialize`, if it was one of those."""
     call: Callable[..., Any] = layer.call
     return getattr(call, _PLAIN, call)
 

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, beside them."""
+"""An exponential moving average of the weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class WeightAverage:
     """
 
     def __init__(self, weights: Sequence[Any], *, momentum: float) -> None:
-        """Begin with the weights as they are; call it inside the strategy's scope.
+        """Start with the current weights; call it inside the strategy's scope.
 
         Args:
             weights: Keras variables.
@@ -30,14 +30,14 @@ class WeightAverage:
         ]
 
     def update(self) -> None:
-        """One step further; call it where a replica's weights have been updated."""
+        """Update the average; call it where a replica's weights have been updated."""
         for weight, average in zip(self._weights, self.variables, strict=True):
             value = tf.cast(weight.value, average.dtype)
             average.assign_sub((1 - self._momentum) * (average - value))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model has the average for weights, and its own again at the end."""
+        """Use the average as the model's weights, and restore the weights at the end."""
         kept = [tf.identity(weight.value) for weight in self._weights]
         for weight, average in zip(self._weights, self.variables, strict=True):
             weight.value.assign(tf.cast(average, weight.value.dtype))

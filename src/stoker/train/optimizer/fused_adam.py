@@ -1,14 +1,17 @@
-"""Keras's Adam as one kernel a weight, where it is not XLA that makes one of it.
+"""Keras's Adam as one kernel per weight, where XLA does not fuse it.
 
-Keras writes its update as a dozen operations, each a pass over memory: of a wide layer they take
-more time than its matrix products. TensorFlow's own kernel for Adam computes the same formula in one.
-It takes `1 - beta_2` in float32, Keras in float64: of 0.999 that is 5e-5 apart, of an update 2e-5.
+Keras writes its update as a dozen operations, each a pass over memory: for a wide layer they take
+more time than its matrix products. TensorFlow's own kernel computes the same formula in one pass.
+It takes `1 - beta_2` in float32, Keras in float64: for 0.999 they differ by 5e-5, the updates by
+2e-5.
 
-On a CPU it parts its work among threads from some hundred numbers on, and waits for them: until an array
-is so large that each operation's result has to be mapped anew, the dozen is quicker.
+On a CPU the kernel divides its work among threads from some hundred numbers on, and waits for them:
+the dozen operations are faster, until an array is so large that each result needs newly mapped
+memory.
 
-What all weights share, the powers of both betas above all, Keras computes for each of them: of a small
-model that is a third of all operations of a step. Here it is computed once an update.
+Keras computes the values that all weights share, mainly the powers of both betas, for each weight:
+in a small model that is a third of all operations of a step. Here they are computed once per
+update.
 """
 
 from __future__ import annotations
@@ -19,15 +22,16 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from stoker.train.optimizer.masked_assign import condition
+from stoker.train.optimizer.masked_assign import assign_condition
 
-QUICKER_APART = range(512, 40_000)
-"""Numbers of a weight for which operations one by one take a CPU less time: the kernel takes up to 2.5 times
-as long. Of fewer or more it takes 0.4 to 0.6 times as long (`benchmarks/train/adam.py`, 2 cores)."""
+UNFUSED_SIZES = range(512, 40_000)
+"""Sizes of a weight for which separate operations are faster on a CPU: the kernel takes up to 2.5
+times as long. For other sizes it takes 0.4 to 0.6 times as long (`benchmarks/train/adam.py`, 2
+cores)."""
 
 
 class _Scalars(NamedTuple):
-    """What an update of every weight of a type on a device takes."""
+    """The scalars that the update of every weight of one dtype on one device uses."""
 
     learning_rate: tf.Tensor
     """Learning rate; 0 if the update does not count."""
@@ -40,19 +44,19 @@ class _Scalars(NamedTuple):
     beta_2_power: tf.Tensor
 
     alpha: tf.Tensor
-    """The rate with both biases corrected."""
+    """The learning rate with both bias corrections."""
 
 
 class _FusedAdam:
-    """The update of an optimizer of Keras's own, in fewer operations."""
+    """The update of one of Keras's own optimizers, in fewer operations."""
 
     def __init__(self, optimizer: keras.optimizers.Adam) -> None:
         self._optimizer = optimizer
-        # By device and type, while an update of all weights is made.
+        # By device and dtype, while all weights are updated.
         self._scalars: dict[tuple[str, tf.DType], _Scalars] | None = None
 
     def update_all(self, gradients: Any, variables: Any, learning_rate: Any) -> None:
-        """As `BaseOptimizer._backend_update_step`, which calls `update` for each weight."""
+        """Replace `BaseOptimizer._backend_update_step`, which calls `update` for each weight."""
         optimizer = self._optimizer
         self._scalars = {}
         try:
@@ -62,23 +66,23 @@ class _FusedAdam:
             self._scalars = None
 
     def update(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update one weight, [shape] as its gradient.
+        """Update one weight; the gradient has its shape.
 
         Source: keras.optimizers.Adam.update_step, tf.raw_ops.ResourceApplyAdam.
         """
         optimizer = self._optimizer
-        # Of an Embedding: the rows that were seen.
+        # Gradients of an Embedding: only the used rows.
         if isinstance(gradient, tf.IndexedSlices):
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return
-        # What Keras's own update takes: there is no public way to a weight's slots.
+        # As Keras's own update does: there is no public way to the slots of a weight.
         index = optimizer._get_variable_index(variable)  # noqa: SLF001 - as above
         momentum = optimizer._momentums[index].value  # noqa: SLF001 - as above
         velocity = optimizer._velocities[index].value  # noqa: SLF001 - as above
         gradient = tf.cast(gradient, variable.dtype)
         scalars = self._shared(variable, learning_rate)
-        if _on_cpu() and math.prod(variable.shape) in QUICKER_APART:
-            self._apart(variable, gradient, momentum, velocity, scalars.alpha)
+        if _on_cpu() and math.prod(variable.shape) in UNFUSED_SIZES:
+            self._by_operations(variable, gradient, momentum, velocity, scalars.alpha)
         else:
             self._by_kernel(variable, gradient, momentum, velocity, scalars)
 
@@ -89,7 +93,7 @@ class _FusedAdam:
             kept[key] = _scalars_of(self._optimizer, learning_rate, variable.dtype)
         return kept[key]
 
-    def _apart(
+    def _by_operations(
         self,
         variable: tf.Variable,
         gradient: tf.Tensor,
@@ -97,7 +101,7 @@ class _FusedAdam:
         velocity: tf.Variable,
         alpha: tf.Tensor,
     ) -> None:
-        """By operations that round as Keras's do."""
+        """Update with operations that round like Keras's."""
         optimizer = self._optimizer
         before = momentum.read_value(), velocity.read_value()
         first = before[0] + (gradient - before[0]) * (1 - optimizer.beta_1)
@@ -135,9 +139,9 @@ def _scalars_of(optimizer: keras.optimizers.Adam, learning_rate: Any, dtype: tf.
     betas = [tf.constant(beta, dtype) for beta in (optimizer.beta_1, optimizer.beta_2)]
     power_1, power_2 = (beta**step for beta in betas)
     alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
-    counts = condition()
+    counts = assign_condition()
     if counts is not None:
-        # The kernel writes by handles, which cannot be held back: then its gradients are zero.
+        # The kernel writes through handles, which cannot be masked: its gradients are then zero.
         rate = tf.where(counts, rate, 0.0)
         betas = [tf.where(counts, beta, 1.0) for beta in betas]
     return _Scalars(
@@ -155,11 +159,11 @@ def _on_cpu() -> bool:
 
 
 def fuse(optimizer: keras.optimizers.Optimizer, *, wanted: bool) -> None:
-    """Let Keras's own Adam and AdamW update by one kernel a weight, or by their own operations again.
+    """Let Keras's Adam and AdamW use one kernel per weight, or their own operations again.
 
     Args:
-        optimizer: Any; others, and `amsgrad`, stay as they are.
-        wanted: Outside of XLA, which fuses Keras's operations by itself.
+        optimizer: Any optimizer; other types, and `amsgrad`, are not changed.
+        wanted: True unless XLA compiles the step; XLA fuses Keras's operations itself.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if type(inner) not in (keras.optimizers.Adam, keras.optimizers.AdamW) or inner.amsgrad:

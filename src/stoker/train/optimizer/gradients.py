@@ -1,4 +1,4 @@
-"""What a step does with gradients, which are tensors, the rows of an Embedding, or None."""
+"""Operations on gradients, which are tensors, the rows of an Embedding, or None."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import keras
 import tensorflow as tf
 
 Gradients = list[Any]
-"""A gradient each trainable variable: a tensor, IndexedSlices, or None."""
+"""One gradient per trainable variable: a tensor, IndexedSlices, or None."""
 
 
 def are_finite(model: keras.Model, gradients: Gradients, loss: tf.Tensor) -> tf.Tensor:
-    """Whether loss and gradients are; float16 gradients overflow in the course of things."""
+    """Return whether loss and gradients are finite; float16 gradients overflow regularly."""
     if isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer):
         return tf.math.is_finite(loss)
     return tf.math.is_finite(loss + total(gradients))
@@ -25,7 +25,7 @@ def total(gradients: Gradients) -> tf.Tensor:
 
 
 def scaled(gradient: Any, factor: tf.Tensor) -> Any:
-    """The gradient times a scalar."""
+    """Return the gradient times a scalar."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -36,10 +36,10 @@ def scaled(gradient: Any, factor: tf.Tensor) -> Any:
 
 
 def unique(gradient: Any) -> Any:
-    """Each row of an Embedding once, with the sum of its gradients.
+    """Merge the rows of an Embedding's gradient that occur several times.
 
-    Keras 3.15's Adam squares the parts of a row that comes twice in a batch one by one, and so
-    takes another step than by the gradient of the batch.
+    Keras 3.15's Adam squares the parts of such a row separately, and so makes another step than
+    with the gradient of the batch.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -49,7 +49,7 @@ def unique(gradient: Any) -> Any:
 
 
 def dense(gradient: Any) -> tf.Tensor:
-    """The gradient with a row for each of the variable's."""
+    """Return the gradient with a row for each row of the variable."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     shape = cast(tf.Tensor, gradient.dense_shape)
@@ -70,23 +70,23 @@ def reduced(
     sent_as: tf.DType,
     packs: tf.distribute.experimental.CommunicationOptions,
 ) -> tuple[Gradients, tf.Tensor]:
-    """Sum over all replicas; BatchNorm's statistics become their mean by rows.
+    """Sum gradients over all replicas; BatchNorm's statistics become their mean by rows.
 
     Args:
         gradients: A replica's sums over its rows.
-        facts: [n] float32, summed too: the sum of the losses, the rows, and more.
+        facts: [n] float32, summed too: the sum of the losses, the rows, and others.
         statistics: Keras variables.
-        sent_as: What gradients are cast to on their way.
-        packs: How many are sent together.
+        sent_as: Dtype in which gradients are sent.
+        packs: How many gradients are sent at a time.
     """
-    # An exchange of slices has the shape of its first time for ever: an epoch's short last batch
-    # would fail.
+    # The exchange of IndexedSlices keeps the shape of its first time: the short last batch of an
+    # epoch would fail.
     there = [dense(gradient) for gradient in gradients if gradient is not None]
     sent = [tf.cast(gradient, sent_as) for gradient in there]
     rows = facts[1]
     seen = [variable.value * tf.cast(rows, variable.value.dtype) for variable in statistics]
     if sent_as is tf.float32:
-        # One exchange of all is quicker than two.
+        # One exchange of everything is faster than two.
         sums = _sum_over_replicas([*sent, *seen, facts], packs)
     else:
         sums = [*_sum_over_replicas(sent, packs), *_sum_over_replicas([*seen, facts], packs)]
@@ -102,7 +102,7 @@ def reduced(
 def _sum_over_replicas(
     tensors: list[tf.Tensor], packs: tf.distribute.experimental.CommunicationOptions
 ) -> list[tf.Tensor]:
-    """Tensors of one dtype, packed and sent together."""
+    """Sum tensors of one dtype over the replicas, packed together."""
     context = tf.distribute.get_replica_context()
     summed: list[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors, options=packs)
     return summed

@@ -17,10 +17,10 @@ import keras
 import tensorflow as tf
 
 from stoker.train.config import TrainConfig
-from stoker.train.model.keras_model import has_kerass_optimizer
+from stoker.train.model.keras_model import has_builtin_optimizer
 from stoker.train.optimizer.ema import WeightAverage
 from stoker.train.optimizer.gradients import Gradients, scaled, total
-from stoker.train.optimizer.masked_assign import written_only_where
+from stoker.train.optimizer.masked_assign import masked_assign
 
 
 class DeviceLossScale:
@@ -52,7 +52,7 @@ class DeviceLossScale:
         finite = tf.math.is_finite(total(gradients) * inverse)
         written = [each.value for each in (*variables, *inner.variables)]
         written += [] if average is None else average.variables
-        with written_only_where(finite, written):
+        with masked_assign(finite, written):
             factor = tf.where(finite, inverse, 0.0)
             inner.apply(
                 [
@@ -114,8 +114,8 @@ def scales_on_device(model: keras.Model, *, replicas: int) -> bool:
     Several replicas exchange values inside the update, and a user-defined optimizer may write to
     unknown variables: in both cases Keras's condition stays.
     """
-    is_kerass = type(model.optimizer) is keras.optimizers.LossScaleOptimizer
-    return is_kerass and replicas == 1 and has_kerass_optimizer(model)
+    is_builtin = type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+    return is_builtin and replicas == 1 and has_builtin_optimizer(model)
 
 
 def prepare_loss_scale(model: keras.Model, config: TrainConfig) -> None:

@@ -23,17 +23,17 @@ _WRITERS = (
 _CONDITION: ContextVar[tf.Tensor | None] = ContextVar("held_back_condition", default=None)
 
 
-def condition() -> tf.Tensor | None:
-    """The condition of the `written_only_where` being traced, a scalar bool; None outside of one.
+def assign_condition() -> tf.Tensor | None:
+    """The condition of the `masked_assign` being traced, a scalar bool; None outside of one.
 
-    `written_only_where` does not affect a kernel that writes to a variable through its handle. Code
+    `masked_assign` does not affect a kernel that writes to a variable through its handle. Code
     that calls such a kernel reads the condition here, and passes arguments that change nothing.
     """
     return _CONDITION.get()
 
 
 @contextmanager
-def written_only_where(finite: tf.Tensor, variables: Sequence[Any]) -> Iterator[None]:
+def masked_assign(finite: tf.Tensor, variables: Sequence[Any]) -> Iterator[None]:
     """While an update is traced: each assignment keeps the old value of a variable if not `finite`.
 
     A condition around the whole update would make XLA copy every variable, and so would old values
@@ -87,5 +87,5 @@ def _scatter(
         unchanged = tf.gather(variable.read_value(), rows.indices)
     else:
         unchanged = tf.zeros_like(values)
-    held_back = tf.IndexedSlices(tf.where(finite, values, unchanged), rows.indices)
-    return getattr(type(variable), method)(variable, held_back, **options)
+    masked = tf.IndexedSlices(tf.where(finite, values, unchanged), rows.indices)
+    return getattr(type(variable), method)(variable, masked, **options)

@@ -1,4 +1,4 @@
-"""What the settings ask of the compiled optimizer."""
+"""Applies the settings to the compiled optimizer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from stoker.train.optimizer.loss_scaling import prepare_loss_scale
 def prepare_optimizer(
     model: keras.Model, config: TrainConfig, resolved: ResolvedTraining
 ) -> WeightAverage | None:
-    """Scale loss and learning rate, clip, and average weights; call it in the strategy's scope.
+    """Set loss scale, learning rate, clipping and moving average; call it in the strategy's scope.
 
-    An average that the user asked of Keras (`use_ema=True`) is kept by us: Keras's own fails under
-    MirroredStrategy.
+    Stoker also keeps an average that the user requested from Keras (`use_ema=True`), because
+    Keras's own fails under MirroredStrategy.
 
     Returns:
-        The average, None where there is none.
+        The average, or None.
 
     Raises:
-        ConfigError: two settings that exclude each other.
+        ConfigError: Two settings exclude each other.
     """
     prepare_loss_scale(model, config)
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -42,9 +42,9 @@ def prepare_optimizer(
 def _refuse_accumulation(optimizer: Any) -> None:
     if optimizer.gradient_accumulation_steps:
         raise ConfigError(
-            "gradients must be accumulated by train.accumulate",
+            "gradients must be accumulated with train.accumulate",
             got=Plain(f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}"),
-            fix="Set train.accumulate and leave it out of the optimizer: Keras's own fails under "
+            fix="Set train.accumulate and remove it from the optimizer: Keras's own fails under "
             "MirroredStrategy.",
         )
 
@@ -57,7 +57,7 @@ def _clip(optimizer: Any, config: TrainConfig) -> None:
             raise ConfigError(
                 "gradients must be clipped in one way",
                 got=Plain(f"train.clip_norm and the optimizer's {name}"),
-                fix="Leave one of them out.",
+                fix="Remove one of them.",
             )
     optimizer.global_clipnorm = config.clip_norm
 
@@ -74,18 +74,18 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
         return self.schedule(step) * self.factor
 
     def get_config(self) -> dict[str, Any]:
-        """As Keras asks it of a schedule."""
+        """Return the configuration, as Keras requires of a schedule."""
         return {"schedule": self.schedule, "factor": self.factor}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> _Scaled:
-        """As Keras makes it again, of a model that a callback saved."""
+        """Create the schedule of a model that a callback saved."""
         schedule = keras.saving.deserialize_keras_object(config["schedule"])
         return cls(schedule, config["factor"])
 
 
 def _scale(optimizer: Any, factor: float) -> None:
-    rate = optimizer._learning_rate  # noqa: SLF001 - the schedule itself, not today's value
+    rate = optimizer._learning_rate  # noqa: SLF001 - the schedule itself, not its current value
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         optimizer.learning_rate = _Scaled(rate, factor)
     elif callable(rate):
@@ -99,15 +99,15 @@ def _momentum(optimizer: Any, config: TrainConfig) -> float | None:
         return config.ema
     if config.ema is not None:
         raise ConfigError(
-            "one moving average of the weights can be kept",
+            "only one moving average of the weights can be kept",
             got=Plain("train.ema and the optimizer's use_ema"),
-            fix="Leave one of them out.",
+            fix="Remove one of them.",
         )
     if optimizer.ema_overwrite_frequency:
         raise ConfigError(
             "the moving average must not overwrite the weights while they are trained",
             got=Plain(f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}"),
-            fix="Leave it out: Stoker validates and exports the average.",
+            fix="Remove it: Stoker validates and exports the average.",
         )
     optimizer.use_ema = False
     return float(optimizer.ema_momentum)

@@ -11,20 +11,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.train.parameter_server.cluster import Connection
-from stoker.train.parameter_server.server import Inbox, Taken
+from stoker.train.parameter_server.cluster import ClusterConnection
+from stoker.train.parameter_server.server import Inbox, PassTotals
 
-UNDER_WAY = 4
+CALLS_PER_WORKER = 4
 """Calls a worker that are handed out at once: one is computed, its successor is on its way. More
 would hold more batches in memory, and the weights that they see would be older."""
 
 _LOG = logging.getLogger(__name__)
 
 
-class Workers:
+class WorkerCalls:
     """The workers of a run, as a place where calls are made."""
 
-    def __init__(self, connection: Connection, *, silent_s: float) -> None:
+    def __init__(self, connection: ClusterConnection, *, silent_s: float) -> None:
         """Make ready to wait for several calls at once.
 
         Args:
@@ -32,7 +32,7 @@ class Workers:
             silent_s: When none has answered for so long, that is said, seconds.
         """
         self._coordinator = connection.coordinator
-        self._most = UNDER_WAY * connection.workers
+        self._most = CALLS_PER_WORKER * connection.workers
         self._silent_s = silent_s
         self._handed_out: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -100,7 +100,7 @@ class Pass:
     """Batches of one kind: computed by the workers, taken at the server."""
 
     def __init__(
-        self, workers: Workers, inbox: Inbox, send: Callable[[tf.Tensor, Any], None]
+        self, workers: WorkerCalls, inbox: Inbox, send: Callable[[tf.Tensor, Any], None]
     ) -> None:
         """Join what belongs together.
 
@@ -115,7 +115,7 @@ class Pass:
         """Trace what is run at the server, before the first batch: see `open_inbox`."""
         self._inbox.take()
 
-    def run(self, first: int, elements: Iterable[Any]) -> Iterator[Taken]:
+    def run(self, first: int, elements: Iterable[Any]) -> Iterator[PassTotals]:
         """Hand out one batch after the other, and say what has been taken, whenever more has.
 
         Args:

@@ -18,7 +18,7 @@ PROTOCOL = "grpc"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Connection:
+class ClusterConnection:
     """A chief's way to its workers and servers."""
 
     strategy: tf.distribute.ParameterServerStrategy
@@ -66,7 +66,7 @@ def serve_parameter_role(cluster: ClusterSpec) -> None:
     server.join()
 
 
-def connect(cluster: ClusterSpec) -> Connection:
+def connect(cluster: ClusterSpec) -> ClusterConnection:
     """Reach every worker and server; call it before any other operation of TensorFlow.
 
     It waits for processes that are still starting.
@@ -100,7 +100,7 @@ def connect(cluster: ClusterSpec) -> Connection:
             got=Plain(f"{strategy.num_replicas_in_sync} GPUs a worker"),
             fix="Start a worker for each GPU, with CUDA_VISIBLE_DEVICES.",
         )
-    return Connection(
+    return ClusterConnection(
         strategy=strategy,
         coordinator=tf.distribute.coordinator.ClusterCoordinator(strategy),
         workers=len(cluster.workers),
@@ -108,7 +108,7 @@ def connect(cluster: ClusterSpec) -> Connection:
 
 
 @contextmanager
-def servers_needed() -> Iterator[None]:
+def server_loss_as_error() -> Iterator[None]:
     """Say in one line that a server is gone; a worker's death is no error, it is made up for.
 
     Raises:

@@ -14,26 +14,30 @@ from stoker.data.user_dataset.features import AnyTransform
 from stoker.data.user_dataset.feed import OwnFeed
 from stoker.data.user_dataset.load_dataset import AnyDataset
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.monitor import with_mode
+from stoker.train.context.monitor import resolve_monitor_mode
 from stoker.train.context.position import Position
-from stoker.train.context.run_context import Surroundings
+from stoker.train.context.run_context import RunContext
 from stoker.train.context.start_position import TrainFeed, checkpoint_writer, open_run
 from stoker.train.loop.run import EVAL_BATCHES
-from stoker.train.model.keras_model import as_the_model_takes, overrides
-from stoker.train.parameter_server.cluster import Connection, servers_needed
-from stoker.train.parameter_server.run import Fed, ParameterServerResult, Run, impossible
+from stoker.train.model.keras_model import adapt_load, overrides
+from stoker.train.parameter_server.cluster import ClusterConnection, server_loss_as_error
+from stoker.train.parameter_server.run import (
+    ParameterServerResult,
+    ParameterServerRun,
+    WorkerFeed,
+    unsupported_error,
+)
 from stoker.train.setup.build_model import BuiltModel
 
 
 def fit_parameter_server(
     built: BuiltModel,
-    dataset: AnyDataset,
-    transform: AnyTransform,
+    data: tuple[AnyDataset, AnyTransform],
     *,
     config: TrainConfig,
     resolved: ResolvedTraining,
-    connection: Connection,
-    around: Surroundings,
+    connection: ClusterConnection,
+    context: RunContext,
 ) -> ParameterServerResult:
     """Train, validate after each epoch, keep the best and the last state; go on where it was left.
 
@@ -43,48 +47,48 @@ def fit_parameter_server(
 
     Args:
         built: The user's compiled model, built in the strategy's scope.
-        dataset: With the splits `train` and `eval`.
-        transform: What turns raw columns into features and label.
+        data: Dataset with the splits `train` and `eval`, and the transform that turns its raw
+            columns into features and label.
         config: The user's `train` section.
         resolved: What its `auto`s became.
         connection: The workers and the servers.
-        around: The rest.
+        context: The rest.
 
     Raises:
         ConfigError: a setting, a callback or a method of the model needs steps one after the other.
         UserError: a loss or a gradient is not finite (the step is named), or a server is gone.
         Preempted: the process was asked to end; everything is saved.
     """
-    refuse_what_needs_order(built, config, resolved)
-    config = with_mode(config, transform.labels)
+    refuse_ordered_settings(built, config, resolved)
+    config = resolve_monitor_mode(config, data[1].labels)
     # 1. The data, which the chief reads and sends: a batch belongs to a step's number, and is the
     #    same when a worker has died and the step is done again.
-    wall = around.run_time.wall
+    wall = context.run_time.wall
     with wall.within("data"):
-        opened = open_run(dataset, transform, config=config, resolved=resolved, around=around)
+        opened = open_run(*data, config=config, resolved=resolved, context=context)
     feed, held_out, position = opened.feed, opened.held_out, opened.position
     calls = _calls(feed, position, config=config, resolved=resolved)
-    at_once = EVAL_BATCHES * resolved.batch_size
+    eval_rows = EVAL_BATCHES * resolved.batch_size
     with (
-        servers_needed(),
+        server_loss_as_error(),
         feed.shuffled(calls) as batches,
-        held_out.in_order(batch_size=at_once) as eval_batches,
-        checkpoint_writer(opened.found, config=config, around=around) as writer,
+        held_out.in_order(batch_size=eval_rows) as eval_batches,
+        checkpoint_writer(opened.found, config=config, context=context) as writer,
     ):
         # 2. Everything that a step changes exists from here on, on the servers.
-        run = Run(
+        run = ParameterServerRun(
             built,
-            _sent(
+            _worker_feed(
                 feed,
                 batches,
                 steps=position.per_epoch,
                 model=built.model,
                 class_weight=config.class_weight,
             ),
-            _sent(
+            _worker_feed(
                 held_out,
                 eval_batches,
-                steps=held_out.steps(at_once),
+                steps=held_out.steps(eval_rows),
                 model=built.model,
                 class_weight=config.class_weight,
             ),
@@ -92,7 +96,7 @@ def fit_parameter_server(
             config=config,
             resolved=resolved,
             connection=connection,
-            around=around,
+            context=context,
             writer=writer,
         )
         run.begin(opened.found)
@@ -101,14 +105,14 @@ def fit_parameter_server(
             run.begin_epoch()
             if position.validated:
                 with wall.within("steps"):
-                    run.leg()
+                    run.train_until_save()
             if not position.validated:
                 with wall.within("validation"):
                     run.end_epoch()
         return run.end()
 
 
-def refuse_what_needs_order(
+def refuse_ordered_settings(
     built: BuiltModel, config: TrainConfig, resolved: ResolvedTraining
 ) -> None:
     """Refuse what was asked for and needs one step after the other.
@@ -134,7 +138,7 @@ def refuse_what_needs_order(
     }
     for what, is_asked in asked.items():
         if is_asked:
-            raise impossible(what)
+            raise unsupported_error(what)
 
 
 def _calls(
@@ -157,17 +161,17 @@ def _calls(
     )
 
 
-def _sent(
+def _worker_feed(
     feed: TrainFeed,
     elements: tf.data.Dataset[Any],
     *,
     steps: int,
     model: keras.Model,
     class_weight: Mapping[int, float] | None = None,
-) -> Fed:
+) -> WorkerFeed:
     load = feed.load
     if feed.keeps_features:
         # The features are in this machine's memory only, where their rows are gathered.
         elements, load = elements.map(feed.load).prefetch(tf.data.AUTOTUNE), as_it_is
-    taken = as_the_model_takes(load, model, class_weight=class_weight)
-    return Fed(elements=elements, load=taken, steps=steps)
+    taken = adapt_load(load, model, class_weight=class_weight)
+    return WorkerFeed(elements=elements, load=taken, steps=steps)

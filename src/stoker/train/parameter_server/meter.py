@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.telemetry import catalogue
-from stoker.train.parameter_server.server import Taken
+from stoker.train.parameter_server.server import PassTotals
 
-_NOTHING = Taken(batches=0, repeated=0, rows=0.0, loss_sum=0.0, not_finite=-1)
+_NOTHING = PassTotals(batches=0, repeated=0, rows=0.0, loss_sum=0.0, not_finite=-1)
 
 
 class Meter:
@@ -17,8 +17,8 @@ class Meter:
 
     def __init__(self) -> None:
         """Begin now."""
-        self._begun_s = self._told_s = time.monotonic()
-        self._told, self._told_wait_s = _NOTHING, 0.0
+        self._begun_s = self._reported_s = time.monotonic()
+        self._reported, self._reported_wait_s = _NOTHING, 0.0
         self.wait_s = 0.0
         """Seconds blocked in next(iterator)."""
 
@@ -34,7 +34,7 @@ class Meter:
         self.wait_s += time.monotonic() - asked_s
         return element
 
-    def scalars(self, taken: Taken, *, every_s: float) -> dict[str, float]:
+    def scalars(self, taken: PassTotals, *, every_s: float) -> dict[str, float]:
         """Loss and rate since they were last told; empty where that is too recent, or nothing came.
 
         Args:
@@ -42,15 +42,15 @@ class Meter:
             every_s: Shortest time between two that are told.
         """
         now_s = time.monotonic()
-        wall_s, steps = now_s - self._told_s, taken.batches - self._told.batches
+        wall_s, steps = now_s - self._reported_s, taken.batches - self._reported.batches
         if not steps or wall_s < every_s:
             return {}
-        rows = taken.rows - self._told.rows
+        rows = taken.rows - self._reported.rows
         found = {
-            "loss": (taken.loss_sum - self._told.loss_sum) / rows,
+            "loss": (taken.loss_sum - self._reported.loss_sum) / rows,
             catalogue.STEP_TIME_S.name: wall_s / steps,
             catalogue.SAMPLES_PER_S.name: rows / wall_s,
-            catalogue.INPUT_WAIT.name: min(1.0, (self.wait_s - self._told_wait_s) / wall_s),
+            catalogue.INPUT_WAIT.name: min(1.0, (self.wait_s - self._reported_wait_s) / wall_s),
         }
-        self._told, self._told_s, self._told_wait_s = taken, now_s, self.wait_s
+        self._reported, self._reported_s, self._reported_wait_s = taken, now_s, self.wait_s
         return found

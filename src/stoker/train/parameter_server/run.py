@@ -16,25 +16,25 @@ from stoker.telemetry import catalogue
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.seeds import host_seeds, keras_seeds, restore_host_seeds
 from stoker.train.checkpoints.state import TrainingState
-from stoker.train.checkpoints.store import Found
+from stoker.train.checkpoints.store import VerifiedCheckpoint
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.monitor import finite_of, is_better
 from stoker.train.context.position import Position
-from stoker.train.context.run_context import Progress, Surroundings
+from stoker.train.context.run_context import Progress, RunContext
 from stoker.train.loop.run import AVERAGE
 from stoker.train.loop.validation import results
 from stoker.train.optimizer.ema import WeightAverage
 from stoker.train.optimizer.settings import prepare_optimizer
-from stoker.train.parameter_server.calls import Pass, Workers
-from stoker.train.parameter_server.cluster import Connection
+from stoker.train.parameter_server.calls import Pass, WorkerCalls
+from stoker.train.parameter_server.cluster import ClusterConnection
 from stoker.train.parameter_server.meter import Meter
-from stoker.train.parameter_server.server import Taken
+from stoker.train.parameter_server.server import PassTotals
 from stoker.train.parameter_server.worker import WorkerModel, open_inbox
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.step.custom_train_step import first_pass
 
-TOLD_EVERY_S = 1.0
+REPORT_EVERY_S = 1.0
 """How often metrics are written while steps come in: a step has no moment of its own here."""
 
 
@@ -63,7 +63,7 @@ class ParameterServerResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fed:
+class WorkerFeed:
     """Elements as they are sent to a worker, and how it makes a batch of one."""
 
     elements: tf.data.Dataset[Any]
@@ -81,24 +81,24 @@ class Fed:
         return next(iter(self.elements))
 
 
-class Run:
+class ParameterServerRun:
     """A training run that is under way: its workers, its variables, and where it stands."""
 
     def __init__(
         self,
         built: BuiltModel,
-        training: Fed,
-        evaluation: Fed,
+        training: WorkerFeed,
+        evaluation: WorkerFeed,
         position: Position,
         *,
         config: TrainConfig,
         resolved: ResolvedTraining,
-        connection: Connection,
-        around: Surroundings,
+        connection: ClusterConnection,
+        context: RunContext,
         writer: CheckpointWriter,
     ) -> None:
         self.built, self.position = built, position
-        self._config, self._around, self._writer = config, around, writer
+        self._config, self._context, self._writer = config, context, writer
         self._elements = iter(training.elements)
         self._eval_elements, self._evaluated = evaluation.elements, 0
         self._repeated = 0
@@ -107,7 +107,7 @@ class Run:
             self._average = _prepare(built, training, config=config, resolved=resolved)
             seeds = keras_seeds(connection.strategy)
             worker = WorkerModel(built, seeds=[seeds.state])
-            workers = Workers(connection, silent_s=config.watchdog_s)
+            workers = WorkerCalls(connection, silent_s=config.watchdog_s)
             self._training = Pass(
                 workers,
                 *open_inbox(
@@ -133,17 +133,17 @@ class Run:
         self._testing.trace()
         averaged = {} if self._average is None else {AVERAGE: self._average.variables}
         self._state = TrainingState(built.model, extras=averaged)
-        self._callbacks = _callbacks(built, position, config=config, around=around)
+        self._callbacks = _callbacks(built, position, config=config, context=context)
 
-    def begin(self, found: Found | None) -> None:
+    def begin(self, found: VerifiedCheckpoint | None) -> None:
         """Put everything back to where the run was left, or write down where it begins."""
-        self._around.heartbeat.enter("train")
+        self._context.heartbeat.enter("train")
         if found is not None:
             arrays = found.arrays()
             self._state.restore(arrays)
             restore_host_seeds(found.facts["host_seeds"])
             self._callbacks.set_state(found.facts["callbacks"], arrays)
-            self._around.writer.rewind(self.position.step)
+            self._context.writer.rewind(self.position.step)
         self._callbacks.on_train_begin()
         if found is None:
             # The first to know that the disk takes them.
@@ -158,13 +158,13 @@ class Run:
         self.built.model.reset_metrics()
         self._callbacks.on_epoch_begin(self.position.epoch)
 
-    def leg(self) -> None:
+    def train_until_save(self) -> None:
         """Steps until the epoch ends, a checkpoint is due, or this process is asked to end."""
         position, meter = self.position, Meter()
         first = position.step
         for taken in self._training.run(first, self._next_elements(meter)):
             if taken.not_finite < 0:
-                self._note(first, taken, meter, every_s=TOLD_EVERY_S)
+                self._note(first, taken, meter, every_s=REPORT_EVERY_S)
         if taken.not_finite >= 0:
             raise _not_finite(taken.not_finite + 1)
         self._note(first, taken, meter, every_s=0.0)
@@ -182,23 +182,23 @@ class Run:
 
     def end_epoch(self) -> None:
         """Validate, tell the callbacks, and save."""
-        position, around = self.position, self._around
+        position, context = self.position, self._context
         epoch = position.step // position.per_epoch
         if self._in_epoch and position.rows:
             loss = position.loss_sum / position.rows
             position.metrics = {"loss": loss} | results(self.built.model)
-        around.heartbeat.enter("validate")
+        context.heartbeat.enter("validate")
         with self._average.in_place() if self._average else nullcontext():
             metrics = position.metrics | self._validate()
-        around.heartbeat.enter("train")
+        context.heartbeat.enter("train")
         better = is_better(metrics, position, epoch=epoch, config=self._config)
         metrics = self._callbacks.on_epoch_end(epoch - 1, metrics)
         position.validated, self._in_epoch = True, False
         position.over = position.step >= position.steps or self._callbacks.stop_training
         if better:
             position.best_epoch, position.best_metrics = epoch, finite_of(metrics)
-        around.writer.write(position.step, metrics | {catalogue.EPOCH.name: float(epoch)})
-        self._tell(position.step, metrics)
+        context.writer.write(position.step, metrics | {catalogue.EPOCH.name: float(epoch)})
+        self._report_progress(position.step, metrics)
         self._save(monitored=metrics[self._config.monitor] if better else None)
         if not position.over:
             self._end_if_asked()
@@ -224,7 +224,7 @@ class Run:
         end = min(position.steps, (position.epoch + 1) * position.per_epoch)
         for number in range(position.step, end):
             is_due = number > position.step and self._writer.due(number)
-            if is_due or self._around.ending.asked:
+            if is_due or self._context.preemption.requested:
                 return
             yield meter.next_of(self._elements)
 
@@ -235,18 +235,18 @@ class Run:
         self._evaluated += taken.batches
         return {"val_loss": taken.loss_sum / taken.rows} | results(model, "val_")
 
-    def _note(self, first: int, taken: Taken, meter: Meter, *, every_s: float) -> None:
+    def _note(self, first: int, taken: PassTotals, meter: Meter, *, every_s: float) -> None:
         step = first + taken.batches
-        self._around.heartbeat.beat(step)
-        self._around.ending.has_work = True
+        self._context.heartbeat.beat(step)
+        self._context.preemption.has_work = True
         scalars = meter.scalars(taken, every_s=every_s)
         if scalars:
-            self._around.writer.write(step, scalars)
-            self._tell(step, scalars)
+            self._context.writer.write(step, scalars)
+            self._report_progress(step, scalars)
 
-    def _tell(self, step: int, scalars: dict[str, float]) -> None:
+    def _report_progress(self, step: int, scalars: dict[str, float]) -> None:
         steps, epoch = self.position.steps, step // self.position.per_epoch
-        self._around.on_progress(Progress(step=step, steps=steps, epoch=epoch, scalars=scalars))
+        self._context.on_progress(Progress(step=step, steps=steps, epoch=epoch, scalars=scalars))
 
     def _save(self, *, monitored: float | None = None) -> None:
         """Nothing is under way: every step before the position's is applied, and no other."""
@@ -263,18 +263,18 @@ class Run:
         self._writer.save(arrays, facts, step=step, monitored=monitored, copied_s=copied_s)
 
     def _end_if_asked(self) -> None:
-        if not self._around.ending.asked:
+        if not self._context.preemption.requested:
             return
         self._writer.wait()
         raise Preempted(
-            "training ends when its process is asked to",
+            "training was stopped by a signal",
             got=Plain(f"a signal after step {self.position.step} of {self.position.steps}"),
-            fix="Everything is saved: run it again to go on.",
+            fix="Everything is saved: run the same command again to continue.",
         )
 
 
 def _prepare(
-    built: BuiltModel, training: Fed, *, config: TrainConfig, resolved: ResolvedTraining
+    built: BuiltModel, training: WorkerFeed, *, config: TrainConfig, resolved: ResolvedTraining
 ) -> WeightAverage | None:
     """Build metrics and optimizer on the servers; the average of the weights, where there is one."""
     first = training.load(training.sample)
@@ -285,17 +285,17 @@ def _prepare(
 
 
 def _callbacks(
-    built: BuiltModel, position: Position, *, config: TrainConfig, around: Surroundings
+    built: BuiltModel, position: Position, *, config: TrainConfig, context: RunContext
 ) -> Callbacks:
     callbacks = Callbacks(
-        built.model, around.callbacks, steps=position.per_epoch, epochs=config.epochs
+        built.model, context.callbacks, steps=position.per_epoch, epochs=config.epochs
     )
     if callbacks.has_batch_hooks:
-        raise impossible("a callback with a hook for batches")
+        raise unsupported_error("a callback with a hook for batches")
     return callbacks
 
 
-def impossible(what: str) -> ConfigError:
+def unsupported_error(what: str) -> ConfigError:
     """The error of a setting that needs one step after the other."""
     return ConfigError(
         "train.strategy: parameter_server computes gradients at a worker and applies them at a "

@@ -22,7 +22,7 @@ CAPACITY = 1 << 20
 """Most that may wait. Never reached: no more is under way than the chief hands out."""
 
 
-class Outcome(NamedTuple):
+class BatchResult(NamedTuple):
     """What came of a batch."""
 
     loss_sum: tf.Tensor
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
     """What the batch adds to each of the model's metric variables."""
 
 
-class Change(NamedTuple):
+class VariableChange(NamedTuple):
     """What a step does to a variable without gradient: value <- kept x value + added.
 
     A moving average is neither a value nor a difference: by the time that it arrives others have
@@ -55,19 +55,19 @@ class Update(NamedTuple):
     gradients: list[Any]
     """Of the trainable variables; None where there is none, IndexedSlices of embeddings."""
 
-    changes: list[Change]
+    changes: list[VariableChange]
     """Of the other variables that it changes: BatchNorm's averages."""
 
 
-class Sent(NamedTuple):
+class WorkerMessage(NamedTuple):
     """What a worker sends."""
 
-    outcome: Outcome
+    result: BatchResult
     update: Update | None
     """None of the eval split."""
 
 
-class Taken(NamedTuple):
+class PassTotals(NamedTuple):
     """What was taken since the pass began."""
 
     batches: int
@@ -91,7 +91,7 @@ class Inbox:
     def __init__(
         self,
         model: keras.Model,
-        sample: Sent,
+        sample: WorkerMessage,
         *,
         changed: Sequence[Any],
         batches: int,
@@ -113,10 +113,12 @@ class Inbox:
             self._queue = tf.queue.FIFOQueue(CAPACITY, [tf.int64, *dtypes])
             self._first = tf.Variable(tf.zeros([], tf.int64), trainable=False)
             self._arrivals = tf.Variable(tf.zeros([batches], tf.int32), trainable=False)
-            self._totals = tf.Variable(tf.zeros([len(Taken._fields)], tf.float64), trainable=False)
+            self._totals = tf.Variable(
+                tf.zeros([len(PassTotals._fields)], tf.float64), trainable=False
+            )
         self._take_waiting = tf.function(self._take_all, input_signature=[])
 
-    def put(self, number: tf.Tensor, sent: Sent) -> None:
+    def put(self, number: tf.Tensor, sent: WorkerMessage) -> None:
         """Send what came of a batch; runs on a worker.
 
         Args:
@@ -131,10 +133,12 @@ class Inbox:
         self._arrivals.assign(tf.zeros_like(self._arrivals))
         self._totals.assign([0.0, 0.0, 0.0, 0.0, -1.0])
 
-    def take(self) -> Taken:
+    def take(self) -> PassTotals:
         """Take what has come, and say what was taken in this pass."""
         batches, repeated, rows, loss_sum, not_finite = self._take_waiting().numpy()
-        return Taken(int(batches), int(repeated), float(rows), float(loss_sum), int(not_finite))
+        return PassTotals(
+            int(batches), int(repeated), float(rows), float(loss_sum), int(not_finite)
+        )
 
     def _take_all(self) -> tf.Tensor:
         with tf.device(FIRST_SERVER):
@@ -148,16 +152,16 @@ class Inbox:
                     self._arrivals.scatter_nd_update([[place]], [1])
             return self._totals.read_value()
 
-    def _take_one(self, number: tf.Tensor, sent: Sent) -> None:
-        outcome, update = sent
-        if outcome.finite:
-            for variable, added in zip(self._model.metrics_variables, outcome.metrics, strict=True):
+    def _take_one(self, number: tf.Tensor, sent: WorkerMessage) -> None:
+        result, update = sent
+        if result.finite:
+            for variable, added in zip(self._model.metrics_variables, result.metrics, strict=True):
                 variable.value.assign_add(added)
             if update is not None:
                 self._apply(update)
-            self._count(batches=1, rows=outcome.rows, loss_sum=outcome.loss_sum)
+            self._count(batches=1, rows=result.rows, loss_sum=result.loss_sum)
         else:
-            unset = self._totals[Taken._fields.index("not_finite")] < 0
+            unset = self._totals[PassTotals._fields.index("not_finite")] < 0
             self._count(not_finite=tf.where(unset, number + 1, 0))
 
     def _apply(self, update: Update) -> None:
@@ -168,7 +172,7 @@ class Inbox:
             self._average.update()
 
     def _count(self, **added: Any) -> None:
-        values = [tf.cast(added.get(name, 0), tf.float64) for name in Taken._fields]
+        values = [tf.cast(added.get(name, 0), tf.float64) for name in PassTotals._fields]
         self._totals.assign_add(tf.stack(values))
 
 

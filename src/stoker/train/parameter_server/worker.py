@@ -8,16 +8,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from stoker.train.model.keras_model import tell_metrics
+from stoker.train.model.keras_model import update_metrics
 from stoker.train.optimizer.ema import WeightAverage
-from stoker.train.parameter_server.server import Change, Inbox, Outcome, Sent, Update
+from stoker.train.parameter_server.server import (
+    BatchResult,
+    Inbox,
+    Update,
+    VariableChange,
+    WorkerMessage,
+)
 from stoker.train.setup.build_model import BuiltModel
-from stoker.train.step.step import Batch, told
+from stoker.train.step.step import Batch, loss_arguments
 
 DRAWS = 1 << 12
 """Random draws of one generator that a step may make until it draws what the next step draws."""
 
-Compute = Callable[[tf.Tensor, Batch], Sent]
+Compute = Callable[[tf.Tensor, Batch], WorkerMessage]
 """The batch's number, from which its random numbers follow: done again they are the same; and it."""
 
 
@@ -44,14 +50,14 @@ class WorkerModel:
         self.changed: list[Any] = []
         """Variables that `Update.changes` belong to, once `train` was traced."""
 
-    def train(self, number: tf.Tensor, batch: Batch) -> Sent:
+    def train(self, number: tf.Tensor, batch: Batch) -> WorkerMessage:
         """Forward and backward pass."""
         model, optimizer = self.model, self.model.optimizer
         before = {id(v): tf.identity(v.value) for v in self._others}
         with self._nothing_written(number, before) as scope, tf.GradientTape() as tape:
             with tf.GradientTape(persistent=True) as of_others:
                 of_others.watch([*before.values()])
-                outcome, loss = self._look(batch, scope, training=True)
+                result, loss = self._look(batch, scope, training=True)
             scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
         after = {id(v): scope.get_current_value(v) for v in self._others}
@@ -60,13 +66,13 @@ class WorkerModel:
         # A loss scale finds gradients that overflow itself, and is lowered by them.
         scales = hasattr(optimizer, "dynamic_scale")
         finite = _all_finite([loss] if scales else [loss, *gradients])
-        return Sent(outcome._replace(finite=finite), Update(gradients, changes))
+        return WorkerMessage(result._replace(finite=finite), Update(gradients, changes))
 
-    def evaluate(self, number: tf.Tensor, batch: Batch) -> Sent:
+    def evaluate(self, number: tf.Tensor, batch: Batch) -> WorkerMessage:
         """Loss and metrics of the eval split."""
         with self._nothing_written(number, {}) as scope:
-            outcome, _ = self._look(batch, scope, training=False)
-        return Sent(outcome, None)
+            result, _ = self._look(batch, scope, training=False)
+        return WorkerMessage(result, None)
 
     def _nothing_written(
         self, number: tf.Tensor, others: Mapping[int, tf.Tensor]
@@ -79,15 +85,15 @@ class WorkerModel:
 
     def _look(
         self, batch: Batch, scope: keras.StatelessScope, *, training: bool
-    ) -> tuple[Outcome, tf.Tensor]:
+    ) -> tuple[BatchResult, tf.Tensor]:
         model = self._built.model
         outputs = model(self._built.adapt(batch[0]), training=training)
-        loss = model.compute_loss(**told(batch, outputs), training=training)
-        tell_metrics(model, told(batch, outputs))
+        loss = model.compute_loss(**loss_arguments(batch, outputs), training=training)
+        update_metrics(model, loss_arguments(batch, outputs))
         rows = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
         added = [tf.identity(scope.get_current_value(v)) for v in self._metrics]
         loss_sum = tf.cast(loss, tf.float32) * rows
-        return Outcome(loss_sum, rows, tf.constant(True), added), loss
+        return BatchResult(loss_sum, rows, tf.constant(True), added), loss
 
 
 def open_inbox(
@@ -118,7 +124,7 @@ def open_inbox(
 
     # As in Keras's own fit, the user's code is not converted.
     @tf.function(input_signature=signature, autograph=False)
-    def computed(number: tf.Tensor, element: Any) -> Sent:
+    def computed(number: tf.Tensor, element: Any) -> WorkerMessage:
         return compute(number, load(element))
 
     inbox = Inbox(
@@ -144,13 +150,13 @@ def _is_seed(variable: Any) -> bool:
     return variable.path.endswith("seed_generator_state")
 
 
-def _change(before: tf.Tensor, after: tf.Tensor, tape: tf.GradientTape) -> Change:
+def _change(before: tf.Tensor, after: tf.Tensor, tape: tf.GradientTape) -> VariableChange:
     """The change as the affine map that it is, element by element."""
     if not before.dtype.is_floating:
-        return Change(tf.ones_like(before), after - before)
+        return VariableChange(tf.ones_like(before), after - before)
     gradient = tape.gradient(after, before, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     kept = tf.convert_to_tensor(gradient)
-    return Change(kept, after - kept * before)
+    return VariableChange(kept, after - kept * before)
 
 
 def _moved(state: tf.Tensor, number: tf.Tensor) -> tf.Tensor:

@@ -278,7 +278,7 @@ def _reference_rows(
     )
 
 
-def held_to_reference(
+def compare_with_reference(
     held_out: AnyFeed,
     answer: Callable[[Any], Any],
     *,

@@ -11,7 +11,7 @@ import tensorflow as tf
 from stoker.cluster.resolver import LOOPBACK
 from stoker.core.errors import Plain, UserError
 from stoker.data.feed.service.server import listening_ports
-from stoker.train.checkpoints.identity import Change, Identity, changes
+from stoker.train.checkpoints.identity import Identity, IdentityChange, changes
 from stoker.train.setup.strategy import Distribution
 
 _LOG = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def _gather(distribution: Distribution, identity: Identity) -> dict[int, Identit
     return {one["rank"]: one["identity"] for one in parsed}
 
 
-def _disagreement(differing: tuple[Change, ...], rank: int) -> UserError:
+def _disagreement(differing: tuple[IdentityChange, ...], rank: int) -> UserError:
     named = [f"{change.part} {change.name}" for change in differing]
     values = [
         f"{name} is {_shown(change.before)} on worker 0 and {_shown(change.now)} on worker {rank}"

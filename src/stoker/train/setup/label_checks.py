@@ -31,7 +31,7 @@ _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Goal:
+class _Selection:
     monitor: str
     """The metric that selects the best epoch."""
 
@@ -67,7 +67,7 @@ class _Case:
     activation: str | None
     """Activation of the last layer; None if unknown."""
 
-    goal: _Goal
+    selection: _Selection
     """How the best epoch is chosen, and the classes weighted."""
 
     @property
@@ -81,7 +81,7 @@ class _Case:
         return self.label.shape in ((), (1,))
 
     @property
-    def goes(self) -> str:
+    def range_text(self) -> str:
         least, most = self.limits
         return f"{self.subject} goes from {least:g} to {most:g}"
 
@@ -134,32 +134,32 @@ def findings(
     texts: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Every problem with the labels, each once, errors and warnings; see above."""
-    goal = _Goal(monitor=monitor, class_weight=class_weight or {}, texts=texts)
+    selection = _Selection(monitor=monitor, class_weight=class_weight or {}, texts=texts)
     if overrides(built.model) & {"train_step", "compute_loss"}:
         return
     seen: set[tuple[str, str]] = set()
     for split, by_output in labels.items():
         for output, summary in by_output.items():
-            for case in _cases(built, output, summary, split=split, goal=goal):
-                for finding in _judged(case, train=split == "train"):
+            for case in _cases(built, output, summary, split=split, selection=selection):
+                for finding in _check_case(case, train=split == "train"):
                     if (output, finding.kind) not in seen:
                         seen.add((output, finding.kind))
                         yield finding
 
 
 def _cases(
-    built: BuiltModel, output: str, summary: LabelSummary, *, split: str, goal: _Goal
+    built: BuiltModel, output: str, summary: LabelSummary, *, split: str, selection: _Selection
 ) -> Iterator[_Case]:
     if not summary.rows or summary.min is None:
         return
     if output == ONLY and len(output_names(built.model)) > 1:
         # One label for several outputs: each of them has a loss of its own.
         for each in output_names(built.model):
-            yield from _cases(built, each, summary, split=split, goal=goal)
+            yield from _cases(built, each, summary, split=split, selection=selection)
         return
     tensor = _symbolic(built.model, output)
     for loss in built.losses(output):
-        name = _kerass_name(loss)
+        name = _builtin_name(loss)
         if name is None:
             continue
         yield _Case(
@@ -174,7 +174,7 @@ def _cases(
             rank=None if tensor is None else len(tensor.shape) - 1,
             output=output,
             activation=None if tensor is None else _activation(tensor),
-            goal=goal,
+            selection=selection,
         )
 
 
@@ -184,10 +184,10 @@ def answers_one_class(built: BuiltModel, output: str) -> bool:
     The loss says so; under a loss that is not Keras's, a softmax in the last layer does.
     """
     losses = built.losses(output)
-    found = [_found(loss) for loss in losses]
+    found = [_keras_loss(loss) for loss in losses]
     if any(isinstance(each, _ONE_CLASS) or each in _ONE_CLASS_FUNCTIONS for each in found):
         return True
-    if any(_kerass_name(loss) for loss in losses):
+    if any(_builtin_name(loss) for loss in losses):
         return False
     tensor = _symbolic(built.model, output)
     return tensor is not None and _activation(tensor) == "softmax"
@@ -200,7 +200,7 @@ _ONE_CLASS_FUNCTIONS = (
 )
 
 
-def _judged(case: _Case, *, train: bool) -> Iterator[Finding]:
+def _check_case(case: _Case, *, train: bool) -> Iterator[Finding]:
     if case.activation == "softmax" and case.units == 1:
         yield case.error(
             "softmax_of_one",
@@ -221,16 +221,16 @@ def _judged(case: _Case, *, train: bool) -> Iterator[Finding]:
     if train:
         yield from _balance(case)
         yield from _class_weights(case)
-    elif case.label.rows >= LEAST_JUDGED:
+    elif case.label.rows >= MIN_ROWS_JUDGED:
         yield from _one_label(case, "its metrics say nothing")
 
 
 def _balance(case: _Case) -> Iterator[Finding]:
-    label, monitor = case.label, case.goal.monitor
+    label, monitor = case.label, case.selection.monitor
     if label.rows > 1 and len(label.counts or ()) == 1:
         yield from _one_label(case, "there is nothing to learn")
         return
-    if label.multi_hot and label.rows >= LEAST_JUDGED:
+    if label.multi_hot and label.rows >= MIN_ROWS_JUDGED:
         yield from _never_set(case)
     counts = label.counts or _zeros_and_ones(label)
     value, most = max(counts.items(), key=lambda item: item[1], default=("", 0))
@@ -275,7 +275,7 @@ def _never_set(case: _Case) -> Iterator[Finding]:
 
 
 def _class_weights(case: _Case) -> Iterator[Finding]:
-    weights = case.goal.class_weight
+    weights = case.selection.class_weight
     if weights and case.label.multi_hot:
         yield case.error(
             "class_weight",
@@ -294,7 +294,7 @@ def _class_weights(case: _Case) -> Iterator[Finding]:
         )
 
 
-LEAST_JUDGED = 30
+MIN_ROWS_JUDGED = 30
 """Rows below which it may be chance that eval has a single class, or that a label is never set."""
 
 _SHOWN = 5
@@ -320,7 +320,7 @@ def _binary(case: _Case) -> Iterator[Finding]:
     elif least < 0 or most > 1:
         yield case.error(
             "label_range",
-            f"{case.loss} needs labels from 0 to 1: {case.goes}",
+            f"{case.loss} needs labels from 0 to 1: {case.range_text}",
             _to_zero_and_one(case),
         )
     elif case.activation == "softmax" and case.label.multi_hot:
@@ -372,14 +372,14 @@ def _sparse(case: _Case) -> Iterator[Finding]:
     elif not case.label.integral:
         yield case.error(
             "label_range",
-            f"{case.loss} needs class ids, whole numbers from 0: {case.goes}",
+            f"{case.loss} needs class ids, whole numbers from 0: {case.range_text}",
             'Convert it to ids in preprocessing_fn, or use a loss for numbers such as "mse".',
         )
     elif case.ignores is None and (least < 0 or (units is not None and most >= units)):
         yield case.error(
             "label_range",
             f"{case.loss} needs class ids from 0 to {'the classes - 1' if units is None else units - 1}"
-            f": {case.goes}",
+            f": {case.range_text}",
             _to_ids(case),
         )
     yield from _activations(case, "softmax")
@@ -405,7 +405,7 @@ def _categorical(case: _Case) -> Iterator[Finding]:
     elif least < 0 or most > 1:
         yield case.error(
             "label_range",
-            f"{case.loss} needs probabilities from 0 to 1: {case.goes}",
+            f"{case.loss} needs probabilities from 0 to 1: {case.range_text}",
             "Make them one-hot, or probabilities that add up to 1.",
         )
     elif not _adds_up(case.label):
@@ -449,7 +449,7 @@ def _hinge(case: _Case) -> Iterator[Finding]:
     if least < -1 or most > 1 or not case.label.integral:
         yield case.error(
             "label_range",
-            f"{case.loss} needs labels -1 and 1 (or 0 and 1): {case.goes}",
+            f"{case.loss} needs labels -1 and 1 (or 0 and 1): {case.range_text}",
             "Map the two classes to -1 and 1 in preprocessing_fn.",
         )
 
@@ -458,7 +458,7 @@ def _not_negative(case: _Case) -> Iterator[Finding]:
     if case.limits[0] < 0:
         yield case.error(
             "label_range",
-            f"{case.loss} needs labels of 0 or more: {case.goes}",
+            f"{case.loss} needs labels of 0 or more: {case.range_text}",
             'Use "mse" or "huber" for numbers that can be negative.',
         )
     yield from _numbers(case)
@@ -477,11 +477,11 @@ def _numbers(case: _Case) -> Iterator[Finding]:
             f"Give the last layer {width} unit(s)"
             + (", or use a loss for classes." if case.label.integral else "."),
         )
-    low, high = _REACH.get(case.activation or "", (float("-inf"), float("inf")))
+    low, high = _VALUE_RANGES.get(case.activation or "", (float("-inf"), float("inf")))
     if least < low or most > high:
         yield case.warning(
             "label_range",
-            f"{case.activation} in the last layer gives values from {low:g} to {high:g}: {case.goes}",
+            f"{case.activation} in the last layer gives values from {low:g} to {high:g}: {case.range_text}",
             "Use a linear last layer, or scale the label.",
         )
     yield from _no_quantity(case)
@@ -490,10 +490,10 @@ def _numbers(case: _Case) -> Iterator[Finding]:
 def _no_quantity(case: _Case) -> Iterator[Finding]:
     """Labels whose distance or ratio, which the loss computes, means nothing."""
     most = case.limits[1]
-    if case.output in case.goal.texts and case.one_value and most > 1:
+    if case.output in case.selection.texts and case.one_value and most > 1:
         yield case.warning(
             "classes_as_numbers",
-            f"{case.loss} reads the ids of texts as numbers that have an order: {case.goes}",
+            f"{case.loss} reads the ids of texts as numbers that have an order: {case.range_text}",
             _for_class_ids(case),
         )
     zeros = (case.label.counts or {}).get("0", 0)
@@ -505,7 +505,7 @@ def _no_quantity(case: _Case) -> Iterator[Finding]:
         )
 
 
-_REACH = {
+_VALUE_RANGES = {
     "sigmoid": (0.0, 1.0),
     "softmax": (0.0, 1.0),
     "tanh": (-1.0, 1.0),
@@ -534,7 +534,7 @@ _RULES: dict[str, Callable[[_Case], Iterator[Finding]]] = {
 """Keras's loss -> its expectations."""
 
 
-def _found(loss: Any) -> Any:
+def _keras_loss(loss: Any) -> Any:
     """The loss's object or function; None if Keras does not know it."""
     try:
         return keras.losses.get(loss)
@@ -542,9 +542,9 @@ def _found(loss: Any) -> Any:
         return None
 
 
-def _kerass_name(loss: Any) -> str | None:
+def _builtin_name(loss: Any) -> str | None:
     """The loss's name in snake case; None if it is not Keras's own."""
-    found = _found(loss)
+    found = _keras_loss(loss)
     kind = found if callable(found) and hasattr(found, "__name__") else type(found)
     if not kind.__module__.startswith("keras.src.losses"):
         return None

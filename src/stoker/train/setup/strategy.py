@@ -18,10 +18,12 @@ from stoker.train.setup.threads import apply_threads
 
 _LOG = logging.getLogger(__name__)
 
-NOT_RUN = "train.strategy: tpu is written to TensorFlow's documented interface and was not run on hardware"
+TPU_UNTESTED = "train.strategy: tpu is written to TensorFlow's documented interface and was not run on hardware"
 """What a user of a TPU is told."""
 
-NOTHING_IS_SENT = "train.reduction_bytes_per_pack is without effect: one replica sends no gradients"
+PACKS_WITHOUT_EFFECT = (
+    "train.reduction_bytes_per_pack is without effect: one replica sends no gradients"
+)
 """What is told where it was set, and one replica trains."""
 
 
@@ -97,7 +99,7 @@ def make_distribution(
     """
     made = _make(name, replicas=replicas, packs=in_packs(reduction_bytes_per_pack), tpu=tpu)
     if reduction_bytes_per_pack and made.replicas == 1:
-        _LOG.warning("%s", NOTHING_IS_SENT)
+        _LOG.warning("%s", PACKS_WITHOUT_EFFECT)
     return made
 
 
@@ -142,7 +144,7 @@ def claim_devices(config: TrainConfig) -> None:
     cuts = config.strategy in ("auto", "mirrored", "multi_worker") and config.replicas != "auto"
     if cuts and not tf.config.list_physical_devices("GPU"):
         with suppress(ConfigError):
-            _cut_cpu(int(config.replicas))
+            _split_cpu(int(config.replicas))
 
 
 def one_device() -> Distribution:
@@ -171,11 +173,11 @@ def _local_devices(replicas: int) -> list[str]:
                 fix=f"This machine has {there}.",
             )
         return [f"GPU:{index}" for index in range(replicas)]
-    _cut_cpu(replicas)
+    _split_cpu(replicas)
     return [f"CPU:{index}" for index in range(replicas)]
 
 
-def _cut_cpu(parts: int) -> None:
+def _split_cpu(parts: int) -> None:
     if parts == 1:
         return
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -199,7 +201,7 @@ def _multi_worker(
 ) -> Distribution:
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
-        _cut_cpu(replicas)
+        _split_cpu(replicas)
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except (RuntimeError, ValueError, tf.errors.OpError) as error:
@@ -263,5 +265,5 @@ def _tpu(
             got=Plain(f"{strategy.extended.num_hosts} hosts"),
             fix="Take a smaller slice of the TPU.",
         )
-    _LOG.warning("%s", NOT_RUN)
+    _LOG.warning("%s", TPU_UNTESTED)
     return Distribution(name="tpu", strategy=strategy, replicas=replicas)

@@ -141,7 +141,7 @@ def shares(batch: Any, strategy: tf.distribute.Strategy) -> Iterator[Share]:
         yield share(batch, strategy, first=count - rest, rows=1, count=count)
 
 
-def handed(element: Any, distribution: Distribution) -> Any:
+def first_share(element: Any, distribution: Distribution) -> Any:
     """The element of a step as the compiled step takes it; see `Distribution.spread`."""
     if not distribution.takes_whole_batches:
         return element

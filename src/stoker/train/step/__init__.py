@@ -1,1 +1,1 @@
-"""One training step, and many in one call: traced, compiled, and chosen between forms."""
+"""One training step, and many in one call: traced, compiled, in alternative forms."""

@@ -1,10 +1,11 @@
-"""A run's step, compiled: what it is fed, how many steps are one program, and how fast it can be."""
+"""The compiled step of a run: its input, its program, and the measurement of its ceiling."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -14,29 +15,31 @@ from stoker.data.feed.calls import Calls
 from stoker.data.feed.options import begun_early, with_own_threads
 from stoker.data.user_dataset.feed import OwnFeed
 from stoker.train.checkpoints.state import TrainingState
-from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context import utilization
+from stoker.train.config import ResolvedTraining
 from stoker.train.context.position import Position
+from stoker.train.context.run_context import RunSetup
 from stoker.train.context.start_position import TrainFeed
-from stoker.train.context.utilization import FIXED_STEPS, Ceiling, measure_ceiling
-from stoker.train.model.keras_model import as_the_model_takes
-from stoker.train.optimizer.deferred_finite_check import are_sound
+from stoker.train.context.utilization import FIXED_STEPS, Ceiling, RunResident, measure_ceiling
+from stoker.train.model.keras_model import adapt_load
+from stoker.train.optimizer.deferred_finite_check import all_finite
 from stoker.train.optimizer.ema import WeightAverage
-from stoker.train.setup.build_model import BuiltModel
-from stoker.train.setup.strategy import Distribution
-from stoker.train.setup.whole_batches import WholeFeed, handed
-from stoker.train.step.custom_train_step import has_own_step, make_step
-from stoker.train.step.multi_step import make_run_fed, make_run_resident, step_of
+from stoker.train.setup.whole_batches import WholeFeed, first_share
+from stoker.train.step.custom_train_step import has_custom_train_step, make_step
+from stoker.train.step.multi_step import make_multi_step, make_run_resident, step_of
 from stoker.train.step.one_program import (
     OneProgram,
-    does_several,
-    steps_together,
-    together_in_time,
+    max_steps_per_program,
+    multi_step_program,
 )
 from stoker.train.step.program import Program
 from stoker.train.step.step import StepSettings, suit_kernels
-from stoker.train.step.step_input import Source, grouped, of_no_use, takes_its_own
-from stoker.train.step.step_totals import Sums
+from stoker.train.step.step_input import (
+    StepInput,
+    group_batches,
+    placeholder_input,
+    takes_batches_inline,
+)
+from stoker.train.step.step_totals import StepTotals
 from stoker.train.xla.compile_notice import shown
 
 
@@ -45,127 +48,40 @@ class Resident:
     """The compiled step on a batch in memory."""
 
     take: Callable[[int], None]
-    """Takes so many steps, and returns when they have ended."""
+    """Runs this many steps, and returns when they have ended."""
 
     state: TrainingState
     """Every variable that they change."""
 
 
-class Compiled:
-    """The step of a run; compiled again where it is to be another."""
+@dataclass(frozen=True, kw_only=True)
+class StepSource:
+    """The feed of a run's steps, and what its first element says about all of them."""
 
-    def __init__(
-        self,
-        built: BuiltModel,
-        feed: TrainFeed,
-        position: Position,
-        *,
-        config: TrainConfig,
-        resolved: ResolvedTraining,
-        distribution: Distribution,
-        signals: tf.Variable | None,
-    ) -> None:
-        """Take the first batch; nothing is compiled yet.
+    feed: TrainFeed
+    load: Callable[[Any], Any]
+    """Element of the feed -> batch as the model's loss takes it."""
 
-        Args:
-            built: The model.
-            feed: What it is fed.
-            position: Where the run is, and what its steps are by now.
-            config: What was asked for.
-            resolved: What that is on this machine.
-            distribution: The strategy.
-            signals: As in `StepSettings`.
-        """
-        self.resolved = resolved
-        self._built, self._feed, self._position = built, feed, position
-        self._config, self._distribution, self._signals = config, distribution, signals
-        self.load = as_the_model_takes(feed.load, built.model, class_weight=config.class_weight)
-        self._rows_of_call = resolved.global_batch if feed.whole_calls else None
-        self.sample = self._first_element()
-        first = self.load(self.sample)
-        self.rows_a_step = float(tf.shape(tf.nest.flatten(first)[0])[0])
-        self._most_together = self._steps_together(first)
-        self.average: WeightAverage | None = None
-        self.at_once = False
-        self.last_ceiling_s = 0.0
-        self._nothing: Any = None
-        self._resident_of: Any = None
-        self._run_resident: utilization.RunResident
+    sample: Any
+    """The element of the run's first step."""
 
-    def compile(self) -> None:
-        """Compile what the settings and the position ask for now."""
-        self.program = self._program(
-            xla=self.resolved.xla,
-            together=max(1, min(self._position.together, self._most_together)),
-        )
+    fixed: bool
+    """Whether all elements have the same shapes."""
 
-    def _program(self, *, xla: bool, together: int = 1) -> Program:
-        position = self._position
-        settings = StepSettings(
-            batch_size=position.batch_size,
-            accumulate=position.accumulate,
-            xla=xla,
-            reduction_dtype=self._config.reduction_dtype,
-            reduction_bytes_per_pack=self._config.reduction_bytes_per_pack,
-            average=self.average,
-            together=together,
-            own_rows=self._feed.shares_rows,
-            looks_first=not self.at_once,
-            signals=self._signals,
-        )
-        step = make_step(self._built, self.load, distribution=self._distribution, settings=settings)
-        model = self._built.model
-        run_fed = make_run_fed(
-            step,
-            rows_a_step=self._rows_of_call,
-            alone=self.resolved.steps_per_call == 1,
-            overlap=not self._distribution.shares_batches,
-            sound=(lambda: are_sound(model)) if self.at_once else None,
-        )
-        return Program(step, run_fed, xla=xla)
+    fixed_samples: bool
+    """Whether all samples have the same shapes; the number of rows may differ."""
 
-    def traced_for_xla(self, source: Source) -> Program:
-        """Trace the same step for XLA without compiling it; the current step stays in use.
+    max_steps_per_program: int
+    """Steps that may form one program, if XLA compiles the whole step."""
 
-        Both update the same variables.
-
-        Args:
-            source: The run's input.
-        """
-        try:
-            program = self._program(xla=True)
-            program.trace(source)
-        finally:
-            suit_kernels(self._built, self._distribution, xla=self.resolved.xla)
-        return program
-
-    def use(self, program: Program) -> None:
-        """Use this step from now on.
-
-        Args:
-            program: From `traced_for_xla`.
-        """
-        program.compiled_rows.update(self.rows_of_steps)
-        self.program = program
-        self.resolved = replace(self.resolved, xla=program.xla)
-        suit_kernels(self._built, self._distribution, xla=program.xla)
-
-    @property
-    def why_not_for_xla(self) -> str:
-        """Why XLA cannot be tried while the run trains; empty if it can."""
-        if self._distribution.replicas > 1:
-            return "several replicas train"
-        if has_own_step(self._built.model):
-            return "the model has a train_step of its own"
-        # Any other shape would be compiled while the device waits.
-        known = self._fixed if isinstance(self._feed, OwnFeed) else self._fixed_samples
-        return "" if known else "batches differ in shape"
+    rows_per_step: float
+    """Rows of a full step on this worker."""
 
     @property
     def rows_of_steps(self) -> list[int]:
         """Rows of a full step, and of an epoch's last step if that is shorter."""
-        full = int(self.rows_a_step)
-        short = 0 if isinstance(self._feed, OwnFeed | WholeFeed) else self._feed.rows % full
+        full = int(self.rows_per_step)
+        short = 0 if isinstance(self.feed, OwnFeed | WholeFeed) else self.feed.rows % full
         return [full, short] if short else [full]
 
     def elements_to_compile(self) -> list[Any]:
@@ -175,22 +91,171 @@ class Compiled:
             for rows in self.rows_of_steps
         ]
 
+
+def open_step_source(setup: RunSetup, feed: TrainFeed, position: Position) -> StepSource:
+    """Read the run's first element.
+
+    Args:
+        setup: The run.
+        feed: The training split.
+        position: The position of the run.
+    """
+    # The first element of the run, wherever it stands: at the end there is no other.
+    with feed.shuffled(_calls(setup, feed, replace(position, step=0))) as batches:
+        element = next(iter(batches))
+        fixed = _has_fixed_shapes(batches, first=1 if feed.whole_calls else 0)
+        fixed_samples = _has_fixed_shapes(batches, first=1)
+    if feed.whole_calls:
+        element = step_of(element, 0, setup.resolved.global_batch)
+    load = adapt_load(feed.load, setup.built.model, class_weight=setup.config.class_weight)
+    first = load(element)
+    rows = float(tf.shape(tf.nest.flatten(first)[0])[0])
+    # Several steps form one program only if full batches with known shapes follow each other.
+    groups = fixed and rows == position.batch_size
+    per_call = setup.resolved.steps_per_call
+    return StepSource(
+        feed=feed,
+        load=load,
+        sample=element,
+        fixed=fixed,
+        fixed_samples=fixed_samples,
+        max_steps_per_program=max_steps_per_program(first, steps_per_call=per_call)
+        if groups
+        else 1,
+        rows_per_step=rows,
+    )
+
+
+def build_step(
+    setup: RunSetup,
+    source: StepSource,
+    position: Position,
+    *,
+    average: WeightAverage | None,
+    defers_finite_check: bool,
+) -> CompiledStep:
+    """Compile the step that settings and position require.
+
+    Args:
+        setup: The run.
+        source: The input of its steps.
+        position: Batch size, passes and steps per program, as decided so far.
+        average: Moving average of the weights.
+        defers_finite_check: Update without checking every gradient first.
+    """
+    settings = StepSettings(
+        batch_size=position.batch_size,
+        accumulate=position.accumulate,
+        xla=setup.resolved.xla,
+        reduction_dtype=setup.config.reduction_dtype,
+        reduction_bytes_per_pack=setup.config.reduction_bytes_per_pack,
+        average=average,
+        steps_per_program=max(1, min(position.steps_per_program, source.max_steps_per_program)),
+        worker_rows_only=source.feed.shares_rows,
+        checks_before_update=not defers_finite_check,
+        signals=setup.context.preemption.signals,
+    )
+    program = _make_program(setup, source, settings)
+    return CompiledStep(setup=setup, source=source, settings=settings, program=program)
+
+
+def _make_program(setup: RunSetup, source: StepSource, settings: StepSettings) -> Program:
+    model, distribution = setup.built.model, setup.distribution
+    step = make_step(setup.built, source.load, distribution=distribution, settings=settings)
+    multi_step = make_multi_step(
+        step,
+        rows_per_step=setup.resolved.global_batch if source.feed.whole_calls else None,
+        single_step=setup.resolved.steps_per_call == 1,
+        overlap=not distribution.shares_batches,
+        check_finite=None if settings.checks_before_update else lambda: all_finite(model),
+    )
+    return Program(step, multi_step, xla=settings.xla)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledStep:
+    """The step of a run in one compiled form; `build_step` makes another one."""
+
+    setup: RunSetup
+    source: StepSource
+    settings: StepSettings
+    program: Program
+
+    @property
+    def resolved(self) -> ResolvedTraining:
+        """The resolved settings of this step."""
+        return self.setup.resolved
+
+    def trace_for_xla(self, step_input: StepInput) -> Program:
+        """Trace the same step for XLA without compiling it; this step stays in use.
+
+        Both update the same variables.
+
+        Args:
+            step_input: The run's input.
+        """
+        settings = replace(self.settings, xla=True, steps_per_program=1)
+        try:
+            program = _make_program(self.setup, self.source, settings)
+            program.trace(step_input)
+        finally:
+            self._suit_kernels(xla=self.settings.xla)
+        return program
+
+    def with_program(self, program: Program) -> CompiledStep:
+        """Return this step with another program, and configure the model's kernels for it.
+
+        Args:
+            program: From `trace_for_xla`, compiled.
+        """
+        program.compiled_rows.update(self.source.rows_of_steps)
+        self._suit_kernels(xla=program.xla)
+        resolved = replace(self.resolved, xla=program.xla)
+        return replace(
+            self,
+            setup=replace(self.setup, resolved=resolved),
+            settings=replace(self.settings, xla=program.xla),
+            program=program,
+        )
+
+    def _suit_kernels(self, *, xla: bool) -> None:
+        suit_kernels(self.setup.built, self.setup.distribution, xla=xla)
+
+    @property
+    def why_xla_is_impossible(self) -> str:
+        """Why XLA cannot be tried while the run trains; empty if it can."""
+        if self.setup.distribution.replicas > 1:
+            return "several replicas train"
+        if has_custom_train_step(self.setup.built.model):
+            return "the model has a train_step of its own"
+        # Any other shape would be compiled while the device waits.
+        source = self.source
+        known = source.fixed if isinstance(source.feed, OwnFeed) else source.fixed_samples
+        return "" if known else "batches differ in shape"
+
+    @property
+    def max_steps_per_program(self) -> int:
+        """Steps that may form one program."""
+        step = self.program.step
+        groups = isinstance(step, OneProgram) and step.groups
+        return self.source.max_steps_per_program if groups else 1
+
     @contextmanager
-    def compiling_is_shown(self, tell: Callable[[str], None], *, ends: bool) -> Iterator[None]:
+    def showing_compilation(self, report: Callable[[str], None], *, ends: bool) -> Iterator[None]:
         """Context of a call: shows that XLA compiles, if it has to compile first.
 
         Args:
-            tell: Takes the line.
+            report: Takes the line.
             ends: Whether the call ends an epoch; the last step may have fewer rows.
         """
         program = self.program
-        wanted = self.rows_of_steps if ends else self.rows_of_steps[:1]
+        wanted = self.source.rows_of_steps if ends else self.source.rows_of_steps[:1]
         missing = [rows for rows in wanted if rows not in program.compiled_rows]
         what = ""
         if program.xla and missing:
             rows = " and ".join(map(str, missing))
-            what = f"the training step of {self._built.model.name} for {rows} samples, by XLA"
-        with shown(tell, what):
+            what = f"the training step of {self.setup.built.model.name} for {rows} samples, by XLA"
+        with shown(report, what):
             yield
         program.compiled_rows.update(missing)
         if what:
@@ -198,159 +263,114 @@ class Compiled:
 
     def run(
         self,
-        source: Source,
+        step_input: StepInput,
         steps: int,
         *,
-        look: bool,
+        check: bool,
         ends: bool,
         program: Program | None = None,
-    ) -> Sums:
-        """Some steps, as `make_run_fed` has it; what they leave is the source's.
+    ) -> StepTotals:
+        """Run some steps; see `make_multi_step`. The rest of the input is kept in `step_input`.
 
         Args:
-            source: What `source` gave.
-            steps: How many, at least one.
-            look: As in `make_run_fed`.
-            ends: Whether an epoch ends with them. Then nothing is taken beyond, where another pass may
-                take long to begin or need not come at all.
+            step_input: From `step_input`.
+            steps: Number of steps, at least one.
+            check: As in `make_multi_step`.
+            ends: Whether an epoch ends with these steps. Then nothing beyond is read: another pass
+                may start slowly, or not be needed.
             program: A form of the step other than the current one.
         """
         program = program or self.program
-        if not source.ahead:
-            return program.call(source, source.iterator, steps, look=look)
-        waited_s = source.take_ahead()
-        if ends and not source.endless:
-            sums = self._to_the_end(program, source, steps, look=look)
+        if not step_input.ahead:
+            return program.call(step_input, step_input.iterator, steps, check=check)
+        waited_s = step_input.take_first()
+        if ends and not step_input.endless:
+            totals = self._run_to_epoch_end(program, step_input, steps, check=check)
         else:
-            sums = program.call(source, source.iterator, steps, look=look)
-        return sums._replace(wait_s=sums.wait_s + waited_s) if waited_s else sums
+            totals = program.call(step_input, step_input.iterator, steps, check=check)
+        return totals._replace(wait_s=totals.wait_s + waited_s) if waited_s else totals
 
-    def _to_the_end(self, program: Program, source: Source, steps: int, *, look: bool) -> Sums:
-        """As `run`: the last step is told to take what is of no use."""
+    def _run_to_epoch_end(
+        self, program: Program, step_input: StepInput, steps: int, *, check: bool
+    ) -> StepTotals:
+        """Like `run`, but the last step prefetches a placeholder."""
         before = None
         if steps > 1:
-            before = program.call(source, source.iterator, steps - 1, look=False)
+            before = program.call(step_input, step_input.iterator, steps - 1, check=False)
             if int(before.steps) < steps - 1 or int(before.signals[0]):
                 return before
-        if self._nothing is None:
-            self._nothing = of_no_use(self.sample)
-        last = program.call(source, self._nothing, 1, look=look)
-        source.left = ()
+        last = program.call(step_input, self._placeholder, 1, check=check)
+        step_input.left = ()
         return last if before is None else before.and_then(last)
 
-    def decide_together(self, state: TrainingState, *, tell: Callable[[str], None]) -> None:
-        """Decide, once per run, how many steps form one program; the decision is final.
-
-        Before the first step, some steps are timed, but only if several of them can form a program.
-
-        Args:
-            state: Every variable that a step updates.
-            tell: Receives a line while XLA compiles.
-        """
-        if self._position.together:
-            return
-        step = self.program.step
-        groups = isinstance(step, OneProgram) and step.groups
-        most = self._most_together if groups else 1
-        if most == 1:
-            self._position.together = 1
-            return
-        with self.compiling_is_shown(tell, ends=False):
-            step_s = self.measure_ceiling(
-                state, seconds=utilization.CEILING_S / utilization.WINDOWS
-            ).step_s
-        self._position.together = together_in_time(most, step_s)
-        if self._position.together > 1:
-            self.compile()
+    @cached_property
+    def _placeholder(self) -> Any:
+        return placeholder_input(self.source.sample)
 
     def measure_ceiling(self, state: TrainingState, *, seconds: float) -> Ceiling:
         """Time steps on a resident batch, for about this many seconds, and restore the model."""
-        sample = handed(self.sample, self._distribution)
-        step = self.program.step
-        if self._resident_of is not step:
-            self._run_resident = self._make_run_resident(sample)
-            self._resident_of = step
-        together = FIXED_STEPS if self._distribution.workers > 1 else None
-        with self._distribution.strategy.scope():
-            found = measure_ceiling(
-                self._run_resident, sample, state=state, seconds=seconds, steps=together
+        distribution = self.setup.distribution
+        sample = first_share(self.source.sample, distribution)
+        steps = FIXED_STEPS if distribution.workers > 1 else None
+        with distribution.strategy.scope():
+            return measure_ceiling(
+                self._run_resident, sample, state=state, seconds=seconds, steps=steps
             )
-        self.last_ceiling_s = found.step_s
-        return found
 
     def resident(self, state: TrainingState) -> Resident:
-        """The compiled step on one batch in memory, to be timed by others."""
-        sample = handed(self.sample, self._distribution)
-        run_resident = self._make_run_resident(sample)
-        scope = self._distribution.strategy.scope
+        """Return the step on one batch in memory, for other measurements."""
+        distribution, run_resident = self.setup.distribution, self._run_resident
+        sample = first_share(self.source.sample, distribution)
 
         def take(steps: int) -> None:
-            with scope():
+            with distribution.strategy.scope():
                 run_resident(sample, tf.constant(steps, tf.int64)).numpy()
 
         take(1)
         return Resident(take=take, state=state)
 
-    def _make_run_resident(self, sample: Any) -> utilization.RunResident:
-        # The rows of a step that is cut out of those of a call are known only when it runs.
-        fixed = self._fixed and not self._feed.whole_calls
+    @cached_property
+    def _run_resident(self) -> RunResident:
+        sample = first_share(self.source.sample, self.setup.distribution)
+        # If an element holds the rows of a call, the rows of a step are known only when it runs.
+        fixed = self.source.fixed and not self.source.feed.whole_calls
         return make_run_resident(self.program.step, sample, fixed=fixed)
 
-    def call_at_most(self, seconds: float) -> None:
-        """Make calls shorter that would take longer than that."""
-        most = max(1, int(seconds / max(self.last_ceiling_s, 1e-9)))
-        if most < self.resolved.steps_per_call:
-            self.resolved = replace(self.resolved, steps_per_call=most)
-            self.compile()
+    def calls(self, position: Position) -> Calls:
+        """Return the calls from a position to the end of the run."""
+        return _calls(self.setup, self.source.feed, position)
 
-    def calls(self, position: Position | None = None) -> Calls:
-        """The calls from where the run stands, or from another position, to its end."""
-        position = position or self._position
-        feed, per_call = self._feed, self.resolved.steps_per_call
-        whole = position.per_epoch * self.resolved.global_batch
-        per_epoch = -(-position.per_epoch // per_call)
-        return Calls(
-            # A step of a user's own dataset is one of its batches, whatever its size.
-            rows=whole if isinstance(feed, OwnFeed | WholeFeed) else feed.rows,
-            batch_size=self.resolved.global_batch,
-            steps_per_call=per_call,
-            seed=self._config.seed,
-            first=position.epoch * per_epoch + position.in_epoch // per_call,
-            last=per_epoch * self._config.epochs,
-            skipped_steps=position.in_epoch % per_call,
-            worker=self._distribution.worker,
-            workers=self._distribution.workers,
-        )
-
-    def _first_element(self) -> Any:
-        # The run's first, wherever it stands: at its end no other is left.
-        begin = replace(self._position, step=0)
-        with self._feed.shuffled(self.calls(begin)) as batches:
-            element = next(iter(batches))
-            self._fixed = _has_fixed_shapes(batches, first=1 if self._feed.whole_calls else 0)
-            self._fixed_samples = _has_fixed_shapes(batches, first=1)
-        return element if self._rows_of_call is None else step_of(element, 0, self._rows_of_call)
-
-    def source(self, batches: tf.data.Dataset[Any]) -> Source:
-        """What `run_fed` reads, of what the feed yields."""
-        if not isinstance(self._feed, OwnFeed):
+    def step_input(self, batches: tf.data.Dataset[Any]) -> StepInput:
+        """Return the input of `multi_step` for the batches of the feed."""
+        if not isinstance(self.source.feed, OwnFeed):
             batches = begun_early(batches)
-        program = does_several(self.program.step)
-        if program is not None and not self._feed.whole_calls:
-            return grouped(batches, program.together)
-        spread = self._distribution.spread(batches)
-        if isinstance(spread, tf.data.Dataset) and not self._feed.whole_calls:
-            endless = isinstance(self._feed, OwnFeed) and self._feed.in_memory
-            if takes_its_own(spread.element_spec):
-                return Source(iterator=iter(with_own_threads(spread)), endless=endless)
-            return Source(iterator=iter(spread), ahead=True, endless=endless)
-        return Source(iterator=iter(spread))
+        program = multi_step_program(self.program.step)
+        if program is not None and not self.source.feed.whole_calls:
+            return group_batches(batches, program.steps_per_program)
+        spread = self.setup.distribution.spread(batches)
+        if isinstance(spread, tf.data.Dataset) and not self.source.feed.whole_calls:
+            endless = isinstance(self.source.feed, OwnFeed) and self.source.feed.in_memory
+            if takes_batches_inline(spread.element_spec):
+                return StepInput(iterator=iter(with_own_threads(spread)), endless=endless)
+            return StepInput(iterator=iter(spread), ahead=True, endless=endless)
+        return StepInput(iterator=iter(spread))
 
-    def _steps_together(self, first: Any) -> int:
-        """Steps that may be one program: full batches of known shapes follow each other."""
-        if not self._fixed or self.rows_a_step != self._position.batch_size:
-            return 1
-        return steps_together(first, steps_per_call=self.resolved.steps_per_call)
+
+def _calls(setup: RunSetup, feed: TrainFeed, position: Position) -> Calls:
+    per_call, size = setup.resolved.steps_per_call, setup.resolved.global_batch
+    per_epoch = -(-position.per_epoch // per_call)
+    return Calls(
+        # A step of a user's own dataset is one of its batches, whatever its size.
+        rows=position.per_epoch * size if isinstance(feed, OwnFeed | WholeFeed) else feed.rows,
+        batch_size=size,
+        steps_per_call=per_call,
+        seed=setup.config.seed,
+        first=position.epoch * per_epoch + position.in_epoch // per_call,
+        last=per_epoch * setup.config.epochs,
+        skipped_steps=position.in_epoch % per_call,
+        worker=setup.distribution.worker,
+        workers=setup.distribution.workers,
+    )
 
 
 def _has_fixed_shapes(elements: tf.data.Dataset[Any], *, first: int) -> bool:

@@ -9,78 +9,81 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from stoker.train.step.one_program import OneProgram, does_several
-from stoker.train.step.step_input import flat, taken_here, unflat
-from stoker.train.step.step_totals import Outcome, Sums, sums_of
+from stoker.train.step.one_program import OneProgram, multi_step_program
+from stoker.train.step.step_input import flat, next_in_place, unflat
+from stoker.train.step.step_totals import StepResult, StepTotals, totals_of_step
 
-Step = Callable[[Any], Outcome]
-"""What `make_train_step` makes."""
+Step = Callable[[Any], StepResult]
+"""A function from `make_train_step`."""
 
 
-def make_run_fed(
+def make_multi_step(
     step: Step,
     *,
-    rows_a_step: int | None,
-    alone: bool = False,
+    rows_per_step: int | None,
+    single_step: bool = False,
     overlap: bool = False,
-    sound: Callable[[], tf.Tensor] | None = None,
+    check_finite: Callable[[], tf.Tensor] | None = None,
 ) -> Any:
-    """Many steps over an iterator in one call, with the wait for input timed inside the graph.
+    """Return a function that runs many steps in one call, and measures the wait for input.
 
-    A call ends before its time after a step that was not finite, or when a worker is asked to end.
+    A call ends early after a step that is not finite, or if a worker was asked to stop.
 
     Args:
-        step: What `make_train_step` made.
-        rows_a_step: Where an element holds the rows of a whole call: how many of them make a step.
-            None where an element is for one step.
-        alone: A call is one step: a loop around it would cost about 0.1 ms.
-        overlap: What a step writes is written before the next one begins; whether what nobody waits for
-            may end later. Not over replicas: an exchange of one step would meet that of another
-            step on another replica.
-        sound: Where steps update at once: looks, when the call ends, whether what they have written
-            is finite.
+        step: From `make_train_step`.
+        rows_per_step: Rows of a step, if an element holds the rows of a whole call; None if an
+            element holds the rows of one step.
+        single_step: A call is one step: a loop around it would cost about 0.1 ms.
+        overlap: Operations that no other operation waits for may run beside the next step;
+            variables are still written before it. Not over replicas: the all-reduce of one step
+            would meet that of another step on another replica.
+        check_finite: For steps that update without checking: checks at the end of a call whether
+            everything they wrote is finite.
 
     Returns:
-        A `tf.function` of the iterator, the number of steps, int64, whether to look, and what is
-        left, as in `Source`, that gives `Sums`. Where nothing is left, each step of one device takes
-        its own batch. A call after which something is saved looks in any case.
+        A `tf.function` of the iterator, the number of steps (int64), whether to check, and the
+        unused input (see `StepInput`), which returns `StepTotals`. Without unused input, each step
+        on one device takes its own batch. A call that is followed by a checkpoint is always
+        checked.
     """
-    some_of = _reader(step, rows_a_step=rows_a_step, alone=alone, overlap=overlap)
+    some_of = _reader(step, rows_per_step=rows_per_step, single_step=single_step, overlap=overlap)
 
-    # AutoGraph took a third of the time that it takes to trace this, in every process.
+    # AutoGraph took a third of the tracing time, in every process.
     @tf.function(reduce_retracing=True, autograph=False)
-    def run_fed(iterator: Any, steps: tf.Tensor, look: Any = True, left: Any = ()) -> Sums:
-        sums = some_of(iterator, steps, left)
-        if sound is None:
-            return sums
-        asked = tf.logical_or(look, tf.reduce_any(sums.signals > 0))
-        with tf.control_dependencies([sums.loss_sum]):
-            seen = tf.cond(asked, sound, lambda: tf.constant(True))
-        return sums._replace(finite=tf.logical_and(sums.finite, seen))
+    def multi_step(
+        iterator: Any, steps: tf.Tensor, check: Any = True, left: Any = ()
+    ) -> StepTotals:
+        totals = some_of(iterator, steps, left)
+        if check_finite is None:
+            return totals
+        asked = tf.logical_or(check, tf.reduce_any(totals.signals > 0))
+        with tf.control_dependencies([totals.loss_sum]):
+            seen = tf.cond(asked, check_finite, lambda: tf.constant(True))
+        return totals._replace(finite=tf.logical_and(totals.finite, seen))
 
-    return run_fed
+    return multi_step
 
 
 def _reader(
-    step: Step, *, rows_a_step: int | None, alone: bool, overlap: bool
-) -> Callable[..., Sums]:
-    """What takes elements, does steps, and has something left for the next call."""
-    if rows_a_step is not None:
-        return _OfCall(step, rows_a_step=rows_a_step, alone=alone)
-    program = does_several(step)
+    step: Step, *, rows_per_step: int | None, single_step: bool, overlap: bool
+) -> Callable[..., StepTotals]:
+    """Return the reader for the elements that the feed yields."""
+    if rows_per_step is not None:
+        return _CallReader(step, rows_per_step=rows_per_step, single_step=single_step)
+    program = multi_step_program(step)
     if program is not None:
-        return _OfGroups(program)
-    return _OfBatches(step, alone=alone, at_once=2 if overlap else 1)
+        return _GroupReader(program)
+    return _BatchReader(step, single_step=single_step, parallel_iterations=2 if overlap else 1)
 
 
-class _Timed:
-    """How long the device waits for what is taken."""
+class _WaitClock:
+    """Measures the time that the device waits for input."""
 
     def __init__(self) -> None:
-        self._now_s = _clock()
+        self._now_s = _clock_function()
 
     def __call__(self, take: Callable[[], Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """The clock starts when what came before has ended, and stops when all is there."""
+        """Take input after an operation; the clock stops when all of it is available."""
         with tf.control_dependencies([after]):
             asked_s = self._now_s()
         with tf.control_dependencies([asked_s]):
@@ -89,9 +92,9 @@ class _Timed:
             return taken, self._now_s() - asked_s
 
     def behind(self, ended: list[Any], taken: Any) -> tf.Tensor:
-        """How much later than a step's end there is what was asked for before it, seconds, float64.
+        """Return how much later than a step the requested input arrived, seconds, float64.
 
-        Neither clock holds up the other, or what comes next.
+        The two clocks do not delay each other or the following operations.
         """
         with tf.control_dependencies(ended):
             ended_s = self._now_s()
@@ -99,212 +102,224 @@ class _Timed:
             return tf.maximum(self._now_s() - ended_s, 0.0)
 
 
-class _OfBatches:
-    """Steps over an iterator whose elements are for one step each."""
+class _BatchReader:
+    """Steps over an iterator with one element per step."""
 
-    def __init__(self, step: Step, *, alone: bool, at_once: int) -> None:
-        self._step, self._alone, self._at_once = step, alone, at_once
-        self._timed = _Timed()
+    def __init__(self, step: Step, *, single_step: bool, parallel_iterations: int) -> None:
+        self._step, self._single_step, self._parallel_iterations = (
+            step,
+            single_step,
+            parallel_iterations,
+        )
+        self._clock = _WaitClock()
 
-    def __call__(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
+    def __call__(self, iterator: Any, steps: tf.Tensor, left: Any) -> StepTotals:
         if isinstance(iterator, tf.data.Iterator):
             if left:
-                return self._one_ahead(iterator, steps, left)
-            return self._one_then_another(iterator, steps)
+                return self._prefetching(iterator, steps, left)
+            return self._inline(iterator, steps)
 
-        # What is handed to several replicas has no place between two calls.
-        def one(after: tf.Tensor) -> Sums:
-            element, wait_s = self._timed(lambda: next(iterator), after)
-            return sums_of(self._step(element))._replace(wait_s=wait_s)
+        # For several replicas, an element cannot be kept between two calls.
+        def one(after: tf.Tensor) -> StepTotals:
+            element, wait_s = self._clock(lambda: next(iterator), after)
+            return totals_of_step(self._step(element))._replace(wait_s=wait_s)
 
-        if self._alone:
+        if self._single_step:
             return one(tf.constant(0.0))
-        return _until_ended(steps, lambda _, after, ahead: (one(after), ahead), ())[0]
+        return _loop_until_done(steps, lambda _, after, ahead: (one(after), ahead), ())[0]
 
-    def _one_then_another(self, iterator: Any, steps: tf.Tensor) -> Sums:
-        """A batch is taken by the thread that computes, and nothing else runs meanwhile.
+    def _inline(self, iterator: Any, steps: tf.Tensor) -> StepTotals:
+        """The computing thread takes the batch itself, and nothing else runs meanwhile.
 
-        Taken ahead, by a thread of its own, it would be asked for where TensorFlow's order of a trace
-        has it: at the end, for one, where the step then waits for that thread.
+        If another thread prefetched it, TensorFlow would start that thread where its execution
+        order says, for example at the end of the step, which would then wait.
         """
 
-        def one(waited_s: tf.Tensor) -> tuple[Outcome, tf.Tensor]:
-            batch, wait_s = self._timed(lambda: taken_here(iterator), waited_s)
-            # Whatever the step reads comes behind, or it would be counted as waiting.
+        def one(waited_s: tf.Tensor) -> tuple[StepResult, tf.Tensor]:
+            batch, wait_s = self._clock(lambda: next_in_place(iterator), waited_s)
+            # The step reads everything after the batch; otherwise it would count as waiting.
             with tf.control_dependencies([wait_s]):
                 return self._step(batch), waited_s + wait_s
 
         nothing = tf.constant(0.0, tf.float64)
-        if self._alone:
-            outcome, wait_s = one(nothing)
-            return sums_of(outcome)._replace(wait_s=wait_s)
-        sums, wait_s = _one_by_one(steps, one, nothing, at_once=1)
-        return sums._replace(wait_s=wait_s)
+        if self._single_step:
+            result, wait_s = one(nothing)
+            return totals_of_step(result)._replace(wait_s=wait_s)
+        totals, wait_s = _loop_single_steps(steps, one, nothing, parallel_iterations=1)
+        return totals._replace(wait_s=wait_s)
 
-    def _one_ahead(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
-        """While a step is computed, the batch of the next one is taken, also of the next call's first."""
+    def _prefetching(self, iterator: Any, steps: tf.Tensor, left: Any) -> StepTotals:
+        """Take the next batch while a step is computed, also the first of the next call."""
 
-        def one(state: Any) -> tuple[Outcome, Any]:
+        def one(state: Any) -> tuple[StepResult, Any]:
             batch, waited_s = state
             ahead = next(iterator)
             before = len(_operations())
-            outcome = self._step(batch)
-            # It ends when all that it writes is written, which is later than its loss is known.
+            result = self._step(batch)
+            # The step ends when all its writes end, which is later than its loss is known.
             written = [each for each in _operations()[before:] if _writes(each)]
-            wait_s = self._timed.behind([outcome.loss_sum, *written], ahead)
-            return outcome, (ahead, waited_s + wait_s)
+            wait_s = self._clock.behind([result.loss_sum, *written], ahead)
+            return result, (ahead, waited_s + wait_s)
 
         first = unflat(left, iterator.element_spec), tf.constant(0.0, tf.float64)
-        if self._alone:
-            outcome, (ahead, wait_s) = one(first)
-            sums = sums_of(outcome)
+        if self._single_step:
+            result, (ahead, wait_s) = one(first)
+            totals = totals_of_step(result)
         else:
-            sums, (ahead, wait_s) = _one_by_one(steps, one, first, at_once=self._at_once)
-        return sums._replace(wait_s=wait_s, left=flat(ahead))
+            totals, (ahead, wait_s) = _loop_single_steps(
+                steps, one, first, parallel_iterations=self._parallel_iterations
+            )
+        return totals._replace(wait_s=wait_s, left=flat(ahead))
 
 
-class _OfGroups:
-    """Steps of a program over an iterator whose elements are the batches of several."""
+class _GroupReader:
+    """Steps over an iterator whose elements hold the batches of several steps."""
 
     def __init__(self, program: OneProgram) -> None:
         self._program = program
-        self._timed = _Timed()
+        self._clock = _WaitClock()
 
-    def __call__(self, iterator: Any, steps: tf.Tensor, left: Any) -> Sums:
-        size = self._program.together
+    def __call__(self, iterator: Any, steps: tf.Tensor, left: Any) -> StepTotals:
+        size = self._program.steps_per_program
 
-        def some(done: tf.Tensor, after: tf.Tensor, left: Any) -> tuple[Sums, Any]:
-            (group, used), wait_s = self._timed(
-                lambda: _with_some(iterator, left, size=size), after
+        def some(done: tf.Tensor, after: tf.Tensor, left: Any) -> tuple[StepTotals, Any]:
+            (group, used), wait_s = self._clock(
+                lambda: _with_unused(iterator, left, size=size), after
             )
             rows = tf.nest.map_structure(lambda t: tf.reshape(t, [-1, *t.shape[2:]]), group)
-            sums = self._program.several(rows, tf.minimum(steps - done, size - used), used)
-            return sums._replace(wait_s=wait_s), (group, used + sums.steps)
+            totals = self._program.several(rows, tf.minimum(steps - done, size - used), used)
+            return totals._replace(wait_s=wait_s), (group, used + totals.steps)
 
-        sums, left = _until_ended(steps, some, _packed(left, iterator))
+        totals, left = _loop_until_done(steps, some, _packed(left, iterator))
         group, used = left
-        return sums._replace(left=(*flat(group), used))
+        return totals._replace(left=(*flat(group), used))
 
 
 def _packed(left: Any, iterator: Any) -> tuple[Any, tf.Tensor]:
-    """What is left, as the iterator has it, and how much of it is used."""
+    """Return the unused input in the iterator's structure, and how much of it is used."""
     *group, used = left
     return unflat(group, iterator.element_spec), used
 
 
-class _OfCall:
+class _CallReader:
     """Steps over an iterator whose elements hold the rows of a whole call."""
 
-    def __init__(self, step: Step, *, rows_a_step: int, alone: bool) -> None:
-        self._step, self._rows, self._alone = step, rows_a_step, alone
-        self._program = does_several(step)
-        self._timed = _Timed()
+    def __init__(self, step: Step, *, rows_per_step: int, single_step: bool) -> None:
+        self._step, self._rows, self._single_step = step, rows_per_step, single_step
+        self._program = multi_step_program(step)
+        self._clock = _WaitClock()
 
-    def __call__(self, iterator: Any, steps: tf.Tensor, _: Any) -> Sums:
-        call, wait_s = self._timed(lambda: next(iterator), tf.constant(0.0))
-        if self._alone:
-            sums = self._some(call, tf.constant(0, tf.int64), steps)
+    def __call__(self, iterator: Any, steps: tf.Tensor, _: Any) -> StepTotals:
+        call, wait_s = self._clock(lambda: next(iterator), tf.constant(0.0))
+        if self._single_step:
+            totals = self._some_steps(call, tf.constant(0, tf.int64), steps)
         else:
-            sums, _ = _until_ended(
-                steps, lambda done, _, ahead: (self._some(call, done, steps - done), ahead), ()
+            totals, _ = _loop_until_done(
+                steps,
+                lambda done, _, ahead: (self._some_steps(call, done, steps - done), ahead),
+                (),
             )
-        return sums._replace(wait_s=wait_s)
+        return totals._replace(wait_s=wait_s)
 
-    def _some(self, call: Any, done: tf.Tensor, left: tf.Tensor) -> Sums:
+    def _some_steps(self, call: Any, done: tf.Tensor, left: tf.Tensor) -> StepTotals:
         size, program, zero = self._rows, self._program, tf.constant(0, tf.int64)
         if program is None:
-            return sums_of(self._step(step_of(call, done, size)))
+            return totals_of_step(self._step(step_of(call, done, size)))
         whole = tf.shape(tf.nest.flatten(call)[0], tf.int64)[0] // size
-        count = tf.minimum(tf.minimum(left, whole - done), program.together)
+        count = tf.minimum(tf.minimum(left, whole - done), program.steps_per_program)
         return tf.cond(
             done < whole,
             lambda: program.several(
-                _part_of(call, done * size, program.together * size), count, zero
+                _part_of(call, done * size, program.steps_per_program * size), count, zero
             ),
-            # What is left at an epoch's end.
-            lambda: sums_of(self._step(step_of(call, done, size))),
+            # The rest at the end of an epoch.
+            lambda: totals_of_step(self._step(step_of(call, done, size))),
         )
 
 
-class _SoFar(NamedTuple):
-    """What must be known between two steps of a call: what a loop hands on costs each of them."""
+class _LoopState(NamedTuple):
+    """Values that must be known between two steps of a call; each one costs time per step."""
 
     done: tf.Tensor
-    """Steps, int64; the last one counts, finite or not."""
+    """Steps done, int64; includes the last one, finite or not."""
 
     loss_sum: tf.Tensor
     rows: tf.Tensor
-    last: Outcome
+    last: StepResult
 
 
-def _one_by_one(
+def _loop_single_steps(
     steps: tf.Tensor,
-    one: Callable[[Any], tuple[Outcome, Any]],
+    one: Callable[[Any], tuple[StepResult, Any]],
     state: Any,
     *,
-    at_once: int,
-) -> tuple[Sums, Any]:
-    """Steps by themselves, until all are done, one is not finite, or the end is asked for.
+    parallel_iterations: int,
+) -> tuple[StepTotals, Any]:
+    """Run single steps until all are done, one is not finite, or a stop is requested.
 
     Args:
-        steps: How many, at least one.
-        one: Takes a state; gives what became of this step, and the next state.
-        state: Of the first step.
-        at_once: Steps of which something may run at a time.
+        steps: Number of steps, at least one.
+        one: Takes a state; returns the result of its step and the next state.
+        state: State of the first step.
+        parallel_iterations: Steps that may run partly in parallel.
 
     Returns:
-        What they did, their wait for input not counted, and the last state.
+        The totals without the wait for input, and the last state.
     """
 
-    def is_left(so_far: _SoFar, _: Any) -> tf.Tensor:
-        well = tf.logical_and(so_far.last.finite, tf.equal(so_far.last.signals[0], 0))
-        return tf.logical_and(so_far.done < steps, well)
+    def is_left(state_: _LoopState, _: Any) -> tf.Tensor:
+        well = tf.logical_and(state_.last.finite, tf.equal(state_.last.signals[0], 0))
+        return tf.logical_and(state_.done < steps, well)
 
-    def one_more(so_far: _SoFar, state: Any) -> tuple[_SoFar, Any]:
-        outcome, state = one(state)
-        return _SoFar(
-            so_far.done + 1,
-            so_far.loss_sum + outcome.loss_sum,
-            so_far.rows + outcome.rows,
-            outcome,
+    def one_more(state_: _LoopState, state: Any) -> tuple[_LoopState, Any]:
+        result, state = one(state)
+        return _LoopState(
+            state_.done + 1,
+            state_.loss_sum + result.loss_sum,
+            state_.rows + result.rows,
+            result,
         ), state
 
     zero = tf.constant(0.0)
-    before = Outcome(zero, zero, tf.constant(True), tf.constant([0, 0]))
-    nothing = _SoFar(tf.constant(0, tf.int64), zero, zero, before)
-    so_far, state = tf.while_loop(is_left, one_more, (nothing, state), parallel_iterations=at_once)
-    last = so_far.last
-    return sums_of(last)._replace(
-        loss_sum=so_far.loss_sum,
-        rows=so_far.rows,
-        steps=so_far.done - tf.cast(tf.logical_not(last.finite), tf.int64),
+    before = StepResult(zero, zero, tf.constant(True), tf.constant([0, 0]))
+    nothing = _LoopState(tf.constant(0, tf.int64), zero, zero, before)
+    state_, state = tf.while_loop(
+        is_left, one_more, (nothing, state), parallel_iterations=parallel_iterations
+    )
+    last = state_.last
+    return totals_of_step(last)._replace(
+        loss_sum=state_.loss_sum,
+        rows=state_.rows,
+        steps=state_.done - tf.cast(tf.logical_not(last.finite), tf.int64),
     ), state
 
 
-def _until_ended(
-    steps: tf.Tensor, some: Callable[[tf.Tensor, tf.Tensor, Any], tuple[Sums, Any]], ahead: Any
-) -> tuple[Sums, Any]:
-    """Some steps after another, until all are done.
+def _loop_until_done(
+    steps: tf.Tensor,
+    some: Callable[[tf.Tensor, tf.Tensor, Any], tuple[StepTotals, Any]],
+    ahead: Any,
+) -> tuple[StepTotals, Any]:
+    """Run groups of steps until all are done.
 
     Args:
-        steps: How many.
-        some: Takes the steps done, what has to be waited for, and what was taken ahead for these
-            steps; gives what they did, and what was taken ahead for those after them.
-        ahead: What was taken for the first ones.
+        steps: Number of steps.
+        some: Takes the number of steps done, a tensor to wait for, and prefetched input; returns
+            totals and the input prefetched for the next steps.
+        ahead: Input prefetched for the first steps.
 
     Returns:
-        What all of them did, and what was taken ahead for those after them.
+        Totals of all steps, and the input prefetched for the steps after them.
     """
 
-    def is_left(so_far: Sums, _: Any) -> tf.Tensor:
-        going = tf.logical_and(so_far.finite, tf.equal(so_far.signals[0], 0))
-        return tf.logical_and(so_far.steps < steps, going)
+    def is_left(state_: StepTotals, _: Any) -> tf.Tensor:
+        going = tf.logical_and(state_.finite, tf.equal(state_.signals[0], 0))
+        return tf.logical_and(state_.steps < steps, going)
 
-    def some_more(so_far: Sums, ahead: Any) -> tuple[Sums, Any]:
-        sums, ahead = some(so_far.steps, so_far.loss_sum, ahead)
-        return so_far.and_then(sums), ahead
+    def some_more(state_: StepTotals, ahead: Any) -> tuple[StepTotals, Any]:
+        totals, ahead = some(state_.steps, state_.loss_sum, ahead)
+        return state_.and_then(totals), ahead
 
-    nothing = Sums(
+    nothing = StepTotals(
         loss_sum=tf.constant(0.0),
         rows=tf.constant(0.0),
         wait_s=tf.constant(0.0, tf.float64),
@@ -313,21 +328,21 @@ def _until_ended(
         signals=tf.constant([0, 0]),
         last_loss=tf.constant(0.0),
     )
-    all_of_them: Sums
+    all_of_them: StepTotals
     all_of_them, left = tf.while_loop(is_left, some_more, (nothing, ahead), parallel_iterations=1)
     return all_of_them, left
 
 
 @tf.autograph.experimental.do_not_convert
-def _with_some(iterator: Any, left: Any, *, size: int) -> Any:
-    """A group of which some is not used yet, and how much of it is used."""
+def _with_unused(iterator: Any, left: Any, *, size: int) -> Any:
+    """Return a group that is not used up, and how many of its steps are used."""
     _, used = left
     return tf.cond(used < size, lambda: left, lambda: (next(iterator), tf.constant(0, tf.int64)))
 
 
 @tf.autograph.experimental.do_not_convert
 def _part_of(call: Any, first: tf.Tensor, rows: int) -> Any:
-    """So many rows of a call; behind its last ones there are zeros."""
+    """Return some rows of a call, padded with zeros after its last row."""
 
     def cut(tensor: tf.Tensor) -> tf.Tensor:
         part = tensor[first : first + rows]
@@ -339,7 +354,7 @@ def _part_of(call: Any, first: tf.Tensor, rows: int) -> Any:
 
 
 def _operations() -> list[tf.Operation]:
-    """The operations of the graph that is being traced, in the order of their creation."""
+    """Return the operations of the graph being traced, in order of creation."""
     return list(tf.compat.v1.get_default_graph().get_operations())
 
 
@@ -347,41 +362,41 @@ def _writes(operation: tf.Operation) -> bool:
     return operation.op_def.is_stateful and operation.type != "ReadVariableOp"
 
 
-def _clock() -> Callable[[], tf.Tensor]:
+def _clock_function() -> Callable[[], tf.Tensor]:
     try:
         tf.timestamp()
     except tf.errors.FailedPreconditionError:
-        # TensorFlow refuses its own clock where operations must be deterministic, which holds for
-        # the whole process.
+        # TensorFlow refuses its own clock if operations must be deterministic, for the whole
+        # process.
         return _python_clock
     return tf.timestamp
 
 
 def _python_clock() -> tf.Tensor:
-    # By its name a check for Python inside the step knows that it is ours.
+    # The check for Python inside the step recognizes Stoker's operations by this name.
     with tf.name_scope("stoker"):
         read = tf.numpy_function(lambda: np.float64(time.monotonic()), [], tf.float64)
         return tf.ensure_shape(read, [])
 
 
 def step_of(call: Any, step: tf.Tensor | int, rows: int) -> Any:
-    """The rows of one step, cut out of the rows of a call."""
+    """Return the rows of one step out of the rows of a call."""
     return tf.nest.map_structure(lambda tensor: tensor[step * rows : (step + 1) * rows], call)
 
 
 def make_run_resident(
     step: Step, sample: Any, *, fixed: bool = False
 ) -> Callable[[Any, tf.Tensor], tf.Tensor]:
-    """The same steps on one element that stays on the device: the ceiling that input can reach.
+    """Return a function that runs steps on one element in memory: the ceiling for the input.
 
     Args:
-        step: What `make_train_step` made.
-        sample: The element of one step, so that a step for any number of rows is compiled, as for
-            fed batches; or of as many as each replica has been handed.
-        fixed: Compile it for the sample's number of rows: XLA would compile a step that is fed batches
-            of one known shape once more.
+        step: From `make_train_step`.
+        sample: The element of one step; the function accepts any number of rows, like the fed step.
+            With a TPU: as many rows as each replica got.
+        fixed: Compile for the sample's number of rows: XLA would otherwise compile a step for
+            batches of one known shape a second time.
     """
-    program = does_several(step)
+    program = multi_step_program(step)
     batch_spec = tf.nest.map_structure(
         lambda part: (
             tf.TensorSpec([part.shape[0] if fixed else None, *part.shape[1:]], part.dtype)
@@ -391,24 +406,26 @@ def make_run_resident(
         sample,
     )
 
-    def some(element: Any, left: tf.Tensor) -> Sums:
+    def some(element: Any, left: tf.Tensor) -> StepTotals:
         if program is None:
-            return sums_of(step(element))
+            return totals_of_step(step(element))
         batches = tf.nest.map_structure(
             lambda tensor: _part_of(
-                tf.concat([tensor] * program.together, 0), 0, program.together * program.rows
+                tf.concat([tensor] * program.steps_per_program, 0),
+                0,
+                program.steps_per_program * program.rows,
             ),
             element,
         )
-        count = tf.minimum(left, program.together)
+        count = tf.minimum(left, program.steps_per_program)
         return program.several(batches, count, tf.constant(0, tf.int64))
 
     @tf.function(input_signature=[batch_spec, tf.TensorSpec([], tf.int64)], autograph=False)
     def run_resident(element: Any, steps: tf.Tensor) -> tf.Tensor:
         def some_more(loss_sum: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            sums = some(element, steps - done)
-            # Also where a step is not finite: what is measured ends.
-            return loss_sum + sums.loss_sum, done + tf.maximum(sums.steps, 1)
+            totals = some(element, steps - done)
+            # Stop even if a step is not finite: the measurement must end.
+            return loss_sum + totals.loss_sum, done + tf.maximum(totals.steps, 1)
 
         nothing = tf.constant(0.0), tf.constant(0, tf.int64)
         loss_sum, _ = tf.while_loop(

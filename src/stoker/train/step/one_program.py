@@ -1,7 +1,7 @@
-"""A plain step that XLA compiles whole, from the forward pass to the update; and several in a row.
+"""Steps that XLA compiles whole, from the forward pass to the update; also several in a row.
 
-To start a program costs time that a small model feels, and each start gives every weight that it
-changes new memory. So up to `TOGETHER` steps are one program, a loop that XLA compiles.
+Starting a program takes time that matters for a small model, and each start allocates new memory
+for every changed weight. So up to `MAX_STEPS_PER_PROGRAM` steps form one program with a loop.
 """
 
 from __future__ import annotations
@@ -11,118 +11,118 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.train.step.step_totals import Outcome, Sums
+from stoker.train.step.step_totals import StepResult, StepTotals
 from stoker.train.xla.jit import jit
 
-TOGETHER = 256
-"""Steps of one program at most: while it runs nobody can ask it to end."""
+MAX_STEPS_PER_PROGRAM = 256
+"""Most steps of one program: it cannot be stopped while it runs."""
 
-TOGETHER_S = 0.25
-"""Longest that a program of several steps may take."""
+MAX_PROGRAM_S = 0.25
+"""Longest run time of a program of several steps, seconds."""
 
-LEAST_TOGETHER = 16
-"""Where fewer steps would fill that time a step is long, and there is nothing to gain."""
+MIN_STEPS_PER_PROGRAM = 16
+"""If fewer steps fill that time, a step is long and grouping gains nothing."""
 
-TOGETHER_BYTES = 64 << 20
-"""Most that the batches of one program may hold: they lie in memory side by side."""
+MAX_PROGRAM_BYTES = 64 << 20
+"""Largest total size of the batches of one program, which are in memory at the same time, bytes."""
 
 Body = Callable[[Any], tuple[tf.Tensor, Any, tf.Tensor]]
-"""A batch -> its mean loss, the outputs where metrics are told elsewhere, and whether it was finite.
-It updates the model where it was, and is traced for XLA."""
+"""A batch -> its mean loss, the outputs if metrics are updated elsewhere, and whether it is finite.
+Updates the model if it is, and is traced for XLA."""
 
 
-def steps_together(batch: Any, *, steps_per_call: int) -> int:
-    """How many steps may be one program.
+def max_steps_per_program(batch: Any, *, steps_per_call: int) -> int:
+    """Return how many steps may form one program.
 
     Args:
-        batch: Of one step.
-        steps_per_call: Steps that are asked for at once.
+        batch: Batch of one step.
+        steps_per_call: Steps per call.
     """
-    most = max(1, min(TOGETHER, TOGETHER_BYTES // max(1, bytes_of(batch))))
+    most = max(1, min(MAX_STEPS_PER_PROGRAM, MAX_PROGRAM_BYTES // max(1, bytes_of(batch))))
     return in_equal_parts(steps_per_call, most)
 
 
-def together_in_time(most: int, step_s: float) -> int:
-    """How many steps may be one program, where each takes so long.
+def steps_within_program_time(most: int, step_s: float) -> int:
+    """Return how many steps may form one program within its time limit.
 
     Args:
-        most: Of `steps_together`.
-        step_s: Seconds of one step.
+        most: From `max_steps_per_program`.
+        step_s: Time of one step, seconds.
     """
-    if most * step_s <= TOGETHER_S:
+    if most * step_s <= MAX_PROGRAM_S:
         return most
-    fit = int(TOGETHER_S / step_s)
-    return in_equal_parts(most, fit) if fit >= LEAST_TOGETHER else 1
+    fit = int(MAX_PROGRAM_S / step_s)
+    return in_equal_parts(most, fit) if fit >= MIN_STEPS_PER_PROGRAM else 1
 
 
 def in_equal_parts(steps: int, most: int) -> int:
-    """Steps of a part, where as few parts of one length as can be hold them all."""
+    """Return the steps per part for the smallest number of equal parts."""
     return -(-steps // -(-steps // most))
 
 
 def bytes_of(batch: Any) -> int:
-    """What a batch of dense tensors takes."""
+    """Return the size of a batch of dense tensors, bytes."""
     return sum(int(tf.size(tensor)) * tensor.dtype.size for tensor in tf.nest.flatten(batch))
 
 
 class OneProgram:
-    """A step, as `make_train_step` makes it, that can do several at once."""
+    """A step like that of `make_train_step`, which can also run several steps in one program."""
 
     def __init__(
         self,
         body: Body,
         load: Callable[[Any], Any],
         *,
-        tell_metrics: Callable[[Any, Any], None] | None,
+        update_metrics: Callable[[Any, Any], None] | None,
         rows: int,
-        together: int,
+        steps_per_program: int,
         signals: Callable[[], tf.Tensor],
     ) -> None:
-        """Compile nothing yet.
+        """Store the arguments; nothing is compiled yet.
 
         Args:
-            body: What XLA compiles.
-            load: The feed's way from elements, or a part of them, to a batch, row by row.
-            tell_metrics: Tells the metrics of a batch and its outputs beside the program; None: the
-                body does.
-            rows: Rows of a step where several are done.
-            together: Steps of one program at most; it is 1 where metrics are told beside it.
-            signals: As in `Outcome`.
+            body: The function that XLA compiles.
+            load: Converts elements, or parts of them, to a batch, row by row.
+            update_metrics: Updates the metrics outside the program; None: the body does it.
+            rows: Rows per step if several are run.
+            steps_per_program: Most steps of one program; 1 if metrics are updated outside it.
+            signals: See `StepResult`.
         """
-        self.groups = tell_metrics is None
-        self.together = together if self.groups else 1
+        self.groups = update_metrics is None
+        self.steps_per_program = steps_per_program if self.groups else 1
         self.rows = rows
         self._body, self._load = body, load
-        self._tell_metrics, self._signals = tell_metrics, signals
+        self._tell_metrics, self._signals = update_metrics, signals
         self._one = jit(body, role="step")
-        self._loop = jit(self._steps, role=f"{together} steps")
+        self._loop = jit(self._steps, role=f"{steps_per_program} steps")
 
     @tf.autograph.experimental.do_not_convert
-    def __call__(self, element: Any) -> Outcome:
-        """One step, of any number of rows."""
+    def __call__(self, element: Any) -> StepResult:
+        """Run one step, with any number of rows."""
         batch = self._load(element)
         loss, outputs, finite = self._one(batch)
         if self._tell_metrics is not None:
-            # Somebody's own may be what XLA cannot compile.
+            # User-defined metrics may not compile with XLA.
             self._tell_metrics(batch, outputs)
         rows = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
-        return Outcome(loss * rows, rows, finite, self._signals())
+        return StepResult(loss * rows, rows, finite, self._signals())
 
     @tf.autograph.experimental.do_not_convert
-    def several(self, elements: Any, steps: tf.Tensor, first: tf.Tensor) -> Sums:
-        """Some steps, up to the first that is not finite.
+    def several(self, elements: Any, steps: tf.Tensor, first: tf.Tensor) -> StepTotals:
+        """Run some steps, up to the first one that is not finite.
 
-        However they are grouped, it is the same program that does them.
+        The same program runs them, however they are grouped.
 
         Args:
-            elements: [together * rows, ...], nested: their rows, and behind them any others.
-            steps: How many, int64, from 1 to `together`.
-            first: Steps whose rows come before those of these, int64.
+            elements: [steps_per_program * rows, ...], nested: the rows of the steps, then any
+                others.
+            steps: Number of steps, int64, from 1 to `steps_per_program`.
+            first: Number of steps whose rows precede those of these steps, int64.
         """
         loss_sum, done, finite, last_loss = self._loop(self._load(elements), steps, first)
         with tf.control_dependencies([done]):
             signals = tf.identity(self._signals())
-        return Sums(
+        return StepTotals(
             loss_sum=loss_sum,
             rows=tf.cast(done, tf.float32) * self.rows,
             wait_s=tf.constant(0.0, tf.float64),
@@ -154,6 +154,6 @@ class OneProgram:
         return loss_sum, done, finite, loss
 
 
-def does_several(step: Any) -> OneProgram | None:
-    """A step, as `make_train_step` makes it, where it can do several at once."""
-    return step if isinstance(step, OneProgram) and step.together > 1 else None
+def multi_step_program(step: Any) -> OneProgram | None:
+    """Return the step if it can run several steps in one program, else None."""
+    return step if isinstance(step, OneProgram) and step.steps_per_program > 1 else None

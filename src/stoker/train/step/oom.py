@@ -1,4 +1,4 @@
-"""A step that does not fit in memory: a smaller batch and more passes, for the same update."""
+"""Makes a step fit in memory: a smaller batch and more passes, the same update."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SAYS_MEMORY = re.compile(
     r"\bOOM\b|out of memory|failed to allocate|cannot allocate memory|ALLOC_FAILED|bad_alloc",
     re.IGNORECASE,
 )
-"""How TensorFlow, XLA, CUDA's libraries and the host say it. RESOURCE_EXHAUSTED alone does not: it
-also stands for open files, quotas and messages of gRPC."""
+"""How TensorFlow, XLA, CUDA's libraries and the host report it. RESOURCE_EXHAUSTED alone is not
+enough: it also stands for open files, quotas and gRPC messages."""
 
 _TENSOR = re.compile(r"shape\[(?P<shape>[\d,]*)\] and type (?P<dtype>\w+) on (?P<device>\S+)")
 _WANTED = re.compile(r"allocate (?P<size>[\d.]+ ?(?:[KMGT]i?B|bytes))")
@@ -24,13 +24,13 @@ _WANTED = re.compile(r"allocate (?P<size>[\d.]+ ?(?:[KMGT]i?B|bytes))")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """How a replica's share of a step is computed."""
+    """How a replica's share of a step is divided into passes."""
 
     batch_size: int
     """Samples of a replica in one pass."""
 
     accumulate: int
-    """Passes that make one update."""
+    """Passes per update."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,14 +55,14 @@ class Reduction:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a step failed because memory, of the device or of the host, was used up."""
+    """Return whether a step failed because the device or the host ran out of memory."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, tf.errors.OpError) and bool(_SAYS_MEMORY.search(str(error)))
 
 
 def what_did_not_fit(error: BaseException) -> str:
-    """The figure: `400 MiB for a float tensor of 10000 x 10000 on CPU:0`."""
+    """Return the size: `400 MiB for a float tensor of 10000 x 10000 on CPU:0`."""
     text = str(error)
     tensor = _TENSOR.search(text)
     if tensor:
@@ -75,14 +75,14 @@ def what_did_not_fit(error: BaseException) -> str:
 
 
 def reduce_batch(split: Split, error: BaseException) -> Reduction:
-    """Half the batch and twice the passes: the same samples make one update.
+    """Halve the batch and double the passes: the same samples make one update.
 
     Args:
         split: How the step is computed now.
-        error: What the step failed with, by `is_out_of_memory`.
+        error: The error of the step; see `is_out_of_memory`.
 
     Raises:
-        ConfigError: the batch is odd or 1, so that it has no half.
+        ConfigError: The batch size is odd or 1.
     """
     if split.batch_size % 2:
         raise does_not_fit(split, error)
@@ -93,13 +93,13 @@ def reduce_batch(split: Split, error: BaseException) -> Reduction:
 def does_not_fit(
     split: Split, error: BaseException, *, uncut: str = "", accumulates: bool = True
 ) -> ConfigError:
-    """The error that ends the run, with the figure.
+    """Return the error that ends the run, with the size.
 
     Args:
         split: How the step is computed now.
-        error: What it failed with.
-        uncut: Why the batch is not reduced though that was asked for; "" where it was not asked for,
-            or has come to its end.
+        error: The error of the step.
+        uncut: Why the batch is not reduced although the settings allow it; empty if they do not, or
+            it is as small as possible.
         accumulates: Whether several passes can make one update.
     """
     less = f"Set train.batch_size to {split.batch_size // 2} or less"
@@ -112,7 +112,7 @@ def does_not_fit(
     )
     because = f"; its batch is not reduced: {uncut}" if uncut else ""
     return ConfigError(
-        f"a step of train.batch_size {split.batch_size} must fit in memory{because}",
+        f"a step of train.batch_size {split.batch_size} does not fit in memory{because}",
         got=Plain(f"out of memory: {what_did_not_fit(error)}"),
         fix=smallest,
     )

@@ -1,7 +1,8 @@
-"""One training step: forward, backward, reduce over replicas, update; and what a replica sees of it.
+"""One training step: forward pass, backward pass, reduction over replicas, update.
 
-The gradient of a step is that of the mean loss over the global batch, however it is cut: each pass
-of each replica counts by its rows. So the loss under any strategy is that of one device.
+The gradient of a step is the gradient of the mean loss over the global batch, however it is
+divided: each pass of each replica has the weight of its rows. So the loss does not depend on the
+strategy.
 """
 
 from __future__ import annotations
@@ -15,92 +16,92 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from stoker.core.thread_safe_patch import Replaced
-from stoker.train.checkpoints.seeds import drawn_apart, keras_seeds, use_keras_seeds
+from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ReductionDtype
 from stoker.train.model.fused_norm import fuse_batch_norms
 from stoker.train.model.keras_model import (
-    has_kerass_metrics_only,
-    has_kerass_optimizer,
+    has_builtin_metrics_only,
+    has_builtin_optimizer,
     loss_of,
-    tell_metrics,
+    update_metrics,
 )
 from stoker.train.optimizer.ema import WeightAverage
 from stoker.train.optimizer.fused_adam import fuse
 from stoker.train.optimizer.gradients import Gradients, are_finite, dense, reduced, scaled, unique
 from stoker.train.optimizer.loss_scaling import DeviceLossScale, build_once, scales_on_device
-from stoker.train.optimizer.masked_assign import written_only_where
+from stoker.train.optimizer.masked_assign import masked_assign
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution, in_packs
 from stoker.train.step.one_program import OneProgram
-from stoker.train.step.step_totals import Outcome
+from stoker.train.step.step_totals import StepResult
 from stoker.train.xla.jit import jit
 
 Batch = tuple[Any, ...]
-"""Features by name, each [batch, ...], labels [batch, ...], and weights [batch] where there are."""
+"""Features by name, each [batch, ...], labels [batch, ...], and optionally weights [batch]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """How a step is made."""
+    """How a step is built."""
 
     batch_size: int
-    """Rows of one pass of one replica, at most."""
+    """Most rows of one pass of one replica."""
 
     accumulate: int = 1
-    """Passes of an update."""
+    """Passes per update."""
 
-    together: int = 1
-    """Steps that may be one program where XLA compiles them whole: rows of full batches of known
-    shapes follow each other."""
+    steps_per_program: int = 1
+    """Steps per XLA program, if XLA compiles the whole step: full batches of known shapes follow
+    each other."""
 
     xla: bool = False
-    """Compile forward and backward pass by XLA, a plain step whole."""
+    """Compile forward and backward pass with XLA, or the whole step on a single device."""
 
     reduction_dtype: ReductionDtype = "float32"
-    """What gradients are sent as."""
+    """Dtype in which gradients are sent."""
 
     reduction_bytes_per_pack: int = 0
-    """They are sent in packs of at least so many bytes; 0: in one."""
+    """Minimum bytes per pack of gradients; 0: all in one pack."""
 
     average: WeightAverage | None = None
     """A moving average of the weights."""
 
-    own_rows: bool = False
-    """An element holds this worker's rows of the global batch only, else those of all workers."""
+    worker_rows_only: bool = False
+    """Whether an element holds only this worker's rows of the global batch."""
 
-    looks_first: bool = True
-    """Look at every gradient before the update; else only at the loss, and update at once."""
+    checks_before_update: bool = True
+    """Check every gradient before the update; else check only the loss, and update in any case."""
 
     signals: tf.Variable | None = None
-    """[2] int32 on the CPU: whether this process is asked to end after the step, and to save."""
+    """[2] int32 on the CPU: whether this process must stop after the step, and save."""
 
 
-def told(batch: Batch, outputs: Any) -> dict[str, Any]:
-    """A batch and its answers as Keras's losses and metrics are told them."""
+def loss_arguments(batch: Batch, outputs: Any) -> dict[str, Any]:
+    """Return a batch and the model's outputs as keyword arguments of Keras's losses and metrics."""
     features, labels, *weights = batch
     parts = {"x": features, "y": labels, "y_pred": outputs}
     return parts | {"sample_weight": weights[0]} if weights else parts
 
 
 def rows_of(element: Any) -> tf.Tensor:
-    """Rows of an element or a batch, int32."""
+    """Return the rows of an element or a batch, int32."""
     return tf.shape(tf.nest.flatten(element)[0])[0]
 
 
 def part_of_replica(
-    count: tf.Tensor, distribution: Distribution, *, own_rows: bool
+    count: tf.Tensor, distribution: Distribution, *, worker_rows_only: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which rows of an element are this replica's; the replicas' shares differ by one row at most.
+    """Return this replica's rows of an element; shares differ by at most one row.
 
     Args:
         count: Rows of the element, int32.
-        distribution: Over what it is spread.
-        own_rows: The element holds this worker's rows only.
+        distribution: Devices that share the element.
+        worker_rows_only: Whether the element holds only this worker's rows.
 
     Returns:
-        The first row, and how many.
+        The first row, and the number of rows.
     """
-    parts = distribution.local_replicas if own_rows else distribution.replicas
+    parts = distribution.local_replicas if worker_rows_only else distribution.replicas
     if parts == 1 or distribution.takes_whole_batches:
         return tf.constant(0), count
     context = tf.distribute.get_replica_context()
@@ -115,22 +116,22 @@ def make_train_step(
     *,
     distribution: Distribution,
     settings: StepSettings,
-) -> Callable[[Any], Outcome]:
-    """One step over a global batch, or over this worker's share of it.
+) -> Callable[[Any], StepResult]:
+    """Return a step over a global batch, or over this worker's share of it.
 
     Args:
         built: The compiled model; its optimizer is built here.
-        load: The feed's way from an element, or a part of it, to a batch.
-        distribution: Over what it is spread.
-        settings: How it is made.
+        load: Converts an element, or a part of it, to a batch.
+        distribution: Devices that share a step.
+        settings: How the step is built.
 
     Returns:
         A function of an element, to be called in a `tf.function`; it updates the model in place.
-        An element holds rows along the first axis of all its tensors; each local replica takes its
-        part of them.
+        All tensors of an element have rows along their first axis; each local replica takes its
+        part.
 
     Raises:
-        ConfigError: the loss or the model cannot be cut into parts.
+        ConfigError: The loss or the model cannot be divided.
     """
     strategy = distribution.strategy
     with strategy.scope():
@@ -139,27 +140,27 @@ def make_train_step(
         if distribution.shares_batches:
             _leave_reduction_to_us(optimizer)
     suit_kernels(built, distribution, xla=settings.xla)
-    if settings.xla and _is_plain(distribution, settings) and has_kerass_optimizer(built.model):
+    if settings.xla and _is_plain(distribution, settings) and has_builtin_optimizer(built.model):
         return _make_one_program(built, load, settings)
     gradients = _make_gradients(built, load, distribution, settings)
     apply = _make_apply(built, distribution, settings)
 
-    def of_one(outcome: tuple[Any, ...]) -> Outcome:
-        return Outcome(*(strategy.experimental_local_results(part)[0] for part in outcome))
+    def of_one(result: tuple[Any, ...]) -> StepResult:
+        return StepResult(*(strategy.experimental_local_results(part)[0] for part in result))
 
-    def look_and_update(element: Any, signals: tf.Tensor) -> Outcome:
+    def look_and_update(element: Any, signals: tf.Tensor) -> StepResult:
         replicated, parts = strategy.run(gradients, args=(element, signals))
-        outcome = of_one(parts)
+        result = of_one(parts)
 
         def update() -> tf.Tensor:
             strategy.run(apply, args=(replicated,))
             return tf.constant(0)
 
-        updated = tf.cond(outcome.finite, update, lambda: tf.constant(0))
+        updated = tf.cond(result.finite, update, lambda: tf.constant(0))
         with tf.control_dependencies([updated]):
-            return outcome._replace(loss_sum=tf.identity(outcome.loss_sum))
+            return result._replace(loss_sum=tf.identity(result.loss_sum))
 
-    def update_at_once(element: Any, signals: tf.Tensor) -> Outcome:
+    def update_at_once(element: Any, signals: tf.Tensor) -> StepResult:
         def replica(element: Any, signals: tf.Tensor) -> tuple[tf.Tensor, ...]:
             found, parts = gradients(element, signals)
             apply(found)
@@ -167,11 +168,11 @@ def make_train_step(
 
         return of_one(strategy.run(replica, args=(element, signals)))
 
-    whole_step = look_and_update if settings.looks_first else update_at_once
+    whole_step = look_and_update if settings.checks_before_update else update_at_once
 
     @tf.autograph.experimental.do_not_convert
-    def step(element: Any) -> Outcome:
-        # The host's to read, not a replica's, whose device may see no variable but its own.
+    def step(element: Any) -> StepResult:
+        # Read by the host: a replica's device may see only its own variables.
         return whole_step(element, _signals(settings))
 
     return step
@@ -199,14 +200,14 @@ def _make_gradients(
     distribution: Distribution,
     settings: StepSettings,
 ) -> Callable[[Any, tf.Tensor], tuple[Gradients, tuple[tf.Tensor, ...]]]:
-    """In a replica: element, signals -> gradients of the global mean loss, the same in all of them."""
+    """Per replica: element, signals -> gradients of the global mean loss, equal on all."""
     one_pass = _make_pass(built, settings)
     seeds = keras_seeds(distribution.strategy)
     passes = _make_passes(one_pass, load, built, distribution=distribution, settings=settings)
     statistics = _statistics(built.model) if distribution.shares_batches else []
 
     def is_finite(gradients: Gradients, loss_sum: tf.Tensor) -> tf.Tensor:
-        seen = gradients if settings.looks_first else []
+        seen = gradients if settings.checks_before_update else []
         return are_finite(built.model, seen, loss_sum)
 
     def whole(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
@@ -220,8 +221,10 @@ def _make_gradients(
 
     def shared(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
-        first, rows = part_of_replica(rows_of(element), distribution, own_rows=settings.own_rows)
-        with drawn_apart(distribution.replicas):
+        first, rows = part_of_replica(
+            rows_of(element), distribution, worker_rows_only=settings.worker_rows_only
+        )
+        with distinct_replica_seeds(distribution.replicas):
             gradients, loss_sum = passes(element, first, rows)
         asked = tf.unstack(tf.cast(signals, tf.float32))
         facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *asked])
@@ -242,46 +245,46 @@ def _make_gradients(
 
 
 def _is_plain(distribution: Distribution, settings: StepSettings) -> bool:
-    """Whether a step is one pass of one replica over a whole element."""
+    """Return whether a step is one pass of one replica over a whole element."""
     return settings.accumulate == 1 and not distribution.shares_batches
 
 
 def _make_one_program(
     built: BuiltModel, load: Callable[[Any], Batch], settings: StepSettings
 ) -> OneProgram:
-    """A plain step that XLA compiles from the forward pass to the update."""
+    """Return a step that XLA compiles from the forward pass to the update."""
     model, average = built.model, settings.average
     forward_backward = _make_forward_backward(built)
     update = _make_update(built, settings, replicas=1)
     written = [v.value for v in [*model.trainable_variables, *model.optimizer.variables]]
     written += [] if average is None else average.variables
-    metrics_too = has_kerass_metrics_only(model)
+    metrics_too = has_builtin_metrics_only(model)
 
     def body(batch: Batch) -> tuple[tf.Tensor, Any, tf.Tensor]:
         loss, outputs, gradients = forward_backward(batch)
         loss = tf.cast(loss, tf.float32)
         gradients = [None if gradient is None else dense(gradient) for gradient in gradients]
-        if settings.looks_first:
+        if settings.checks_before_update:
             finite = are_finite(model, gradients, loss)
-            with written_only_where(finite, written):
+            with masked_assign(finite, written):
                 update(gradients)
         else:
             finite = tf.math.is_finite(loss)
             update(gradients)
         if metrics_too:
-            tell_metrics(model, told(batch, outputs))
+            update_metrics(model, loss_arguments(batch, outputs))
             outputs = ()
         return loss, outputs, finite
 
-    def tell(batch: Batch, outputs: Any) -> None:
-        tell_metrics(model, told(batch, outputs))
+    def report(batch: Batch, outputs: Any) -> None:
+        update_metrics(model, loss_arguments(batch, outputs))
 
     return OneProgram(
         body,
         load,
-        tell_metrics=None if metrics_too else tell,
+        update_metrics=None if metrics_too else report,
         rows=settings.batch_size,
-        together=settings.together,
+        steps_per_program=settings.steps_per_program,
         signals=lambda: _signals(settings),
     )
 
@@ -289,7 +292,7 @@ def _make_one_program(
 def _make_pass(
     built: BuiltModel, settings: StepSettings
 ) -> Callable[..., tuple[tf.Tensor, Gradients]]:
-    """A batch, and how many of its rows metrics are told, all by default -> mean loss, gradients."""
+    """A batch, and the rows that update the metrics (default: all) -> loss, gradients."""
     model, forward_backward = built.model, _make_forward_backward(built)
     compiled = jit(forward_backward, role="gradients") if settings.xla else forward_backward
 
@@ -298,7 +301,7 @@ def _make_pass(
         seen = (batch, outputs)
         if rows is not None:
             seen = tf.nest.map_structure(lambda tensor: tensor[:rows], seen)
-        tell_metrics(model, told(*seen))
+        update_metrics(model, loss_arguments(*seen))
         return tf.cast(loss, tf.float32), gradients
 
     return one_pass
@@ -310,9 +313,9 @@ def _make_forward_backward(
     model = built.model
 
     def forward_backward(batch: Batch) -> tuple[tf.Tensor, Any, Gradients]:
-        with tf.GradientTape() as tape, losses_are_means():
+        with tf.GradientTape() as tape, unscaled_losses():
             outputs = model(built.adapt(batch[0]), training=True)
-            loss = loss_of(model, told(batch, outputs), training=True)
+            loss = loss_of(model, loss_arguments(batch, outputs), training=True)
             scaled = model.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
         return loss, outputs, gradients
@@ -320,11 +323,11 @@ def _make_forward_backward(
     return forward_backward
 
 
-def losses_are_means() -> AbstractContextManager[None]:
-    """A replica's loss is the mean over its rows.
+def unscaled_losses() -> AbstractContextManager[None]:
+    """Return a context in which a replica's loss is the mean over its rows.
 
-    Keras divides it by the number of replicas, which is right only where replicas have equally
-    many rows, and where the user has not overridden `compute_loss`.
+    Keras divides it by the number of replicas, which is correct only if all replicas have equally
+    many rows and `compute_loss` is not overridden.
     """
     return _LOSSES_ARE_MEANS
 
@@ -341,9 +344,9 @@ _LOSSES_ARE_MEANS = Replaced(
 
 
 def _leave_reduction_to_us(optimizer: Any) -> None:
-    """Keras's `apply` sums the gradients over replicas, after it has clipped each replica's own.
+    """Disable the reduction in Keras's `apply`, which clips each replica's own gradients first.
 
-    Ours are summed before, so that what is clipped is the gradient of the global batch.
+    Stoker reduces before, so that the gradient of the global batch is clipped.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars  # noqa: SLF001
@@ -361,8 +364,8 @@ def _make_passes(
     size = settings.batch_size
 
     def of_pass(element: Any, first: tf.Tensor, rows: tf.Tensor) -> tuple[Gradients, tf.Tensor]:
-        # A replica without rows of its own looks at rows of others, which count nothing: all
-        # replicas draw equally many random numbers, and none has the mean of nothing.
+        # A replica without rows uses rows of others with weight zero: all replicas draw equally
+        # many random numbers, and none computes the mean of nothing.
         last = tf.maximum(first + rows, 1)
         begin = tf.where(rows > 0, first, tf.maximum(0, last - size))
         batch = load(tf.nest.map_structure(lambda tensor: tensor[begin:last], element))
@@ -389,29 +392,29 @@ def _make_passes(
     variables = built.model.trainable_variables
 
     def of_passes(element: Any, first: tf.Tensor, rows: tf.Tensor) -> tuple[Gradients, tf.Tensor]:
-        def body(index: tf.Tensor, total: tf.Tensor, sums: Gradients) -> tuple[Any, ...]:
+        def body(index: tf.Tensor, total: tf.Tensor, totals: Gradients) -> tuple[Any, ...]:
             begin = first + index * size
             gradients, loss = of_pass(
                 element, begin, tf.clip_by_value(first + rows - begin, 0, size)
             )
             added = [
                 kept if gradient is None else kept + tf.cast(dense(gradient), tf.float32)
-                for kept, gradient in zip(sums, gradients, strict=True)
+                for kept, gradient in zip(totals, gradients, strict=True)
             ]
             return index + 1, total + loss, added
 
         passes = settings.accumulate if distribution.shares_batches else -(-rows // size)
         zeros = [tf.zeros(variable.shape, tf.float32) for variable in variables]
-        _, total, sums = tf.while_loop(
+        _, total, totals = tf.while_loop(
             lambda index, *_: index < passes, body, (tf.constant(0), tf.constant(0.0), zeros)
         )
-        return sums, total
+        return totals, total
 
     return of_passes
 
 
 def _statistics(model: Any) -> list[Any]:
-    """What layers learn without a gradient, BatchNorm's means and variances."""
+    """Return what layers learn without a gradient: BatchNorm's means and variances."""
     return [v for v in model.non_trainable_variables if v.dtype.startswith("float")]
 
 
@@ -420,7 +423,7 @@ def _make_apply(
 ) -> Callable[[Gradients], None]:
     update = _make_update(built, settings, replicas=distribution.replicas)
     if not settings.xla or distribution.shares_batches:
-        # A replica's update meets those of the others, which XLA cannot hold.
+        # The update exchanges values between replicas, which XLA cannot compile.
         return update
     compiled = jit(update, role="update")
 

@@ -1,4 +1,4 @@
-"""What the calls of a run read, one after the other."""
+"""The input of a run's calls."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ import tensorflow as tf
 from tensorflow.python.framework import config
 
 GROUPS_AHEAD = 2
-"""Groups that are made ahead: to take one costs the step nothing then."""
+"""Groups that are prefetched, so that taking one does not delay the step."""
 
 
 @dataclass(kw_only=True, slots=True)
-class Source:
-    """An iterator, and what a call has left for the next one."""
+class StepInput:
+    """An iterator, and the elements that a call took for the next one."""
 
     iterator: Any
     group: int = 1
-    """Steps whose batches are one element; where an element has the rows of a call, 1."""
+    """Steps per element; 1 if an element holds the rows of a call."""
 
     ahead: bool = False
-    """Whether a call begins with a batch that is taken already, and takes one for the next call; not
-    where each step takes its own."""
+    """Whether a call starts with a batch that is taken already and takes one for the next call;
+    False if each step takes its own batch."""
 
     endless: bool = False
-    """Whether a pass begins at once behind every other one."""
+    """Whether the next pass starts immediately after each pass."""
 
     left: Any = ()
-    """The tensors of the batch that is taken, none where nothing is yet; of groups, those of the last one
-    and how many of its batches are used, int64."""
+    """The tensors of the prefetched batch; empty if there is none yet. With groups: the tensors of
+    the last group, and how many of its batches are used, int64."""
 
     @property
     def left_spec(self) -> Any:
-        """What `left` is in every call."""
+        """The specification of `left` in every call."""
         if self.ahead:
             return tuple(tf.nest.flatten(self.iterator.element_spec, expand_composites=True))
         return tuple(tf.TensorSpec(each.shape, each.dtype) for each in self.left)
 
-    def take_ahead(self) -> float:
-        """Take the first batch, where none is taken yet; the seconds that it took, else 0."""
+    def take_first(self) -> float:
+        """Take the first batch if none is taken yet; return the time in seconds, else 0."""
         if self.left:
             return 0.0
         begun_s = time.monotonic()
@@ -50,20 +50,20 @@ class Source:
 
 
 def flat(element: Any) -> tuple[tf.Tensor, ...]:
-    """The tensors of an element."""
+    """Return the tensors of an element."""
     return tuple(tf.nest.flatten(element, expand_composites=True))
 
 
 def unflat(tensors: Sequence[tf.Tensor], spec: Any) -> Any:
-    """The element that has these tensors, after its specification."""
+    """Return the element with these tensors, by its specification."""
     return tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
 
 
-def takes_its_own(spec: Any) -> bool:
-    """Whether each step takes its own batch: one operation runs at a time, and it is plain tensors.
+def takes_batches_inline(spec: Any) -> bool:
+    """Return whether each step takes its own batch: one operation at a time, plain tensors.
 
-    Not where operations must be deterministic: TensorFlow then takes the prefetch out of a pipeline
-    that calls Python or draws random numbers, and all its work would be waited for.
+    Not if operations must be deterministic: TensorFlow then removes the prefetch from a pipeline
+    that calls Python or draws random numbers, and the step would wait for all its work.
     """
     plain = all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(spec))
     must_be_exact = bool(config.is_op_determinism_enabled())  # type: ignore[no-untyped-call]  # TensorFlow has no types here
@@ -71,11 +71,11 @@ def takes_its_own(spec: Any) -> bool:
     return plain and one_at_a_time and not must_be_exact
 
 
-def taken_here(iterator: Any) -> Any:
-    """`next(iterator)` in a graph, by the thread that comes to it; else TensorFlow hands it to another.
+def next_in_place(iterator: Any) -> Any:
+    """`next(iterator)` in a graph, by the current thread; TensorFlow would use another one.
 
     Args:
-        iterator: Of plain tensors.
+        iterator: An iterator of plain tensors.
     """
     specs = tf.nest.flatten(iterator.element_spec)
     (resource,) = tf.nest.flatten(iterator, expand_composites=True)
@@ -87,24 +87,26 @@ def taken_here(iterator: Any) -> Any:
     return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
 
 
-def of_no_use(element: Any) -> Any:
-    """An iterator that has this element at once, again and again."""
-    # TensorFlow's autotuner, which has nothing to tune here, holds up the end of an iterator where a clock
+def placeholder_input(element: Any) -> Any:
+    """Return an iterator that repeats this element without delay."""
+    # TensorFlow's autotuner has nothing to tune here, and delays the end of an iterator if a clock
     # was set back.
     options = tf.data.Options()
     options.autotune.enabled = False
     return iter(tf.data.Dataset.from_tensors(element).repeat().with_options(options))
 
 
-def grouped(batches: tf.data.Dataset[Any], size: int) -> Source:
-    """Batches of fixed shapes as elements of [size, *batch]: nothing of the first one is there yet.
+def group_batches(batches: tf.data.Dataset[Any], size: int) -> StepInput:
+    """Group batches of fixed shapes into elements of [size, *batch]; none is taken yet.
 
-    To take an element in the graph costs about 30 us of a core, however small it is.
+    Taking an element in the graph costs about 30 us of a core, however small it is.
 
     Args:
-        batches: Without an end.
-        size: How many are one element.
+        batches: An endless dataset.
+        size: Batches per element.
     """
     groups = batches.batch(size, drop_remainder=True).prefetch(GROUPS_AHEAD)
     nothing = [tf.zeros(spec.shape, spec.dtype) for spec in tf.nest.flatten(groups.element_spec)]
-    return Source(iterator=iter(groups), group=size, left=(*nothing, tf.constant(size, tf.int64)))
+    return StepInput(
+        iterator=iter(groups), group=size, left=(*nothing, tf.constant(size, tf.int64))
+    )

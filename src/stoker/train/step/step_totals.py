@@ -1,4 +1,4 @@
-"""What becomes of a step, and of several."""
+"""The results of one step, and the totals of several."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 
-class Outcome(NamedTuple):
-    """What became of one step, scalars."""
+class StepResult(NamedTuple):
+    """The result of one step, scalars."""
 
     loss_sum: tf.Tensor
     """Mean loss x rows."""
@@ -17,43 +17,43 @@ class Outcome(NamedTuple):
     """Rows of the global batch, float32."""
 
     finite: tf.Tensor
-    """Whether loss and gradients were; where not, no weight was changed. Where a step updates at
-    once: whether the loss was."""
+    """Whether loss and gradients are finite; if not, no weight was changed. For steps that update
+    without checking: whether the loss is finite."""
 
     signals: tf.Tensor
-    """[2] int32: how many workers were asked to end, and to save after this call."""
+    """[2] int32: how many workers were asked to stop, and to save after this call."""
 
 
-class Sums(NamedTuple):
-    """What some steps did, scalars but for what is left."""
+class StepTotals(NamedTuple):
+    """The totals of some steps; scalars except `left`."""
 
     loss_sum: tf.Tensor
-    """Mean loss x rows; of no use where a step was not finite."""
+    """Mean loss x rows; meaningless if a step was not finite."""
 
     rows: tf.Tensor
-    """Rows of the steps, float32; the same."""
+    """Rows of the steps, float32; meaningless likewise."""
 
     wait_s: tf.Tensor
-    """Seconds blocked in next(iterator), float64."""
+    """Time blocked in next(iterator), seconds, float64."""
 
     steps: tf.Tensor
-    """Steps that changed the weights, int64; fewer than asked for where it ended before."""
+    """Steps that changed the weights, int64; fewer than requested if the call ended early."""
 
     finite: tf.Tensor
-    """False where the step after these had a loss or a gradient that is not finite; where steps
-    update at once, after one of these or that one."""
+    """False if the next step had a loss or gradient that is not finite; for steps that update
+    without checking, it may also be one of these steps."""
 
     signals: tf.Tensor
-    """[2] int32: how many workers were asked to end, and to save after this call."""
+    """[2] int32: how many workers were asked to stop, and to save after this call."""
 
     last_loss: tf.Tensor
     """Mean loss of the last step, finite or not."""
 
     left: Any = ()
-    """What a call has taken and not used, nested; as in `Source`."""
+    """Input that a call took and did not use, nested; see `StepInput`."""
 
-    def and_then(self, later: Sums) -> Sums:
-        """These steps and those that came after them."""
+    def and_then(self, later: StepTotals) -> StepTotals:
+        """Add the totals of later steps."""
         return later._replace(
             loss_sum=self.loss_sum + later.loss_sum,
             rows=self.rows + later.rows,
@@ -62,14 +62,14 @@ class Sums(NamedTuple):
         )
 
 
-def sums_of(outcome: Outcome) -> Sums:
-    """One step as the sums of it, its wait for input not counted."""
-    return Sums(
-        loss_sum=outcome.loss_sum,
-        rows=outcome.rows,
+def totals_of_step(result: StepResult) -> StepTotals:
+    """Return the totals of one step, without its wait for input."""
+    return StepTotals(
+        loss_sum=result.loss_sum,
+        rows=result.rows,
         wait_s=tf.constant(0.0, tf.float64),
-        steps=tf.cast(outcome.finite, tf.int64),
-        finite=outcome.finite,
-        signals=outcome.signals,
-        last_loss=outcome.loss_sum / outcome.rows,
+        steps=tf.cast(result.finite, tf.int64),
+        finite=result.finite,
+        signals=result.signals,
+        last_loss=result.loss_sum / result.rows,
     )

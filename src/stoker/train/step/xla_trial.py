@@ -27,16 +27,16 @@ from stoker.core.user_code import first_line
 from stoker.train.config import TEST_SWITCH
 from stoker.train.context.position import Position
 from stoker.train.health.degradation import check_xla
-from stoker.train.step.compiled import Compiled
+from stoker.train.step.compiled import CompiledStep
 from stoker.train.step.oom import is_out_of_memory
 from stoker.train.step.program import Program
-from stoker.train.step.step_input import Source, flat
-from stoker.train.step.step_totals import Sums
+from stoker.train.step.step_input import StepInput, flat
+from stoker.train.step.step_totals import StepTotals
 from stoker.train.xla.tensorflow_internals import call_on_copies, copies_of_captures
 
 _LOG = logging.getLogger(__name__)
 
-LEAST_LEFT_S = 60.0
+MIN_REMAINING_S = 60.0
 """XLA does not start to compile if less of the run remains, by the speed of its steps."""
 
 PAIRS, MOST_PAIRS = 5, 51
@@ -58,7 +58,7 @@ SWITCH_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class CallPlan:
     """The form of the run's next call."""
 
     steps: int
@@ -73,7 +73,7 @@ class Turn:
     meanwhile: Callable[[], None] | None = None
     """Work for this thread while another thread runs the call."""
 
-    def run(self, call: Callable[[], Sums]) -> tuple[Sums, float]:
+    def run(self, call: Callable[[], StepTotals]) -> tuple[StepTotals, float]:
         """Run the call.
 
         Args:
@@ -90,12 +90,12 @@ class Turn:
             return running.result()
 
 
-def _timed(call: Callable[[], Sums]) -> tuple[Sums, float]:
+def _timed(call: Callable[[], StepTotals]) -> tuple[StepTotals, float]:
     begun_s = time.monotonic()
-    sums = call()
+    totals = call()
     # When its numbers are here, the device has finished.
-    int(sums.steps)
-    return sums, time.monotonic() - begun_s
+    int(totals.steps)
+    return totals, time.monotonic() - begun_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class XlaTrial:
 
     def __init__(
         self,
-        compiled: Compiled,
+        current: Callable[[], CompiledStep],
         position: Position,
         *,
         wanted: bool,
@@ -120,78 +120,78 @@ class XlaTrial:
         """Store the arguments; nothing starts yet.
 
         Args:
-            compiled: The run's step.
+            current: Returns the run's current step.
             position: The run's position.
             wanted: Whether to hold a trial.
         """
-        self._compiled, self._position = compiled, position
-        self._least_left_s = float(os.environ.get(TEST_SWITCH, LEAST_LEFT_S))
+        self._current, self._position = current, position
+        self._least_left_s = float(os.environ.get(TEST_SWITCH, MIN_REMAINING_S))
         self._step_s = 0.0
         self._calls = 0
         self._program: Program | None = None
         self._compiling: _Compiling | None = None
         self._warm = False
-        self._turns: list[bool] = []
-        self._found_s: dict[bool, list[float]] = {False: [], True: []}
+        self._pairs: list[bool] = []
+        self._step_times_s: dict[bool, list[float]] = {False: [], True: []}
         self.decision: Decision | None = None
         self.wanted = wanted
-        if wanted and (why := compiled.why_not_for_xla):
+        if wanted and (why := current().why_xla_is_impossible):
             self._decide(xla=False, why=f"not tried, {why}")
 
     @property
-    def under_way(self) -> bool:
+    def in_progress(self) -> bool:
         """Whether a second form of the step uses memory."""
         compiling = self._compiling is not None and not self._compiling.ended
         return compiling or (self._program is not None and self.decision is None)
 
-    def next_turn(self, source: Source, planned: int, *, whole: bool) -> Turn:
+    def plan_call(self, step_input: StepInput, planned: int, *, whole: bool) -> CallPlan:
         """Plan the next call.
 
         Args:
-            source: The call's input.
+            step_input: The call's input.
             planned: Largest number of steps.
             whole: Whether the call must have all of them.
         """
         if not self.wanted or self.decision is not None:
-            return Turn(steps=planned)
+            return CallPlan(steps=planned)
         if self._program is None:
             if self._calls >= 2 and self._left_s() >= self._least_left_s:
-                return Turn(steps=planned, meanwhile=lambda: self._trace(source))
-            return Turn(steps=planned)
+                return CallPlan(steps=planned, meanwhile=lambda: self._trace(step_input))
+            return CallPlan(steps=planned)
         compiling = self._compiling
         if compiling is None or not compiling.ended:
-            return Turn(steps=planned)
+            return CallPlan(steps=planned)
         if compiling.error is not None:
             self._decide(xla=False, why=f"not used, {compiling.error}")
-            return Turn(steps=planned)
+            return CallPlan(steps=planned)
         steps = planned if whole else min(planned, max(1, round(CALL_S / self._step_s)))
         if not self._warm:
             # Its first call loads the compiled program.
             self._warm = True
-            return Turn(steps=1 if not whole else planned, program=self._program)
-        if not self._turns:
-            self._begin_turns(steps)
+            return CallPlan(steps=1 if not whole else planned, program=self._program)
+        if not self._pairs:
+            self._plan_comparison(steps)
             if self.decision is not None:
-                return Turn(steps=planned)
-        by_xla = self._turns[-1]
-        return Turn(steps=steps, compared=True, program=self._program if by_xla else None)
+                return CallPlan(steps=planned)
+        by_xla = self._pairs[-1]
+        return CallPlan(steps=steps, compared=True, program=self._program if by_xla else None)
 
-    def took(self, turn: Turn, steps: int, wall_s: float) -> None:
+    def record_call(self, plan: CallPlan, steps: int, wall_s: float) -> None:
         """Record a call.
 
         Args:
-            turn: The result of `next_turn`.
+            plan: The result of `plan_call`.
             steps: Number of its steps.
             wall_s: Seconds that they took.
         """
         if not self.wanted or self.decision is not None:
             return
         self._calls += 1
-        if turn.compared:
-            self._found_s[self._turns.pop()].append(wall_s / steps)
-            if not self._turns:
+        if plan.compared:
+            self._step_times_s[self._pairs.pop()].append(wall_s / steps)
+            if not self._pairs:
                 self._compare()
-        elif turn.program is None:
+        elif plan.program is None:
             self._step_s = wall_s / steps
 
     def give_up(self, why: str, *, wait: bool = False) -> None:
@@ -212,14 +212,14 @@ class XlaTrial:
         if self.wanted and self._program is not None and self._position.xla is None:
             self._decide(xla=False, why=why)
 
-    def adopt(self) -> None:
-        """Use the step that XLA compiled from now on."""
-        if self._program is not None:
-            self._compiled.use(self._program)
+    def adopted(self) -> CompiledStep:
+        """Return the current step in the form that XLA compiled, if the trial chose it."""
+        step = self._current()
+        return step if self._program is None else step.with_program(self._program)
 
-    def _trace(self, source: Source) -> None:
+    def _trace(self, step_input: StepInput) -> None:
         try:
-            program = self._compiled.traced_for_xla(source)
+            program = self._current().trace_for_xla(step_input)
         except Exception as error:  # noqa: BLE001 - whatever the user's layers raise: the run goes on without
             self._decide(xla=False, why=f"not used, the step cannot be traced: {first_line(error)}")
             return
@@ -227,13 +227,13 @@ class XlaTrial:
             self._decide(xla=False, why=f"not used, {finding.message}")
             return
         self._program = program
-        elements = self._compiled.elements_to_compile()
-        self._compiling = _Compiling(program, source, elements)
+        elements = self._current().source.elements_to_compile()
+        self._compiling = _Compiling(program, step_input, elements)
 
     def _left_s(self) -> float:
         return self._step_s * (self._position.steps - self._position.step)
 
-    def _begin_turns(self, steps: int) -> None:
+    def _plan_comparison(self, steps: int) -> None:
         """Plan the turns; none if too few steps remain for the comparison and a gain after it."""
         left = self._position.steps - self._position.step
         pairs = min(MOST_PAIRS, max(PAIRS, round(FORM_S / (steps * self._step_s)) | 1))
@@ -242,10 +242,10 @@ class XlaTrial:
             return
         for pair in range(pairs):
             # The second one of a pair finds a machine warmed up by the first.
-            self._turns += [True, False] if pair % 2 else [False, True]
+            self._pairs += [True, False] if pair % 2 else [False, True]
 
     def _compare(self) -> None:
-        before_s, after_s = median(self._found_s[False]), median(self._found_s[True])
+        before_s, after_s = median(self._step_times_s[False]), median(self._step_times_s[True])
         gain = before_s / after_s
         comparison = f"{gain:.2f}x ({1e3 * before_s:.3g} -> {1e3 * after_s:.3g} ms a step)"
         left = self._position.steps - self._position.step
@@ -267,10 +267,10 @@ class XlaTrial:
 class _Compiling:
     """A thread that has XLA compile a step, for each number of rows that it can have."""
 
-    def __init__(self, program: Program, source: Source, elements: list[Any]) -> None:
+    def __init__(self, program: Program, step_input: StepInput, elements: list[Any]) -> None:
         self.error: str | None = None
         self._program, self._elements = program, elements
-        self._ahead = source.ahead
+        self._ahead = step_input.ahead
         self._thread = threading.Thread(target=self._run, name="stoker-xla", daemon=True)
         self._thread.start()
         outlives_python(self._thread, does="XLA compiles")
@@ -305,5 +305,5 @@ class _Compiling:
         left = flat(element) if self._ahead else ()
         iterator = iter(tf.data.Dataset.from_tensors(element).repeat())
         arguments = iterator, tf.constant(1, tf.int64), tf.constant(True)
-        sums = call_on_copies(traced, (*arguments, *left), copies)
-        np.asarray(sums.loss_sum)
+        totals = call_on_copies(traced, (*arguments, *left), copies)
+        np.asarray(totals.loss_sum)

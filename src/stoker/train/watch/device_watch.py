@@ -121,7 +121,7 @@ class DeviceWatch:
         if can_trace():
             self._model, self._per_epoch, self._inputs = model, per_epoch, inputs
 
-    def other_step(self, *, stays: bool) -> None:
+    def step_changed(self, *, stays: bool) -> None:
         """The next call is one of another step: no trace holds both.
 
         Args:

@@ -14,7 +14,7 @@ from stoker.train.health.placement import collected_placements
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
+class DevicePlacement:
     """What lies and runs on one device."""
 
     device: str
@@ -54,7 +54,7 @@ def traced_operations(run: Callable[[], Any]) -> dict[str, Counter[str]]:
 
 def placements(
     variables: Iterable[Any], operations: dict[str, Counter[str]], *, shown: int = 6
-) -> list[Placed]:
+) -> list[DevicePlacement]:
     """One entry a device that holds a variable or runs an operation.
 
     Args:
@@ -68,7 +68,7 @@ def placements(
         for part in getattr(variable.value, "values", [variable.value]):
             held.setdefault(_short(part.device), []).append(size)
     return [
-        Placed(
+        DevicePlacement(
             device=device,
             variables=len(held.get(device, [])),
             variables_bytes=sum(held.get(device, [])),

@@ -29,7 +29,7 @@ DEFAULT_STEPS = 20
 MOST_STEPS = 1_000
 """Most steps of one: a trace is held in memory until its end."""
 
-LOOK_EVERY_S = 1.0
+POLL_EVERY_S = 1.0
 """The file is looked for no more often: a call of short steps takes less time than a shared
 folder's answer."""
 
@@ -66,7 +66,7 @@ class StepProfiler:
         self._wanted = profiled_steps(steps) if steps is not None else None
         self._first = 0
         self._last: int | None = None
-        self._looked_s = -LOOK_EVERY_S
+        self._polled_s = -POLL_EVERY_S
 
     def next_steps(self, step: int, steps: int) -> int:
         """A call is about to begin: start, where a profile is wanted of it.
@@ -79,7 +79,7 @@ class StepProfiler:
             Steps that it shall have, at least one.
         """
         if self._last is None:
-            self._look(step)
+            self._poll_request(step)
         if self._wanted is not None:
             first, last = self._wanted
             if self._cuts and step < first - 1:
@@ -102,11 +102,11 @@ class StepProfiler:
         if self._last is not None:
             self._stop(step)
 
-    def _look(self, step: int) -> None:
+    def _poll_request(self, step: int) -> None:
         now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_EVERY_S:
+        if now_s - self._polled_s < POLL_EVERY_S:
             return
-        self._looked_s = now_s
+        self._polled_s = now_s
         try:
             text = self._request.read_text(errors="replace").strip()
             self._request.unlink()

@@ -43,7 +43,7 @@ class Watch(Protocol):
     def next_steps(self, step: int, steps: int) -> int:
         """How many of the `steps` that a call after `step` would have it shall have."""
 
-    def other_step(self, *, stays: bool) -> None:
+    def step_changed(self, *, stays: bool) -> None:
         """The next call is one of another step; `stays`: and so are those after it."""
 
     def graph(self, graph: tf.Graph) -> None:
@@ -59,7 +59,7 @@ class Watch(Protocol):
         """Training ends after so many steps."""
 
 
-class Unwatched:
+class NoWatch:
     """Nobody watches: a worker beside the first, or a run without TensorBoard."""
 
     def begin(
@@ -77,7 +77,7 @@ class Unwatched:
         """All of them."""
         return steps
 
-    def other_step(self, *, stays: bool) -> None:
+    def step_changed(self, *, stays: bool) -> None:
         """Nothing is traced."""
 
     def graph(self, graph: tf.Graph) -> None:
@@ -94,7 +94,7 @@ class Unwatched:
         """Close nothing."""
 
 
-class Watched:
+class RunWatch:
     """TensorBoard is shown the model, and profiles where they are asked for."""
 
     def __init__(
@@ -164,10 +164,10 @@ class Watched:
             self._device.before()
         return self._profiler.next_steps(step, steps)
 
-    def other_step(self, *, stays: bool) -> None:
+    def step_changed(self, *, stays: bool) -> None:
         """Trace no two steps at once."""
         if self._device is not None:
-            self._device.other_step(stays=stays)
+            self._device.step_changed(stays=stays)
 
     def graph(self, graph: tf.Graph) -> None:
         """Show it, where it is wanted."""

@@ -1,1 +1,1 @@
-"""Compiling with XLA: what TensorFlow must be told so that the numbers stay the same."""
+"""Compiling with XLA so that the numbers stay the same."""

@@ -15,11 +15,11 @@ EVERY_S = 1.0
 
 
 @contextmanager
-def shown(tell: Callable[[str], None], what: str) -> Iterator[None]:
+def shown(report: Callable[[str], None], what: str) -> Iterator[None]:
     """Show what is being compiled, and for how long.
 
     Args:
-        tell: Receives the line, called from another thread: this one is inside TensorFlow.
+        report: Receives the line, called from another thread: this one is inside TensorFlow.
         what: What is being compiled; empty if nothing is.
 
     Yields:
@@ -35,7 +35,7 @@ def shown(tell: Callable[[str], None], what: str) -> Iterator[None]:
         wait_s = SILENT_S
         while not ended.wait(wait_s):
             passed = round(time.monotonic() - begun_s)
-            tell(f"compiling, {passed // 60}:{passed % 60:02}: {what}")
+            report(f"compiling, {passed // 60}:{passed % 60:02}: {what}")
             wait_s = EVERY_S
 
     teller = threading.Thread(target=repeat, name="stoker-compiling", daemon=True)

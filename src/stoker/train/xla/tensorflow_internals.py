@@ -161,4 +161,4 @@ class SteadyNames:
 
 
 steady_names = SteadyNames()
-"""Of this process."""
+"""The steady names of this process."""
