@@ -9,16 +9,15 @@ import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
-import uvicorn
-
 from stoker.serve.limits import HttpLimits
 from stoker.serve.rest.app import RestApp
 from stoker.serve.rest.inline_predict import InlinePredict
 from stoker.serve.rest.protocol import limited
+from stoker.serve.rest.uvicorn_adapter import Config, Server
 from stoker.serve.runtime.sockets import BACKLOG, SETTLE_S, rest_of_queue
 
 
-class HttpServer(uvicorn.Server):
+class HttpServer(Server):
     """Answers everything that reached it before the listener closed."""
 
     def __init__(
@@ -40,7 +39,7 @@ class HttpServer(uvicorn.Server):
             lane: Takes small requests before the application.
         """
         super().__init__(
-            uvicorn.Config(
+            Config(
                 app,
                 http=limited(limits, lane),
                 loop="uvloop",

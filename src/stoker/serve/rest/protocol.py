@@ -7,17 +7,13 @@ import json
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
 
 from stoker.serve.limits import HttpLimits
 from stoker.serve.rest.compressed import takes_gzip
 from stoker.serve.rest.header_cache import Head, is_small, without_upgrade
 from stoker.serve.rest.inline_predict import InlinePredict, Small
 from stoker.serve.rest.messages import Scope, header
+from stoker.serve.rest.uvicorn_adapter import STATUS_LINE, HttpToolsProtocol, new_cycle
 
 RETRY_AFTER_S = 1
 """When a client that was turned away may come again, seconds."""
@@ -240,19 +236,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def leave_to_app(self, small: Small, *, whole: bool = True) -> None:
         """Let a request of the lane go the way of the others; of its body more may have to come."""
-        cycle = RequestResponseCycle(
-            scope=cast("Any", self.scope_of(small.head)),
-            transport=self.transport,
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=self.access_log,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=False,
-            keep_alive=small.keep_alive,
-            on_response=self.on_response_complete,
-        )
+        cycle = new_cycle(self, self.scope_of(small.head), keep_alive=small.keep_alive)
         cycle.body, cycle.more_body = bytearray(small.body), not whole
         if whole or small.body:
             cycle.message_event.set()
