@@ -22,6 +22,7 @@ from stoker.core.errors import ConfigError, DataError
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import load_dataset
 from stoker.data.features.transform import load_transform
+from stoker.data.feed.pipeline import Feed
 from stoker.export.callpath import load_model
 from stoker.export.signatures import SERVING_DEFAULT, SERVING_EXAMPLES, make_examples
 from stoker.serve.config import ServeConfig
@@ -118,6 +119,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 def test_the_training_feed_gives_the_dense_vectors(trained: Trained) -> None:
     feed, _ = open_feeds(trained.dataset, trained.transform, augment=None, seed=0, memory_bytes=0)
+    assert isinstance(feed, Feed)
     with feed.in_order(batch_size=feed.rows) as batches:
         fed, _ = feed.load(next(iter(batches)))
 
