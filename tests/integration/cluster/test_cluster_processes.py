@@ -170,9 +170,10 @@ def test_what_a_child_started_may_go_on_and_be_ended_later(tmp_path: Path) -> No
     wait_for(child.has_ended)
     grandchild = int(last_line(tmp_path / "log"))
 
-    assert child.group_lives()
+    child.wait_for_group(0.2)
+    assert is_running(grandchild)
     child.kill()
-    wait_for(lambda: not child.group_lives())
+    child.wait_for_group(60)
     assert not is_running(grandchild)
     assert child.code == 0
 

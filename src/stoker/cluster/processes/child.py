@@ -11,15 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import full_disk_is_named
 
-LOOK_S = 0.02
-"""How often a child that is waited for is looked at, seconds."""
+FIRST_LOOK_S, LAST_LOOK_S = 0.001, 0.05
+"""Pauses between two looks at a child that is waited for, seconds; each is twice the one before."""
 
 _SHIM = Path(__file__).with_name("exec_shim.py")
 
@@ -38,7 +38,7 @@ class Child:
         argv: Sequence[str],
         *,
         environ: Mapping[str, str] | None = None,
-        stdin: int = subprocess.DEVNULL,
+        stdin: int | None = subprocess.DEVNULL,
         output: int | Path | None = None,
         pass_fds: Sequence[int] = (),
         cores: Sequence[int] = (),
@@ -53,7 +53,8 @@ class Child:
             argv: Program and arguments. With `parent_death` or `cores`, a program that cannot be
                 started is exit code 127, with the reason as its last line.
             environ: The whole environment; None: that of this process.
-            stdin: `DEVNULL`, or `PIPE`: `close_input` closes it, and so does the end of this process.
+            stdin: `DEVNULL`; None: that of this process; or `PIPE`: `close_input` closes it, and so does
+                the end of this process.
             output: None: stdout and stderr of this process. A descriptor or `DEVNULL`: for stdout.
                 `PIPE`: both as the stream `output`. A path: both into this file.
             pass_fds: Descriptors that it inherits under their numbers.
@@ -131,16 +132,12 @@ class Child:
 
     def wait(self, timeout_s: float = math.inf) -> int | None:
         """Wait for its end; its exit code, None if it still runs after this time."""
-        end_s = time.monotonic() + timeout_s
-        while (code := self.code) is None and time.monotonic() < end_s:
-            time.sleep(LOOK_S)
-        return code
+        _wait_until(lambda: self.code is not None, timeout_s)
+        return self.code
 
     def wait_until_ready(self, timeout_s: float) -> bool:
         """Wait for its ready file; False if it has ended, or after this time."""
-        end_s = time.monotonic() + timeout_s
-        while not self.is_ready and not self.has_ended() and time.monotonic() < end_s:
-            time.sleep(LOOK_S)
+        _wait_until(lambda: self.is_ready or self.has_ended(), timeout_s)
         return self.is_ready
 
     def send(self, number: signal.Signals) -> None:
@@ -181,8 +178,11 @@ class Child:
         self.wait()
         return in_time
 
-    def group_lives(self) -> bool:
-        """Whether it, or something that it started in its group, still runs."""
+    def wait_for_group(self, timeout_s: float) -> None:
+        """Wait until it and everything that it started in its group has ended, at most this time."""
+        _wait_until(lambda: not self._group_lives(), timeout_s)
+
+    def _group_lives(self) -> bool:
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 state, _, group, *_ = stat.read_text().rpartition(") ")[2].split()
@@ -193,6 +193,13 @@ class Child:
     def _signal_group(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+
+
+def _wait_until(claim: Callable[[], bool], timeout_s: float) -> None:
+    end_s, pause_s = time.monotonic() + timeout_s, FIRST_LOOK_S
+    while not claim() and time.monotonic() < end_s:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_LOOK_S)
 
 
 def how_it_ended(code: int) -> str:
