@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stoker.cluster.doctor.gpus import read_gpus
+from stoker.cluster.doctor.visible import visible_names
 from stoker.cluster.launch.group import Group
 from stoker.cluster.launch.heartbeat import Beat
 from stoker.cluster.launch.member import Command, Log
 from stoker.cluster.launch.outcome import Failure, Outcome
 from stoker.cluster.launch.stop_request import StopRequest, stop_requests
 from stoker.cluster.limits import Refusals, allow_open_files, kernel_refusals
-from stoker.cluster.machine.gpus import read_gpus
-from stoker.cluster.machine.visible import visible_names
 from stoker.cluster.resolver import VARIABLE, ClusterSpec, held_ports, local_cluster
 from stoker.cluster.shares import GPUS, share_cores, share_gpus, share_threads
 from stoker.core.errors import EXIT_BUG, ConfigError, Plain, UserError

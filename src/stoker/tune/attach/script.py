@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stoker.cluster.machine.gpu_watch import watched_gpus
+from stoker.cluster.doctor.gpu_watch import watched_gpus
 from stoker.cluster.processes import Child
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import remove, writable
