@@ -21,8 +21,8 @@ from typing import Any
 import pynvml
 from steps import MARK
 
-from stoker.cluster.machine.gpus import Gpus, GpuState, read_gpus
-from stoker.cluster.machine.visible import visible_gpus
+from stoker.cluster.doctor.gpus import Gpus, GpuState, read_gpus
+from stoker.cluster.doctor.visible import visible_gpus
 
 EVERY_S = 0.2
 """Pause between two samples during a part, seconds."""
@@ -38,7 +38,7 @@ IDLE_LOOKS = 3
 still be within NVML's averaging window."""
 
 POWER = "power limit"
-"""NVML's reason `SwPowerCap`, as `stoker.cluster.machine.gpus` names it."""
+"""NVML's reason `SwPowerCap`, as `stoker.cluster.doctor.gpus` names it."""
 
 
 @dataclass(kw_only=True)

@@ -28,7 +28,7 @@ from children import FailedError, TimedOutError  # noqa: E402 - as above
 from situation import Situation  # noqa: E402 - as above
 from steps import Step, StepResult, run_step, run_steps  # noqa: E402 - as above
 
-from stoker.cluster.machine.gpus import read_gpus  # noqa: E402 - as above
+from stoker.cluster.doctor.gpus import read_gpus  # noqa: E402 - as above
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 

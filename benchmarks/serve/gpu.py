@@ -243,7 +243,7 @@ def device() -> dict[str, Any]:
     import tensorflow as tf
 
     from stoker.cluster.devices import cpu_name, find_devices
-    from stoker.cluster.machine.gpus import read_gpus
+    from stoker.cluster.doctor.gpus import read_gpus
 
     seen = bool(tf.config.list_physical_devices("GPU"))
     gpus = find_devices().gpus

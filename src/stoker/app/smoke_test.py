@@ -21,6 +21,7 @@ from stoker.app.experiment import Experiment
 from stoker.app.stage_outputs import eval_rows, open_dataset, open_transform
 from stoker.client.asking import ask_grpc, ask_rest
 from stoker.client.rows import json_instances
+from stoker.cluster.processes import Child, last_line
 from stoker.core.errors import CheckFailed, Plain
 from stoker.core.files import read_json
 from stoker.core.multi_output import ONLY
@@ -128,39 +129,26 @@ def running_server(base: Path, model: str) -> Iterator[tuple[int, int]]:
         command = [sys.executable, "-m", "stoker", "serve"]
         command += ["--model_name", model, "--model_base_path", str(base)]
         command += ["--rest_api_port", "0", "--port", "0", "--ready-file", str(ready)]
-        with log.open("wb") as stream:
-            # It ends when its standard input does, and so with us, however we end.
-            server = subprocess.Popen(
-                [*command, "--stop-with-stdin"], stdin=subprocess.PIPE, stdout=stream, stderr=stream
-            )
+        # It ends when its standard input does, and so with this process, which may end in any way.
+        server = Child(
+            "the server",
+            [*command, "--stop-with-stdin"],
+            stdin=subprocess.PIPE,
+            output=log,
+            parent_death=None,
+            ready_file=ready,
+        )
         try:
-            ports = _wait_ready(server, ready, log)
+            if not server.wait_until_ready(START_TIMEOUT_S):
+                raise CheckFailed(
+                    f"the server must be ready within {START_TIMEOUT_S:.0f} s",
+                    got=Plain(last_line(log) or "no output"),
+                )
+            ports: dict[str, int] = read_json(ready)
             yield ports["rest_port"], ports["grpc_port"]
         finally:
-            _stop(server)
-
-
-def _wait_ready(server: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, int]:
-    give_up_s = time.monotonic() + START_TIMEOUT_S
-    while not ready.exists():
-        if server.poll() is not None or time.monotonic() > give_up_s:
-            last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
-            raise CheckFailed(
-                f"the server must be ready within {START_TIMEOUT_S:.0f} s", got=Plain(last[0])
-            )
-        time.sleep(0.05)
-    ports: dict[str, int] = read_json(ready)
-    return ports
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    if server.stdin is not None:
-        server.stdin.close()
-    try:
-        server.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
+            server.close_input()
+            server.end(STOP_TIMEOUT_S)
 
 
 Answers = dict[str, NDArray[Any]]

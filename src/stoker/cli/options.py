@@ -64,8 +64,8 @@ def use_gpus(listed: str | None) -> None:
     """
     if listed is None:
         return
-    from stoker.cluster.machine.gpus import read_gpus
-    from stoker.cluster.machine.visible import choose_gpus, unused_slices
+    from stoker.cluster.doctor.gpus import read_gpus
+    from stoker.cluster.doctor.visible import choose_gpus, unused_slices
 
     variables = choose_gpus(listed, read_gpus())
     if unused := unused_slices(variables):

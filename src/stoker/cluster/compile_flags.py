@@ -18,7 +18,7 @@ from typing import Any
 
 from stoker.cluster.compile_cache import PROGRAMS, TUNING, CompileCache, Used
 from stoker.cluster.devices import cpu_name
-from stoker.cluster.machine.gpus import read_gpus
+from stoker.cluster.doctor.gpus import read_gpus
 from stoker.core.errors import UserError
 
 _LOG = logging.getLogger("stoker")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.cluster.doctor.gpus import read_gpus
+from stoker.cluster.doctor.visible import visible_gpus
 from stoker.cluster.limits import usable_memory
-from stoker.cluster.machine.gpus import read_gpus
-from stoker.cluster.machine.visible import visible_gpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from stoker.cluster.machine.framework import cuda_packages
+from stoker.cluster.doctor.framework import cuda_packages
 from stoker.core.errors import Plain, UserError
 
 CUDA_LOCK = "requirements-cuda.lock"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stoker.cluster.machine.gpu_watch import watched_gpus
+from stoker.cluster.doctor.gpu_watch import watched_gpus
+from stoker.cluster.processes import Child
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import remove, writable
 from stoker.core.signals import heard
@@ -128,33 +128,32 @@ def _run(
     stdout: int | None,
     grace_s: float,
 ) -> tuple[int, Ending]:
-    """The command's return code, and who ended it."""
-    process = _start(command, facts, stdout=stdout)
+    """Run the command; its exit code, and what ended it."""
+    child = _start(command, facts, stdout=stdout)
     asked = False
 
     def pass_on(number: signal.Signals) -> None:
         nonlocal asked
         asked = True
         _ask_for_facts(facts)
-        _signal_group(process, number)
+        child.send_group(number)
 
     try:
         with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(timeout=seconds or None), "signal" if asked else "itself"
+            code = child.wait(seconds or math.inf)
+            if code is not None:
+                return code, "signal" if asked else "itself"
             _ask_for_facts(facts)
-            _signal_group(process, signal.SIGTERM)
-            _wait_for_group(process, grace_s)
-            _signal_group(process, signal.SIGKILL)
+            child.send_group(signal.SIGTERM)
+            child.wait_for_group(grace_s)
     finally:
-        if process.poll() is None:
-            _signal_group(process, signal.SIGKILL)
-            process.wait()
-    # We ended it: that it was ended is no failure of its own.
+        child.kill()
+        child.wait()
+    # It was ended here: that is not its own failure.
     return 0, "time"
 
 
-def _start(command: Sequence[str], facts: Path, *, stdout: int | None) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], facts: Path, *, stdout: int | None) -> Child:
     if not command:
         raise UserError(
             "a command must follow --", fix="Write `stoker profile -- python train.py`."
@@ -164,9 +163,15 @@ def _start(command: Sequence[str], facts: Path, *, stdout: int | None) -> subpro
     environment["PYTHONPATH"] = os.pathsep.join([str(WATCHER), *([theirs] if theirs else [])])
     environment[FOLDER_VARIABLE] = str(facts)
     try:
-        # A group of its own, so that what it starts can be ended with it.
-        return subprocess.Popen(
-            list(command), env=environment, stdout=stdout, start_new_session=True
+        # What it started may go on after its end, as without the profiler.
+        return Child(
+            command[0],
+            command,
+            environ=environment,
+            stdin=None,
+            output=stdout,
+            parent_death=None,
+            ends_group=False,
         )
     except OSError as error:
         raise UserError(
@@ -195,28 +200,3 @@ def _ask_for_facts(facts: Path) -> None:
             return
         # The watcher's own thread looks at the folder: there is nothing else to wait for.
         time.sleep(POLL_S)
-
-
-def _wait_for_group(process: subprocess.Popen[bytes], longest_s: float) -> None:
-    """Until the command and all that it has started have ended, or the time is up."""
-    until_s = time.monotonic() + longest_s
-    while time.monotonic() < until_s:
-        if process.poll() is not None and not _group_lives(process.pid):
-            return
-        # Only a parent hears of an end; what the command has started is not ours.
-        time.sleep(POLL_S)
-
-
-def _group_lives(group: int) -> bool:
-    """Whether a process of this group runs; one that nobody has asked about yet does not."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, its_group, *_ = stat.read_text().rpartition(") ")[2].split()
-            if int(its_group) == group and state not in "ZX":
-                return True
-    return False
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)

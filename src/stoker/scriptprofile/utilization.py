@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stoker.cluster.processes import Child, last_line
 from stoker.core.files import write_json
 from stoker.core.signals import heard
 from stoker.measure.device_time import DeviceTime
@@ -109,21 +109,17 @@ def _answered(loop: Loop, told: dict[str, Any]) -> Loop:
 def _run(request: Path, answer: Path) -> str:
     """Run the counting process to its end; why it has no answer."""
     command = [sys.executable, "-m", "stoker.scriptprofile.counting", str(request), str(answer)]
-    # A session of its own: Ctrl-C ends the counting, and the profile is kept.
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    ) as process:
-        try:
-            with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda _: process.kill()):
-                _, said = process.communicate(timeout=LONGEST_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    log = answer.with_suffix(".log")
+    # In a session of its own: Ctrl-C ends the counting, and the profile is kept.
+    child = Child("the counting of operations", command, output=log)
+    with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda _: child.kill()):
+        if not child.end(LONGEST_S):
             return f"to count its operations took more than {LONGEST_S:.0f} seconds"
-    if process.returncode < 0:
+    if (child.code or 0) < 0:
         return "the counting of its operations was ended"
-    if process.returncode or not answer.is_file():
-        lines = said.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        return f"the counting of its operations failed: {lines[-1][:200]}"
+    if child.code or not answer.is_file():
+        said = last_line(log) or "it printed nothing"
+        return f"the counting of its operations failed: {said[:200]}"
     return ""
 
 

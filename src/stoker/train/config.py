@@ -167,7 +167,7 @@ class TrainConfig:
     """How often `stoker train --workers` starts all again after one of them failed."""
 
     watchdog_s: float = 300.0
-    """A worker that shows no sign of life for so long is stopped and all start again, seconds."""
+    """A worker without a heartbeat for this many seconds is stopped, and all workers restart."""
 
     deterministic: bool = False
     """Same seed, same data: bit-identical weights, at some cost of speed."""

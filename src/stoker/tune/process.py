@@ -1,6 +1,6 @@
 """A trial: a fresh process that measures one setting of an experiment, and is asked what to measure.
 
-It may crash, hang, or run out of memory: that is a result. It never outlives whoever asks it.
+It may crash, hang, or run out of memory: that is a result. It never outlives the process that asks it.
 """
 
 from __future__ import annotations
@@ -9,23 +9,19 @@ import json
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from stoker.core.files import full_disk_is_named, write_json
+from stoker.cluster.processes import Child, how_it_ended, last_line
+from stoker.core.files import write_json
 
 FailureKind = Literal["refused", "memory", "crash", "hang", "budget"]
 """refused: the settings, or the user's code under them. memory: it did not fit. crash: the process
 ended. hang: no answer in time. budget: the tuning's time is over."""
-
-LOG_TAIL_BYTES = 4096
-"""Of what a trial printed, how much is looked at for its last line."""
 
 GRACE_S = 2.0
 """How long a trial that is asked to end may take, before it is killed, and one that is stopped
@@ -62,8 +58,8 @@ class Trial:
             spec: What it is told, JSON values.
             folder: Takes the file with that, and what it prints.
             name: Of those files.
-            command: What is run, with the file, two descriptors and this process's id behind it.
-            environment: Beside this process's own.
+            command: What is run; the file and two descriptors are added as arguments.
+            environment: Added to that of this process.
         """
         path = folder / f"{name}.json"
         write_json(path, dict(spec))
@@ -71,16 +67,13 @@ class Trial:
         asks_read, asks_write = os.pipe()
         answers_read, answers_write = os.pipe()
         try:
-            with full_disk_is_named(self.log), self.log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    [*command, str(path), str(asks_read), str(answers_write), str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=(asks_read, answers_write),
-                    start_new_session=True,
-                    env=os.environ | dict(environment or {}),
-                )
+            self._child = Child(
+                "a trial",
+                [*command, str(path), str(asks_read), str(answers_write)],
+                environ=os.environ | dict(environment or {}),
+                output=self.log,
+                pass_fds=(asks_read, answers_write),
+            )
         except BaseException:
             os.close(asks_write)
             os.close(answers_read)
@@ -107,7 +100,7 @@ class Trial:
     @property
     def pid(self) -> int:
         """Of the process."""
-        return self._process.pid
+        return self._child.pid
 
     def ask(
         self,
@@ -150,29 +143,24 @@ class Trial:
         Whoever is measured meanwhile has the machine alone, and nothing is made in stock. What it
         runs must end with its parent also while it is stopped.
         """
-        self._signal(signal.SIGSTOP)
+        self._child.send(signal.SIGSTOP)
         self._paused = True
         # A signal is on its way when it is sent: other threads go on until each has seen it.
         end_s = time.monotonic() + GRACE_S
-        while self._process.returncode is None and not self._stands_still():
+        while not self._stands_still():
             if time.monotonic() > end_s:
                 break  # one waits for a disk or a driver: it stops when that lets go
             time.sleep(STOP_LOOK_S)  # no wait of the kernel for a stop takes a limit of time
 
     def _go_on(self) -> None:
         if self._paused:
-            self._signal(signal.SIGCONT)
+            self._child.send(signal.SIGCONT)
             self._paused = False
 
     def _stands_still(self) -> bool:
         """All its threads are stopped, or it has ended; what is reported stays to be read again."""
         which = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self._process.pid, which) is not None
-
-    def _signal(self, number: signal.Signals) -> None:
-        # Not its children: they would not see that it has ended.
-        if self._process.poll() is None:
-            self._process.send_signal(number)
+        return self._child.code is not None or bool(os.waitid(os.P_PID, self.pid, which))
 
     def _read(self, end_s: float, what: str, timeout_s: float) -> dict[str, Any]:
         with selectors.DefaultSelector() as selector:
@@ -191,23 +179,13 @@ class Trial:
 
     def _ended(self) -> TrialFailed:
         """It is gone, and answered nothing."""
-        try:
-            code = self._process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
+        code = self._child.wait(GRACE_S)
+        if code is None:
             return TrialFailed("crash", "it closed its answers and went on")
         if code == -signal.SIGKILL:
             return TrialFailed("memory", "killed by SIGKILL, as Linux does where memory runs out")
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return TrialFailed("crash", f"{how}; {self._last_line() or 'it printed nothing'}")
-
-    def _last_line(self) -> str:
-        try:
-            with self.log.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-                lines = log.read().decode(errors="replace").strip().splitlines()
-        except OSError as error:
-            return f"its log {self.log} cannot be read: {error.strerror or error}"
-        return lines[-1].strip() if lines else ""
+        said = last_line(self.log) or "it printed nothing"
+        return TrialFailed("crash", f"it {how_it_ended(code)}; {said}")
 
     def close(self) -> None:
         """End the process, and what it has started."""
@@ -216,8 +194,4 @@ class Trial:
                 os.close(descriptor)
         self._asks = self._answers = -1
         self._go_on()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE_S)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._child.end(GRACE_S)

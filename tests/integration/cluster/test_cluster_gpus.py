@@ -24,7 +24,7 @@ SET_OUTSIDE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA", "MAKEFLAGS",
 READ = """\
 import json
 from dataclasses import asdict
-from stoker.cluster.machine.gpus import best_groups, read_gpus
+from stoker.cluster.doctor.gpus import best_groups, read_gpus
 gpus = read_gpus()
 print(json.dumps(asdict(gpus) | {"groups": best_groups(gpus)}))
 """
@@ -104,10 +104,10 @@ def test_doctor_exits_with_3_where_it_finds_an_error(driver: Path) -> None:
 DOCTOR = """\
 import json, os
 from dataclasses import replace
-from stoker.cluster.machine.examine import Machine, examine
-from stoker.cluster.machine.framework import cuda_packages, probe_framework
-from stoker.cluster.machine.gpus import read_gpus
-from stoker.cluster.machine.host import read_host
+from stoker.cluster.doctor.examine import Machine, examine
+from stoker.cluster.doctor.framework import cuda_packages, probe_framework
+from stoker.cluster.doctor.gpus import read_gpus
+from stoker.cluster.doctor.host import read_host
 from pathlib import Path
 found = {}
 framework = probe_framework(timeout_s=300)

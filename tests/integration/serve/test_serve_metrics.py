@@ -25,7 +25,7 @@ from tensorflow_serving.apis import (
 )
 from tests.integration.serve.conftest import started
 
-from stoker.cluster.machine.gpus import Gpus, GpuState
+from stoker.cluster.doctor.gpus import Gpus, GpuState
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.grpc.v2_messages import MESSAGES

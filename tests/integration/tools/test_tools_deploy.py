@@ -21,7 +21,7 @@ import yaml
 from tests.integration.tools.conftest import half
 
 from stoker.cli.main import invoke
-from stoker.cluster.machine.framework import Package, cuda_packages
+from stoker.cluster.doctor.framework import Package, cuda_packages
 from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.deploy import requirements
 from stoker.deploy.plan import Plan

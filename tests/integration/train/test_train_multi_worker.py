@@ -138,7 +138,7 @@ def test_killed_and_stopped_workers_are_named_and_all_go_on_to_the_same_weights(
 
     killed, stopped = launched.restarts
     assert killed == "worker 1 was killed by SIGKILL"
-    assert stopped.startswith("worker 1 hangs: no sign of life"), "\n".join(seen.lines)
+    assert stopped.startswith("worker 1 hangs: no heartbeat"), "\n".join(seen.lines)
     assert any("[worker 1]   File" in line for line in seen.lines)
     said = [line for line in seen.lines if line.startswith("[worker") and "listens on" in line]
     listens = [line.split("listens on ")[1] for line in said]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.cluster.machine.gpus import Gpus, GpuState, MigSlice
-from stoker.cluster.machine.visible import choose_gpus, unused_slices, visible_gpus, visible_names
+from stoker.cluster.doctor.gpus import Gpus, GpuState, MigSlice
+from stoker.cluster.doctor.visible import choose_gpus, unused_slices, visible_gpus, visible_names
 from stoker.core.errors import ConfigError
 
 GPU = GpuState(

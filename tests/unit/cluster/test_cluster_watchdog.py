@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.cluster.launch.beats import Beat, Phase, read_beat
+from stoker.cluster.launch.heartbeat import Beat, Phase, read_beat
 from stoker.cluster.launch.watchdog import PATIENCE, START_SILENT_S, Watchdog
 
 LIMIT_S = 20.0
@@ -46,7 +46,7 @@ def test_silence_names_the_silent_one_though_all_wait_for_it() -> None:
 
     assert hang is not None
     assert hang.ranks == (1,)
-    assert hang.why == "no sign of life for 22 s"
+    assert hang.why == "no heartbeat for 22 s"
 
 
 def test_no_step_names_those_that_are_furthest_behind() -> None:
@@ -74,7 +74,7 @@ def test_a_worker_stopped_between_two_steps_is_not_taken_for_a_slow_one() -> Non
     hang = watchdog.hang(25.5)
 
     assert hang is not None
-    assert (hang.ranks, hang.why) == ((1,), "no sign of life for 6 s")
+    assert (hang.ranks, hang.why) == ((1,), "no heartbeat for 6 s")
 
 
 def test_start_validation_and_saving_have_longer_but_not_forever() -> None:

@@ -71,7 +71,7 @@ def test_a_slowed_and_shared_card_refuses_and_says_why(driver: Path) -> None:
 def test_a_power_cap_at_the_cards_own_limit_is_recorded_and_does_not_refuse() -> None:
     from card import Watch, refusals_of
 
-    from stoker.cluster.machine.gpus import GpuState
+    from stoker.cluster.doctor.gpus import GpuState
 
     state = GpuState(
         index=0, name="a", uuid="u", compute_capability=(9, 0), memory_bytes=2, used_bytes=1,

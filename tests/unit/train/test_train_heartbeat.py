@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stoker.cluster.launch.beats import FD_VARIABLE, Beat, read_beat
+from stoker.cluster.launch.heartbeat import FD_VARIABLE, Beat, read_beat
 from stoker.cluster.launch.member import STACKS
 from stoker.train.context.heartbeat import Heartbeat, open_heartbeat
 

@@ -15,7 +15,7 @@ from stoker.cli.options import AsJson
 from stoker.core.errors import EXIT_CHECK
 
 if TYPE_CHECKING:
-    from stoker.cluster.machine.examine import Machine
+    from stoker.cluster.doctor.examine import Machine
     from stoker.core.finding import Finding
 
 
@@ -35,10 +35,10 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check the machine: driver, CUDA, GPUs, topology, memory, limits, disk; exit 3 on errors."""
-    from stoker.cluster.machine.examine import Machine, examine
-    from stoker.cluster.machine.framework import cuda_packages, probe_framework
-    from stoker.cluster.machine.gpus import best_groups, read_gpus
-    from stoker.cluster.machine.host import read_host
+    from stoker.cluster.doctor.examine import Machine, examine
+    from stoker.cluster.doctor.framework import cuda_packages, probe_framework
+    from stoker.cluster.doctor.gpus import best_groups, read_gpus
+    from stoker.cluster.doctor.host import read_host
 
     machine = Machine(
         host=read_host(folder.absolute(), measure_disk=not no_disk),

@@ -1,4 +1,4 @@
-"""Several processes that train together on one machine: started, watched, ended, started again."""
+"""Training by several processes of one machine: start, watch, end and restart them."""
 
 from stoker.cluster.launch.restarts import Launched, LaunchSettings, WorkerFailed, launch
 

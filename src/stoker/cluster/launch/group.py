@@ -1,9 +1,8 @@
-"""One attempt of several processes to train together: all of them end well, or all are ended."""
+"""One attempt to train with several processes: all of them end well, or all are ended."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import signal
 import subprocess
@@ -12,38 +11,39 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from stoker.cluster.launch.asked import AskedToEnd
-from stoker.cluster.launch.beats import Beat
+from stoker.cluster.launch.heartbeat import Beat
 from stoker.cluster.launch.member import Command, Log, Member
-from stoker.cluster.launch.outcome import Failure, Outcome, how_it_ended
+from stoker.cluster.launch.outcome import Failure, Outcome
+from stoker.cluster.launch.stop_request import StopRequest
 from stoker.cluster.launch.watchdog import Hang, Watchdog
+from stoker.cluster.processes import Child, how_it_ended
 from stoker.core.errors import EXIT_DONE, EXIT_PREEMPTED
 
 POLL_S = 0.2
-"""Longest pause between two looks; output, beats and ends of workers are seen as they come."""
+"""Longest pause between two looks at the ends of workers; output and heartbeats are read at once."""
 
 SETTLE_S = 0.5
-"""Pause between the first failure that is seen and the search for its cause, which may be another
-one's: a killed worker makes its peers fail."""
+"""Pause between the first failure and the search for its cause, which may be another worker: a killed
+worker makes its peers fail."""
 
 FAILURE_GRACE_S = 3.0
-"""How long the others may take to end after one failed: they wait for it in vain."""
+"""How long the other workers may take to end after one failed: they wait for it in vain."""
 
 STACKS_S = 2.0
-"""How long a worker that hangs is given to write its stacks."""
+"""How long a worker that hangs may take to write its stacks."""
 
 OWN_PAUSE_S = 5.0
 """A longer pause than this between two looks means that the launcher itself did not run."""
 
 
 class Group:
-    """Processes that live and die together."""
+    """Processes that start and end together."""
 
     def __init__(
         self,
         commands: Sequence[Command],
         *,
-        asked: AskedToEnd,
+        stop: StopRequest,
         watchdog_s: float,
         grace_s: float,
         alone_restarts: int,
@@ -53,18 +53,18 @@ class Group:
         """Start them all, or none.
 
         Args:
-            commands: What to start; a process's rank is its place here.
-            asked: Tells whether this process has been asked to end.
-            watchdog_s: Longest without a sign of life, or without a step, seconds.
-            grace_s: Longest from being asked to end to the end, seconds.
-            alone_restarts: How often one that may be is started again by itself.
-            log: Takes the lines of all of them, and what happens.
-            on_beat: Takes every beat.
+            commands: What to start; the rank of a process is its index here.
+            stop: Tells whether this process has been asked to end.
+            watchdog_s: Longest time without a heartbeat, or without a step, seconds.
+            grace_s: Longest time from the request to end to the end, seconds.
+            alone_restarts: How often processes with `Command.alone` are started again, in total.
+            log: Takes the output lines of all processes, and the events.
+            on_beat: Takes every heartbeat.
 
         Raises:
-            UserError: the kernel refuses one of them.
+            UserError: the kernel refuses a process.
         """
-        self._asked, self._times_asked, self._grace_s = asked, 0, grace_s
+        self._stop, self._times_asked, self._grace_s = stop, 0, grace_s
         self._log, self._on_beat = log, on_beat
         self._commands = list(commands)
         self._members: list[Member] = []
@@ -76,8 +76,8 @@ class Group:
         self._dismissed = self._began = False
         self._step = 0
         self._selector = selectors.DefaultSelector()
-        self._selector.register(asked.wake, selectors.EVENT_READ, asked.clear)
-        self._guard = _Guard()
+        self._selector.register(stop.wake, selectors.EVENT_READ, stop.clear)
+        self._orphan_killer = _OrphanKiller()
         try:
             for rank in range(len(commands)):
                 self._start(rank)
@@ -87,7 +87,7 @@ class Group:
             raise
 
     def run(self) -> Outcome:
-        """Wait for the end of all of them."""
+        """Wait until all have ended."""
         try:
             looked_s = time.monotonic()
             while self._live:
@@ -121,24 +121,23 @@ class Group:
     def _start(self, rank: int) -> None:
         member = Member(self._commands[rank], self._log)
         self._members[rank : rank + 1] = [member]
-        self._guard.began(member.pid)
+        self._orphan_killer.began(member.child.pid)
         self._watchdog.began(rank, now_s=time.monotonic())
-        self._selector.register(
-            member.output, selectors.EVENT_READ, lambda: self._hear_output(member)
-        )
-        self._selector.register(
-            member.beats, selectors.EVENT_READ, lambda: self._hear_beats(member, rank)
-        )
+        for stream, read in (
+            (member.child.output, lambda: self._read_output(member)),
+            (member.beats, lambda: self._read_beats(member, rank)),
+        ):
+            self._selector.register(stream, selectors.EVENT_READ, read)
 
     def _listen(self, longest_s: float) -> None:
         for key, _ in self._selector.select(longest_s):
             key.data()
 
-    def _hear_output(self, member: Member) -> None:
-        if not member.read_output():
-            self._selector.unregister(member.output)
+    def _read_output(self, member: Member) -> None:
+        if not member.lines.read():
+            self._selector.unregister(member.child.output)
 
-    def _hear_beats(self, member: Member, rank: int) -> None:
+    def _read_beats(self, member: Member, rank: int) -> None:
         beats, more = member.read_beats()
         for beat in beats:
             self._began |= beat.phase not in ("start", "serve")
@@ -151,7 +150,7 @@ class Group:
 
     def _look(self, now_s: float) -> None:
         self._see_ends(now_s)
-        if self._asked.times > self._times_asked:
+        if self._stop.times > self._times_asked:
             self._end_as_asked(now_s)
         if self._deadline_s < float("inf"):
             if now_s > self._deadline_s:
@@ -161,7 +160,7 @@ class Group:
         elif now_s - self._failed_s > SETTLE_S:
             self._give_up(self._cause(now_s), now_s)
         elif hang := self._watchdog.hang(now_s):
-            self._tell_stacks(hang)
+            self._log_stacks(hang)
             self._give_up(self._hung(hang), now_s)
         elif self._watchdog.all_done():
             self._dismiss(now_s)
@@ -170,8 +169,8 @@ class Group:
         for rank, member in enumerate(self._members):
             if member.code is not None or not member.has_ended():
                 continue
-            self._guard.ended(member.pid)
-            # Whoever has done all its work may stumble over a peer that is already gone.
+            self._orphan_killer.ended(member.child.pid)
+            # A worker whose work is done may fail because a peer is already gone.
             done = self._dismissed or self._watchdog.is_done(rank)
             self._watchdog.ended(rank)
             if member.code == EXIT_DONE or done:
@@ -197,9 +196,9 @@ class Group:
         self._start(rank)
 
     def _forget(self, member: Member) -> None:
-        for heard in (member.output, member.beats):
+        for stream in (member.child.output, member.beats):
             with contextlib.suppress(KeyError):
-                self._selector.unregister(heard)
+                self._selector.unregister(stream)
         member.close()
 
     def _dismiss(self, now_s: float) -> None:
@@ -208,30 +207,30 @@ class Group:
         for member in self._live:
             member.let_go()
             if member.serves:
-                member.send(signal.SIGTERM)
+                member.child.send(signal.SIGTERM)
 
     def _end_as_asked(self, now_s: float) -> None:
         if not self._times_asked:
-            # TensorFlow swallows the signal until training listens for it; nothing is lost then.
+            # Before training began, TensorFlow ignores the signal, and nothing is lost.
             grace_s = self._grace_s if self._began else FAILURE_GRACE_S
             self._log(f"asked to end: workers save and end within {grace_s:g} s")
             self._deadline_s = min(self._deadline_s, now_s + grace_s)
-        self._times_asked = self._asked.times
+        self._times_asked = self._stop.times
         for member in self._live:
-            member.send(signal.SIGTERM)
+            member.child.send(signal.SIGTERM)
 
     def _give_up(self, failure: Failure, now_s: float) -> None:
         self._failure = failure
         self._deadline_s = now_s + FAILURE_GRACE_S
         for member in self._live:
-            member.send(signal.SIGTERM)
+            member.child.send(signal.SIGTERM)
 
     def _cause(self, now_s: float) -> Failure:
         if silent := self._watchdog.silent(now_s):
-            hang = Hang(ranks=silent, why="no sign of life, and others fail")
-            self._tell_stacks(hang)
+            hang = Hang(ranks=silent, why="no heartbeat, and others fail")
+            self._log_stacks(hang)
             return self._hung(hang)
-        # A signal from outside is a cause; an error, or TensorFlow's own abort, may be an effect.
+        # A signal from outside is a cause; an error or TensorFlow's own abort may be an effect.
         signalled = [m for m in self._failed if (m.code or 0) < 0 and m.code != -signal.SIGABRT]
         member = (signalled or self._failed)[0]
         return Failure(
@@ -239,7 +238,7 @@ class Group:
             name=member.name,
             reason=how_it_ended(member.code or 0),
             code=member.code,
-            tail=tuple(member.tail),
+            tail=tuple(member.lines.tail),
         )
 
     def _hung(self, hang: Hang) -> Failure:
@@ -249,10 +248,10 @@ class Group:
             name=_names(members),
             reason=f"hangs: {hang.why}",
             code=None,
-            tail=tuple(members[0].tail),
+            tail=tuple(members[0].lines.tail),
         )
 
-    def _tell_stacks(self, hang: Hang) -> None:
+    def _log_stacks(self, hang: Hang) -> None:
         names = _names([self._members[rank] for rank in hang.ranks])
         self._log(f"{names}: {hang.why}; the stacks of all workers follow")
         for member in self._live:
@@ -263,48 +262,46 @@ class Group:
 
     def _kill(self) -> None:
         for member in self._live:
-            member.kill()
+            member.child.kill()
 
     def _close(self) -> None:
         for member in self._members:
             while not member.has_ended():
-                # It was killed: the kernel needs a moment to let go of its memory.
+                # It was killed: the kernel needs a moment to free its memory.
                 time.sleep(0.01)
-            self._guard.ended(member.pid)
+            self._orphan_killer.ended(member.child.pid)
             member.close()
         self._selector.close()
-        self._guard.close()
+        self._orphan_killer.close()
 
 
 def _names(members: Sequence[Member]) -> str:
     return " and ".join(member.name for member in members)
 
 
-class _Guard:
-    """The process that outlives this one, should it be killed; see `guard.py`."""
+class _OrphanKiller:
+    """A process that outlives this one if this one is killed; see `orphan_killer.py`."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-S", "-E", str(Path(__file__).with_name("guard.py"))],
+        program = str(Path(__file__).with_name("orphan_killer.py"))
+        self._child = Child(
+            "the orphan killer",
+            [sys.executable, "-S", "-E", program],
             stdin=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+            parent_death=None,
         )
 
     def began(self, group: int) -> None:
-        self._tell(f"+{group}\n")
+        self._tell(f"+{group}")
 
     def ended(self, group: int) -> None:
-        self._tell(f"-{group}\n")
+        self._tell(f"-{group}")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
+        self._child.close_input()
+        self._child.wait()
 
     def _tell(self, line: str) -> None:
-        assert self._process.stdin is not None
         # Without it, only what the workers themselves have started could be left behind.
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._process.stdin.fileno(), line.encode())
+            self._child.tell(line)

@@ -1,8 +1,7 @@
-"""How an attempt of several processes ended."""
+"""How an attempt to train with several processes ended."""
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 
 from stoker.core.errors import EXIT_CHECK, EXIT_USER
@@ -13,23 +12,23 @@ class Failure:
     """Why a group ended before its work was done."""
 
     rank: int
-    """Of the process whose fault it is, or of the first of several."""
+    """Of the process that caused it, or of the first of several."""
 
     name: str
-    """How a person calls it, or all of them."""
+    """Name of the process, or names of several."""
 
     reason: str
     """A clause, e.g. `was killed by SIGKILL`."""
 
     code: int | None
-    """Its exit code, negative for a signal; None where it hung."""
+    """Its exit code, negative for a signal; None if it hung."""
 
     tail: tuple[str, ...]
-    """The last lines that it said."""
+    """The last lines that it printed."""
 
     @property
     def is_final(self) -> bool:
-        """Whether another attempt would end in the same way: it is the user's to mend."""
+        """Whether another attempt would end in the same way: only the user can fix it."""
         return self.code in (EXIT_USER, EXIT_CHECK)
 
 
@@ -38,26 +37,16 @@ class Outcome:
     """How an attempt ended."""
 
     failure: Failure | None
-    """None where all work was done, or where the end was asked for."""
+    """None if all work was done, or if this process was asked to end."""
 
     asked: bool
-    """Whether this process was asked to end meanwhile."""
+    """Whether this process was asked to end."""
 
     preempted: bool
-    """Whether a worker had to go, and the work is not done."""
+    """Whether a worker was taken away before the work was done."""
 
     began: bool
-    """Whether a worker had got past its start."""
+    """Whether a worker had begun to train."""
 
     step: int
-    """The newest step that was heard of."""
-
-
-def how_it_ended(code: int) -> str:
-    """A clause about an exit code; below 0 it is that of a signal."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    """The newest step of all heartbeats."""

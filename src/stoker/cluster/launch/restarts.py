@@ -1,4 +1,4 @@
-"""Attempts until the work is done: who failed is said, and all start again from the last checkpoint."""
+"""Attempts until the work is done: after a failure all workers restart from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stoker.cluster.launch.asked import AskedToEnd, asked_to_end
-from stoker.cluster.launch.beats import Beat
+from stoker.cluster.doctor.gpus import read_gpus
+from stoker.cluster.doctor.visible import visible_names
 from stoker.cluster.launch.group import Group
+from stoker.cluster.launch.heartbeat import Beat
 from stoker.cluster.launch.member import Command, Log
 from stoker.cluster.launch.outcome import Failure, Outcome
+from stoker.cluster.launch.stop_request import StopRequest, stop_requests
 from stoker.cluster.limits import Refusals, allow_open_files, kernel_refusals
-from stoker.cluster.machine.gpus import read_gpus
-from stoker.cluster.machine.visible import visible_names
 from stoker.cluster.resolver import VARIABLE, ClusterSpec, held_ports, local_cluster
 from stoker.cluster.shares import GPUS, share_cores, share_gpus, share_threads
 from stoker.core.errors import EXIT_BUG, ConfigError, Plain, UserError
 
 MOST_WORKERS = 1024
-"""Beyond it a number of workers is a slip of the keyboard."""
+"""A larger number of workers is a typing error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSettings:
-    """How many processes train together on this machine, and what is done when one fails."""
+    """How many processes train together on this machine, and what happens after a failure."""
 
     workers: int
-    """Processes that compute steps."""
+    """Number of processes that compute steps."""
 
     servers: int = 0
-    """Parameter servers; with them comes a chief."""
+    """Number of parameter servers; if there are any, a chief is started too."""
 
     cluster: ClusterSpec | None = None
-    """A cluster that somebody else starts: only its own task is started here."""
+    """A cluster whose other tasks are started elsewhere; None: all tasks are started here."""
 
     pin: bool = False
-    """Give each process cores of its own."""
+    """Whether each worker gets cores of its own."""
 
     max_restarts: int = 3
-    """How often all start again; what is taken away (exit 75) does not count once it got on."""
+    """How often all may restart. A worker that was taken away (exit code 75) after progress does not count."""
 
     watchdog_s: float = 300.0
-    """Longest without a sign of life, or while training without a step, seconds."""
+    """Longest time without a heartbeat, or while training without a step, seconds."""
 
     grace_s: float = 30.0
-    """Longest from being asked to end to the end, seconds."""
+    """Longest time from the request to end to the end, seconds."""
 
     @property
     def processes(self) -> int:
-        """How many are started."""
+        """Number of processes that are started."""
         if self.cluster is not None:
             return 1
         return self.workers + (self.servers + 1 if self.servers else 0)
@@ -65,30 +65,30 @@ class LaunchSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launched:
-    """How it went."""
+    """How a launch ended."""
 
     preempted: bool
-    """Whether it ended because it was asked to, before the work was done."""
+    """Whether it ended on request, before the work was done."""
 
     restarts: tuple[str, ...]
-    """Why all were started again, one clause each time."""
+    """Reason of each restart, a clause."""
 
 
 class WorkerFailed(UserError):
-    """A worker failed, and another attempt is not worth it; `failure` says which and how."""
+    """A worker failed and another attempt is useless; `failure` says which worker, and how."""
 
     def __init__(self, failure: Failure, *, after: str) -> None:
-        """Say whose fault it is.
+        """Build the message.
 
         Args:
             failure: The last one.
-            after: What was tried before, a clause or "".
+            after: A clause about earlier attempts, or "".
         """
         self.failure = failure
         self.exit_code = failure.code if failure.is_final and failure.code else EXIT_BUG
-        last = next((line for line in reversed(failure.tail) if line.strip()), "it said nothing")
+        last = next((line for line in reversed(failure.tail) if line.strip()), "it printed nothing")
         super().__init__(
-            f"{failure.name} must not fail, but it {failure.reason}{after}",
+            f"{failure.name} {failure.reason}{after}",
             got=Plain(last),
             fix="Its last lines are above.",
         )
@@ -105,39 +105,38 @@ def launch(
     """Run a program as several processes that train together, until their work is done.
 
     Each gets `TF_CONFIG`, `STOKER_RANK` and its share of cores, threads and GPUs. The program is
-    expected to go on from its last checkpoint when it is started again, to end with exit code 75
-    when it is ended by SIGTERM, and to beat (`stoker.train.context.heartbeat`).
+    expected to continue from its last checkpoint when it is started again, to end with exit code 75
+    after SIGTERM, and to send heartbeats (`stoker.train.context.heartbeat`).
 
     Args:
         argv: The program and its arguments.
-        settings: How many, and what is done when one fails.
-        log: Takes the lines of all of them, `[worker 1] ...`, and what happens to them.
-        on_beat: Takes every worker's beats.
-        environ: What they get beside.
+        settings: How many processes, and what happens after a failure.
+        log: Takes the output lines of all processes, `[worker 1] ...`, and the events.
+        on_beat: Takes the heartbeats of all workers.
+        environ: The rest of their environment.
 
     Returns:
-        That the work is done, or that it was ended by a signal to this process.
+        Whether the work is done, or this process was asked to end before.
 
     Raises:
-        WorkerFailed: one failed, by a fault that another attempt would meet again, or once too
-            often.
-        UserError: the machine's limits do not allow so many processes.
+        WorkerFailed: a worker failed in a way that another attempt would repeat, or too often.
+        UserError: the limits of this machine do not allow so many processes.
     """
     allow_open_files(settings.processes)
     restarts: list[str] = []
     left, step = settings.max_restarts, 0
-    with asked_to_end() as asked:
+    with stop_requests() as stop:
         while True:
             before = kernel_refusals()
-            outcome = _attempt(argv, settings, asked, log=log, on_beat=on_beat, environ=environ)
-            # Another task's notice of the end is one for all of them.
+            outcome = _attempt(argv, settings, stop, log=log, on_beat=on_beat, environ=environ)
+            # If another task was asked to end, this one has to end too.
             if outcome.asked or (settings.cluster is not None and outcome.preempted):
                 return Launched(preempted=outcome.preempted, restarts=tuple(restarts))
             if outcome.failure is None:
                 return Launched(preempted=False, restarts=tuple(restarts))
             failure = _with_kernel(outcome.failure, before, kernel_refusals())
-            _tell(failure, log)
-            # One that was taken away while it got on is no fault; one that is always is.
+            _log_failure(failure, log)
+            # A worker that was taken away is not a fault as long as training makes progress.
             if not (outcome.preempted and outcome.step > step):
                 left -= 1
             step = max(step, outcome.step)
@@ -152,7 +151,7 @@ def launch(
 def _attempt(
     argv: Sequence[str],
     settings: LaunchSettings,
-    asked: AskedToEnd,
+    stop: StopRequest,
     *,
     log: Log,
     on_beat: Callable[[Beat], None],
@@ -161,7 +160,7 @@ def _attempt(
     def run(commands: Sequence[Command]) -> Outcome:
         return Group(
             commands,
-            asked=asked,
+            stop=stop,
             watchdog_s=settings.watchdog_s,
             grace_s=settings.grace_s,
             alone_restarts=settings.max_restarts,
@@ -177,10 +176,10 @@ def _attempt(
 
 
 def _own_task(argv: Sequence[str], cluster: ClusterSpec, environ: Mapping[str, str]) -> Command:
-    """One process, which keeps what its launcher gave it."""
+    """The only process; it keeps the environment that its launcher set."""
     own = {
         VARIABLE: cluster.to_tf_config(),
-        "STOKER_RANK": "0",  # its place among those that are started here
+        "STOKER_RANK": "0",  # its index among the processes that are started here
         "STOKER_LOCAL_WORKERS": str(max(1, cluster.near)),
     }
     return Command(
@@ -219,7 +218,7 @@ def _commands(
                 environ={**_DEFAULTS, **environ, **own},
                 cores=shares[share] if share is not None else (),
                 serves=spec.serves,
-                # A chief finds a worker that is back; with a server its variables are gone.
+                # A chief finds a restarted worker again; the variables of a parameter server would be lost.
                 alone=spec.serves and spec.job == "worker",
             )
         )
@@ -227,13 +226,13 @@ def _commands(
 
 
 _DEFAULTS = {
-    # Lines are seen when they are said, and a crash in native code shows where Python was.
+    # Lines are passed on at once, and a crash in native code shows the Python stack.
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
-    # gRPC then reports a peer that is gone instead of waiting for it.
+    # gRPC then reports a peer that has ended instead of waiting for it.
     "GRPC_FAIL_FAST": "use_caller",
 }
-"""Environment of every process, where the user has not set it."""
+"""Environment of every process; what the user has set takes precedence."""
 
 
 def _with_kernel(failure: Failure, before: Refusals, after: Refusals) -> Failure:
@@ -241,24 +240,25 @@ def _with_kernel(failure: Failure, before: Refusals, after: Refusals) -> Failure
     if (killed := after.out_of_memory - before.out_of_memory) > 0:
         notes.append(
             f"out of memory: the kernel killed {killed} process(es); lower train.batch_size, or "
-            "what the feed holds"
+            "the size of the feed's buffers"
         )
     if after.too_many_processes > before.too_many_processes:
         notes.append("the limit of processes and threads was reached; raise it (pids.max)")
     return replace(failure, reason="; ".join([failure.reason, *notes]))
 
 
-def _tell(failure: Failure, log: Log) -> None:
+def _log_failure(failure: Failure, log: Log) -> None:
     log(f"{failure.name} {failure.reason}. Its last lines:")
     for line in failure.tail:
         log(f"  | {line}")
 
 
 def _may_go_better(outcome: Outcome) -> bool:
-    """Whether another attempt is worth it: an error before the first step will come again."""
+    """Whether another attempt may succeed: an error before the first step would come again."""
     code = outcome.failure.code if outcome.failure else None
     return outcome.began or outcome.preempted or code is None or code < 0
 
 
 def _tried(restarts: Sequence[str]) -> str:
-    return f", after {len(restarts)} restarts" if restarts else ""
+    plural = "s" if len(restarts) > 1 else ""
+    return f", after {len(restarts)} restart{plural}" if restarts else ""

@@ -1,32 +1,32 @@
-"""Who has stopped: the rule by which a launcher decides that a worker hangs. Time is an argument."""
+"""The rule by which a launcher decides that a worker hangs. Time is an argument."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from stoker.cluster.launch.beats import EVERY_S, Beat, Phase
+from stoker.cluster.launch.heartbeat import EVERY_S, Beat, Phase
 
 PATIENCE = 10
-"""Times the watchdog's limit that start-up, the first step, validation and saving may take: tracing
-and XLA's compilation take minutes where a step takes milliseconds."""
+"""How many times the limit start-up, the first step, validation and saving may take: tracing and XLA's
+compilation take minutes where a step takes milliseconds."""
 
 START_SILENT_S = 60.0
-"""Least that a worker may be silent before its first step: loading a library holds its threads."""
+"""Shortest limit before the first step, seconds: loading a library blocks the threads of a worker."""
 
 SILENT_S = 5 * EVERY_S
-"""A worker that has said nothing for so long is the one that the others wait for."""
+"""A worker without a heartbeat for this many seconds is the one that the others wait for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hang:
-    """That training does not go on, and whose fault it is."""
+    """Training does not go on; which workers cause it."""
 
     ranks: tuple[int, ...]
-    """The silent ones; where all beat, those that are furthest behind."""
+    """The silent workers; if all send heartbeats, those that are furthest behind."""
 
     why: str
-    """A clause: what was not seen for how long."""
+    """A clause: what was missing, and for how long."""
 
 
 @dataclass(slots=True)
@@ -39,18 +39,18 @@ class _Known:
 
     @property
     def expected(self) -> bool:
-        """Whether steps are expected of it, now or later."""
+        """Whether it must make steps, now or later."""
         return self.phase not in ("serve", "done")
 
 
 class Watchdog:
-    """What is known of each worker that has not ended."""
+    """The last known state of each worker that has not ended."""
 
     def __init__(self, limit_s: float) -> None:
-        """Watch nobody yet.
+        """Watch no worker yet.
 
         Args:
-            limit_s: Longest without a sign of life, or in the phase `train` without a step.
+            limit_s: Longest time without a heartbeat, or in the phase `train` without a step.
         """
         self.limit_s = limit_s
         self._known: dict[int, _Known] = {}
@@ -59,13 +59,13 @@ class Watchdog:
         """Watch a worker that has just been started.
 
         Args:
-            rank: Which.
+            rank: Of the worker.
             now_s: A monotonic clock, here and in all methods.
         """
         self._known[rank] = _Known(heard_s=now_s, moved_s=now_s)
 
     def heard(self, beat: Beat, *, now_s: float) -> None:
-        """Take note of a beat."""
+        """Record a heartbeat."""
         known = self._known.get(beat.rank)
         if known is None:
             return
@@ -76,26 +76,26 @@ class Watchdog:
             known.phase, known.step = beat.phase, beat.step
 
     def ended(self, rank: int) -> None:
-        """Watch it no more."""
+        """Stop watching a worker."""
         self._known.pop(rank, None)
 
     def forgive(self, pause_s: float) -> None:
-        """Take a pause in which the launcher itself did not run off everyone's account."""
+        """Do not count a pause in which the launcher itself did not run."""
         for known in self._known.values():
             known.heard_s += pause_s
             known.moved_s += pause_s
 
     def all_done(self) -> bool:
-        """Whether all who have not ended have said that their work is done, or only serve."""
+        """Whether every worker that has not ended is done, or only serves."""
         return not any(known.expected for known in self._known.values())
 
     def is_done(self, rank: int) -> bool:
-        """Whether a rank has said that its work is done."""
+        """Whether a worker has reported that its work is done."""
         known = self._known.get(rank)
         return known is not None and known.phase == "done"
 
     def silent(self, now_s: float) -> tuple[int, ...]:
-        """The ranks that have been silent for a while, though they were past their start."""
+        """The ranks of workers that are past their start and have been silent for a while."""
         after_s = min(SILENT_S, self.limit_s)
         return tuple(
             rank
@@ -104,17 +104,17 @@ class Watchdog:
         )
 
     def hang(self, now_s: float) -> Hang | None:
-        """Who hangs, None where nobody's time is up."""
+        """The workers that hang; None if no time limit is exceeded."""
         mute = [r for r, known in self._known.items() if self._is_mute(known, now_s)]
         due_s = min((self._due_s(known) for known in self._known.values()), default=math.inf)
         if not mute and now_s <= due_s:
             return None
         if silent := tuple({*mute, *self.silent(now_s)}):
             longest_s = max(now_s - self._known[rank].heard_s for rank in silent)
-            return Hang(ranks=silent, why=f"no sign of life for {longest_s:.0f} s")
+            return Hang(ranks=silent, why=f"no heartbeat for {longest_s:.0f} s")
         expected = {rank: known for rank, known in self._known.items() if known.expected}
         if any(known.heard_s < due_s for known in expected.values()):
-            # A step behind or stopped? Its next beat, or none, tells.
+            # Its next heartbeat shows whether it is a step behind or stopped.
             return None
         least = min(known.step for known in expected.values())
         ranks = tuple(rank for rank, known in expected.items() if known.step == least)
@@ -131,7 +131,7 @@ class Watchdog:
         return now_s - known.heard_s > limit_s
 
     def _due_s(self, known: _Known) -> float:
-        """When it must have gone on to its next step, or phase."""
+        """When it must have reached its next step or phase."""
         if not known.expected:
             return math.inf
         in_step = known.phase == "train" and known.stepped

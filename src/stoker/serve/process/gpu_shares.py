@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stoker.cluster.machine.gpus import read_gpus
-from stoker.cluster.machine.visible import visible_names
+from stoker.cluster.doctor.gpus import read_gpus
+from stoker.cluster.doctor.visible import visible_names
 from stoker.cluster.shares import GPUS
 
 TOGETHER = 0.9

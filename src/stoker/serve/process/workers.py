@@ -126,7 +126,7 @@ class WorkerPool:
         Raises:
             WorkerEndedError: one ended before.
         """
-        while not all(place.worker.is_ready for place in self._places):
+        while not all(place.worker.child.is_ready for place in self._places):
             for place in self._places:
                 if place.worker.ended is not None:
                     raise WorkerEndedError(place.worker.ended)
@@ -136,7 +136,7 @@ class WorkerPool:
     def look(self) -> None:
         """See who is dead or stuck, and go on with putting others in their places."""
         for worker in [w for w in self._retired if w.ended is not None or w.is_overdue]:
-            worker.wait(0.0)
+            worker.end()
             self._retired.remove(worker)
         for place in self._places:
             self._look_at(place)
@@ -147,7 +147,7 @@ class WorkerPool:
         for worker in workers:
             worker.ask_to_end(self._patience_s)
         for worker in workers:
-            worker.wait(worker.left_s)
+            worker.end()
 
     def _look_at(self, place: _WorkerSlot) -> None:
         worker, following = place.worker, place.following
@@ -158,7 +158,7 @@ class WorkerPool:
                 place.start_at_s = None
                 place.following = self._started(place.share, "--listen-when-tried")
         elif (reason := self._trouble_of(worker)) is not None:
-            _log.error("worker %d %s; another follows", worker.pid, reason)
+            _log.error("worker %d %s; another follows", worker.child.pid, reason)
             self._metrics.workers_replaced.add(reason=reason)
             place.start_at_s = time.monotonic() + place.backoff_s()
 
@@ -168,20 +168,18 @@ class WorkerPool:
             worker.ask_to_end(self._patience_s)
             if worker.ended is None and not worker.is_overdue:
                 return None  # later looks see its end, and look at the other places meanwhile
-            worker.wait(0.0)
+            worker.end()
             return "is stuck"
         if worker.ended is not None:
-            worker.wait(0.0)
             return f"ended by {worker.ended}"
         return "is stuck" if worker.is_stuck else None
 
     def _bring_in(self, place: _WorkerSlot, worker: Worker, following: Worker) -> None:
         """The next one takes the place when it is ready; until then the stuck one serves what it can."""
         if following.ended is not None:
-            _log.error("worker %d ended by %d", following.pid, following.ended)
-            following.wait(0.0)
+            _log.error("worker %d ended by %d", following.child.pid, following.ended)
             place.following, place.start_at_s = None, time.monotonic() + place.backoff_s()
-        elif following.is_ready:
+        elif following.child.is_ready:
             place.worker, place.following = following, None
             if worker.ended is None:
                 worker.ask_to_end(self._patience_s)

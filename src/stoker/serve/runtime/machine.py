@@ -7,7 +7,7 @@ import resource
 import threading
 from pathlib import Path
 
-from stoker.cluster.machine.gpus import read_gpus
+from stoker.cluster.doctor.gpus import read_gpus
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

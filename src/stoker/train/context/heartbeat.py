@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import MutableMapping
 
-from stoker.cluster.launch.beats import EVERY_S, FD_VARIABLE, Beat, Phase
+from stoker.cluster.launch.heartbeat import EVERY_S, FD_VARIABLE, Beat, Phase
 from stoker.cluster.launch.member import STACKS
 
 RANK_VARIABLE = "STOKER_RANK"

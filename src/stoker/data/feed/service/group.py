@@ -1,21 +1,23 @@
-"""The processes of the service on one machine: started, watched, started again, ended together."""
+"""The processes of the service on one machine: start, watch, restart and end them."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 from stoker.cluster.ports import why_taken
+from stoker.cluster.processes import Child, Lines
 from stoker.core.errors import BusyError, ConfigError, Plain, UserError
+from stoker.core.files import read_json, remove
 from stoker.data.feed.service.server import ServerConfig
 
 START_S = 120.0
@@ -87,18 +89,26 @@ class Ready:
 
 
 class Member:
-    """One process of the group: started, configured by a line, and ended by closing its input."""
+    """One process of the group: configured by a line on its input, and ended by closing it."""
 
-    def __init__(self, name: str, log: Log) -> None:
-        """Start the process; it imports TensorFlow and waits for its configuration."""
+    def __init__(self, name: str, folder: Path, log: Log) -> None:
+        """Start the process; it imports TensorFlow and waits for its configuration.
+
+        Args:
+            name: For messages.
+            folder: Takes its ready file.
+            log: Takes the lines that it prints once it is ready; earlier ones are shown only if it
+                does not start.
+        """
         self.name, self._log = name, log
+        self._ready_file = folder / f"{name}.json"
         self._config: ServerConfig | None = None
-        self._process = self._started()
+        self._start()
 
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return self._child.pid
 
     @property
     def address(self) -> str:
@@ -107,12 +117,11 @@ class Member:
         return f"{self._config.host}:{self._config.port}"
 
     def configure(self, config: ServerConfig) -> None:
-        """Tell the process what it is."""
-        assert self._process.stdin is not None
+        """Send the process its configuration."""
         self._config = config
+        line = json.dumps(asdict(config) | {"ready_file": str(self._ready_file)})
         try:
-            self._process.stdin.write(json.dumps(asdict(config)) + "\n")
-            self._process.stdin.flush()
+            self._child.tell(line)
         except BrokenPipeError:
             raise self._failed() from None
 
@@ -120,73 +129,56 @@ class Member:
         """Wait until it can be reached.
 
         Raises:
-            UserError: it ended, or took too long; its last words are in the message.
+            UserError: it ended, or took too long; the message contains its last line.
         """
         assert self._config is not None
-        end_s = time.monotonic() + START_S
-        while not self._said and self._process.poll() is None and time.monotonic() < end_s:
-            time.sleep(POLL_S / 4)
-        if not self._said:
+        if not self._child.wait_until_ready(START_S):
             raise self._failed()
-        self._config = replace(self._config, port=json.loads(self._said[0])["port"])
+        self._config = replace(self._config, port=read_json(self._ready_file)["port"])
 
     def has_died(self) -> bool:
-        """Whether the process has ended without being asked."""
-        return self._process.poll() is not None
+        """Whether the process has ended without a request."""
+        return self._child.code is not None
 
     def start_again(self) -> None:
-        """The same process on the same port, under a new id."""
+        """Start the same process on the same port, under a new id."""
         assert self._config is not None
-        self._process = self._started()
+        self._lines.drain()
+        self._start()
         self.configure(self._config)
         self.wait_until_ready()
 
+    def ask_to_end(self) -> None:
+        """Close its input, which ends it."""
+        self._child.close_input()
+
     def end(self) -> None:
-        """Close its input, which ends it; `wait_for_end` waits."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        """Wait for its end, and kill it if it takes too long."""
+        self._child.end(END_S)
 
-    def wait_for_end(self) -> None:
-        """Wait for its end, and kill it where it takes too long."""
-        self.end()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _started(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+    def _start(self) -> None:
+        self._child = Child(
+            self.name,
             [sys.executable, "-m", "stoker.data.feed.service.server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
             # A worker decodes on the CPU, and must not take the GPU's memory.
-            env={"TF_CPP_MIN_LOG_LEVEL": "1"} | os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
-            # Ctrl-C goes to the whole group of the terminal; it is ours to end them.
-            process_group=0,
+            environ={"TF_CPP_MIN_LOG_LEVEL": "1"} | os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+            stdin=subprocess.PIPE,
+            output=subprocess.PIPE,
+            parent_death=None,
+            ready_file=self._ready_file,
         )
-        self._said: list[str] = []
-        self._chatter: list[str] = []
-        said, chatter = self._said, self._chatter
-        for stream, lines in ((process.stdout, said), (process.stderr, chatter)):
-            assert stream is not None
-            threading.Thread(target=self._pump, args=(stream, lines, said), daemon=True).start()
-        return process
+        self._lines = Lines(self._child.output, self._pass_on)
+        self._lines.follow()
 
-    def _pump(self, stream: IO[str], lines: list[str], said: list[str]) -> None:
-        for line in stream:
-            if said and lines is not said:
-                self._log(f"[{self.name}] {line.rstrip()}")
-            else:
-                # What TensorFlow prints while it starts is shown only where that fails.
-                lines.append(line.rstrip())
+    def _pass_on(self, line: str) -> None:
+        if self._child.is_ready:
+            self._log(f"[{self.name}] {line}")
 
     def _failed(self) -> UserError:
-        code = self._process.poll()
-        last = next((line for line in reversed(self._chatter) if line), "no word")
+        code = self._child.code
+        if code is not None:
+            self._lines.drain()
+        last = next((line for line in reversed(self._lines.tail) if line), "it printed nothing")
         return UserError(
             f"{self.name} of the tf.data service must start within {START_S:g} s",
             got=Plain("nothing yet" if code is None else f"exit code {code}: {last}"),
@@ -208,10 +200,14 @@ class Group:
         self._deaths: list[float] = []
         for port in _fixed_ports(config):
             require_free(port)
-        # All at once, so that they import TensorFlow side by side.
-        self._dispatcher = Member("dispatcher", log) if config.dispatcher is None else None
-        self._workers = [Member(f"worker {n + 1}", log) for n in range(config.workers)]
+        self._folder = Path(tempfile.mkdtemp(prefix="stoker-data-service-"))
+        self._members: list[Member] = []
         try:
+            # They import TensorFlow at the same time and wait for their configuration.
+            names = ["dispatcher"] * (config.dispatcher is None)
+            names += [f"worker {number + 1}" for number in range(config.workers)]
+            for name in names:
+                self._members.append(Member(name, self._folder, log))
             self.ready = self._configured(config)
         except BaseException:
             self.end()
@@ -244,18 +240,16 @@ class Group:
     def end(self) -> None:
         """End every process, and wait until they are gone."""
         for member in self._members:
-            member.end()
+            member.ask_to_end()
         for member in self._members:
-            member.wait_for_end()
-
-    @property
-    def _members(self) -> Sequence[Member]:
-        return [*([] if self._dispatcher is None else [self._dispatcher]), *self._workers]
+            member.end()
+        remove(self._folder)
 
     def _configured(self, config: GroupConfig) -> Ready:
-        address = config.dispatcher
-        if self._dispatcher is not None:
-            self._dispatcher.configure(
+        address, workers = config.dispatcher, self._members
+        if address is None:
+            dispatcher, *workers = self._members
+            dispatcher.configure(
                 ServerConfig(
                     role="dispatcher",
                     host=config.host,
@@ -263,19 +257,18 @@ class Group:
                     work_dir=str(config.work_dir),
                 )
             )
-            self._dispatcher.wait_until_ready()
-            address = self._dispatcher.address
-        assert address is not None
-        for number, worker in enumerate(self._workers):
+            dispatcher.wait_until_ready()
+            address = dispatcher.address
+        for number, worker in enumerate(workers):
             port = config.worker_port + number if config.worker_port else 0
             worker.configure(
                 ServerConfig(role="worker", host=config.host, port=port, dispatcher=address)
             )
-        for worker in self._workers:
+        for worker in workers:
             worker.wait_until_ready()
         return Ready(
             address=f"grpc://{address}",
-            workers=tuple(worker.address for worker in self._workers),
+            workers=tuple(worker.address for worker in workers),
             pids={member.name: member.pid for member in self._members},
         )
 

@@ -1,8 +1,8 @@
 """One process of the service: a dispatcher or a worker, until its standard input ends.
 
 `python -m stoker.data.feed.service.server` reads one line of JSON (a `ServerConfig`) from its
-standard input, answers with one line (`{"port": ...}`) when it can be reached, and ends with the
-process that started it: the kernel closes the pipe however that process dies.
+standard input and writes its ready file (`{"port": ...}`) when it can be reached. It ends with the
+process that started it: the kernel closes the pipe when that process ends for any reason.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from stoker.core.files import write_json
 
 LOOPBACK = "127.0.0.1"
 """The only address that is listened on unless another one is asked for."""
@@ -41,6 +43,9 @@ class ServerConfig:
 
     port: int
     """Its port; 0 takes a free one."""
+
+    ready_file: str = ""
+    """The file that it writes when it can be reached."""
 
     work_dir: str = ""
     """Where the dispatcher keeps its journal, from which it goes on after a restart."""
@@ -120,8 +125,7 @@ def main() -> None:
     config = ServerConfig(**json.loads(sys.stdin.readline()))
     server = serve(config)
     (port,) = listening_ports(only_loopback=config.host == LOOPBACK)
-    sys.stdout.write(json.dumps({"port": port}) + "\n")
-    sys.stdout.flush()
+    write_json(Path(config.ready_file), {"port": port})
     sys.stdin.read()
     del server
     # The journal is on the disk already, and threads of TensorFlow may hold up an orderly end.

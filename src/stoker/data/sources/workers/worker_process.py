@@ -1,15 +1,12 @@
-"""`python -m stoker.data.sources.workers.worker_process FD PARENT`: executes tasks until the socket closes.
+"""`python -m stoker.data.sources.workers.worker_process FD`: executes tasks until the socket closes.
 
-It never imports TensorFlow. It ends when the process that started it ends, in whatever way.
+It never imports TensorFlow.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import pickle
-import signal
 import socket
 import sys
 import traceback
@@ -17,9 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.data.sources.workers.messages import Failure, receive, send
-
-PR_SET_PDEATHSIG = 1
-"""Source: linux/prctl.h; prctl(2)."""
 
 
 def main(link: socket.socket) -> None:
@@ -55,14 +49,6 @@ def _failure(error: Exception) -> Failure:
     return Failure(error=error)
 
 
-def end_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit()
-
-
 if __name__ == "__main__":
-    end_with(int(sys.argv[2]))
     with socket.socket(fileno=int(sys.argv[1])) as _link:
         main(_link)

@@ -11,9 +11,7 @@ import contextlib
 import errno
 import os
 import queue
-import signal
 import socket
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +24,7 @@ from stoker.cluster.limits import (
     usable_cores,
     usable_memory,
 )
+from stoker.cluster.processes import Child, how_it_ended
 from stoker.core.errors import Plain, UserError
 from stoker.data.sources.workers.messages import Failure, receive, send
 
@@ -186,17 +185,13 @@ class _Worker:
         self._link, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-P", "-m", "stoker.data.sources.workers.worker_process"),
-                        *(str(theirs.fileno()), str(os.getpid())),
-                    ],
-                    stdin=subprocess.DEVNULL,
+                module = "stoker.data.sources.workers.worker_process"
+                self._child = Child(
+                    "a worker process",
+                    [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
-                    # Ctrl-C in a terminal reaches this process alone, which ends the workers.
-                    process_group=0,
                     # One thread per core would compete with the other workers.
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    environ={**os.environ, "OMP_NUM_THREADS": "1"},
                 )
         except BaseException:
             self._link.close()
@@ -205,7 +200,7 @@ class _Worker:
     @property
     def pid(self) -> int:
         """Its number."""
-        return self._process.pid
+        return self._child.pid
 
     def ask(self, function: Callable[[Any], Any], part: object) -> Any:
         """Send a task and wait for the answer."""
@@ -225,18 +220,16 @@ class _Worker:
 
     def kill(self) -> None:
         """Kill it; a thread that waits for its answer gets an error."""
-        self._process.kill()
+        self._child.kill()
 
     def close(self) -> None:
         """Wait until a killed process is gone, and close the connection."""
-        self._process.wait(END_S)
+        self._child.wait(END_S)
         self._link.close()
 
     def _lost(self) -> UserError:
-        code = self._process.wait(END_S)
-        how = f"it exited with code {code}"
-        if code < 0:
-            how = f"it was killed by {signal.Signals(-code).name}"
+        self._child.end(END_S)
+        how = f"it {how_it_ended(self._child.code or 0)}"
         if kernel_refusals().out_of_memory > self._refusals:
             how += ": the container's memory is used up"
         return UserError(

@@ -1,4 +1,4 @@
-"""Whether this process has been asked to end."""
+"""Requests to this process to end."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ from contextlib import contextmanager, suppress
 from stoker.core.signals import ASKING, heard
 
 
-class AskedToEnd:
-    """Counts the signals that ask for an end."""
+class StopRequest:
+    """How often this process has been asked to end."""
 
     def __init__(self, wake: int) -> None:
-        """Begin at none; `wake` is a descriptor that becomes readable at each."""
+        """Begin at 0.
+
+        Args:
+            wake: Descriptor that becomes readable at each request.
+        """
         self.times = 0
         self.wake = wake
 
     def clear(self) -> None:
-        """Read what made the descriptor readable."""
+        """Empty the descriptor."""
         with suppress(BlockingIOError):
             os.read(self.wake, 64)
 
 
 @contextmanager
-def asked_to_end() -> Iterator[AskedToEnd]:
-    """Take the signals that ask for an end, and Ctrl-C, until the block ends."""
+def stop_requests() -> Iterator[StopRequest]:
+    """Count the signals that ask for the end, and Ctrl-C, until the block ends."""
     wake, pull = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    asked = AskedToEnd(wake)
+    stop = StopRequest(wake)
 
-    def hear(_: signal.Signals) -> None:
-        asked.times += 1
+    def count(_: signal.Signals) -> None:
+        stop.times += 1
         with suppress(BlockingIOError):
             os.write(pull, b"!")
 
     try:
-        with heard([*ASKING, signal.SIGINT], hear):
-            yield asked
+        with heard([*ASKING, signal.SIGINT], count):
+            yield stop
     finally:
         os.close(wake)
         os.close(pull)

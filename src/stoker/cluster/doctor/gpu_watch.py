@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
-from stoker.cluster.machine.gpus import GpuState, read_gpus
-from stoker.cluster.machine.visible import visible_gpus
+from stoker.cluster.doctor.gpus import GpuState, read_gpus
+from stoker.cluster.doctor.visible import visible_gpus
 
 EVERY_S = 0.1
 """Pause between two looks; NVML's own window of utilisation is 1/6 s or longer."""

@@ -9,7 +9,7 @@ import ctypes
 import re
 from collections.abc import Mapping, Sequence
 
-from stoker.cluster.machine.gpus import Gpus, GpuState, MigSlice
+from stoker.cluster.doctor.gpus import Gpus, GpuState, MigSlice
 from stoker.cluster.shares import GPUS
 from stoker.core.errors import ConfigError, Plain
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.cluster.machine.framework import (
+from stoker.cluster.doctor.framework import (
     Framework,
     Package,
     built_for,
@@ -15,8 +15,8 @@ from stoker.cluster.machine.framework import (
     oldest_driver,
     unfit_libraries,
 )
-from stoker.cluster.machine.gpus import Gpus, GpuState
-from stoker.cluster.machine.host import Host
+from stoker.cluster.doctor.gpus import Gpus, GpuState
+from stoker.cluster.doctor.host import Host
 from stoker.core.finding import Finding
 
 LEAST_SHM_BYTES = 1 << 30

@@ -1,7 +1,7 @@
-"""`python guard.py`: kills what a launcher's workers have started, should the launcher be killed.
+"""`python orphan_killer.py`: kills the process groups of workers whose launcher was killed.
 
-Its standard input names process groups, `+123` that one began, `-123` that it has ended; the kernel
-closes it however the launcher dies. A file of its own, run by path without Stoker.
+Its standard input names process groups: `+123` has started, `-123` has ended. The kernel closes it
+when the launcher ends for any reason. A file of its own, run by path without Stoker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 
 def main() -> None:
-    """Wait for the launcher's end, then end every group that is left."""
+    """Wait for the end of the launcher, then kill every group that is left."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

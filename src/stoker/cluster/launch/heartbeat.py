@@ -1,4 +1,4 @@
-"""What a worker tells its launcher: one message of JSON a second, over a socket that it inherits."""
+"""Heartbeats of a worker to its launcher: one JSON message a second, over an inherited socket."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ FD_VARIABLE = "STOKER_HEARTBEAT_FD"
 """Environment variable: the descriptor of the worker's end of the socket."""
 
 EVERY_S = 1.0
-"""Pause between two beats, seconds."""
+"""Pause between two heartbeats, seconds."""
 
 Phase = Literal["start", "train", "validate", "save", "serve", "done"]
-"""What a worker is at. Only in `train` must its step move on within the watchdog's time; what
-serves a parameter-server's chief has no steps of its own."""
+"""What a worker does. Only in `train` must its step grow within the limit of the watchdog; a process
+that serves the chief of parameter servers has no steps of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
-    """One sign of life."""
+    """One heartbeat."""
 
     rank: int
-    """Who."""
+    """Rank of the worker."""
 
     phase: Phase
-    """At what."""
+    """What the worker does."""
 
     step: int
-    """Optimizer updates done."""
+    """Number of optimizer updates."""
 
     at_s: float
     """The worker's monotonic clock, seconds."""
 
     line: str = ""
-    """What it last said about how far it is."""
+    """Its last progress line."""
 
     share: float | None = None
-    """How far that is, of 1; None where nobody knows."""
+    """Progress from 0 to 1; None if unknown."""
 
     def to_message(self) -> bytes:
-        """The beat as it is sent."""
+        """The message to send."""
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
 
 def read_beat(message: bytes) -> Beat:
-    """The beat that a message holds."""
+    """The heartbeat in a message."""
     return Beat(**json.loads(message))

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from tests.compiled import compiled
 
-from stoker.cluster.limits import memory_limit
-from stoker.cluster.machine.examine import Machine, examine
-from stoker.cluster.machine.framework import (
+from stoker.cluster.doctor.examine import Machine, examine
+from stoker.cluster.doctor.framework import (
     Framework,
     Package,
     built_for,
@@ -21,8 +20,9 @@ from stoker.cluster.machine.framework import (
     probe_framework,
     unfit_libraries,
 )
-from stoker.cluster.machine.gpus import GpuProcess, Gpus, GpuState, Link, LinkKind, best_groups
-from stoker.cluster.machine.host import Disk, Host, read_host
+from stoker.cluster.doctor.gpus import GpuProcess, Gpus, GpuState, Link, LinkKind, best_groups
+from stoker.cluster.doctor.host import Disk, Host, read_host
+from stoker.cluster.limits import memory_limit
 from stoker.core.finding import Finding
 
 GIB = 1 << 30
@@ -506,7 +506,7 @@ def test_limits_are_those_of_the_process(tmp_path: Path, rights: str, locked: in
     (tmp_path / "proc/self/status").write_text(f"CapEff:\t{rights}\n")
     script = (
         "import resource; from pathlib import Path\n"
-        "from stoker.cluster.machine.host import read_host\n"
+        "from stoker.cluster.doctor.host import read_host\n"
         "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
         "resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))\n"
         f"here = read_host(Path('.'), measure_disk=False, root=Path({str(tmp_path)!r}))\n"
