@@ -22,7 +22,7 @@ class _Logged:
     def __init__(self) -> None:
         self._logger = logging.getLogger("stoker")
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self._logger.info(line)
 
     def stage_began(self, stage: str) -> None:

@@ -50,7 +50,7 @@ from stoker.telemetry.wall_time import WallTime
 class Listener(Protocol):
     """Whom the chain tells what it is doing."""
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """A line worth keeping on the screen."""
 
     def stage_began(self, stage: str) -> None:
@@ -188,9 +188,9 @@ def run_chain(
             folder=experiment.folder,
         ) as (run, continued),
     ):
-        listener.say(f"run {run.id}" + (" (continued)" if continued else ""))
+        listener.log(f"run {run.id}" + (" (continued)" if continued else ""))
         if not continued and (line := left_behind(run, identity, experiment.folder)):
-            listener.say(line)
+            listener.log(line)
         # Now: a file that comes later is the run's own, whatever reads it.
         run.folder_at_begin(experiment.folder, experiment.unobserved)
         state = _State(resume=resume, wall=wall)

@@ -1,4 +1,4 @@
-"""What a stage of the chain is, what it may know, and what it reports."""
+"""The stage of a chain: its interface, its input, and its result."""
 
 from __future__ import annotations
 
@@ -24,104 +24,103 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a stage may know: the experiment, the outputs before it, and whom to tell."""
+    """Input of a stage: the experiment, the outputs of earlier stages, and where to report progress."""
 
     experiment: Experiment
     run_id: str
     outputs: dict[str, Path]
-    """Stage -> where its output lies."""
+    """Output folder of each stage."""
     identities: dict[str, str]
-    """Stage -> identity of its record."""
+    """Identity of each stage's record."""
     results: dict[str, dict[str, Any]]
-    """Stage -> the facts that it recorded."""
+    """Recorded result of each stage."""
     progress: Callable[[str, float | None], None]
-    """Told a line of what is going on and how far it is, a share or None."""
+    """Receives a line and the completed share, 0 to 1; None if unknown."""
     accept_change: bool = False
-    """Go on from a checkpoint of other inputs."""
+    """Continue from a checkpoint that was made with other inputs."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """What each task of another launcher's cluster was started with; all must be alike."""
-    gather: Callable[[], None] = lambda: None
-    """Waits until those that train along are ready; TensorFlow's own wait cannot be ended."""
+    """Settings that a task of another launcher's cluster was started with; all tasks must agree."""
+    wait_for_all: Callable[[], None] = lambda: None
+    """Waits until all tasks are ready; TensorFlow's own wait cannot be interrupted."""
     wall: WallTime = field(default_factory=WallTime)
-    """Accounts for this process's wall time."""
+    """Account of this process's wall time."""
 
     @functools.cached_property
     def listing(self) -> Listing:
-        """The source's files, found once: those that give ingest its key are those that it reads."""
+        """The source's files, listed once, so that the key of ingest covers exactly the files it reads."""
         return list_source(self.experiment.files)
 
     def shards(self) -> Dataset:
-        """The ingested dataset."""
+        """Return the ingested dataset."""
         return load_dataset(self.outputs["ingest"])
 
     def dataset(self) -> AnyDataset:
-        """The dataset, ingested or the user's own."""
+        """Return the dataset, ingested or user-defined."""
         return open_dataset(
             self.experiment, self.outputs["ingest"], analysis=self.results["analyze"]
         )
 
     def transform(self) -> AnyTransform:
-        """What makes features of it."""
+        """Return the transform from raw columns to features."""
         return open_transform(self.experiment, self.outputs["transform"])
 
     def labels(self) -> dict[str, dict[str, LabelSummary]]:
-        """Split -> output -> label summary; nothing in the record of an earlier version."""
+        """Return the label summary of each split and output; empty for runs of older versions."""
         stage = "transform" if self.experiment.own_dataset is None else "analyze"
         return labels_from_facts(self.results[stage].get("labels", {}))
 
     def hashed(self, columns: Iterable[AnyColumn]) -> tuple[str, ...]:
-        """The names of columns whose values ingest has hashed: none of a user's own dataset."""
+        """Return the names of the columns that ingest hashed; none for a user-defined dataset."""
         return () if self.experiment.own_dataset else tuple(column.name for column in columns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """What a stage reports when it has written its output."""
+    """Result of a stage that has written its output."""
 
     result: dict[str, Any]
-    """Facts for later stages and the summary. A list under `refused` that is not empty ends the
-    chain here, with its reasons, once the output is published. A list under `warnings` has the lines
-    that the stage has logged about the data."""
+    """Facts for later stages and the summary, JSON values. Reasons under `refused` stop the chain after
+    the output is published; `warnings` holds the lines that the stage logged about the data."""
 
     columns: tuple[str, ...] = ()
-    """Raw columns that it read."""
+    """Raw columns that the stage read."""
 
     content: str = ""
-    """Fingerprint of what equal inputs do not settle; see `StageRecord.content`."""
+    """Fingerprint of what equal inputs do not determine; see `StageRecord.content`."""
 
 
 Work = Callable[[Context, Path], Done]
-"""Does a stage's work: writes the given folder."""
+"""The work of a stage: writes its output into the given folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """One link of the chain."""
+    """One stage of the chain."""
 
     name: str
-    """The verb."""
+    """Name, a verb."""
 
     folder: str
-    """Where its output lies inside a run."""
+    """Output folder, relative to the run."""
 
     inputs: Callable[[Context], Mapping[str, Any]]
-    """Everything it depends on other than the raw columns that it reads."""
+    """Everything the stage depends on, except the raw columns that it reads."""
 
     work: Work
-    """Does it: writes the given empty folder."""
+    """Writes the output into the given folder."""
 
     in_place: bool = False
-    """Writes at its final place, so that others can watch, and goes on there from what a killed one
-    has left; else its output appears whole."""
+    """Writes into the final folder, where it can be watched, and continues there after a kill. Otherwise
+    the output is published when it is complete."""
 
     resumable: bool = False
-    """Its work goes on from what a killed one has left in the folder."""
+    """The work continues from the partial output of a killed process."""
 
     tensorflow: bool = False
-    """Its work needs TensorFlow, which takes seconds to import."""
+    """The work needs TensorFlow, which takes seconds to import."""
 
     runs_user_code: bool = False
-    """It calls the user's functions: what they read is observed."""
+    """The work calls user functions, whose file reads are observed."""
 
     always: bool = False
-    """Looks at the world outside the run, and so is asked every time."""
+    """Depends on state outside the run, and therefore runs every time."""

@@ -126,7 +126,7 @@ def dry_run(experiment: Experiment, listener: Listener) -> Rehearsal:
 
 def _context(experiment: Experiment, chain: ChainResult, listener: Listener) -> Context:
     if experiment.train.strategy in _OF_A_CLUSTER:
-        listener.say(f"{experiment.train.strategy} is rehearsed in this process alone")
+        listener.log(f"{experiment.train.strategy} is rehearsed in this process alone")
         alone = replace(experiment.train, strategy="auto")
         experiment = replace(experiment, train=alone)
     return chain.context(experiment, listener.progress)

@@ -57,7 +57,7 @@ def _analyze(context: Context, folder: Path) -> Done:
     from stoker.data.user_dataset.analysis import analyze_own_dataset
     from stoker.data.user_dataset.load_dataset import counts_as_facts
 
-    def tell(done: int, total: int, what: str) -> None:
+    def report(done: int, total: int, what: str) -> None:
         context.progress(f"{done:,} {what}", min(1.0, done / total) if total else None)
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -66,7 +66,7 @@ def _analyze(context: Context, folder: Path) -> Done:
             folder,
             scratch=Path(scratch),
             fingerprint=context.results["ingest"]["fingerprint"],
-            progress=tell,
+            progress=report,
         )
     return Done(
         result=anomaly_facts(found.anomalies)

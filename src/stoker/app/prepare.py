@@ -15,7 +15,7 @@ from stoker.core.user_code import call, load_function
 class Said(Protocol):
     """Takes a line worth keeping on the screen."""
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Show it."""
 
 
@@ -37,7 +37,7 @@ def prepare_source(experiment: Experiment, listener: Said) -> None:
     with alone(made.parent / f".{made.name}.lock"):
         if made.exists():
             return
-        listener.say(f"{source} is not there yet: made by {reference}")
+        listener.log(f"{source} is not there yet: made by {reference}")
         prepare = load_function(experiment.folder, reference, where="data.prepare")
         sweep(made.parent, made.name)
         with scratch_folder(made) as scratch:

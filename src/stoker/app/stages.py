@@ -77,7 +77,7 @@ def _ingest(context: Context, folder: Path) -> Done:
         epochs=experiment.train.epochs,
         listing=context.listing,
         accept=functools.partial(_require_columns, experiment),
-        progress=_rate_of(context),
+        progress=_row_rate_progress(context),
     )
     return Done(
         result={
@@ -142,7 +142,7 @@ def _analyze(context: Context, folder: Path) -> Done:
         labels=_raw_labels(context, dataset),
         label_only=experiment.label_only,
         config=experiment.files,
-        progress=_rows_of(context),
+        progress=_row_progress(context),
     )
     found = anomaly_facts(anomalies)
     for line in found["warnings"]:
@@ -206,7 +206,7 @@ def _transform(context: Context, folder: Path) -> Done:
         label=experiment.label,
         label_only=experiment.label_only,
         sample_weight=experiment.train.sample_weight,
-        progress=_rows_of(context),
+        progress=_row_progress(context),
     )
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         with MadeLabels(Path(scratch), transform.labels.values()) as made:
@@ -393,10 +393,10 @@ def _raw_labels(context: Context, dataset: Dataset) -> list[str]:
     return [label for label in context.experiment.labels.values() if label in columns]
 
 
-def _rate_of(context: Context) -> Callable[[int, int | None], None]:
+def _row_rate_progress(context: Context) -> Callable[[int, int | None], None]:
     began_s, began_at = time.monotonic(), 0
 
-    def tell(done: int, total: int | None) -> None:
+    def report(done: int, total: int | None) -> None:
         nonlocal began_s, began_at
         if done < began_at or not began_at:
             # The first look is over, or a killed ingest goes on: what was done then has no rate.
@@ -405,14 +405,14 @@ def _rate_of(context: Context) -> Callable[[int, int | None], None]:
         rate = f", {(done - began_at) / passed_s:,.0f}/s" if done > began_at and passed_s else ""
         context.progress(f"{done:,} rows{rate}", done / total if total else None)
 
-    return tell
+    return report
 
 
-def _rows_of(context: Context) -> Callable[[int, int, str], None]:
-    def tell(done: int, total: int, what: str) -> None:
+def _row_progress(context: Context) -> Callable[[int, int, str], None]:
+    def report(done: int, total: int, what: str) -> None:
         context.progress(f"{done:,} of {total:,}: {what}", done / total if total else None)
 
-    return tell
+    return report
 
 
 STAGES = (

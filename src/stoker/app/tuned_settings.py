@@ -1,9 +1,10 @@
-"""An experiment with what its lock file says, where that still holds."""
+"""Reads an experiment and applies its lock file where it is still valid."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +18,41 @@ from stoker.tune.lock import FILE, Lock, differing, read_lock
 _LOG = logging.getLogger("stoker")
 
 
-def load_tuned(target: Path, *, overrides: Sequence[str] = ()) -> tuple[Experiment, str]:
-    """Read an experiment, and its lock file where there is one.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedExperiment:
+    """One reading of `stoker.yaml` and of the lock file."""
+
+    asked: Experiment
+    """The settings of `stoker.yaml` and of `--set`."""
+
+    used: Experiment
+    """The same with the settings of the lock file that are still valid."""
+
+    lock_note: str
+    """One line about the lock file for the user; empty if there is no lock file."""
+
+
+def load_tuned(target: Path, *, overrides: Sequence[str] = ()) -> LoadedExperiment:
+    """Read an experiment, and its lock file if there is one.
 
     Args:
         target: The folder with `stoker.yaml`, or the file itself.
-        overrides: `dotted.key=value`; they count more than the lock.
-
-    Returns:
-        The experiment, and a line about the lock for a person; "" where there is none.
+        overrides: `dotted.key=value`; they take precedence over the lock file.
 
     Raises:
         ConfigError: what is wrong, in one line.
     """
     experiment = load_experiment(target, overrides=overrides)
     lock = read_lock(experiment.folder / FILE)
-    if lock is None:
-        return experiment, ""
-    named = {assignment.partition("=")[0].strip() for assignment in overrides}
-    return _locked(experiment, lock, named=named)
+    used, note = experiment, ""
+    if lock is not None:
+        named = {assignment.partition("=")[0].strip() for assignment in overrides}
+        used, note = _locked(experiment, lock, named=named)
+    return LoadedExperiment(asked=experiment, used=used, lock_note=note)
 
 
 def load(target: Path, *, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment with what `stoker tune` kept for this machine.
+    """Read an experiment with the settings that `stoker tune` kept for this machine.
 
     Args:
         target: The folder with `stoker.yaml`, or the file itself.
@@ -49,10 +62,10 @@ def load(target: Path, *, overrides: Sequence[str] = ()) -> Experiment:
     Raises:
         ConfigError: what is wrong, in one line.
     """
-    experiment, said = load_tuned(Path(target), overrides=overrides)
-    if said:
-        _LOG.info("%s", said)
-    return experiment
+    loaded = load_tuned(Path(target), overrides=overrides)
+    if loaded.lock_note:
+        _LOG.info("%s", loaded.lock_note)
+    return loaded.used
 
 
 def _locked(experiment: Experiment, lock: Lock, *, named: set[str]) -> tuple[Experiment, str]:
@@ -71,16 +84,16 @@ def _locked(experiment: Experiment, lock: Lock, *, named: set[str]) -> tuple[Exp
     try:
         return with_settings(experiment, used), said
     except ConfigError as error:
-        # The user looks for it in stoker.yaml else.
+        # Name the lock file: the user would look in stoker.yaml.
         raise ConfigError(f"{FILE} cannot be used: {error}") from None
 
 
 def _used(
     experiment: Experiment, lock: Lock, *, named: set[str], changed: Sequence[str]
 ) -> tuple[dict[str, Any], str]:
-    """The settings that hold still, and a line on all of them."""
+    """Return the settings that are still valid, and a line about all of them."""
     values, own = experiment.to_json(), experiment.own_dataset
-    # What was kept of one dataset may be another training with the next: a cache, of what is random.
+    # A setting kept for one dataset may change the training on another: a cache freezes random values.
     other_data = own is not None and own.dataset in changed
     used, stale, others_data = {}, [], []
     for name, value in lock.settings.items():
@@ -101,9 +114,9 @@ def _used(
 
 
 def measured_code(experiment: Experiment) -> dict[str, str]:
-    """`module:function` of the user's that a tuning measures -> its fingerprint.
+    """Return the fingerprint of each user function (`module:function`) that a tuning measures.
 
-    That of a dataset holds the options that it is called with. Where a module is gone it is empty.
+    The fingerprint of a dataset covers its options. The fingerprint of a missing module is empty.
     """
     named = (experiment.model, experiment.preprocessing, experiment.train.callbacks)
     found = {name: _code_of(experiment, name) for name in named if name is not None}
@@ -121,14 +134,14 @@ def _code_of(experiment: Experiment, reference: str) -> str:
 
 
 def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
-    """The experiment with other values.
+    """Return the experiment with other values.
 
     Args:
-        experiment: Any.
-        settings: Dotted names of `stoker.yaml` -> values.
+        experiment: The experiment to change.
+        settings: Values by dotted name of `stoker.yaml`.
 
     Raises:
-        ConfigError: one of them cannot be.
+        ConfigError: a name or a value is not valid.
     """
     if not settings:
         return experiment
@@ -149,7 +162,7 @@ def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experi
 
 
 def value_at(values: Mapping[str, Any], name: str) -> Any:
-    """The value of a dotted name, None where there is none."""
+    """Return the value of a dotted name, or None if it is missing."""
     found: Any = values
     for part in name.split("."):
         if not isinstance(found, Mapping) or part not in found:

@@ -30,8 +30,9 @@ PLAIN_LEAST_S = 1.0
 class ConsoleListener:
     """Writes to stderr, so that stdout holds results only."""
 
-    def __init__(self) -> None:
-        # Nobody may be reading any more, or the log's disk be full: the work goes on.
+    def __init__(self, note: str = "") -> None:
+        """Create the console; `note` is printed first, unless it is empty."""
+        # A closed pipe or a full disk must not stop the work.
         self.console = Console(file=tolerant(sys.stderr), highlight=False, soft_wrap=True)
         self._bar = Progress(
             TextColumn("  {task.fields[stage]:<10}"),
@@ -45,9 +46,12 @@ class ConsoleListener:
         self._stage = ""
         self._said_s = self._said_share = 0.0
         self._left = TimeLeft()
+        self._note = note
 
     def __enter__(self) -> Self:
-        """Nothing is drawn before a stage begins."""
+        """Print the note; the bar is drawn when a stage begins."""
+        if self._note:
+            self.log(self._note)
         return self
 
     def __exit__(
@@ -59,7 +63,7 @@ class ConsoleListener:
         """Take the bar off the screen, whatever happened."""
         self._bar.stop()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """A line that stays."""
         self.console.print(escape(line))
 
@@ -68,7 +72,7 @@ class ConsoleListener:
         self._stage, self._left = stage, TimeLeft()
         self._said_s, self._said_share = time.monotonic(), 0.0
         if not self.console.is_terminal:
-            self.say(f"  {stage:<10} ...")
+            self.log(f"  {stage:<10} ...")
             return
         self._bar.start()
         self._task = self._bar.add_task("", total=None, stage=stage)
@@ -83,7 +87,7 @@ class ConsoleListener:
         elif self._is_time(share or 0.0):
             self._said_s, self._said_share = time.monotonic(), share or 0.0
             percent = "" if share is None else f"{share:4.0%}  "
-            self.say(f"  {self._stage:<10} {percent}{shown}")
+            self.log(f"  {self._stage:<10} {percent}{shown}")
 
     def _is_time(self, share: float) -> bool:
         passed_s = time.monotonic() - self._said_s
@@ -98,9 +102,9 @@ class ConsoleListener:
             self._task = None
         mark = "-" if outcome.skipped else "+"
         note = f"skipped: {outcome.why or 'nothing to do'}" if outcome.skipped else outcome.why
-        self.say(f"{mark} {outcome.stage:<10} {outcome.took_s:6.1f} s  {note}".rstrip())
+        self.log(f"{mark} {outcome.stage:<10} {outcome.took_s:6.1f} s  {note}".rstrip())
         for line in _worth_saying(outcome):
-            self.say(f"  {line}")
+            self.log(f"  {line}")
 
 
 def _worth_saying(outcome: StageOutcome) -> list[str]:

@@ -23,32 +23,32 @@ Works = Callable[["Experiment", Callable[[str], None]], "Mapping[str, Work]"]
 """An experiment, and whom to tell a line -> stage -> what does its work instead."""
 
 
-def joins(asked: Experiment, say: Callable[[str], None]) -> bool:
+def trained_as_worker(asked: Experiment, log: Callable[[str], None]) -> bool:
     """Train with others where `TF_CONFIG` says that another process leads; whether it does.
 
     Args:
         asked: What this process was started with, without a lock file.
-        say: Takes lines for a person.
+        log: Takes lines for a person.
     """
-    from stoker.app.task.worker import join, task_of
+    from stoker.app.task.worker import task_of, train_as_worker
 
     cluster = task_of(os.environ)
     if cluster is None or cluster.leads:
         return False
-    join(asked, cluster, say)
+    train_as_worker(asked, cluster, log)
     return True
 
 
 @contextlib.contextmanager
-def with_others(asked: Experiment, say: Callable[[str], None]) -> Iterator[Mapping[str, Work]]:
+def coordinated(asked: Experiment, log: Callable[[str], None]) -> Iterator[Mapping[str, Work]]:
     """What training does instead where `TF_CONFIG` makes this process lead others; they hear if it fails."""
-    from stoker.app.task.worker import leading, task_of
+    from stoker.app.task.worker import coordinate, task_of
 
     cluster = task_of(os.environ)
     if cluster is None:
         yield {}
         return
-    with leading(asked, cluster, say) as works:
+    with coordinate(asked, cluster, log) as works:
         yield works
 
 
@@ -74,29 +74,31 @@ def run_until(
         works: Which stages are worked on otherwise; None: as `TF_CONFIG` says, where there is one.
     """
     from stoker.app.chain import run_chain
-    from stoker.app.experiment import load_experiment
     from stoker.app.tuned_settings import load_tuned
     from stoker.cli.progress import ConsoleListener
 
     wall = WallTime.of_process()
-    asked = load_experiment(experiment, overrides=overrides)
-    loaded, locked = load_tuned(experiment, overrides=overrides)
-    with ConsoleListener() as listener:
-        if locked:
-            listener.say(locked)
+    loaded = load_tuned(experiment, overrides=overrides)
+    with ConsoleListener(loaded.lock_note) as listener:
         trains = _trains(stage)
-        if trains and works is None and joins(asked, listener.say):
+        if trains and works is None and trained_as_worker(loaded.asked, listener.log):
             return
         with contextlib.ExitStack() as held:
             others: Mapping[str, Work] = {}
             if trains:
                 others = (
-                    held.enter_context(with_others(asked, listener.say))
+                    held.enter_context(coordinated(loaded.asked, listener.log))
                     if works is None
-                    else works(loaded, listener.say)
+                    else works(loaded.used, listener.log)
                 )
             result = run_chain(
-                loaded, listener, until=stage, again=again, resume=resume, works=others, wall=wall
+                loaded.used,
+                listener,
+                until=stage,
+                again=again,
+                resume=resume,
+                works=others,
+                wall=wall,
             )
     last = result.outcomes[-1]
     if as_json:

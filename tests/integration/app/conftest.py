@@ -80,7 +80,7 @@ class Recorder:
     began: list[str] = field(default_factory=list)
     ended: list[StageOutcome] = field(default_factory=list)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self.lines.append(line)
 
     def stage_began(self, stage: str) -> None:

@@ -26,7 +26,7 @@ class Watcher:
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.meanwhile = meanwhile
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Say nothing."""
 
     def stage_began(self, stage: str) -> None:

@@ -58,7 +58,7 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self.lines.append(line)
 
     def stage_began(self, stage: str) -> None: ...

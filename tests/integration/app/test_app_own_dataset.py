@@ -72,7 +72,7 @@ class Own:
     path: Path
     worked: list[str] = field(default_factory=list)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Nothing is looked at."""
 
     def stage_began(self, stage: str) -> None:

@@ -117,7 +117,8 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
         assert figures < promised.keys()
         assert promised["samples_per_s"] == found[told_of]["samples_per_s"]
     assert lock.after["input_wait"] < lock.before["input_wait"]
-    loaded, said = load_tuned(planted)
+    read = load_tuned(planted)
+    loaded, said = read.used, read.lock_note
     assert loaded.own_dataset is not None
     assert loaded.own_dataset.pipeline.cache == "memory"
     assert "data.pipeline.cache=memory" in said

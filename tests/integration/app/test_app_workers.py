@@ -226,7 +226,7 @@ def test_tasks_of_another_launcher_find_each_other_end_together_and_go_on(
     (_, trained, _), (again, _, other) = Tasks(own).end()
     assert json.loads(trained)["skipped"]
     assert again == 0, "who waits is told that there is nothing to train"
-    assert "worker 1 has nothing to train: worker 0 has found it trained" in other
+    assert "worker 1 has nothing to train: worker 0 found the model already trained" in other
     left = [path.name for path in Path(found["run"]).parent.glob(".cluster*")]
     assert left == []
     assert weights(found) == calm[1], "as under our launcher"
@@ -243,9 +243,9 @@ def test_who_waits_is_told_what_the_chief_has_found_wrong_before_training(
     (code, _, said), (other_code, nothing, told) = Tasks(own).end()
 
     assert (code, other_code, nothing) == (2, 2, ""), said + told
-    assert "worker 0 has failed before training: the others are told" in said
+    assert "worker 0 failed before training: the other tasks are informed" in said
     assert "data.csv must hold a header line" in said
-    assert "worker 0 must come as far as training. Received: " in told
+    assert "worker 0 failed before training started. Received: " in told
     assert "data.csv must hold a header line" in told
     assert list((own / "runs").rglob(".cluster*")) == []
 
@@ -326,7 +326,7 @@ def test_a_task_that_cannot_begin_ends_the_others_with_its_reason(pair: Pair) ->
         first, second = pair.refused()
 
     assert f"{pair.second / 'model.py'} must be Python" in second
-    assert first.startswith(f"worker 1 must come as far as training. Received: {second[:60]}")
+    assert first.startswith(f"worker 1 failed before training started. Received: {second[:60]}")
 
 
 @pytest.mark.multiworker

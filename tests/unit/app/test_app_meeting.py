@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.app.task.barrier import gather, say_failed
+from stoker.app.task.barrier import report_failure, wait_for_all
 from stoker.cluster.resolver import ClusterSpec
 from stoker.core.errors import ConfigError, UserError
 
@@ -21,10 +21,10 @@ def task(index: int) -> ClusterSpec:
     return ClusterSpec(workers=ADDRESSES, job="worker", index=index)
 
 
-def gathering(meeting: Path, index: int, errors: list[UserError]) -> threading.Thread:
+def gathering(barrier: Path, index: int, errors: list[UserError]) -> threading.Thread:
     def attend() -> None:
         try:
-            gather(meeting, task(index))
+            wait_for_all(barrier, task(index))
         except UserError as error:
             errors.append(error)
 
@@ -43,7 +43,7 @@ def test_nobody_goes_on_before_the_last_is_ready_even_if_the_folder_is_cleared(
     for said in tmp_path.iterdir():
         said.unlink()
 
-    gather(tmp_path, task(2))
+    wait_for_all(tmp_path, task(2))
 
     for thread in early:
         thread.join(WAIT_S)
@@ -55,11 +55,11 @@ def test_all_who_gather_hear_who_cannot_train_and_why(tmp_path: Path) -> None:
     errors: list[UserError] = []
     waiting = [gathering(tmp_path, index, errors) for index in (0, 2)]
 
-    say_failed(tmp_path, task(1), ConfigError("model must be there", got=3))
+    report_failure(tmp_path, task(1), ConfigError("model must be there", got=3))
 
     for thread in waiting:
         thread.join(WAIT_S)
-    line = "worker 1 must come as far as training. Received: model must be there. Received: 3."
+    line = "worker 1 failed before training started. Received: model must be there. Received: 3."
     assert [error.line().startswith(line) for error in errors] == [True, True]
 
 
@@ -68,8 +68,10 @@ def test_a_meeting_that_the_first_task_has_closed_keeps_nobody_and_is_not_opened
 ) -> None:
     closed = tmp_path / "closed"
 
-    with pytest.raises(UserError, match=r"worker 0 must come as far .*Received: it has ended"):
-        gather(closed, task(1))
-    say_failed(closed, task(1), ConfigError("model must be there"))
+    with pytest.raises(
+        UserError, match=r"worker 0 failed before training .*Received: it has exited"
+    ):
+        wait_for_all(closed, task(1))
+    report_failure(closed, task(1), ConfigError("model must be there"))
 
     assert not closed.exists()

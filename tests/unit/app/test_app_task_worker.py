@@ -70,7 +70,7 @@ def test_a_task_waits_for_a_chief_that_lives(
     said: list[str] = []
     found: list[Any] = []
     waits = threading.Thread(
-        target=lambda: found.append(worker._awaited(place, cluster, said.append))
+        target=lambda: found.append(worker._wait_for_chief(place, cluster, said.append))
     )
     waits.start()
     stranger = json.dumps({"beat": "7-1", "spec": {}, "failed": ""})
@@ -81,7 +81,7 @@ def test_a_task_waits_for_a_chief_that_lives(
     waits.join(0.1)
     assert waits.is_alive()
 
-    with worker._told(place, SPEC):
+    with worker._published(place, SPEC):
         waits.join(20)
 
     assert WorkerSpec(**found[0]["spec"]) == SPEC
@@ -104,6 +104,6 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(
         wrote.set()
 
     monkeypatch.setattr(worker, "_write", write)
-    with worker._told(place, SPEC):
+    with worker._published(place, SPEC):
         assert wrote.wait(20)
         assert json.loads(place.read_text())["spec"]["run_id"] == "r1"

@@ -62,7 +62,7 @@ def test_a_lock_without_a_promise_cannot_be_checked(
     write_lock(experiment.folder / FILE, lock)
 
     with pytest.raises(ConfigError, match=r"must promise after\.busy_fraction, a number"):
-        check(experiment, tell=lambda _: None)
+        check(experiment, progress=lambda _: None)
 
 
 def test_a_promise_of_another_model_is_not_held_against_this_one(experiment: Experiment) -> None:
@@ -75,7 +75,7 @@ def test_a_promise_of_another_model_is_not_held_against_this_one(experiment: Exp
     with pytest.raises(
         ConfigError, match=r"was measured with: model:another. Received: model:build"
     ):
-        check(experiment, tell=pytest.fail)
+        check(experiment, progress=pytest.fail)
 
 
 @pytest.mark.parametrize("kind", ["budget", "crash"])

@@ -44,7 +44,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_no_file_is_no_lock(experiment: Path) -> None:
     assert read_lock(experiment / FILE) is None
-    assert load_tuned(experiment)[1] == ""
+    assert load_tuned(experiment).lock_note == ""
 
 
 @pytest.mark.parametrize(
@@ -111,16 +111,18 @@ def test_a_promise_that_could_not_be_broken_is_none(
     experiment: Path, after: dict[str, Any]
 ) -> None:
     write_lock(experiment / FILE, replace(LOCK, after=after))
-    loaded, _ = load_tuned(experiment)
+    loaded = load_tuned(experiment).used
 
     with pytest.raises(ConfigError, match="must promise after"):
-        check(loaded, tell=pytest.fail)
+        check(loaded, progress=pytest.fail)
 
 
 def test_it_is_used_where_the_hardware_matches_and_that_is_said(experiment: Path) -> None:
     write_lock(experiment / FILE, LOCK)
 
-    loaded, said = load_tuned(experiment)
+    read = load_tuned(experiment)
+
+    loaded, said = read.used, read.lock_note
 
     assert (loaded.train.xla, loaded.train.steps_per_call) == (True, 10)
     assert said == f"{FILE}: train.xla=True, train.steps_per_call=10"
@@ -129,7 +131,9 @@ def test_it_is_used_where_the_hardware_matches_and_that_is_said(experiment: Path
 def test_it_is_not_used_elsewhere(experiment: Path) -> None:
     write_lock(experiment / FILE, replace(LOCK, hardware=HERE | {"cores": 128}))
 
-    loaded, said = load_tuned(experiment)
+    read = load_tuned(experiment)
+
+    loaded, said = read.used, read.lock_note
 
     assert loaded.train.xla == "auto"
     assert "is not used" in said
@@ -141,7 +145,9 @@ def test_a_setting_that_was_changed_since_counts_more(experiment: Path) -> None:
     with (experiment / "stoker.yaml").open("a") as file:
         file.write("train: {xla: false}\n")
 
-    loaded, said = load_tuned(experiment)
+    read = load_tuned(experiment)
+
+    loaded, said = read.used, read.lock_note
 
     assert (loaded.train.xla, loaded.train.steps_per_call) == (False, 10)
     assert "train.xla as stoker.yaml has it" in said
@@ -150,7 +156,9 @@ def test_a_setting_that_was_changed_since_counts_more(experiment: Path) -> None:
 def test_what_the_command_line_says_counts_more(experiment: Path) -> None:
     write_lock(experiment / FILE, LOCK)
 
-    loaded, said = load_tuned(experiment, overrides=["train.xla=auto"])
+    read = load_tuned(experiment, overrides=["train.xla=auto"])
+
+    loaded, said = read.used, read.lock_note
 
     assert loaded.train.xla == "auto"
     assert said == f"{FILE}: train.steps_per_call=10"
@@ -159,7 +167,9 @@ def test_what_the_command_line_says_counts_more(experiment: Path) -> None:
 def test_other_code_than_was_measured_is_said(experiment: Path) -> None:
     write_lock(experiment / FILE, replace(LOCK, code={"model:build": "0" * 64}))
 
-    loaded, said = load_tuned(experiment)
+    read = load_tuned(experiment)
+
+    loaded, said = read.used, read.lock_note
 
     assert loaded.train.xla is True
     assert "model:build changed since" in said
@@ -169,7 +179,9 @@ def test_a_lock_of_another_model_or_dataset_is_not_used(experiment: Path) -> Non
     for other in ("model:another", "model:dataset_of_old"):
         write_lock(experiment / FILE, replace(LOCK, code={other: "0" * 64}))
 
-        loaded, said = load_tuned(experiment)
+        read = load_tuned(experiment)
+
+        loaded, said = read.used, read.lock_note
 
         assert loaded.train.xla == "auto"
         assert said == f"{FILE} is not used, it was measured with {other}"
@@ -182,7 +194,7 @@ def test_what_was_kept_of_one_dataset_is_not_used_with_another(
     """A cache of what has become random would be another training."""
     cached = {"data.pipeline.cache": "memory", "train.xla": True}
     was = {"data.pipeline.cache": "none", "train.xla": "auto"}
-    code = measured_code(load_tuned(experiment)[0])
+    code = measured_code(load_tuned(experiment).used)
     assert set(code) == {"model:build", "model:dataset"}
     write_lock(experiment / FILE, replace(LOCK, settings=cached, replaced=was, code=code))
     if change == "code":
@@ -192,7 +204,9 @@ def test_what_was_kept_of_one_dataset_is_not_used_with_another(
             "name: mine\ndata: {dataset: 'model:dataset', options: {n: 1}}\nmodel: model:build\n"
         )
 
-    loaded, said = load_tuned(experiment)
+    read = load_tuned(experiment)
+
+    loaded, said = read.used, read.lock_note
 
     assert loaded.train.xla is True
     assert loaded.own_dataset is not None
@@ -206,10 +220,10 @@ def test_a_lock_file_is_no_change_of_code_that_reads_its_folder(experiment: Path
         "import os\ndef build(features): ...\ndef dataset(split): return os.environ['DATA']\n"
     )
     cached, was = {"data.pipeline.cache": "memory"}, {"data.pipeline.cache": "none"}
-    code = measured_code(load_tuned(experiment)[0])
+    code = measured_code(load_tuned(experiment).used)
     write_lock(experiment / FILE, replace(LOCK, settings=cached, replaced=was, code=code))
 
-    assert load_tuned(experiment)[1] == f"{FILE}: data.pipeline.cache=memory"
+    assert load_tuned(experiment).lock_note == f"{FILE}: data.pipeline.cache=memory"
 
 
 def test_a_lock_without_settings_says_whether_all_was_tried(experiment: Path) -> None:
@@ -220,7 +234,7 @@ def test_a_lock_without_settings_says_whether_all_was_tried(experiment: Path) ->
         empty = replace(LOCK, settings={}, replaced={}, tuned={"finished": finished})
         write_lock(experiment / FILE, empty)
 
-        assert load_tuned(experiment)[1].endswith(end)
+        assert load_tuned(experiment).lock_note.endswith(end)
 
 
 def test_the_short_form_of_data_becomes_a_section(experiment: Path) -> None:
@@ -231,7 +245,7 @@ def test_the_short_form_of_data_becomes_a_section(experiment: Path) -> None:
     )
     write_lock(experiment / FILE, lock)
 
-    loaded, _ = load_tuned(experiment)
+    loaded = load_tuned(experiment).used
 
     assert loaded.own_dataset is not None
     assert loaded.own_dataset.pipeline.cache == "memory"

@@ -1,7 +1,7 @@
-"""The folder where tasks of another launcher's cluster tell each other how far they are.
+"""Barriers of the tasks of a cluster that another launcher started, as files in a shared folder.
 
-TensorFlow waits the better part of an hour for a task that never comes, deaf to signals as it holds
-Python's lock meanwhile; and it takes one that ends before the others for lost.
+TensorFlow waits almost an hour for a task that never starts, holds Python's lock meanwhile, and so
+does not react to signals. It also treats a task that exits before the others as lost.
 """
 
 from __future__ import annotations
@@ -14,72 +14,72 @@ from stoker.cluster.resolver import ClusterSpec
 from stoker.core.errors import DataError, Plain, UserError
 from stoker.core.files import read_json, write_json
 
-MEET_S = 60.0
-"""Longest that the first task waits for the others to end."""
+FINISH_S = 60.0
+"""Longest time that the first task waits for the others to exit, in seconds."""
 
 POLL_S = 0.2
-"""Pause between two looks: a shared file system tells nobody of a change elsewhere."""
+"""Poll interval in seconds: a shared file system sends no notification of a remote change."""
 
 READY = "ready-{rank}"
-"""A task has found what it trains with, and can go to TensorFlow."""
+"""File of a task that is ready to connect through TensorFlow."""
 
 FAILED = "failed-{rank}.json"
-"""Why a task cannot."""
+"""File with the error of a task that cannot train."""
 
 
-def gather(meeting: Path, cluster: ClusterSpec) -> None:
-    """Say that this task is ready, and wait until all are.
+def wait_for_all(barrier: Path, cluster: ClusterSpec) -> None:
+    """Mark this task as ready, and wait until all tasks are.
 
     Raises:
-        UserError: another one cannot train; names it, and why.
+        UserError: another task cannot train; names the task and its error.
     """
     while True:
         try:
-            # Again and again: a first task that is started again clears the folder.
-            (meeting / READY.format(rank=cluster.rank)).touch()
+            # In every iteration: a restarted first task clears the folder.
+            (barrier / READY.format(rank=cluster.rank)).touch()
         except FileNotFoundError:
-            raise not_come(cluster.leader, "it has ended") from None
-        if len(list(meeting.glob(READY.format(rank="*")))) >= cluster.trainers:
+            raise peer_failed(cluster.leader, "it has exited") from None
+        if len(list(barrier.glob(READY.format(rank="*")))) >= cluster.trainers:
             return
-        for path in meeting.glob(FAILED.format(rank="*")):
-            with contextlib.suppress(DataError):  # the first task has ended, and cleared up
-                told = read_json(path)
-                raise not_come(told["name"], told["line"])
+        for path in barrier.glob(FAILED.format(rank="*")):
+            with contextlib.suppress(DataError):  # the first task has exited and removed the folder
+                failure = read_json(path)
+                raise peer_failed(failure["name"], failure["line"])
         time.sleep(POLL_S)
 
 
-def say_failed(meeting: Path, cluster: ClusterSpec, error: Exception) -> None:
-    """Tell those who gather that this task cannot train, and why."""
-    told = {"name": cluster.name, "line": line_of(error)}
-    if meeting.is_dir():  # else nobody waits any more
-        write_json(meeting / FAILED.format(rank=cluster.rank), told)
+def report_failure(barrier: Path, cluster: ClusterSpec, error: Exception) -> None:
+    """Report to the waiting tasks that this task cannot train, and why."""
+    failure = {"name": cluster.name, "line": line_of(error)}
+    if barrier.is_dir():  # else no task waits any more
+        write_json(barrier / FAILED.format(rank=cluster.rank), failure)
 
 
-def meet(meeting: Path, cluster: ClusterSpec) -> None:
-    """Say that this task has ended; the first waits for all, for TensorFlow's others end with it."""
-    with contextlib.suppress(OSError):  # the first one has waited long enough
-        (meeting / str(cluster.rank)).touch()
-    until_s = time.monotonic() + MEET_S
+def finish(barrier: Path, cluster: ClusterSpec) -> None:
+    """Mark this task as finished; the first task waits for the others, which TensorFlow ends with it."""
+    with contextlib.suppress(OSError):  # the first task timed out and removed the folder
+        (barrier / str(cluster.rank)).touch()
+    until_s = time.monotonic() + FINISH_S
     while cluster.leads and time.monotonic() < until_s:
-        if len(list(meeting.glob("[0-9]*"))) >= cluster.trainers:
+        if len(list(barrier.glob("[0-9]*"))) >= cluster.trainers:
             return
         time.sleep(POLL_S)
 
 
 def line_of(error: Exception) -> str:
-    """An error as one line, whoever's it is."""
+    """Return the error as one line."""
     return error.line() if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-def not_come(name: str, line: str) -> UserError:
-    """What the others end with where one cannot train.
+def peer_failed(name: str, line: str) -> UserError:
+    """Return the error that the other tasks raise when one task cannot train.
 
     Args:
-        name: Who.
-        line: Why.
+        name: The failed task.
+        line: Its error.
     """
     return UserError(
-        f"{name} must come as far as training",
+        f"{name} failed before training started",
         got=Plain(line),
-        fix="Mend that, and start all tasks again.",
+        fix="Fix it, and start all tasks again.",
     )

@@ -1,9 +1,10 @@
 """`stoker train` as one task of a cluster that another launcher has started: `TF_CONFIG` names all of them.
 
-The chief, or where there is none worker 0, does the stages before training. By a file among the runs,
-which must lie where all tasks see them at the same path, it tells what is to be trained; every other task
-waits for that, and trains it with its own copy of the experiment's folder. What each was started with
-itself is a part of the handshake, so that nobody's settings are passed over in silence. A file that a killed chief left is known by that it does not change.
+The chief (worker 0 in a cluster without a chief) runs the stages before training. It then writes what to
+train to a file in the runs folder, which all tasks must see at the same path. Every other task waits for
+that file and trains with its own copy of the experiment folder. The settings that each task was started with
+are part of the handshake, so no task's settings are silently ignored. The file of a killed chief is
+recognized because its heartbeat does not change.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import yaml
 from stoker.app.context import Context, Done, Work
 from stoker.app.experiment import Experiment
 from stoker.app.identity import asked_settings
-from stoker.app.task.barrier import line_of, not_come
+from stoker.app.task.barrier import line_of, peer_failed
 from stoker.app.task.worker_process import WorkerSpec
 from stoker.app.task.workers_stage import require_strategy, spec_of, train_by
 from stoker.cluster.launch import LaunchSettings
@@ -34,134 +35,141 @@ from stoker.core.errors import ConfigError, Plain, Preempted
 from stoker.core.fingerprint import fingerprint
 
 BEAT_S = 1.0
-"""Pause between two signs of life of the chief."""
+"""Interval of the chief's heartbeat, in seconds."""
 
 POLL_S = 0.3
-"""Pause between two looks for them."""
+"""Poll interval of the waiting tasks, in seconds."""
 
-LET_GO_S = 60.0
-"""Longest that the chief waits for the others to hear that there is nothing to train."""
+RELEASE_S = 60.0
+"""Longest time that the chief waits until the others know that there is nothing to train, in seconds."""
 
-SAY_EVERY_S = 60.0
-"""A task that waits says so as often."""
+LOG_EVERY_S = 60.0
+"""Interval at which a waiting task logs that it waits, in seconds."""
 
 
 def task_of(environ: Mapping[str, str]) -> ClusterSpec | None:
-    """What this process is of a cluster of several, None where it is alone.
+    """Return this process's place in a cluster, or None if it trains alone.
 
     Raises:
-        ConfigError: `TF_CONFIG` is malformed, makes an evaluator of this process, or names parameter
-            servers, of which nobody would know when they may end.
+        ConfigError: `TF_CONFIG` is malformed, gives this process the role of an evaluator, or names
+            parameter servers (no task would know when to stop them).
     """
     cluster = read_tf_config(environ)
     if cluster is None or cluster.trainers + len(cluster.servers) < 2:
         return None
     if cluster.servers:
         raise ConfigError(
-            "parameter servers must be started by us",
+            "parameter servers must be started by `stoker train`",
             got=Plain(f"TF_CONFIG with {len(cluster.servers)} of them"),
-            fix="Unset TF_CONFIG, and `stoker train --workers 2 --parameter-servers 1`; or leave them out.",
+            fix="Unset TF_CONFIG and run `stoker train --workers 2 --parameter-servers 1`, or remove them.",
         )
     if cluster.job == "evaluator":
         raise ConfigError(
-            "TF_CONFIG must make a trainer of this process",
+            "TF_CONFIG must give this process the role of a trainer",
             got=Plain("an evaluator"),
-            fix="Leave it out: training validates by itself, and `stoker evaluate` comes after it.",
+            fix="Remove the evaluator: training validates after each epoch, and `stoker evaluate` runs afterwards.",
         )
     return cluster
 
 
 @contextlib.contextmanager
-def leading(
-    asked: Experiment, cluster: ClusterSpec, say: Callable[[str], None]
+def coordinate(
+    asked: Experiment, cluster: ClusterSpec, log: Callable[[str], None]
 ) -> Iterator[dict[str, Work]]:
-    """What does the work of the stage `train` instead, where this process leads.
+    """Yield the replacement for the work of the stage `train` in the process that leads the cluster.
 
-    Where that is not asked for it, the model was trained already, or a stage before has failed: then the
-    others are told, who would wait for ever.
+    If the stage does not run (the model is already trained, or an earlier stage failed), the other tasks
+    are released, because they would wait forever.
 
     Args:
-        asked: What this task was started with; what is trained may have more, from a lock file.
-        cluster: This process's place.
-        say: Takes lines for a person.
+        asked: The experiment without the settings of a lock file.
+        cluster: This process's place in the cluster.
+        log: Receives lines for the user.
 
     Raises:
-        ConfigError: `train.strategy` is one for a single process.
+        ConfigError: `train.strategy` is for a single process.
     """
     place, led = _place(asked, cluster), threading.Event()
 
     def lead(context: Context, folder: Path) -> Done:
         led.set()
-        return _lead(context, folder, asked=asked, cluster=cluster, say=say)
+        return _lead(context, folder, asked=asked, cluster=cluster, log=log)
 
     try:
         require_strategy(asked, servers=0)
         yield {"train": lead}
     except Preempted:
-        # Started again, it leads those who wait.
+        # After a restart it leads the waiting tasks.
         raise
     except Exception as error:
         if not led.is_set():
-            say(f"{cluster.name} has failed before training: the others are told")
-            _let_go(place, cluster, line_of(error))
+            log(f"{cluster.name} failed before training: the other tasks are informed")
+            _release(place, cluster, line_of(error))
         raise
     if not led.is_set():
-        _let_go(place, cluster, "")
+        _release(place, cluster, "")
 
 
-def join(asked: Experiment, cluster: ClusterSpec, say: Callable[[str], None]) -> None:
+def train_as_worker(asked: Experiment, cluster: ClusterSpec, log: Callable[[str], None]) -> None:
     """Wait for the chief, and train with it.
 
     Args:
-        asked: What this task was started with; what is trained is the chief's.
-        cluster: This process's place.
-        say: Takes lines for a person.
+        asked: The experiment as this task was started; the chief's settings are trained.
+        cluster: This process's place in the cluster.
+        log: Receives lines for the user.
 
     Raises:
-        UserError: what went wrong in training, this task was not started as the chief was among it; or
-            what went wrong with the chief before.
-        Preempted: this process was asked to end, and has saved.
+        UserError: training failed, the settings differ from the chief's, or the chief failed before training.
+        Preempted: this process received a signal, and a checkpoint was saved.
     """
     place = _place(asked, cluster)
-    found = _awaited(place, cluster, say)
+    found = _wait_for_chief(place, cluster, log)
     if found["spec"] is None:
-        with contextlib.suppress(OSError):  # it has waited long enough
-            (_meeting(place) / str(cluster.rank)).touch()
+        with contextlib.suppress(OSError):  # the chief timed out
+            (_barrier(place) / str(cluster.rank)).touch()
         if found["failed"]:
-            raise not_come(cluster.leader, found["failed"])
-        say(f"{cluster.name} has nothing to train: {cluster.leader} has found it trained")
+            raise peer_failed(cluster.leader, found["failed"])
+        log(
+            f"{cluster.name} has nothing to train: {cluster.leader} found the model already trained"
+        )
         return
     spec = _with_own(WorkerSpec(**found["spec"]), asked)
-    say(f"{cluster.name} trains with {cluster.leader} in run {spec.run_id}")
+    log(f"{cluster.name} trains with {cluster.leader} in run {spec.run_id}")
     with tempfile.TemporaryDirectory(prefix="stoker-join-") as scratch:
-        train_by(spec, Path(scratch), settings=_settings(asked, cluster), say=say, tell=_nobody)
+        train_by(
+            spec,
+            Path(scratch),
+            settings=_settings(asked, cluster),
+            log=log,
+            progress=_ignore_progress,
+        )
 
 
 def _with_own(spec: WorkerSpec, asked: Experiment) -> WorkerSpec:
-    """What the chief tells, by this task's own code."""
-    # The chief's settings until all are known to be alike: with other ones a worker might fail, or
-    # wait for what never comes, before the others could be told.
+    """Return the chief's spec with this task's own folder and settings."""
+    # Use the chief's settings until the handshake has compared them: with different settings a worker
+    # might fail or hang before the other tasks are informed.
     settings = yaml.safe_load(spec.experiment) | {"folder": str(asked.folder)}
     return replace(spec, experiment=yaml.safe_dump(settings), asked=asked_settings(asked))
 
 
-def _let_go(place: Path, cluster: ClusterSpec, failed: str) -> None:
-    """Tell those who wait that there is nothing to train, until all have heard it or a minute has gone by."""
-    with _met(place) as meeting, _told(place, None, failed):
-        until_s = time.monotonic() + LET_GO_S
-        while len(list(meeting.iterdir())) < cluster.trainers - 1 and time.monotonic() < until_s:
-            time.sleep(POLL_S)  # others write there, of whom nothing tells
+def _release(place: Path, cluster: ClusterSpec, failed: str) -> None:
+    """Publish that there is nothing to train, until all tasks have read it or `RELEASE_S` have passed."""
+    with _open_barrier(place) as barrier, _published(place, None, failed):
+        until_s = time.monotonic() + RELEASE_S
+        while len(list(barrier.iterdir())) < cluster.trainers - 1 and time.monotonic() < until_s:
+            time.sleep(POLL_S)  # no notification of remote writes
 
 
-def _nobody(line: str, share: float | None) -> None:
-    """How far training is, the chief tells."""
+def _ignore_progress(line: str, share: float | None) -> None:
+    """Do nothing: the chief reports progress."""
 
 
 def _settings(experiment: Experiment, cluster: ClusterSpec) -> LaunchSettings:
     return LaunchSettings(
         workers=cluster.trainers,
         cluster=cluster,
-        # All would have to begin again: whoever started them does that.
+        # All tasks would have to restart, which only their launcher can do.
         max_restarts=0,
         watchdog_s=experiment.train.watchdog_s,
     )
@@ -173,56 +181,61 @@ def _lead(
     *,
     asked: Experiment,
     cluster: ClusterSpec,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Done:
     place, settings = _place(asked, cluster), _settings(asked, cluster)
-    with _met(place) as meeting, tempfile.TemporaryDirectory(prefix="stoker-lead-") as scratch:
+    with (
+        _open_barrier(place) as barrier,
+        tempfile.TemporaryDirectory(prefix="stoker-lead-") as scratch,
+    ):
         spec = replace(
             spec_of(context, folder),
-            meeting=str(meeting.resolve()),
+            barrier=str(barrier.resolve()),
             asked=asked_settings(asked),
         )
-        with _told(place, spec):
-            return train_by(spec, Path(scratch), settings=settings, say=say, tell=context.progress)
+        with _published(place, spec):
+            return train_by(
+                spec, Path(scratch), settings=settings, log=log, progress=context.progress
+            )
 
 
-def _meeting(place: Path) -> Path:
-    """Where each task says that it has ended."""
+def _barrier(place: Path) -> Path:
+    """Return the folder of the barrier."""
     return place.with_suffix(".ended")
 
 
 @contextlib.contextmanager
-def _met(place: Path) -> Iterator[Path]:
-    """Nobody has ended yet."""
-    meeting = _meeting(place)
-    shutil.rmtree(meeting, ignore_errors=True)
-    meeting.mkdir(parents=True)
+def _open_barrier(place: Path) -> Iterator[Path]:
+    """Create an empty barrier folder, and remove it at the end."""
+    barrier = _barrier(place)
+    shutil.rmtree(barrier, ignore_errors=True)
+    barrier.mkdir(parents=True)
     try:
-        yield meeting
+        yield barrier
     finally:
-        shutil.rmtree(meeting, ignore_errors=True)
+        shutil.rmtree(barrier, ignore_errors=True)
 
 
 def _place(experiment: Experiment, cluster: ClusterSpec) -> Path:
-    """The file by which the tasks of this cluster find what is trained, whatever name each has for it."""
+    """Return the file with which the chief publishes what to train, the same path for all tasks."""
     return experiment.folder / experiment.runs / f".cluster-{fingerprint(cluster.jobs)[:16]}.json"
 
 
 @contextlib.contextmanager
-def _told(place: Path, spec: WorkerSpec | None, failed: str = "") -> Iterator[None]:
-    """The spec lies there, None for that there is nothing to train, and why; and its beat changes."""
-    over, told = threading.Event(), {"spec": spec and asdict(spec), "failed": failed}
+def _published(place: Path, spec: WorkerSpec | None, failed: str = "") -> Iterator[None]:
+    """Publish the spec (None: nothing to train) and the failure, with a changing heartbeat."""
+    over, message = threading.Event(), {"spec": spec and asdict(spec), "failed": failed}
 
-    def tell() -> None:
+    def publish() -> None:
         beat = 0
         while True:
-            with contextlib.suppress(OSError):  # the next one may be written
-                _write(place, told | {"beat": f"{os.getpid()}-{beat}"})
+            with contextlib.suppress(OSError):  # the next write may succeed
+                _write(place, message | {"beat": f"{os.getpid()}-{beat}"})
             beat += 1
             if over.wait(BEAT_S):
                 return
 
-    thread = threading.Thread(target=tell, name="stoker-cluster", daemon=True)
+    thread = threading.Thread(target=publish, name="stoker-cluster", daemon=True)
     thread.start()
     try:
         yield
@@ -233,24 +246,26 @@ def _told(place: Path, spec: WorkerSpec | None, failed: str = "") -> Iterator[No
 
 
 def _write(place: Path, value: object) -> None:
-    # Not to the disk: it is of use to nobody after a crash.
+    # Without fsync: the file is useless after a crash.
     made = place.with_suffix(".tmp")
     made.write_text(json.dumps(value))
     os.replace(made, place)
 
 
-def _awaited(place: Path, cluster: ClusterSpec, say: Callable[[str], None]) -> dict[str, Any]:
-    first, said_s = None, -SAY_EVERY_S
+def _wait_for_chief(
+    place: Path, cluster: ClusterSpec, log: Callable[[str], None]
+) -> dict[str, Any]:
+    first, logged_s = None, -LOG_EVERY_S
     while True:
         found = _read(place)
         if found is not None:
             if first is not None and found["beat"] != first:
                 return found
             first = first or found["beat"]
-        if time.monotonic() - said_s >= SAY_EVERY_S:
-            said_s = time.monotonic()
-            say(f"{cluster.name} waits until {cluster.leader} has prepared training, in {place}")
-        time.sleep(POLL_S)  # a shared file system tells nobody of a change elsewhere
+        if time.monotonic() - logged_s >= LOG_EVERY_S:
+            logged_s = time.monotonic()
+            log(f"{cluster.name} waits until {cluster.leader} has prepared training, in {place}")
+        time.sleep(POLL_S)  # a shared file system sends no notification
 
 
 def _read(place: Path) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """`python -m stoker.app.task.worker_process SPEC.json`: one of several processes that train together.
 
-What it is told is in the file; its place among the others is in `TF_CONFIG`. It does the work of
-the stage `train` as one process alone does, and answers by files beside the one that it was told by.
+`SPEC.json` holds a `WorkerSpec`, and `TF_CONFIG` the process's place in the cluster. The process does the
+work of the stage `train` as a single process does, and writes its answer to files next to the spec.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker.app.context import Context, Done
 from stoker.app.experiment import Experiment
 from stoker.app.import_tensorflow import import_tensorflow
 from stoker.app.own_stages import stages_of
-from stoker.app.task.barrier import gather, meet, say_failed
+from stoker.app.task.barrier import finish, report_failure, wait_for_all
 from stoker.cluster.resolver import read_tf_config, require_own_port
 from stoker.core.config import build
 from stoker.core.errors import EXIT_BUG, EXIT_DONE, EXIT_PREEMPTED, UserError
@@ -30,56 +30,56 @@ from stoker.telemetry.wall_time import WallTime
 from stoker.train.context.heartbeat import Heartbeat, process_heartbeat
 
 DONE = "done.json"
-"""What the stage reported, written by the first worker."""
+"""File with the stage's result, written by the first worker."""
 
 ERROR = "error-{rank}.json"
-"""What a worker could not do, and is the user's to mend."""
+"""File with a worker's `UserError`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSpec:
-    """What a worker is told: where the outputs of the stages before lie, and its own folder."""
+    """The input of a worker: the experiment, the outputs of earlier stages, and its folder."""
 
     experiment: str
-    """Every setting, as YAML: keys of JSON are text, and a class in `class_weight` is a number."""
+    """Every setting, as YAML: JSON keys are strings, but the classes in `class_weight` are numbers."""
 
     run_id: str
-    """Id of the run."""
+    """ID of the run."""
 
     outputs: dict[str, str]
-    """Stage -> where its output lies."""
+    """Output folder of each stage."""
 
     identities: dict[str, str]
-    """Stage -> identity of its record."""
+    """Identity of each stage's record."""
 
     results: dict[str, dict[str, Any]]
-    """Stage -> the facts that it recorded."""
+    """Recorded result of each stage."""
 
     accept_change: bool
-    """Go on from a checkpoint of other inputs."""
+    """Continue from a checkpoint that was made with other inputs."""
 
     folder: str
-    """The folder of the stage `train`, which all workers share."""
+    """Folder of the stage `train`, shared by all workers."""
 
-    meeting: str = ""
-    """Where each says how far it is, if another launcher has started all."""
+    barrier: str = ""
+    """Folder of the barrier, if another launcher started the tasks; else empty."""
 
     asked: dict[str, Any] = field(default_factory=dict)
-    """What this worker's own task was started with, if another launcher has."""
+    """Settings that this task was started with, if another launcher started it."""
 
 
 def main(spec_path: Path) -> int:
-    """Train as one of several; the exit code."""
+    """Train as one of several processes; return the exit code."""
     heartbeat = process_heartbeat()
     try:
         with ends_when_asked():
             spec = WorkerSpec(**read_json(spec_path))
-            done = _train_among_others(spec, heartbeat) if spec.meeting else _train(spec, heartbeat)
+            done = _train_in_cluster(spec, heartbeat) if spec.barrier else _train(spec, heartbeat)
     except UserError as error:
         answer = {"line": error.line(), "exit_code": error.exit_code}
         write_json(spec_path.with_name(ERROR.format(rank=heartbeat.rank)), answer)
         return error.exit_code
-    except Exception:  # noqa: BLE001 - the edge: what is not the user's is our bug
+    except Exception:  # noqa: BLE001 - the process boundary: all but a UserError is a bug
         traceback.print_exc()
         return EXIT_BUG
     if heartbeat.rank == 0:
@@ -88,22 +88,22 @@ def main(spec_path: Path) -> int:
     return EXIT_DONE
 
 
-def _train_among_others(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:
-    """Begin and end with the tasks that another launcher has started."""
-    cluster, meeting = read_tf_config(os.environ), Path(spec.meeting)
+def _train_in_cluster(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:
+    """Train between the two barriers of the tasks that another launcher started."""
+    cluster, barrier = read_tf_config(os.environ), Path(spec.barrier)
     if cluster is None:
-        raise RuntimeError("a meeting is that of a cluster")
+        raise RuntimeError("a barrier needs a cluster in TF_CONFIG")
     try:
-        done = _train(spec, heartbeat, gather=lambda: gather(meeting, cluster))
+        done = _train(spec, heartbeat, wait_for_all=lambda: wait_for_all(barrier, cluster))
     except Exception as error:
-        say_failed(meeting, cluster, error)
+        report_failure(barrier, cluster, error)
         raise
-    meet(meeting, cluster)
+    finish(barrier, cluster)
     return done
 
 
 def _train(
-    spec: WorkerSpec, heartbeat: Heartbeat, *, gather: Callable[[], None] = lambda: None
+    spec: WorkerSpec, heartbeat: Heartbeat, *, wait_for_all: Callable[[], None] = lambda: None
 ) -> Done:
     experiment = build(Experiment, yaml.safe_load(spec.experiment))
     if cluster := read_tf_config(os.environ):
@@ -113,7 +113,7 @@ def _train(
         from stoker.train.parameter_server.cluster import serve_parameter_role
 
         heartbeat.enter("serve")
-        # Nothing is lost with a server that the launcher ends, so nothing is said.
+        # A parameter server that the launcher ends loses nothing, so it exits silently.
         with heard(ASKING, lambda _: os._exit(EXIT_PREEMPTED)):
             serve_parameter_role(cluster)
     context = Context(
@@ -125,7 +125,7 @@ def _train(
         progress=heartbeat.progress,
         accept_change=spec.accept_change,
         asked=spec.asked,
-        gather=gather,
+        wait_for_all=wait_for_all,
         wall=WallTime.of_process(),
     )
     (stage,) = (stage for stage in stages_of(experiment) if stage.name == "train")
@@ -136,5 +136,5 @@ if __name__ == "__main__":
     code = main(Path(sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()
-    # TensorFlow's own end waits for workers that may be gone.
+    # TensorFlow's own shutdown waits for workers that may be gone.
     os._exit(code)

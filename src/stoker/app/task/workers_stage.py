@@ -19,23 +19,23 @@ from stoker.core.errors import ConfigError, Plain, Preempted, UserError
 from stoker.core.files import read_json, scratch_folder, write_json
 
 SPEC = "spec.json"
-"""What the workers are told."""
+"""File with the input of the workers."""
 
 
 def on_workers(
-    experiment: Experiment, *, workers: int, servers: int, pin: bool, say: Callable[[str], None]
+    experiment: Experiment, *, workers: int, servers: int, pin: bool, log: Callable[[str], None]
 ) -> dict[str, Callable[[Context, Path], Done]]:
-    """What does the work of the stage `train` instead, as `run_chain` takes it.
+    """Return the replacement for the work of the stage `train`, in the form that `run_chain` takes.
 
     Args:
-        experiment: Its `train` section says how often workers start again, and when they hang.
+        experiment: Its section `train` sets the number of restarts and the watchdog's timeout.
         workers: Processes that compute steps.
         servers: Parameter servers.
-        pin: Give each worker cores of its own.
-        say: Takes the lines of all of them.
+        pin: Pin each worker to its own CPU cores.
+        log: Receives the output lines of all processes.
 
     Raises:
-        ConfigError: `train.strategy` is one for a single process.
+        ConfigError: `train.strategy` is for a single process.
     """
     require_strategy(experiment, servers=servers)
     settings = LaunchSettings(
@@ -45,38 +45,38 @@ def on_workers(
         max_restarts=experiment.train.max_restarts,
         watchdog_s=experiment.train.watchdog_s,
     )
-    return {"train": functools.partial(train_on_workers, settings=settings, say=say)}
+    return {"train": functools.partial(train_on_workers, settings=settings, log=log)}
 
 
 def require_strategy(experiment: Experiment, *, servers: int) -> None:
-    """Refuse a strategy of one process for several.
+    """Reject a single-process strategy for several processes.
 
     Raises:
-        ConfigError: `train.strategy` is one for a single process.
+        ConfigError: `train.strategy` is for a single process.
     """
     spread = "parameter_server" if servers else "multi_worker"
     if experiment.train.strategy not in ("auto", spread):
         raise ConfigError(
-            f"train.strategy must be auto or {spread} where several processes train together",
+            f"train.strategy must be auto or {spread} when several processes train together",
             got=experiment.train.strategy,
-            fix="Leave it out of stoker.yaml, or leave --workers and TF_CONFIG out.",
+            fix="Remove it from stoker.yaml, or train without --workers and TF_CONFIG.",
         )
 
 
 def train_on_workers(
-    context: Context, folder: Path, *, settings: LaunchSettings, say: Callable[[str], None]
+    context: Context, folder: Path, *, settings: LaunchSettings, log: Callable[[str], None]
 ) -> Done:
     """Do the work of the stage `train` on several processes.
 
     Args:
-        context: The experiment, and the stages before.
-        folder: The stage's folder.
-        settings: As for `train_by`, whose errors this raises and whose answer it gives.
-        say: As for `train_by`.
+        context: The experiment, and the earlier stages.
+        folder: Folder of the stage.
+        settings: As for `train_by`; result and errors are also those of `train_by`.
+        log: As for `train_by`.
     """
     with scratch_folder(folder.parent / "workers") as scratch:
         return train_by(
-            spec_of(context, folder), scratch, settings=settings, say=say, tell=context.progress
+            spec_of(context, folder), scratch, settings=settings, log=log, progress=context.progress
         )
 
 
@@ -85,42 +85,42 @@ def train_by(
     scratch: Path,
     *,
     settings: LaunchSettings,
-    say: Callable[[str], None],
-    tell: Callable[[str, float | None], None],
+    log: Callable[[str], None],
+    progress: Callable[[str, float | None], None],
 ) -> Done:
-    """Start what `app/task/worker_process.py` is, and wait for its end.
+    """Start the worker processes, and wait until they exit.
 
     Args:
-        spec: What the workers are told.
-        scratch: Takes it, and what they answer.
-        settings: How many processes, and what is done when one fails.
-        say: Takes the lines of all of them, and what happens to them.
-        tell: Takes how far the first one is.
+        spec: The input of the workers.
+        scratch: Folder for the spec and for the answers.
+        settings: Number of processes, and the policy when one fails.
+        log: Receives the output lines and events of all processes.
+        progress: Receives the progress of the first worker.
 
     Returns:
-        What the first one reports.
+        The result of the first worker.
 
     Raises:
-        UserError: what a worker says is the user's to mend.
-        WorkerFailed: a worker failed otherwise, once too often.
-        Preempted: this process was asked to end, and the workers have.
+        UserError: a worker reported an error of the user's.
+        WorkerFailed: a worker failed otherwise, more often than `max_restarts`.
+        Preempted: this process received a signal, and the workers saved and exited.
     """
 
     def heard(beat: Beat) -> None:
         if beat.rank == 0 and beat.line:
-            tell(beat.line, beat.share)
+            progress(beat.line, beat.share)
 
     write_json(scratch / SPEC, asdict(spec))
     command = [sys.executable, "-m", "stoker.app.task.worker_process", str(scratch / SPEC)]
     try:
-        launched = launch(command, settings=settings, log=say, on_beat=heard)
+        launched = launch(command, settings=settings, log=log, on_beat=heard)
     except WorkerFailed as failed:
-        raise _said(scratch, failed) from failed
+        raise _error_of(scratch, failed) from failed
     if launched.preempted:
         raise Preempted(
-            "training ends when its process is asked to",
-            got=Plain("a signal, passed on to all workers"),
-            fix="Everything is saved: run it again to go on.",
+            "training was stopped by a signal",
+            got=Plain("a signal, forwarded to all workers"),
+            fix="Everything is saved. Run the command again to continue.",
         )
     done = read_json(scratch / DONE)
     restarts = {"restarts": list(launched.restarts)} if launched.restarts else {}
@@ -132,11 +132,11 @@ def train_by(
 
 
 def spec_of(context: Context, folder: Path) -> WorkerSpec:
-    """What workers are told.
+    """Return the input of the workers.
 
     Args:
-        context: The experiment, and the stages before.
-        folder: The stage's folder.
+        context: The experiment, and the earlier stages.
+        folder: Folder of the stage.
     """
     return WorkerSpec(
         experiment=yaml.safe_dump(context.experiment.to_json()),
@@ -149,12 +149,12 @@ def spec_of(context: Context, folder: Path) -> WorkerSpec:
     )
 
 
-def _said(scratch: Path, failed: WorkerFailed) -> UserError:
-    """The error that the worker wrote down, else that it failed."""
+def _error_of(scratch: Path, failed: WorkerFailed) -> UserError:
+    """Return the error that the worker recorded, or that it failed."""
     answer = scratch / ERROR.format(rank=failed.failure.rank)
     if not failed.failure.is_final or not answer.is_file():
         return failed
-    said = read_json(answer)
-    error = UserError(said["line"])
-    error.exit_code = said["exit_code"]
+    recorded = read_json(answer)
+    error = UserError(recorded["line"])
+    error.exit_code = recorded["exit_code"]
     return error

@@ -36,7 +36,7 @@ def writing(folder: Path, *, is_chief: bool) -> Iterator[tuple[Everywhere, Tenso
         writer.close()
 
 
-def teller(context: Context) -> Callable[[Progress], None]:
+def progress_reporter(context: Context) -> Callable[[Progress], None]:
     """What shows a person where training stands."""
     settings = context.experiment.train
 
@@ -44,13 +44,13 @@ def teller(context: Context) -> Callable[[Progress], None]:
     def line(steps: int) -> ProgressLine:
         return ProgressLine(steps=steps, epochs=settings.epochs, monitor=settings.monitor)
 
-    def tell(progress: Progress) -> None:
+    def report_progress(progress: Progress) -> None:
         text = line(progress.steps)(
             step=progress.step, epoch=progress.epoch, scalars=progress.scalars
         )
         context.progress(text, progress.step / progress.steps)
 
-    return tell
+    return report_progress
 
 
 def watched(

@@ -16,7 +16,7 @@ import keras
 from stoker.app.context import Context
 from stoker.app.identity import training_identity
 from stoker.app.training.folder import CHECKPOINTS
-from stoker.app.training.reports import run_time, teller, watched, writing
+from stoker.app.training.reports import progress_reporter, run_time, watched, writing
 from stoker.app.training.resolution import resolve_here, resolve_once
 from stoker.app.training.step_errors import steps_are_the_users
 from stoker.cluster.devices import find_devices
@@ -96,7 +96,7 @@ def train(context: Context, folder: Path) -> Trained:
     resolved = resolve_once(folder, settings, resolve_here(context, transform, devices, cluster))
     service = service_of(experiment, resolved)
     identity = training_identity(context, resolved)
-    context.gather()
+    context.wait_for_all()
     place: Distribution | ClusterConnection
     if resolved.strategy == "parameter_server" and cluster is not None:
         place = _begin(settings, resolved, functools.partial(connect, cluster))
@@ -136,7 +136,7 @@ def train(context: Context, folder: Path) -> Trained:
             checkpoints=folder / CHECKPOINTS,
             writer=writer,
             watch=watched(board, context, folder, alone=resolved.workers == 1, device=device),
-            on_progress=teller(context),
+            on_progress=progress_reporter(context),
             on_wait=lambda line: context.progress(line, None),
             preemption=preemption,
             heartbeat=process_heartbeat(),

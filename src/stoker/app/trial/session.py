@@ -31,17 +31,17 @@ OF_A_CLUSTER = ("multi_worker", "parameter_server")
 """Strategies that a trial, one process, replaces by what fits this machine."""
 
 
-class _Told:
-    """A listener that passes on what the chain says."""
+class _TrialListener:
+    """Forwards every line of the chain to the trial's client."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self.log = log
 
     def stage_began(self, stage: str) -> None:
-        self.say(stage)
+        self.log(stage)
 
     def progress(self, line: str, share: float | None) -> None:
-        self.say(line if share is None else f"{line} ({share:.0%})")
+        self.log(line if share is None else f"{line} ({share:.0%})")
 
     def stage_ended(self, outcome: StageOutcome) -> None:
         """Nobody waits for it."""
@@ -67,17 +67,17 @@ class _Losses:
 class Session:
     """One setting of an experiment, opened as far as what is asked needs it."""
 
-    def __init__(self, spec: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(self, spec: Mapping[str, Any], log: Callable[[str], None]) -> None:
         """Know what is to be measured.
 
         Args:
             spec: `base`, the experiment as it is, and `settings`, what is to be measured, YAML;
                 `scratch`, where its own files lie until its end.
-            say: Told what goes on.
+            log: Receives progress lines.
         """
         self._base = build(Experiment, yaml.safe_load(spec["base"]))
         self._experiment = _in_one_process(build(Experiment, yaml.safe_load(spec["settings"])))
-        self._say = say
+        self._log = log
         self._at_end = ExitStack()
         self._probe: Probe | None = None
         self._as_set: Any = None
@@ -281,7 +281,7 @@ class Session:
         if self._prepared is None:
             experiment = self._experiment
             data_only = replace(self._base, data=experiment.data)
-            listener = _Told(self._say)
+            listener = _TrialListener(self._log)
             import_tensorflow(compiles=True)
             from stoker.train.setup.strategy import claim_devices
 

@@ -87,7 +87,7 @@ class Profiled:
 def profile(
     experiment: Experiment,
     *,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     progress: Callable[[str], None],
     budget_s: float = 300.0,
 ) -> Profiled:
@@ -95,7 +95,7 @@ def profile(
 
     Args:
         experiment: With what a lock file says, where that is used.
-        tell: Told what goes on.
+        log: Told what goes on.
         progress: Told how far the process is that gets ready.
         budget_s: Longest that it may take once the data is there, seconds.
 
@@ -112,14 +112,14 @@ def profile(
                 within_s=budget_s,
                 tell=progress,
             ) as bench:
-                tell("measuring")
+                log("measuring")
                 measured = bench.profile()
                 calls, stages = bench.timeline(), bench.stages()
                 machine = bench.machine()
                 findings = bench.findings()
                 traced = bench.device()
                 resolved = bench.prepared["resolved"]
-                tell("the same step in another precision")
+                log("the same step in another precision")
                 precision = _in_time(bench.other_precision)
         except TrialFailed as failed:
             raise cannot(failed, "--budget") from None

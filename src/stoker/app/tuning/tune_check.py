@@ -103,12 +103,12 @@ class Check:
     """A sentence about a machine that is slower than it was; "" where it is not."""
 
 
-def check(experiment: Experiment, *, tell: Callable[[str], None]) -> Check:
+def check(experiment: Experiment, *, progress: Callable[[str], None]) -> Check:
     """Measure again what the lock file promises.
 
     Args:
         experiment: With what the lock says.
-        tell: Told what goes on.
+        progress: Told what goes on.
 
     Raises:
         ConfigError: there is no lock file, or it is another machine's or another model's.
@@ -122,7 +122,7 @@ def check(experiment: Experiment, *, tell: Callable[[str], None]) -> Check:
 
         def measure(within_s: float) -> Measured:
             with one_bench(
-                experiment, folder=trials, name="check", within_s=within_s, tell=tell
+                experiment, folder=trials, name="check", within_s=within_s, tell=progress
             ) as bench:
                 with watched_load(bench.pid) as load:
                     # There is a minute for all processes, and each speaks for itself only.

@@ -50,7 +50,7 @@ def tune(
     experiment: Experiment,
     *,
     limits: Limits,
-    tell: Callable[[str, float], None],
+    log: Callable[[str, float], None],
     progress: Callable[[str], None],
 ) -> Tuning:
     """Tune an experiment, as `stoker.yaml` has it, and write the lock file beside it.
@@ -58,7 +58,7 @@ def tune(
     Args:
         experiment: Without what an earlier lock says.
         limits: What it may take.
-        tell: Told what goes on, and how many seconds are left.
+        log: Told what goes on, and how many seconds are left.
         progress: Told how far a process is that gets ready.
 
     Raises:
@@ -83,7 +83,7 @@ def tune(
         ledger = Ledger(folder / "ledger.jsonl")
         try:
             ledger.write("begin", _begin(experiment, limits))
-            tuned = search(open_bench, ledger=ledger, limits=limits, tell=tell, watch=watched_load)
+            tuned = search(open_bench, ledger=ledger, limits=limits, tell=log, watch=watched_load)
         except TrialFailed as failed:
             raise cannot(failed, "--budget") from None
         finally:

@@ -66,13 +66,11 @@ def profile(
     from stoker.cli.progress import ConsoleListener
 
     budget_s = seconds_of(budget)
-    loaded, said = load_tuned(experiment, overrides=overrides)
-    with ConsoleListener() as listener:
-        if said:
-            listener.say(said)
+    loaded = load_tuned(experiment, overrides=overrides)
+    with ConsoleListener(loaded.lock_note) as listener:
         found = run_profile(
-            loaded,
-            tell=listener.say,
+            loaded.used,
+            log=listener.log,
             progress=lambda line: listener.progress(line, None),
             budget_s=budget_s,
         )

@@ -17,7 +17,7 @@ from stoker.cli.options import (
     ResumeRun,
     use_gpus,
 )
-from stoker.cli.run_stages import joins, with_others
+from stoker.cli.run_stages import coordinated, trained_as_worker
 from stoker.cli.stdout import print_result, tolerant
 
 
@@ -37,31 +37,27 @@ def run(
     from rich.console import Console
 
     from stoker.app.chain import run_chain
-    from stoker.app.experiment import load_experiment
     from stoker.app.import_tensorflow import import_tensorflow
     from stoker.app.tuned_settings import load_tuned
     from stoker.cli.progress import ConsoleListener
     from stoker.telemetry.wall_time import WallTime
 
     wall = WallTime.of_process()
-    asked = load_experiment(experiment, overrides=overrides)
-    loaded, locked = load_tuned(experiment, overrides=overrides)
-    with ConsoleListener() as listener:
-        if locked:
-            listener.say(locked)
-        if loaded.resources.accelerators is not None:
-            listener.say("resources are for a cluster: this run uses this machine")
-        if joins(asked, listener.say):
+    loaded = load_tuned(experiment, overrides=overrides)
+    with ConsoleListener(loaded.lock_note) as listener:
+        if loaded.used.resources.accelerators is not None:
+            listener.log("The section resources is for a cluster; this run uses this machine.")
+        if trained_as_worker(loaded.asked, listener.log):
             return
         which = Resume(run=resume, accept_change=accept_change)
-        with with_others(asked, listener.say) as works:
-            result = run_chain(loaded, listener, resume=which, works=works, wall=wall)
+        with coordinated(loaded.asked, listener.log) as works:
+            result = run_chain(loaded.used, listener, resume=which, works=works, wall=wall)
         listener.stage_began("serve")
         import_tensorflow()
         from stoker.app.smoke_test import prove_run
         from stoker.cli.summary import print_summary
 
-        proof = prove_run(loaded, result)
+        proof = prove_run(loaded.used, result)
         listener.stage_ended(proof.outcome)
     if as_json:
         outcomes = [*result.outcomes, proof.outcome]
@@ -76,4 +72,4 @@ def run(
         )
     else:
         console = Console(file=tolerant(sys.stdout), highlight=False)
-        print_summary(console, loaded, experiment, result, proof, overrides=overrides)
+        print_summary(console, loaded.used, experiment, result, proof, overrides=overrides)

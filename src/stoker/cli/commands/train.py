@@ -94,10 +94,10 @@ def _on_workers(workers: int | None, servers: int, *, pin: bool) -> Works | None
             )
         return None
 
-    def works(experiment: Experiment, say: Callable[[str], None]) -> Mapping[str, Work]:
+    def works(experiment: Experiment, log: Callable[[str], None]) -> Mapping[str, Work]:
         from stoker.app.task.workers_stage import on_workers
 
-        return on_workers(experiment, workers=workers, servers=servers, pin=pin, say=say)
+        return on_workers(experiment, workers=workers, servers=servers, pin=pin, log=log)
 
     return works
 
@@ -112,11 +112,9 @@ def _rehearse(experiment: Path, overrides: list[str], *, as_json: bool) -> None:
     from stoker.cli.dry_run_output import print_rehearsal
     from stoker.cli.progress import ConsoleListener
 
-    loaded, locked = load_tuned(experiment, overrides=overrides)
-    with ConsoleListener() as listener:
-        if locked:
-            listener.say(locked)
-        rehearsal = dry_run(loaded, listener)
+    loaded = load_tuned(experiment, overrides=overrides)
+    with ConsoleListener(loaded.lock_note) as listener:
+        rehearsal = dry_run(loaded.used, listener)
     if as_json:
         print_result(json.dumps(asdict(rehearsal), indent=2))
     else:

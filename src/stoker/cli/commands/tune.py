@@ -70,14 +70,14 @@ def tune(
     loaded = load_experiment(experiment, overrides=overrides)
     with ConsoleListener() as listener:
 
-        def tell(line: str, left_s: float) -> None:
-            listener.say(f"{_time(left_s)} left  {line}")
+        def log(line: str, left_s: float) -> None:
+            listener.log(f"{_time(left_s)} left  {line}")
 
         limits = Limits(budget_s=budget_s, parity_steps=parity_steps, lever_s=lever_timeout_s)
         tuning = run_tuning(
             loaded,
             limits=limits,
-            tell=tell,
+            log=log,
             progress=lambda line: listener.progress(line, None),
         )
     if as_json:
@@ -117,11 +117,9 @@ def _check(folder: Path, overrides: list[str], *, as_json: bool) -> None:
     from stoker.app.tuning.tune_check import check
     from stoker.cli.progress import ConsoleListener
 
-    loaded, said = load_tuned(folder, overrides=overrides)
-    with ConsoleListener() as listener:
-        if said:
-            listener.say(said)
-        found = check(loaded, tell=lambda line: listener.progress(line, None))
+    loaded = load_tuned(folder, overrides=overrides)
+    with ConsoleListener(loaded.lock_note) as listener:
+        found = check(loaded.used, progress=lambda line: listener.progress(line, None))
     if as_json:
         print_result(json.dumps(asdict(found), indent=2))
     else:
