@@ -10,7 +10,7 @@ from stoker.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorBoardConfig:
-    """What TensorBoard shows beside loss, metrics and speed, which it always does."""
+    """What TensorBoard shows in addition to loss, metrics and speed."""
 
     histograms_every_steps: int | None = None
     """Steps between two histograms of every weight. none: once an epoch; 0: never."""
