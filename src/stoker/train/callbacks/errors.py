@@ -1,4 +1,4 @@
-"""A callback that raises ends in one line that shows the user's own line."""
+"""Converts an exception of a callback into one line that shows the user's own line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from stoker.core.user_code import failure_of_user_code
 
 @contextmanager
 def user_callback_errors(what: str) -> Iterator[None]:
-    """Turn what a callback raises into one line.
+    """Convert an exception of a callback into one line.
 
     Args:
         what: The callback's class and the hook, for the message.
 
     Raises:
-        ConfigError: the body raised; with file, line and function of the user's, also where the
-            callback is Keras's and only a function of the user's within it failed.
+        ConfigError: The body failed; with the user's file, line and function, even if a callback of
+            Keras called them.
     """
     try:
         yield

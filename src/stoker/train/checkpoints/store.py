@@ -270,8 +270,8 @@ def _sha256(text: str) -> str:
 def _order(name: str) -> tuple[int, int]:
     match = _NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"no checkpoint's name: {name}")
-    raise ValueError(f"not a checkpoint's name: {name}")
+        raise ValueError(f"not a checkpoint's name: {name}")
+    return int(match[1]), int(match[2] or 0)
 
 
 def _free_name(folder: Path, step: int) -> Path:
