@@ -162,7 +162,7 @@ def test_none_good_of_several_is_an_error_and_never_a_new_beginning(tmp_path: Pa
     for step in (1, 2, 3):
         empty(write(tmp_path, step) / STATE)
 
-    with pytest.raises(DataError, match="one of the 3 checkpoints") as error:
+    with pytest.raises(DataError, match="all 3 checkpoints") as error:
         newest_good(tmp_path)
     assert "to train from the beginning" in error.value.fix
 
