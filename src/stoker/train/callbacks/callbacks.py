@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import keras
 from numpy.typing import NDArray
 
-from stoker.core.errors import ConfigError, Plain
-from stoker.core.user_code import call, load_function
-from stoker.train.callbacks.errors import user_callback_errors
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.user_code import call, failure_of_user_code, load_function
 from stoker.train.callbacks.hooks import STEP_HOOKS, needs_every_step, overrides_hook, plain_logs
 from stoker.train.callbacks.state import capture, restore, settings_of
 
@@ -45,6 +45,25 @@ _NEEDLESS: dict[type[Any], str] = {
 def writes_files(callback: Callback) -> bool:
     """Return whether it is one of Keras's callbacks that write files or send reports."""
     return isinstance(callback, _WRITERS)
+
+
+@contextmanager
+def user_callback_errors(what: str) -> Iterator[None]:
+    """Convert an exception of a callback into one line.
+
+    Args:
+        what: The callback's class and the hook, for the message.
+
+    Raises:
+        ConfigError: The body failed; with the user's file, line and function, even if a callback of
+            Keras called them.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failure_of_user_code(f"train.callbacks: {what}", error) from error
 
 
 class Callbacks:
