@@ -1,4 +1,4 @@
-"""How training runs, and the fixed rules behind each `auto`."""
+"""The `train` section, and the fixed rules behind each `auto`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ StrategyName = Literal["one_device", "mirrored", "multi_worker", "parameter_serv
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 
 ReductionDtype = Literal["float32", "bfloat16", "float16"]
-"""What gradients are sent as; they are kept in float32."""
+"""Dtype in which gradients are sent; they are kept in float32."""
 
 MOST = 10_000_000
-"""Most epochs, rows a batch or steps a call: beyond it a setting is a slip of the keyboard."""
+"""Most epochs, rows per batch or steps per call: a larger setting is probably a typo."""
 
 MOST_BYTES = 2**40
-"""Most bytes of one pack of gradients: beyond it a setting is a slip of the keyboard."""
+"""Most bytes per pack of gradients: a larger setting is probably a typo."""
 
 MOST_THREADS = 1024
-"""Most threads of one process: beyond it a setting is a slip of the keyboard."""
+"""Most threads of one process: a larger setting is probably a typo."""
 
 TEST_SWITCH = "STOKER_XLA_BACKGROUND"
 """Environment variable for tests: try XLA on a CPU too, if at least this many seconds remain."""
@@ -61,15 +61,15 @@ class TrainConfig:
     """Passes over the training split."""
 
     batch_size: int | Auto = "auto"
-    """Samples of a replica in one pass. auto: the power of two next below rows / 64, between 16
-    and 512, shared between the replicas."""
+    """Samples of a replica in one pass. auto: the largest power of two up to rows / 64, between 16
+    and 512, divided by the number of replicas."""
 
     accumulate: int = 1
     """Passes whose gradients make one update; they are reduced over replicas once."""
 
     steps_per_call: int | Auto = "auto"
-    """Steps run by one Python call. auto: an epoch's steps, at most 50; 1 where a callback has a
-    hook for batches."""
+    """Steps run by one Python call. auto: the steps of an epoch, at most 50; 1 if a callback has a
+    batch hook."""
 
     precision: Precision | Auto = "auto"
     """Keras dtype policy. auto: mixed_bfloat16 on TPUs and if all GPUs have compute capability 8.0
@@ -92,19 +92,19 @@ class TrainConfig:
     is always compiled."""
 
     strategy: StrategyName | Auto = "auto"
-    """How the step is spread over devices. auto: what TF_CONFIG says, else mirrored over several
-    GPUs, else one device. tpu is by name only, and was not run on hardware."""
+    """How the step is distributed over devices. auto: as TF_CONFIG says, else mirrored over several
+    GPUs, else one device. tpu must be set explicitly, and was not run on hardware."""
 
     replicas: int | Auto = "auto"
-    """Replicas of this process. auto: one a GPU. Without GPUs the CPU is cut into as many. With a
-    TPU its number of cores, which has to be said."""
+    """Replicas of this process. auto: one per GPU. Without GPUs, the CPU is split into as many.
+    With a TPU, set the number of its cores."""
 
     scale_lr: Literal["none", "linear", "sqrt"] = "none"
-    """What the learning rate is multiplied by: 1, n, or the root of n, with n = accumulate x
-    replicas, the global batch over `batch_size`."""
+    """Factor of the learning rate: 1, n, or the square root of n, with n = accumulate x replicas,
+    the global batch over `batch_size`."""
 
     clip_norm: float | None = None
-    """Most that the norm of all gradients together, reduced over replicas, may be."""
+    """Largest global norm of all gradients, after reduction over replicas."""
 
     class_weight: dict[int, float] | None = None
     """Class -> weight of its samples in training, and in validation, whose loss selects the best
@@ -112,62 +112,62 @@ class TrainConfig:
 
     sample_weight: str | None = None
     """How much each sample counts in training and validation: an output of the preprocessing
-    function, else a raw column, of numbers of 0 or more. No feature; serving need not have it."""
+    function, else a raw column, with numbers of 0 or more. It must not be a feature; serving does
+    not need it."""
 
     ema: float | None = None
-    """Momentum of an exponential moving average of the weights, e.g. 0.999, which is what is
+    """Momentum of an exponential moving average of the weights, e.g. 0.999; the average is
     validated and exported."""
 
     reduction_dtype: ReductionDtype = "float32"
-    """What gradients are sent as between replicas."""
+    """Dtype in which gradients are sent between replicas."""
 
     reduction_bytes_per_pack: int = 0
-    """Gradients are sent between replicas in packs of at least so many bytes, the first ones while
-    the others are still computed; 0: in one, when all are there. Without effect where one replica
-    trains."""
+    """Gradients are sent between replicas in packs of at least this many bytes, the first ones
+    while others are still computed; 0: in one pack, when all are available. No effect with one
+    replica."""
 
     callbacks: str | None = None
     """`module:function` that returns a list of keras.callbacks.Callback."""
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """How often the state is written, and which of it is kept."""
+    """How often checkpoints are written, and which are kept."""
 
     on_oom: Literal["reduce", "stop"] = "reduce"
-    """What a step that does not fit in memory leads to. reduce: half the batch and twice
-    `accumulate`, so that the global batch stays; stop: an error with the figure."""
+    """Reaction to a step that does not fit in memory. reduce: half the batch and twice
+    `accumulate`, which keeps the global batch; stop: an error with the size."""
 
     on_nan: Literal["stop", "rollback"] = "stop"
-    """What a loss or gradient that is not finite leads to. rollback: back to the last checkpoint,
-    and on without the samples of that step."""
+    """Reaction to a loss or gradient that is not finite. rollback: return to the last checkpoint,
+    and continue without the samples of that step."""
 
     nan_budget: int = 3
     """Most rollbacks of a run."""
 
     divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
-    """When a growing loss is called divergence, which is said."""
+    """When a growing loss is reported as divergence."""
 
     memory: MemoryConfig = field(default_factory=MemoryConfig)
-    """What of the GPUs TensorFlow may take."""
+    """GPU memory that TensorFlow may take."""
 
     intra_op_threads: int | None = None
-    """Threads that one operation may compute on, on the CPU. null: TensorFlow's own choice, all
-    cores."""
+    """CPU threads of one operation. null: TensorFlow's default, all cores."""
 
     inter_op_threads: int | None = None
-    """Operations that run at once on the CPU. null: TensorFlow's own choice, as many as cores."""
+    """CPU operations that run at once. null: TensorFlow's default, the number of cores."""
 
     remat: tuple[str, ...] = ()
     """Layers, by name or pattern (`block*`), whose activations are computed again in the backward
     pass instead of being kept."""
 
     tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
-    """What TensorBoard shows beside loss, metrics and speed."""
+    """What TensorBoard shows in addition to loss, metrics and speed."""
 
     max_restarts: int = 3
-    """How often `stoker train --workers` starts all again after one of them failed."""
+    """How often `stoker train --workers` restarts all workers after one of them failed."""
 
     watchdog_s: float = 300.0
-    """A worker without a heartbeat for this many seconds is stopped, and all workers restart."""
+    """Seconds without a heartbeat after which a worker counts as hung, and all workers restart."""
 
     deterministic: bool = False
     """Same seed, same data: bit-identical weights, at some cost of speed."""
@@ -176,17 +176,17 @@ class TrainConfig:
     """Seed of weights, dropout and the order of samples."""
 
     augment: AugmentConfig | None = None
-    """What is done to training images; validation, evaluation and serving never see it."""
+    """Augmentation of training images; not used in validation, evaluation and serving."""
 
     feed: FeedConfig = field(default_factory=FeedConfig)
-    """How batches are made ready beside the step; none of it changes what training computes, but for
-    `decoder`."""
+    """How batches are prepared beside the step; only `decoder` can change the results of
+    training."""
 
     monitor: str = "val_loss"
-    """The metric that names the best epoch: `val_loss` or `val_` + one of the model's metrics."""
+    """The metric that selects the best epoch: `val_loss` or `val_` + one of the model's metrics."""
 
     monitor_mode: Literal["min", "max", "auto"] = "auto"
-    """Whether less or more of it is better. auto: less for losses and errors, else more."""
+    """Whether lower or higher is better. auto: lower for losses and errors, else higher."""
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(
@@ -230,19 +230,19 @@ def _require_count(name: str, value: int | Auto, *, least: int, most: int) -> No
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedTraining:
-    """What every `auto` became on this machine; written to the run and used again on resume."""
+    """The value of each `auto` on this machine; stored with the run and used again on resume."""
 
     batch_size: int
     """Samples of a replica in one pass."""
 
     accumulate: int
-    """Passes of an update."""
+    """Passes per update."""
 
     replicas: int
     """Copies of the model, over all workers."""
 
     workers: int
-    """Processes."""
+    """Number of processes."""
 
     steps_per_call: int
     precision: Precision
@@ -250,36 +250,36 @@ class ResolvedTraining:
     strategy: StrategyName
 
     lr_factor: float
-    """What the learning rate is multiplied by."""
+    """Factor of the learning rate."""
 
     xla_trial: bool = False
-    """Whether XLA is tried during the run, which begins without it."""
+    """Whether XLA is tried during the run, which starts without it."""
 
     why: dict[str, str]
-    """Setting -> why `auto` became what it is."""
+    """Setting -> reason for its value."""
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step."""
+        """Samples per step."""
         return self.batch_size * self.accumulate * self.replicas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoInputs:
-    """What the rules of `auto` look at beside the settings."""
+    """Facts that the rules of `auto` use in addition to the settings."""
 
     devices: Devices
     rows: int
     """Samples in the training split."""
 
     string_features: bool
-    """Whether a feature that the model takes is a string."""
+    """Whether a feature of the model is a string."""
 
     workers: int = 1
-    """Workers that TF_CONFIG names; 1 without it."""
+    """Number of workers in TF_CONFIG; 1 without it."""
 
     parameter_servers: int = 0
-    """Parameter servers that TF_CONFIG names."""
+    """Number of parameter servers in TF_CONFIG."""
 
     batches_from_elsewhere: bool = False
     """Whether batches come from a user's own dataset or from a data service."""
@@ -299,8 +299,8 @@ def resolve(config: TrainConfig, inputs: AutoInputs) -> ResolvedTraining:
         inputs: Devices, data, and the cluster.
 
     Raises:
-        ConfigError: XLA was asked for by name, and a feature is a string; or there is no cluster
-            for a strategy that needs one; or a TPU cannot do what is asked for.
+        ConfigError: XLA was requested and a feature is a string, a strategy needs a cluster that
+            does not exist, or a TPU does not support a setting.
     """
     if config.xla is True and inputs.string_features:
         raise ConfigError(
@@ -347,7 +347,7 @@ def resolve(config: TrainConfig, inputs: AutoInputs) -> ResolvedTraining:
 
 
 def _why_xla_is_not_tried(config: TrainConfig, inputs: AutoInputs, strategy: StrategyName) -> str:
-    """Empty if XLA is tried."""
+    """Return the reason; empty if XLA is tried."""
     if config.xla != "auto":
         return "asked for"
     reasons = {
@@ -393,12 +393,12 @@ def _replicas(config: TrainConfig, gpus: int, strategy: StrategyName) -> int:
             raise ConfigError(
                 "train.strategy: one_device has one replica",
                 got=config.replicas,
-                fix="Leave train.replicas out, or set train.strategy: mirrored.",
+                fix="Remove train.replicas, or set train.strategy: mirrored.",
             )
         return 1
     if config.replicas != "auto":
         return config.replicas
-    # A worker computes one batch, and the server takes one after the other.
+    # A worker computes one batch, and the server applies one after the other.
     return 1 if strategy == "parameter_server" else max(1, gpus)
 
 
@@ -407,7 +407,7 @@ def _auto_batch_size(rows: int) -> int:
 
 
 def _require_for_tpu(config: TrainConfig, inputs: AutoInputs) -> None:
-    """Refuse what a TPU cannot do, or what is not written for it."""
+    """Reject settings that a TPU, or Stoker on a TPU, does not support."""
     refused = {
         "features that are strings": inputs.string_features,
         "train.precision: mixed_float16": config.precision == "mixed_float16",
@@ -424,7 +424,7 @@ def _require_for_tpu(config: TrainConfig, inputs: AutoInputs) -> None:
             "train.strategy: tpu takes numbers from this machine's shards, in float32 or bfloat16, "
             "and the number of the TPU's cores as train.replicas",
             got=Plain(" and ".join(found)),
-            fix="Change it, or take another strategy.",
+            fix="Change it, or use another strategy.",
         )
 
 
@@ -433,14 +433,14 @@ def _require_whole_step(rows: int, global_batch: int) -> None:
         raise ConfigError(
             "train.strategy: tpu takes whole steps only: the training split must fill one",
             got=Plain(f"{rows} rows, and {global_batch} a step"),
-            fix="Set train.batch_size to less.",
+            fix="Reduce train.batch_size.",
         )
 
 
 def _precision(
     config: TrainConfig, devices: Devices, strategy: StrategyName
 ) -> tuple[Precision, str]:
-    """The dtype policy, and why.
+    """Return the dtype policy, and the reason.
 
     bfloat16 on all hardware that computes it: it has float32's range, so nothing overflows and no
     step is skipped. float16 only on cards whose tensor cores support nothing else. It has not been

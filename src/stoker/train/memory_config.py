@@ -9,14 +9,14 @@ from stoker.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryConfig:
-    """The `train.memory` section; without a GPU nothing of it has an effect."""
+    """The `train.memory` section; without a GPU it has no effect."""
 
     growth: bool = True
-    """Take GPU memory when it is needed, instead of all of it at the start."""
+    """Take GPU memory when needed, instead of all of it at the start."""
 
     limit_mb: int | None = None
-    """Most memory that this process takes of each GPU, MiB; it is taken at the start, so that
-    `growth` has no effect. null: all there is."""
+    """Most memory that this process takes of each GPU, MiB; it is taken at the start, so `growth`
+    has no effect. null: all of it."""
 
     visible_devices: tuple[int, ...] | None = None
     """GPUs that this process may use, by number. null: all."""

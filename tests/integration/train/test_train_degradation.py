@@ -172,8 +172,8 @@ def ends_in_16_bits(features: dict[str, Any]) -> keras.Model:
 @pytest.mark.parametrize(
     ("build", "resolved", "said"),
     [
-        (printing, {}, ("stops for the host", "PrintV2 in", "printing")),
-        (in_python, {}, ("stops for the host", "EagerPyFunc in", "in_python")),
+        (printing, {}, ("waits for the host", "PrintV2 in", "printing")),
+        (in_python, {}, ("waits for the host", "EagerPyFunc in", "in_python")),
         (beside_xla, {"xla": True}, ("train.xla is on", "is compiled by it: not")),
         (
             of_30_units,
@@ -188,7 +188,7 @@ def ends_in_16_bits(features: dict[str, Any]) -> keras.Model:
         (
             ends_in_16_bits,
             {"precision": "mixed_bfloat16"},
-            ("answers are computed in 16 bits by", "answers"),
+            ("outputs are computed in 16 bits by", "answers"),
         ),
     ],
     ids=["tf.print", "py_function", "xla", "30 units", "30 rows", "16 bits"],
@@ -272,6 +272,6 @@ def test_a_model_made_outside_of_the_scope_ends_its_run(
 
     assert done.returncode == 0, done.stderr[-3000:]
     outside, inside = done.stdout.splitlines()
-    assert outside.startswith("variables were made outside the strategy's scope: ")
+    assert outside.startswith("variables were created outside the strategy's scope: ")
     assert "hidden/kernel" in outside
     assert inside == "[]"

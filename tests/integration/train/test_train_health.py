@@ -41,7 +41,9 @@ def seen() -> dict[str, Any]:
 def test_a_device_without_variables_is_told_of_and_a_mirrored_model_is_not(
     seen: dict[str, Any],
 ) -> None:
-    assert seen["devices"]["idle"] == "2 accelerators are visible and no variable lies on CPU:1"
+    assert (
+        seen["devices"]["idle"] == "2 accelerators are visible, and no variable is placed on CPU:1"
+    )
     assert seen["devices"]["used"]
 
 

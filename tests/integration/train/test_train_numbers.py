@@ -234,8 +234,8 @@ def test_a_step_of_the_users_that_is_not_finite_reaches_no_checkpoint(
     assert weights_are_finite(tmp_path / "own")
     step = re.compile(r"of step \d+")
     assert step.findall(raised.value.line()) == step.findall(ours.value.line())
-    assert "weight rooted/scale, behind the step" in raised.value.line()
-    assert "The model's train_step wrote it before anybody could look" in raised.value.line()
+    assert "weight rooted/scale, after the step" in raised.value.line()
+    assert "The model's train_step updated it before it could be checked" in raised.value.line()
 
     result, built = train(
         sound,

@@ -115,7 +115,7 @@ def test_samples_that_are_skipped_already_cannot_be_the_cause() -> None:
 
 
 def test_without_known_samples_there_is_nothing_to_skip() -> None:
-    with pytest.raises(UserError, match="nobody knows which samples"):
+    with pytest.raises(UserError, match="the samples of this step are unknown"):
         decide(Rollbacks(NanConfig(on_nan="rollback")), positions=())
 
 

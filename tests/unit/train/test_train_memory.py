@@ -88,7 +88,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_set(told: Told) -
     with pytest.raises(ConfigError, match="must name GPUs of this machine") as error:
         apply_memory(MemoryConfig(visible_devices=(0, 3)))
 
-    assert "It has 3; the first is 0." in error.value.line()
+    assert "It has 3, numbered from 0." in error.value.line()
     assert told == []
 
 

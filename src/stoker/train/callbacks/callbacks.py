@@ -1,19 +1,19 @@
-"""Keras's callbacks, told of training as `Model.fit` tells them."""
+"""Calls Keras callbacks as `Model.fit` does."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import keras
 from numpy.typing import NDArray
 
-from stoker.core.errors import ConfigError, Plain
-from stoker.core.user_code import call, load_function
-from stoker.train.callbacks.errors import user_callback_errors
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.user_code import call, failure_of_user_code, load_function
 from stoker.train.callbacks.hooks import STEP_HOOKS, needs_every_step, overrides_hook, plain_logs
 from stoker.train.callbacks.state import capture, restore, settings_of
 
@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 Callback: TypeAlias = keras.callbacks.Callback
 
 GROUP = "callbacks"
-"""Begins the keys of all arrays, beside those of the model's variables."""
+"""Prefix of the keys of all arrays."""
 
 _WRITERS: tuple[type[Any], ...] = (
     keras.callbacks.ModelCheckpoint,
@@ -31,7 +31,7 @@ _WRITERS: tuple[type[Any], ...] = (
     keras.callbacks.RemoteMonitor,
     *([keras.callbacks.OrbaxCheckpoint] if hasattr(keras.callbacks, "OrbaxCheckpoint") else []),
 )
-"""What writes files or sends reports: of several workers, the chief's alone runs."""
+"""Callbacks that write files or send reports: only the chief runs them."""
 
 _NEEDLESS: dict[type[Any], str] = {
     keras.callbacks.BackupAndRestore: "Stoker's own checkpoints resume a run by themselves, and "
@@ -39,28 +39,47 @@ _NEEDLESS: dict[type[Any], str] = {
     keras.callbacks.SwapEMAWeights: "Stoker keeps the average of use_ema or train.ema itself, "
     "validates it and exports it.",
 }
-"""What Stoker does itself, and how."""
+"""Callbacks whose task Stoker does itself, and how."""
 
 
 def writes_files(callback: Callback) -> bool:
-    """Whether it is one of Keras's that write files or send reports."""
+    """Return whether it is one of Keras's callbacks that write files or send reports."""
     return isinstance(callback, _WRITERS)
 
 
+@contextmanager
+def user_callback_errors(what: str) -> Iterator[None]:
+    """Convert an exception of a callback into one line.
+
+    Args:
+        what: The callback's class and the hook, for the message.
+
+    Raises:
+        ConfigError: The body failed; with the user's file, line and function, even if a callback of
+            Keras called them.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failure_of_user_code(f"train.callbacks: {what}", error) from error
+
+
 class Callbacks:
-    """The user's callbacks and Keras's History, told by the loop what `fit` would tell them.
+    """The user's callbacks and Keras's History, called by the loop as in `fit`.
 
-    The order of calls is `fit`'s: `on_train_begin`; in each epoch `on_epoch_begin`, for each call
-    of the compiled step `on_train_batch_begin` and `on_train_batch_end`, then `on_test_begin`, the
-    test batches, `on_test_end`, and `on_epoch_end` with the metrics and their `val_`; at the end
-    `on_train_end`, which EarlyStopping uses to put the best weights back. Logs become plain floats,
-    sorted by name, and are one dict for all, so that a callback sees what an earlier one added.
+    The order of calls is that of `fit`: `on_train_begin`; in each epoch `on_epoch_begin`, for each
+    call of the compiled step `on_train_batch_begin` and `on_train_batch_end`, then `on_test_begin`,
+    the test batches, `on_test_end`, and `on_epoch_end` with the metrics and their `val_`; at the
+    end `on_train_end`, in which EarlyStopping restores the best weights. Logs become plain floats,
+    sorted by name, in one dict for all, so that a callback sees what an earlier one added. A
+    resumed run calls `set_state` before `on_train_begin`. If it resumes within an epoch, it does
+    not call `on_epoch_begin` again: a schedule that multiplies the learning rate has done so
+    already. A run that is interrupted, by an error or by its scheduler, does not call
+    `on_train_end`.
 
-    A run that resumes calls `set_state` before `on_train_begin`. Resuming within an epoch, it does
-    not call `on_epoch_begin` again: a schedule that multiplies the learning rate has done so. A run
-    that is interrupted, by an error or by its scheduler, does not call `on_train_end`.
-
-    Every hook raises ConfigError where a callback raises: with the line of the user's file.
+    Every hook raises ConfigError if a callback fails, with the line of the user's file.
     """
 
     def __init__(
@@ -76,10 +95,10 @@ class Callbacks:
 
         Args:
             model: The compiled model.
-            callbacks: The user's.
-            steps: Steps of an epoch.
-            epochs: Epochs in all.
-            is_chief: Whether this worker writes files; on others those that do are left out.
+            callbacks: The user's callbacks.
+            steps: Steps per epoch.
+            epochs: Total epochs.
+            is_chief: Whether this worker writes files; other workers skip callbacks that do.
 
         Raises:
             ConfigError: BackupAndRestore or SwapEMAWeights is among them, or one failed.
@@ -89,7 +108,7 @@ class Callbacks:
                 if isinstance(callback, kind):
                     name = kind.__name__
                     raise ConfigError(
-                        f"train.callbacks must leave out {name}", got=Plain(f"a {name}"), fix=why
+                        f"train.callbacks must not contain {name}", got=Plain(f"a {name}"), fix=why
                     )
         kept = [c for c in callbacks if is_chief or not isinstance(c, _WRITERS)]
         self._model = model
@@ -110,28 +129,28 @@ class Callbacks:
 
     @property
     def has_batch_hooks(self) -> bool:
-        """Whether a callback wants to be told of every single step."""
+        """Whether a callback must be called for every single step."""
         heard = self._by_hook["on_train_batch_begin"] + self._by_hook["on_train_batch_end"]
         return any(needs_every_step(callback) for callback in heard)
 
     @property
     def reads_batch_logs(self) -> bool:
-        """Whether a callback hears the end of a call: the loop then has to read the metrics."""
+        """Whether a callback handles the end of a call: the loop must then read the metrics."""
         return bool(self._by_hook["on_train_batch_end"])
 
     @property
     def reads_test_logs(self) -> bool:
-        """Whether a callback hears the end of a validation batch."""
+        """Whether a callback handles the end of a validation batch."""
         return bool(self._by_hook["on_test_batch_end"])
 
     @property
     def stop_training(self) -> bool:
-        """Whether a callback asked to stop: `fit` then ends the epoch at once, yet validates."""
+        """Whether a callback requested a stop: as in `fit`, the epoch ends and is validated."""
         return bool(self._model.stop_training)
 
     @property
     def stop_evaluating(self) -> bool:
-        """Whether a callback asked to end this validation."""
+        """Whether a callback requested the end of this validation."""
         return bool(getattr(self._model, "stop_evaluating", False))
 
     @property
@@ -140,7 +159,7 @@ class Callbacks:
         return next(c for c in self._all if isinstance(c, keras.callbacks.History))
 
     def on_train_begin(self) -> None:
-        """Training begins, or goes on: then with the state that `set_state` was given."""
+        """Training starts or resumes; then with the state from `set_state`."""
         self._model.stop_training = self._over = False
         self._at_end = None
         if self._resumed_from is not None:
@@ -154,13 +173,13 @@ class Callbacks:
             self._resumed_from = None
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """An epoch begins; the first is 0."""
+        """An epoch starts; the first is 0."""
         self._call_hooks("on_epoch_begin", epoch, {})
 
     def on_train_batch_begin(self, step: int) -> None:
-        """A call of the compiled step begins; `step` is its first step, the epoch's first being 0.
+        """A call of the compiled step starts; `step` is its first step, from 0 in each epoch.
 
-        As in `fit` with `steps_per_execution`, hooks are told once a call.
+        As in `fit` with `steps_per_execution`, hooks are called once per call.
         """
         self._call_step_hooks("on_train_batch_begin", step, {})
 
@@ -168,9 +187,9 @@ class Callbacks:
         """A call has ended.
 
         Args:
-            step: The last step that it ran. (`fit` names the step at which a whole call would have
-                ended, also where the epoch ended before.)
-            logs: `loss` and metrics, their means since the epoch began.
+            step: Its last step. (`fit` passes the step at which a full call would have ended, even
+                if the epoch ended before.)
+            logs: `loss` and metrics, their means since the epoch started.
         """
         self._call_step_hooks("on_train_batch_end", step, logs)
 
@@ -179,30 +198,30 @@ class Callbacks:
 
         Args:
             epoch: The first is 0.
-            logs: `loss` and metrics, and the validation's with `val_` before the name.
+            logs: `loss` and metrics, and those of the validation with the prefix `val_`.
 
         Returns:
-            The logs and what callbacks added to them, such as `learning_rate`.
+            The logs with additions of the callbacks, such as `learning_rate`.
         """
         arguments = plain_logs(logs)
         self._call_hooks("on_epoch_end", epoch, arguments)
         return arguments
 
     def on_test_begin(self) -> None:
-        """Validation begins."""
+        """Validation starts."""
         self._model.stop_evaluating = False
         self._call_hooks("on_test_begin", {})
 
     def on_test_batch_begin(self, step: int) -> None:
-        """A validation batch begins; the first is 0."""
+        """A validation batch starts; the first is 0."""
         self._call_step_hooks("on_test_batch_begin", step, {})
 
     def on_test_batch_end(self, step: int, logs: Mapping[str, Any]) -> None:
-        """A validation batch has ended; logs are without `val_`."""
+        """A validation batch has ended; logs have no prefix `val_`."""
         self._call_step_hooks("on_test_batch_end", step, logs)
 
     def on_test_end(self, logs: Mapping[str, Any]) -> None:
-        """Validation has ended; logs are without `val_`."""
+        """Validation has ended; logs have no prefix `val_`."""
         self._call_hooks("on_test_end", plain_logs(logs))
 
     def on_train_end(self, logs: Mapping[str, Any]) -> None:
@@ -218,7 +237,7 @@ class Callbacks:
         self._begun, self._over = False, True
 
     def close(self) -> None:
-        """Close the files of Keras's callbacks, where a run ends without `on_train_end`."""
+        """Close the files of Keras's callbacks if a run ends without `on_train_end`."""
         if not self._begun:
             return
         self._begun = False
@@ -228,11 +247,11 @@ class Callbacks:
                     kind.on_train_end(callback)
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What every callback remembers: JSON, and arrays by key.
+        """Return the state of every callback: JSON, and arrays by key.
 
-        That is each attribute that is a number, text, None, an array, or a list, tuple, set or dict
-        of these, or what its own `get_state` returns. What else it holds is named once in a warning.
-        After training has ended, it is the state just before `on_train_end`.
+        The state consists of each attribute that is a number, text, None, an array, or a list,
+        tuple, set or dict of these, or of the result of the callback's `get_state`. A warning names
+        other attributes once. After training has ended, it is the state just before `on_train_end`.
         """
         return self._captured(fails=True) if self._at_end is None else self._at_end
 
@@ -258,20 +277,20 @@ class Callbacks:
             if lost and name not in self._warned:
                 self._warned.add(name)
                 _LOG.warning(
-                    "train.callbacks: a resumed run has %s of %s as it was made; give it get_state()"
-                    " and set_state(state) to keep it",
+                    "train.callbacks: a resumed run resets %s of %s; to keep it, define get_state()"
+                    " and set_state(state)",
                     *(", ".join(lost), name),
                 )
         return facts, arrays
 
     def set_state(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Give every callback back what `state` took.
+        """Restore the result of `state` in every callback.
 
         Args:
-            facts: Of `state`; a callback without an entry begins anew, and a warning names it.
-            arrays: Of `state`.
+            facts: From `state`; a callback without an entry starts again, and a warning names it.
+            arrays: From `state`.
 
-        Before `on_train_begin` it is kept until that has run, which resets callbacks.
+        Before `on_train_begin` it is stored, because `on_train_begin` resets callbacks.
         """
         if self._begun:
             self._restore(facts, arrays)
@@ -281,7 +300,7 @@ class Callbacks:
     def _restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         for name, callback in self._named():
             if name not in facts:
-                _LOG.warning("train.callbacks: %s was not there before, it begins anew", name)
+                _LOG.warning("train.callbacks: %s is new, so it starts without state", name)
                 continue
             with user_callback_errors(f"{name}.set_state"):
                 settings = self._settings_of(callback)
@@ -310,23 +329,23 @@ class Callbacks:
         arguments = plain_logs(logs)
         for callback in self._by_hook[hook]:
             with user_callback_errors(f"{type(callback).__name__}.{hook}"):
-                # `fit` gives the logs of batch hooks by name, those of others by place.
+                # `fit` passes logs of batch hooks by keyword, those of other hooks by position.
                 getattr(callback, hook)(step, logs=arguments)
 
 
 def load_callbacks(folder: Path, reference: str) -> Callable[[], list[Callback]]:
-    """The function that `train.callbacks: module:function` names.
+    """Load the function that `train.callbacks: module:function` names.
 
     Args:
         folder: The user's folder.
         reference: `module:function`, of a function without arguments that returns callbacks.
 
     Returns:
-        A function that makes them anew; it raises ConfigError where the user's fails, or returns
+        A function that creates them; it raises ConfigError if the user's function fails or returns
         something else.
 
     Raises:
-        ConfigError: there is no such function.
+        ConfigError: There is no such function.
     """
     function = load_function(folder, reference, where="train.callbacks")
 
@@ -338,10 +357,10 @@ def load_callbacks(folder: Path, reference: str) -> Callable[[], list[Callback]]
 
 
 def check_callbacks(made: object, *, what: str) -> list[Callback]:
-    """Refuse what is no list of Keras callbacks, in the user's words.
+    """Reject anything that is not a list of Keras callbacks.
 
     Raises:
-        ConfigError: it is none; the first wrong entry is named.
+        ConfigError: It is not; the first wrong entry is named.
     """
     listed = [made] if isinstance(made, keras.callbacks.Callback) else made
     rule = f"train.callbacks: {what} must return a list of keras.callbacks.Callback"

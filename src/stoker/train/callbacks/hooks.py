@@ -1,4 +1,4 @@
-"""Which hooks of steps a callback hears, and what it is told."""
+"""The step hooks of callbacks, and their arguments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ STEP_HOOKS = {
     "on_test_batch_begin": ("on_test_batch_begin",),
     "on_test_batch_end": ("on_test_batch_end",),
 }
-"""Hook -> the methods that hear it: Keras's `on_train_batch_*` calls `on_batch_*`."""
+"""Hook -> methods that implement it: Keras's `on_train_batch_*` calls `on_batch_*`."""
 
 
 def overrides_hook(callback: Callback, hook: str) -> bool:
-    """Whether a callback has a method of its own for one of `STEP_HOOKS`."""
+    """Return whether a callback overrides a method for one of `STEP_HOOKS`."""
     # LambdaCallback sets its methods on the instance.
     found = {method: getattr(callback, method) for method in STEP_HOOKS[hook]}
     return any(
@@ -30,17 +30,17 @@ def overrides_hook(callback: Callback, hook: str) -> bool:
 
 
 def needs_every_step(callback: Callback) -> bool:
-    """Whether a callback that hears steps needs each of them, not only each call of many."""
+    """Return whether a callback with step hooks needs each step, not only each call."""
     if type(callback) is keras.callbacks.ModelCheckpoint:
         return bool(callback.save_freq != "epoch")
     if type(callback) is keras.callbacks.TensorBoard:
         return bool(callback.update_freq != "epoch")
-    # A loss that is not finite ends the call, and the mean since the epoch began keeps it.
+    # A loss that is not finite ends the call, and stays in the mean of the epoch.
     return type(callback) not in (keras.callbacks.TerminateOnNaN, keras.callbacks.ProgbarLogger)
 
 
 def plain_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Logs as callbacks know them: flat, sorted by name, every scalar a Python float."""
+    """Convert logs for callbacks: flat, sorted by name, every scalar a Python float."""
     plain: dict[str, Any] = {}
     for name, value in sorted(logs.items()):
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a callback remembers, as JSON and arrays, so that a resumed run goes on where it stood."""
+"""The state of a callback as JSON and arrays, so that a resumed run continues with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from stoker.core.errors import ConfigError, Plain
 
 Arrays = MutableMapping[str, NDArray[Any]]
-"""Arrays by key; a JSON value names those that belong to it."""
+"""Arrays by key; JSON values refer to the keys."""
 
 _OF_THE_RUN = frozenset({"_model", "params"})
-"""What `set_model` and `set_params` give to every callback anew."""
+"""Attributes that `set_model` and `set_params` set in every process."""
 
 _TENSORBOARD = frozenset(
     {"_writers", "_prev_summary_state", "_summary_module", "_should_write_train_graph"}
@@ -26,15 +26,15 @@ _TENSORBOARD = frozenset(
     | {"_previous_epoch_iterations", "_log_write_dir", "_train_dir", "_val_dir"}
     | {"_train_step", "_val_step"}
 )
-"""Open files and a running profile: they belong to the process, and are made anew in the next."""
+"""Open files and a running profile, which belong to the process."""
 
 _CSV = frozenset({"csv_file", "writer", "append", "append_header"})
 
 
 def settings_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """The scalar attributes of a callback as its constructor left them, as JSON.
+    """Return the scalar attributes of a callback after its constructor, as JSON.
 
-    A stored attribute whose setting the user has changed since then is not put back.
+    A stored attribute whose setting the user has changed since then is not restored.
     """
     return {
         name: encode(value, key="", arrays={})
@@ -46,17 +46,17 @@ def settings_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
 def capture(
     callback: keras.callbacks.Callback, *, settings: Mapping[str, Any], key: str, arrays: Arrays
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a callback remembers, and the names of the attributes that cannot be stored.
+    """Return the state of a callback, and the names of attributes that cannot be stored.
 
     Args:
-        callback: With `get_state` and `set_state` of its own, these are used.
-        settings: What `settings_of` said when it was new.
-        key: Begins the keys of its arrays.
-        arrays: Takes them; copies, so that they may be written while training goes on.
+        callback: Its own `get_state` and `set_state` are used, if it has both.
+        settings: The result of `settings_of` when it was new.
+        key: Prefix of the keys of its arrays.
+        arrays: Receives copies, which can be written while training continues.
 
     Raises:
-        ConfigError: its own `get_state` returned something else than numbers, text, arrays, and
-            lists and dicts of these.
+        ConfigError: Its `get_state` returned something other than numbers, text, arrays, and lists
+            and dicts of these.
     """
     if _has_own(callback):
         return {"own": _own_state(callback, key=key, arrays=arrays)}, []
@@ -82,7 +82,7 @@ def restore(
     settings: Mapping[str, Any],
     arrays: Mapping[str, NDArray[Any]],
 ) -> None:
-    """Give a callback back what `capture` took; called when its `on_train_begin` has run."""
+    """Restore the result of `capture`; call it after `on_train_begin`."""
     if "own" in facts:
         callback.set_state(decode(facts["own"], arrays))
         return
@@ -98,10 +98,10 @@ def restore(
 
 
 def encode(value: Any, *, key: str, arrays: Arrays) -> Any:
-    """A value as JSON; its arrays go to `arrays`, under keys that begin with `key`.
+    """Convert a value to JSON; its arrays go to `arrays`, with keys that start with `key`.
 
     Raises:
-        TypeError: it is, or holds, something else than None, numbers, text, arrays, keras.ops, and
+        TypeError: It contains something other than None, numbers, text, arrays, keras.ops, and
             lists, tuples, sets and dicts of these.
     """
     kind = type(value)
@@ -126,7 +126,7 @@ def encode(value: Any, *, key: str, arrays: Arrays) -> Any:
 
 
 def decode(stored: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """The value that `encode` was given."""
+    """Return the value that was passed to `encode`."""
     if isinstance(stored, list):
         return [decode(part, arrays) for part in stored]
     if not isinstance(stored, dict):
@@ -146,7 +146,7 @@ def decode(stored: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
 def _encode_array(array: NDArray[Any], *, key: str, arrays: Arrays) -> dict[str, Any]:
     if array.dtype.hasobject:
         raise TypeError(f"{key}: an array of objects")
-    # NumPy's file format knows its own dtypes only; every bfloat16 and float8 is a float32.
+    # NumPy's file format supports only its own dtypes; bfloat16 and float8 fit into float32.
     own = array.dtype.isbuiltin == 1 or array.dtype.kind in "USMm"
     arrays[key] = array if own else array.astype(np.float32)
     return {"$array": key, "dtype": array.dtype.str if own else array.dtype.name}
@@ -162,7 +162,7 @@ def _remembered(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    # A defaultdict or a bounded deque comes back in place, so its kind need not be stored.
+    # A defaultdict or a bounded deque is filled in place, so its type need not be stored.
     if isinstance(value, dict):
         return dict(value)
     return list(value) if isinstance(value, deque) else value

@@ -1,7 +1,7 @@
-"""When the next checkpoint is due.
+"""Decides when the next checkpoint is due.
 
-What one costs is what training loses by it: the time that it stands still, and the time that its
-steps take longer while the checkpoint is written beside them.
+The cost of a checkpoint is the training time that it takes: the time that training stands still,
+and the slowdown of the steps that run while it is written.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from collections.abc import Callable
 from stoker.train.checkpoints.config import CheckpointConfig
 
 LEAST_EVERY_S = 5.0
-"""Shortest time between two: what is lost in it is not worth the disk's wear."""
+"""Shortest interval, seconds: losing less than this is not worth the wear of the disk."""
 
 MOST_EVERY_S = 1800.0
-"""Longest time between two: more work than this is not lost, whatever a checkpoint costs."""
+"""Longest interval, seconds: no more work than this is lost, whatever a checkpoint costs."""
 
 AIM = 0.8
-"""Share of the permitted overhead that is aimed at: one checkpoint costs more than another, and the
-first is due before any cost is known."""
+"""Share of the permitted overhead to aim at: costs vary, and the first checkpoint is due before any
+cost is known."""
 
 USUAL_CALLS = 50
-"""Calls with nothing written beside them, the newest, by which the usual time of a step is known,"""
+"""Number of the newest calls without a checkpoint in progress that define the usual step time."""
 
 LEAST_CALLS = 5
-"""and fewest. Before there are so many the CPU time of writing stands for what it takes."""
+"""Least number of them. Before that, the CPU time of writing is taken as the slowdown."""
 
 
 class Cadence:
-    """Decides from the clock or the step count; `auto` from what the checkpoints cost."""
+    """Decides by the clock or the step count; `auto` by the cost of the checkpoints."""
 
     def __init__(
         self, config: CheckpointConfig, *, now_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin counting now.
+        """Start counting.
 
         Args:
-            config: How often.
-            now_s: A clock that never jumps.
+            config: The user's section.
+            now_s: A monotonic clock.
         """
         self._config = config
         self._now_s = now_s
@@ -52,32 +52,32 @@ class Cadence:
 
     @property
     def every_s(self) -> float:
-        """Seconds between two checkpoints, as it stands."""
+        """Current interval between two checkpoints, seconds."""
         if self._config.every_s != "auto":
             return self._config.every_s
         if not self._costs_s:
             return LEAST_EVERY_S
-        # The mean is what the whole run pays; the last one holds where they have grown dearer.
+        # The mean is what the whole run pays; the last one counts if costs have grown.
         cost_s = max(sum(self._costs_s) / len(self._costs_s), self._costs_s[-1])
         return min(MOST_EVERY_S, max(LEAST_EVERY_S, cost_s / (AIM * self._config.max_overhead)))
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint should be written now that `step` steps are done."""
+        """Return whether a checkpoint is due after this many steps."""
         if self._config.every_steps is not None:
             return step - self._saved_step >= self._config.every_steps
         return self._now_s() - self._saved_s >= self.every_s
 
     def saved(self, step: int) -> None:
-        """A checkpoint of `step` was handed over, or gone on from: count from here."""
+        """Record that a checkpoint of this step was handed over, or restored."""
         self._saved_step, self._saved_s = step, self._now_s()
 
     def trained(self, steps: int, wall_s: float, *, beside: bool) -> None:
-        """A call trained so many steps in so many seconds.
+        """Record a call.
 
         Args:
-            steps: How many.
-            wall_s: Of all of them.
-            beside: Whether a checkpoint was being written when it began.
+            steps: Number of its steps.
+            wall_s: Their wall time, seconds.
+            beside: Whether a checkpoint was being written when it started.
         """
         if beside:
             self._beside_s += wall_s
@@ -86,11 +86,11 @@ class Cadence:
             self._usual_s.append(wall_s / steps)
 
     def cost(self, *, stalled_s: float, cpu_s: float) -> None:
-        """A checkpoint is written.
+        """Record the cost of a written checkpoint.
 
         Args:
-            stalled_s: How long training stood still for it.
-            cpu_s: CPU time of its writing.
+            stalled_s: How long training stood still, seconds.
+            cpu_s: CPU time of writing, seconds.
         """
         slowed_s = cpu_s
         if self._beside_steps and len(self._usual_s) >= LEAST_CALLS:

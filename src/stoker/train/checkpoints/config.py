@@ -1,4 +1,4 @@
-"""How often a checkpoint is written, and which of them are kept."""
+"""How often checkpoints are written, and which are kept."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class CheckpointConfig:
     between 5 s and 30 min."""
 
     every_steps: int | None = None
-    """Steps between two checkpoints; where it is given, `every_s` does not count."""
+    """Steps between two checkpoints; if set, `every_s` is ignored."""
 
     keep_last: int = 3
-    """How many of the newest are kept: the older ones are what a damaged one falls back to."""
+    """Number of the newest checkpoints to keep: if one is damaged, an older one is used."""
 
     keep_every_h: float | None = None
-    """Keep one of every so many hours of training for good; None keeps none."""
+    """Keep one checkpoint of every this many hours of training permanently; null: none."""
 
     max_overhead: float = 0.035
-    """Most of the training time that checkpoints may cost where `every_s` is auto, a share."""
+    """Largest share of the training time that checkpoints may cost if `every_s` is auto."""
 
     def __post_init__(self) -> None:
         if self.every_s != "auto" and not self.every_s > 0:
@@ -39,7 +39,7 @@ class CheckpointConfig:
             raise ConfigError(
                 "train.checkpoint.keep_last must be at least 1",
                 got=self.keep_last,
-                fix="2 or more leave an older one to fall back to.",
+                fix="With 2 or more, there is an older one if the newest is damaged.",
             )
         if self.keep_every_h is not None and not self.keep_every_h > 0:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a run must still be to go on from a checkpoint, and what of it has changed."""
+"""The identity of a run, which must be unchanged to resume from a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ Identity = Mapping[str, Mapping[str, Any]]
 """Part (configuration, code, data, versions) -> name in it -> its value or fingerprint, as JSON."""
 
 _NAMED = 4
-"""Most differences that one line names."""
+"""Most differences in one message."""
 
 _SHOWN_CHARS = 24
-"""Longest value that is worth showing: a hash is not."""
+"""Longest value that is shown; hashes are longer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IdentityChange:
-    """One thing that is not what it was when the checkpoint was written."""
+    """A difference between a checkpoint and this process."""
 
     part: str
     """configuration, code, data, versions."""
 
     name: str
-    """Which setting, function, column or library."""
+    """The setting, function, column or library."""
 
     before: Any
-    """Its value in the checkpoint, None where it had none."""
+    """Its value in the checkpoint; None if it had none."""
 
     now: Any
-    """Its value now, None where it has none."""
+    """Its current value; None if it has none."""
 
     def __str__(self) -> str:
         what = f"{self.part} {self.name}"
@@ -46,7 +46,7 @@ class IdentityChange:
 
 
 def changes(before: Identity, now: Identity) -> tuple[IdentityChange, ...]:
-    """Everything that differs, in the order of the names."""
+    """Return all differences, ordered by name."""
     return tuple(
         IdentityChange(part=part, name=name, before=old.get(name), now=new.get(name))
         for part in sorted({*before, *now})
@@ -59,26 +59,26 @@ def changes(before: Identity, now: Identity) -> tuple[IdentityChange, ...]:
 def require_same(
     before: Identity, now: Identity, *, accept_change: bool
 ) -> tuple[IdentityChange, ...]:
-    """Refuse to go on as another run than the one that was begun.
+    """Refuse to resume a run whose identity has changed.
 
     Args:
-        before: The identity that the checkpoint was written with.
-        now: This process's.
-        accept_change: The user has said that the change is meant.
+        before: The identity in the checkpoint.
+        now: The identity of this process.
+        accept_change: Whether the user accepted the change.
 
     Returns:
-        What has changed, to be recorded; empty where nothing has.
+        The differences, to be recorded.
 
     Raises:
-        UserError: something differs, and nobody accepted it; names what, and how to go on.
+        UserError: There are differences that the user has not accepted; names them.
     """
     found = changes(before, now)
     if found and not accept_change:
         named = "; ".join(map(str, found[:_NAMED]))
         more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         raise UserError(
-            "a run goes on with the configuration, code, data and versions that it began with",
+            "a resumed run must have the configuration, code, data and versions that it started with",
             got=Plain(named + more),
-            fix="Put it back, or go on with --accept-change, which is recorded in the run.",
+            fix="Undo the change, or resume with --accept-change, which is recorded in the run.",
         )
     return found

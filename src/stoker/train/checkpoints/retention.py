@@ -1,4 +1,4 @@
-"""Which checkpoints may go, once a newer one is there."""
+"""Selects the checkpoints to delete after a new one was written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointInfo:
-    """What retention has to know of one checkpoint."""
+    """The facts about a checkpoint that retention needs."""
 
     name: str
     """Its folder's name."""
@@ -19,8 +19,8 @@ class CheckpointInfo:
     """Steps that were done when it was written."""
 
     elapsed_s: float
-    """Time that the run had trained by then, over all its processes, seconds. Not the time of day:
-    that can jump."""
+    """Training time of the run until then, over all its processes, seconds. Not the time of day,
+    which can jump."""
 
 
 def superseded(
@@ -31,14 +31,15 @@ def superseded(
     keep_last: int,
     every_h: float | None,
 ) -> list[str]:
-    """Names of the checkpoints that may go.
+    """Return the names of the checkpoints to delete.
 
     Args:
-        older: The good ones before the newest, the oldest first.
-        newest: The one that has just been published; it stays.
+        older: The good ones before the newest, oldest first.
+        newest: The one just published; it is kept.
         best: Name of the one with the best monitored value.
-        keep_last: How many of the newest stay, `newest` among them.
-        every_h: The first one after every so many hours of training stays; None: none does.
+        keep_last: How many of the newest are kept, including `newest`.
+        every_h: Keep the first one of each interval of this many hours of training; None: keep
+            none.
     """
     alone = [kept for kept in older if kept.step != newest.step]
     stay = {kept.name for kept in [*alone, newest][-keep_last:]} | {best}
@@ -51,6 +52,6 @@ def _first_of_each(checkpoints: Sequence[CheckpointInfo], interval_s: float) -> 
     first: dict[int, str] = {}
     for kept in checkpoints:
         first.setdefault(int(kept.elapsed_s // interval_s), kept.name)
-    # The first interval is that of the run's beginning: nobody goes back to it.
+    # The first interval is the start of the run, to which no one returns.
     first.pop(0, None)
     return set(first.values())

@@ -1,7 +1,7 @@
-"""The generators of random numbers that a model did not ask for by a seed of its own.
+"""Random number generators outside the model's own seeds.
 
-A layer keeps its seed with its weights. What is drawn without a seed comes from a generator that
-Keras keeps for the thread, and what a callback draws comes from Python's and NumPy's.
+A layer stores its seed with its weights. Numbers drawn without a seed come from a generator that
+Keras keeps per thread; callbacks draw from Python's and NumPy's generators.
 """
 
 from __future__ import annotations
@@ -22,43 +22,42 @@ from keras.src.random.seed_generator import (
 from stoker.core.thread_safe_patch import Replaced
 
 _APART = 0x9E3779B97F4A7C15 >> 1
-"""Odd and with bits everywhere: replicas' seeds lie far apart."""
+"""Odd, with bits everywhere: the seeds of replicas are far apart."""
 
 
 def keras_seeds(strategy: tf.distribute.Strategy) -> SeedGenerator:
-    """Keras's generator for what is drawn without a seed, with a state on each replica.
+    """Return Keras's generator for numbers drawn without a seed, with a state on each replica.
 
     Args:
-        strategy: Whose replicas draw from it.
+        strategy: The strategy whose replicas draw from it.
     """
     with strategy.scope():
         generator = global_seed_generator()
         spread = isinstance(generator.state.value, tf.distribute.DistributedValues)
         if strategy.num_replicas_in_sync > 1 and not spread:
-            # It was first drawn from outside the scope: replicas would share one variable.
+            # It was created outside the scope: replicas would share one variable.
             generator = SeedGenerator(generator.get_config()["seed"])
             use_keras_seeds(generator)
     return generator
 
 
 def use_keras_seeds(generator: SeedGenerator) -> None:
-    """Let this thread draw from a generator; to be called first in what `strategy.run` runs.
+    """Make this thread draw from a generator; call it first in a function for `strategy.run`.
 
-    A strategy traces each replica in a thread of its own, where Keras would make another
-    generator: inside a `tf.function`, which fails.
+    A strategy traces each replica in a separate thread, where Keras would create another generator
+    inside a `tf.function`, which fails.
     """
     global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
 
 
 def distinct_replica_seeds(replicas: int) -> AbstractContextManager[None]:
-    """What replicas draw in a step differs; the first one draws what one device would.
+    """Give each replica different random numbers in a step; the first draws as one device would.
 
-    Each has its copy of a generator's state, and all the same one, so that Keras's Dropout would
-    drop the same units of every replica's rows: of those that lie equally far from the beginning
-    of their parts. The states stay equal, and are what a checkpoint holds.
+    All replicas have the same generator state, so Keras's Dropout would drop the same units of
+    corresponding rows on each replica. The states stay equal, and checkpoints store them.
 
     Args:
-        replicas: How many there are.
+        replicas: Number of replicas.
     """
     return nullcontext() if replicas == 1 else _DRAWN_APART
 
@@ -80,7 +79,7 @@ _DRAWN_APART = Replaced(SeedGenerator, next=_next_of_replica)
 
 
 def host_seeds() -> dict[str, Any]:
-    """Where Python's and NumPy's global generators stand, as JSON values."""
+    """Return the states of Python's and NumPy's global generators as JSON values."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -90,7 +89,7 @@ def host_seeds() -> dict[str, Any]:
 
 
 def restore_host_seeds(seeds: dict[str, Any]) -> None:
-    """Put Python's and NumPy's global generators to where `host_seeds` found them."""
+    """Restore Python's and NumPy's global generators from `host_seeds`."""
     version, words, gauss = seeds["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = seeds["numpy"]

@@ -1,4 +1,4 @@
-"""Everything that a training step can change, as named arrays on the host, and back again."""
+"""Everything that a training step can change, as named arrays on the host, and back."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Arrays = Mapping[str, NDArray[Any]]
 """Name -> values."""
 
 ROWS = "@replicas"
-"""End of the name of a value with one row a replica."""
+"""Suffix of the name of a value with one row per replica."""
 
 _WORD_BYTES = 4
-"""Bytes of the numbers that every collective implementation can gather."""
+"""Bytes of an integer that every collective implementation can gather."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +53,11 @@ class _Slot:
 
 
 class TrainingState:
-    """The variables of a training run by stable names.
+    """The variables of a training run, with stable names.
 
-    They begin with their group: `model/`, `optimizer/`, `metrics/`, `seeds/`, or the caller's.
-    Make it once, when the model, its optimizer and its metrics are built. With several workers
-    every one of them calls `capture` and `restore`, in the same order.
+    The names start with their group: `model/`, `optimizer/`, `metrics/`, `seeds/`, or the caller's.
+    Create it once, after model, optimizer and metrics are built. With several workers, each one
+    must call `capture` and `restore` in the same order.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class TrainingState:
         """Collect the variables.
 
         Args:
-            model: Compiled and built, its optimizer too.
-            extras: Group -> variables that the loop itself keeps: moving averages, sums, counters.
+            model: Compiled and built, including its optimizer.
+            extras: Group -> additional variables: moving averages, sums, counters.
         """
         self.strategy = _strategy(model)
         self.seeds = keras_seeds(self.strategy)
@@ -85,15 +85,15 @@ class TrainingState:
             for name, slot in self._slots.items()
             if slot.by_replica and self.strategy.num_replicas_in_sync > 1
         }
-        # A TPU runs nothing that is not in a graph.
+        # A TPU runs only graphs.
         self._gather = tf.function(self._gather_rows, autograph=False)
         self._ids = tf.function(lambda: self.strategy.run(_replica_id), autograph=False)
 
     def capture(self) -> dict[str, NDArray[Any]]:
-        """A copy of every value on the host.
+        """Copy every value to the host.
 
         Returns:
-            Name -> value. Where the replicas differ, name + `@replicas` -> [replicas, ...].
+            Name -> value. If replicas differ: name + `@replicas` -> [replicas, ...].
         """
         return dict(self._rows()) | {
             name: self._components(slot)[0].numpy()
@@ -102,15 +102,14 @@ class TrainingState:
         }
 
     def restore(self, arrays: Arrays) -> None:
-        """Put captured values back, on every replica of this worker.
+        """Restore captured values on every replica of this worker.
 
         Args:
-            arrays: What `capture` returned; groups that are not of this state are passed over.
-                Another number of replicas than now is taken: sums stay what they were in all,
-                other values are those of the first replica.
+            arrays: From `capture`; other groups are ignored. The number of replicas may differ:
+                sums keep their total, other values come from the first replica.
 
         Raises:
-            DataError: they are another model's; nothing was changed.
+            DataError: They belong to another model; nothing was changed.
         """
         self._refuse_another_model(arrays)
         replicas = self.strategy.num_replicas_in_sync
@@ -152,9 +151,9 @@ class TrainingState:
         wrong = list(_differences(self._slots, arrays, self._groups))
         if wrong:
             raise DataError(
-                "a checkpoint goes back into the model that it was written of",
+                "a checkpoint can be restored only into the model that it was written from",
                 got=Plain("; ".join(wrong[:3]) + f" ({len(wrong)} in all)"),
-                fix="Bring the old model back, or train the new one in a new run.",
+                fix="Restore the old model, or train the new one in a new run.",
             )
 
 
@@ -217,7 +216,8 @@ def _can_differ(value: Any, group: str) -> bool:
         return False
     if value.synchronization is tf.VariableSynchronization.ON_READ:
         return True
-    # Keras lets each replica write its own copy of what is not trained: BatchNorm's means, seeds.
+    # Keras lets each replica write its own copy of non-trainable variables: BatchNorm's means,
+    # seeds.
     return group in ("model", "metrics", "seeds") and not value.trainable
 
 
@@ -249,19 +249,18 @@ def restore_model(model: keras.Model, arrays: Arrays, *, average: str) -> None:
     """Put the weights of a checkpoint into a model that is to be exported.
 
     Args:
-        model: Built; nothing of how it was trained need exist.
-        arrays: Of a checkpoint.
-        average: Group that holds a moving average of the trainable weights, where it is there: it
-            is what is taken then.
+        model: A built model; nothing else of its training is needed.
+        arrays: The arrays of a checkpoint.
+        average: Group of the moving average of the trainable weights, which is used if it exists.
 
     Raises:
-        DataError: they are another model's; nothing was changed.
+        DataError: They belong to another model; nothing was changed.
     """
     slots = _slots({"model": model.variables})
     wrong = list(_differences(slots, arrays, ["model"]))
     if wrong:
         raise DataError(
-            "a checkpoint goes back into the model that it was written of",
+            "a checkpoint can be restored only into the model that it was written from",
             got=Plain("; ".join(wrong[:3]) + f" ({len(wrong)} in all)"),
             fix="Run `stoker train` again.",
         )

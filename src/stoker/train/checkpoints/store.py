@@ -1,9 +1,9 @@
-"""One checkpoint on the disk: a folder that is published whole, verified, and found again.
+"""One checkpoint on disk: a folder that is published atomically, verified, and found again.
 
 step-0000001234/
   state.safetensors  every variable
-  facts.json         where the run stood: epoch, position, metrics, callbacks
-  manifest.json      size and SHA-256 of the other two, and of itself; written last
+    facts.json         state of the run: epoch, position, metrics, callbacks
+    manifest.json      size and SHA-256 of the other two, and of itself; written last
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from stoker.train.checkpoints.identity import Identity
 from stoker.train.checkpoints.tensors import Arrays, read_tensors, write_tensors
 
 STATE = "state.safetensors"
-"""File of the variables' values."""
+"""File with the values of the variables."""
 
 FACTS = "facts.json"
-"""File of what else belongs to the run. Python's JSON, with Infinity: callbacks begin with it."""
+"""File with the rest of the run's state. Python's JSON, with Infinity, which callbacks use."""
 
 MANIFEST = "manifest.json"
-"""File that makes the other two a checkpoint."""
+"""File that completes a checkpoint."""
 
 FORMAT = 1
-"""Version of this layout."""
+"""Version of the layout."""
 
 _NAME = re.compile(r"step-(\d{10,})(?:\.(\d+))?")
 _LOG = logging.getLogger(__name__)
@@ -54,10 +54,10 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The manifest of a checkpoint."""
 
     step: int
-    """Steps that are done."""
+    """Steps done."""
 
     sizes: dict[str, int]
     """File -> bytes."""
@@ -69,13 +69,13 @@ class Manifest:
     """Configuration, code, data and versions of the run."""
 
     best: Best | None
-    """The best one when this one was written, itself counted; None before the first value."""
+    """The best one so far, including this one; None before the first value."""
 
     elapsed_s: float
-    """Time that the run had trained, over all its processes, seconds."""
+    """Training time of the run, over all its processes, seconds."""
 
     written: str
-    """Time of day, for people: nothing depends on it."""
+    """Time of day, for people only."""
 
     format: int = FORMAT
     """Version of the layout."""
@@ -83,7 +83,7 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DamagedCheckpoint:
-    """A checkpoint that must not be gone on from."""
+    """A checkpoint that must not be used."""
 
     path: Path
     """Its folder."""
@@ -94,7 +94,7 @@ class DamagedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedCheckpoint:
-    """A checkpoint whose every byte was verified."""
+    """A checkpoint with every byte verified."""
 
     path: Path
     """Its folder."""
@@ -103,10 +103,10 @@ class VerifiedCheckpoint:
     """What it says of itself."""
 
     facts: dict[str, Any]
-    """What was handed over with the variables."""
+    """The state that was stored with the variables."""
 
     refused: tuple[DamagedCheckpoint, ...] = ()
-    """Newer ones that are damaged, the newest first."""
+    """Newer ones that are damaged, newest first."""
 
     @property
     def step(self) -> int:
@@ -115,11 +115,11 @@ class VerifiedCheckpoint:
 
     @property
     def identity(self) -> Identity:
-        """What the run was."""
+        """The identity of the run."""
         return self.manifest.identity
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its variables by name, mapped from the file."""
+        """Return its variables by name, mapped from the file."""
         return read_tensors(self.path / STATE)
 
 
@@ -136,16 +136,16 @@ def write_checkpoint(
     """Write one checkpoint and publish it in one rename.
 
     Args:
-        folder: Where the checkpoints lie.
+        folder: Folder of the checkpoints.
         arrays: The variables.
         facts_text: JSON.
-        step: Steps that are done. Where there is one of this step, this one takes the next name.
-        identity: What the run is.
-        best: The best one so far, or this one's own value where this one is the best.
-        elapsed_s: Time that the run has trained, seconds.
+        step: Steps done. If this step has a checkpoint already, this one gets the next name.
+        identity: The identity of the run.
+        best: The best one so far, or this one's value if it is the best.
+        elapsed_s: Training time of the run, seconds.
 
     Raises:
-        OSError: a write or an fsync failed: nothing is published, and nothing is left behind.
+        OSError: A write or an fsync failed; nothing is published or left behind.
     """
     final = _free_name(folder, step)
     with scratch_folder(final) as made:
@@ -166,13 +166,12 @@ def write_checkpoint(
 
 
 def newest_good(folder: Path) -> VerifiedCheckpoint | None:
-    """The newest checkpoint whose every byte is as it was written; None where there is none at all.
+    """Return the newest checkpoint with every byte intact; None if there is no checkpoint.
 
     Those that are damaged are named in the log and in `VerifiedCheckpoint.refused`.
 
     Raises:
-        DataError: there are checkpoints and none of them is good. A run never begins anew
-            silently.
+        DataError: There are checkpoints and all are damaged. A run never silently starts again.
     """
     refused: list[DamagedCheckpoint] = []
     for path in reversed(places(folder)):
@@ -180,28 +179,28 @@ def newest_good(folder: Path) -> VerifiedCheckpoint | None:
             return replace(open_checkpoint(path), refused=tuple(refused))
         except DataError as error:
             refused.append(DamagedCheckpoint(path=path, why=error.line()))
-            _LOG.warning("%s The one before it is tried.", error.line())
+            _LOG.warning("%s Trying the one before it.", error.line())
     if refused:
         raise DataError(
-            f"one of the {len(refused)} checkpoints in {folder} must be whole",
+            f"all {len(refused)} checkpoints in {folder} are damaged",
             got=Plain("; ".join(f"{each.path.name}: {each.why}" for each in refused)),
-            fix=f"Delete {folder} to train from the beginning, or bring one back from a copy.",
+            fix=f"Delete {folder} to train from the beginning, or restore one from a backup.",
         )
     return None
 
 
 def best(folder: Path) -> VerifiedCheckpoint:
-    """The checkpoint with the best monitored value, else the newest: the one that is exported.
+    """Return the best checkpoint by the monitored value, else the newest; used for export.
 
     Raises:
-        DataError: there is none, or it is damaged.
+        DataError: There is none, or it is damaged.
     """
     newest = newest_good(folder)
     if newest is None:
         raise DataError(
             f"{folder} must hold a checkpoint",
             got=Plain("none"),
-            fix="Run `stoker train`, which writes them.",
+            fix="Run `stoker train`.",
         )
     if newest.manifest.best is None or newest.manifest.best.name == newest.path.name:
         return newest
@@ -209,16 +208,16 @@ def best(folder: Path) -> VerifiedCheckpoint:
 
 
 def places(folder: Path) -> list[Path]:
-    """Every checkpoint's folder, damaged ones too, the oldest first."""
+    """Return the folders of all checkpoints, including damaged ones, oldest first."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: _order(path.name))
 
 
 def open_checkpoint(path: Path) -> VerifiedCheckpoint:
-    """Read one checkpoint and verify every byte of it.
+    """Read one checkpoint and verify every byte.
 
     Raises:
-        DataError: it is damaged; says how.
+        DataError: It is damaged; says how.
     """
     manifest = read_manifest(path)
     for name, expected in manifest.hashes.items():
@@ -229,10 +228,10 @@ def open_checkpoint(path: Path) -> VerifiedCheckpoint:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What a checkpoint says of itself, its own hash verified, the other files not looked at.
+    """Read a manifest and verify its own hash; the other files are not checked.
 
     Raises:
-        DataError: it is not there, damaged, or of a later Stoker.
+        DataError: It is missing, damaged, or from a later version of Stoker.
     """
     try:
         text = (path / MANIFEST).read_text()
@@ -251,7 +250,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _sealed(body: Mapping[str, Any]) -> str:
-    # Written in one form only, so that every bit of the file is under the hash.
+    # There is only one way to write it, so that the hash covers every bit of the file.
     seal = _sha256(_rendered(body))
     return _rendered({**body, "sha256": seal})
 
@@ -271,7 +270,7 @@ def _sha256(text: str) -> str:
 def _order(name: str) -> tuple[int, int]:
     match = _NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"no checkpoint's name: {name}")
+        raise ValueError(f"not a checkpoint's name: {name}")
     return int(match[1]), int(match[2] or 0)
 
 
@@ -297,11 +296,11 @@ def _hash(path: Path) -> str | None:
 
 def _damaged(path: Path, why: str) -> DataError:
     return DataError(
-        f"checkpoint {path} must be as it was written",
+        f"checkpoint {path} is damaged",
         got=Plain(why),
-        fix=f"Delete {path.name}: an older one is then gone on from.",
+        fix=f"Delete {path.name}: training then resumes from an older one.",
     )
 
 
 def _reason(error: OSError | ValueError) -> str:
-    return (isinstance(error, OSError) and error.strerror) or "it is no JSON"
+    return (isinstance(error, OSError) and error.strerror) or "it is not JSON"

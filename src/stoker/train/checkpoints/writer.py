@@ -1,4 +1,4 @@
-"""Checkpoints written beside the training: the step waits for the hand-over only."""
+"""Writes checkpoints in the background: training waits only for the handover."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes one run's checkpoints in one background thread, and lets old ones go.
+    """Writes a run's checkpoints in one background thread, and deletes old ones.
 
-    What the thread fails at is raised by the next call. Use it as a context: it ends with the
-    last checkpoint on the disk.
+    An error in the thread is raised by the next call. Use it as a context manager, which waits for
+    the last checkpoint.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class CheckpointWriter:
         better: Literal["min", "max"],
         after: VerifiedCheckpoint | None,
     ) -> None:
-        """Make the folder, and see that it can be written.
+        """Create the folder, and check that it is writable.
 
         Args:
-            folder: Where the checkpoints lie. No other process may write there.
-            config: How often, and which are kept.
-            identity: What the run is; written into each of them.
-            better: Whether less or more of the monitored value is better.
-            after: The checkpoint that the run goes on from, None for a new run.
+            folder: Folder of the checkpoints. No other process may write to it.
+            config: How often they are written, and which are kept.
+            identity: Identity of the run; stored in each of them.
+            better: Whether the monitored value is minimized or maximized.
+            after: The checkpoint from which the run resumes; None for a new run.
 
         Raises:
-            UserError: the folder cannot be written.
+            UserError: The folder is not writable.
         """
         self.folder = folder
         self._config = config
@@ -81,9 +81,9 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint should be written now that `step` steps are done.
+        """Return whether a checkpoint is due after this many steps.
 
-        By the clock none is due while the last one is still being written: it would be waited for.
+        By the clock, none is due while the last one is being written, because training would wait.
         """
         if self._pending is not None and self._pending.done():
             self.wait()
@@ -91,8 +91,8 @@ class CheckpointWriter:
         return not (by_clock and self._pending is not None) and self._cadence.due(step)
 
     def trained(self, steps: int, wall_s: float) -> None:
-        """A call trained so many steps in so many seconds; told of each but a process's first."""
-        # What had been written when it began was taken note of by `due`.
+        """Record a call, except the first one of a process."""
+        # Checkpoints that were written when it started have been counted by `due`.
         self._cadence.trained(steps, wall_s, beside=self._pending is not None)
 
     def save(
@@ -104,18 +104,17 @@ class CheckpointWriter:
         monitored: float | None = None,
         copied_s: float = 0.0,
     ) -> None:
-        """Hand one checkpoint over to the thread; wait only where the last one is not done.
+        """Hand one checkpoint over to the thread; waits only if the last one is in progress.
 
         Args:
-            arrays: The variables, copies: nothing may change them any more.
+            arrays: Copies of the variables, which must not change any more.
             facts: JSON values; copied before this returns.
-            step: Steps that are done.
-            monitored: The value by which the best one is chosen; None, NaN and infinity are never
-                the best.
-            copied_s: What the copy to the host took: training stood still for it.
+            step: Steps done.
+            monitored: The value that selects the best one; None, NaN and infinity never do.
+            copied_s: Time of the copy to the host, during which training stood still, seconds.
 
         Raises:
-            UserError: the one before it could not be written.
+            UserError: The previous checkpoint could not be written.
         """
         begun_s = time.monotonic()
         self.wait()
@@ -136,15 +135,15 @@ class CheckpointWriter:
         step: int,
         monitored: float | None = None,
     ) -> None:
-        """Write one checkpoint and return when it is on the disk, as at the end of a run."""
+        """Write one checkpoint and wait until it is on disk, as at the end of a run."""
         self.save(arrays, facts, step=step, monitored=monitored)
         self.wait()
 
     def wait(self) -> None:
-        """Return when what was handed over is on the disk.
+        """Wait until the pending checkpoint is on disk.
 
         Raises:
-            UserError: it could not be written; the older ones are as they were.
+            UserError: It could not be written; the older ones are intact.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -166,7 +165,7 @@ class CheckpointWriter:
         try:
             self.wait()
         except UserError as second:
-            # What ended the training is the error to show.
+            # The error that ended training is the one to show.
             _LOG.error("%s", second.line())
 
     def _best_with(self, monitored: float | None) -> float | Best | None:
@@ -204,7 +203,7 @@ class CheckpointWriter:
         known = places(self.folder)
         place = known.index(newest.path)
         older: list[CheckpointInfo] = []
-        # What comes after the newest is damaged, or of a time that the run went back from.
+        # Later ones are damaged, or were written before a rollback.
         gone = known[place + 1 :]
         for path in known[:place]:
             try:
@@ -228,7 +227,7 @@ def _kept(path: Path) -> CheckpointInfo:
 
 
 def _discard(path: Path) -> None:
-    # Out of sight in one step: one that is half removed would look like a damaged one.
+    # Hide it in one step: a half-deleted checkpoint would look damaged.
     hidden = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     os.rename(path, hidden)
     remove(hidden)
@@ -241,8 +240,8 @@ def _named(folder: Path, *, need_bytes: int) -> Iterator[None]:
             yield
     except OSError as error:
         raise UserError(
-            f"checkpoints must be written whole to {folder}",
+            f"a checkpoint could not be written to {folder}",
             got=Plain(error.strerror or str(error)),
-            fix="None was published; the older ones are as they were. Look at the disk, or write "
+            fix="None was published, and the older ones are intact. Check the disk, or write "
             "elsewhere with --set runs=DIR.",
         ) from error

@@ -1,1 +1,1 @@
-"""Is this run well: numbers gone wrong, divergence, and speed that is lost silently."""
+"""Checks of a training run: bad numbers, divergence, and unnoticed loss of speed."""

@@ -1,7 +1,6 @@
-"""Speed that is lost without a word: each check says what, where, and what to do.
+"""Checks for unnoticed loss of speed: each one says what, where, and what to do.
 
-What reads a graph or a variable's place was tested on graphs and on logical CPU devices; none of
-it has been run on a GPU.
+The checks of graphs and placement were tested on graphs and on logical CPU devices, not on a GPU.
 """
 
 from __future__ import annotations
@@ -16,17 +15,18 @@ from stoker.core.finding import Finding
 from stoker.train.health.step_graph import named, step_operations
 
 RETRACES = 3
-"""Traces of one step that are usual: full batches, an epoch's last one, and the first guess."""
+"""Usual number of traces of one step: full batches, the last batch of an epoch, and the first
+guess."""
 
 _HOST_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2")
 """Operations for which the device waits for Python or for the terminal."""
 
 _COMPUTES = ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D", "Einsum")
-"""Operations that are the work of a step: XLA that compiles none of them compiles nothing."""
+"""Operations that do the work of a step: if XLA compiles none of them, it is useless."""
 
 
 def check_idle_devices(variables: Sequence[Any], accelerators: Sequence[str]) -> Finding | None:
-    """Several accelerators are visible, and the variables lie on fewer.
+    """Warn if accelerators are visible on which no variable is placed.
 
     Args:
         variables: The model's Keras variables.
@@ -41,19 +41,19 @@ def check_idle_devices(variables: Sequence[Any], accelerators: Sequence[str]) ->
     return Finding(
         kind="idle_devices",
         severity="warning",
-        message=f"{len(accelerators)} accelerators are visible and no variable lies on "
+        message=f"{len(accelerators)} accelerators are visible, and no variable is placed on "
         f"{named(idle)}",
-        fix="Set train.strategy: mirrored to use all, or train.memory.visible_devices to those "
-        "that are used.",
+        fix="Set train.strategy: mirrored to use all of them, or train.memory.visible_devices to the "
+        "ones in use.",
     )
 
 
 def check_scope(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> Finding | None:
-    """Some of the model was made outside the strategy's scope, so it is on one device.
+    """Report variables that were created outside the strategy's scope, on one device.
 
     Args:
         variables: Keras variables of model and optimizer.
-        strategy: The strategy that is to train them.
+        strategy: The strategy for their training.
     """
     if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
         return None
@@ -67,18 +67,18 @@ def check_scope(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> F
     return Finding(
         kind="outside_scope",
         severity="error",
-        message=f"variables were made outside the strategy's scope: {named(outside)}",
-        fix="Make model and optimizer inside build, which is called in the scope, and not when "
+        message=f"variables were created outside the strategy's scope: {named(outside)}",
+        fix="Create model and optimizer inside build, which is called in the scope, and not when "
         "the module is imported.",
     )
 
 
 def check_retraces(function: Any, *, most: int = RETRACES) -> Finding | None:
-    """The step was traced again and again: each time costs seconds.
+    """Warn if the step is traced again and again: each trace takes seconds.
 
     Args:
         function: The `tf.function` that runs steps.
-        most: Traces that are usual.
+        most: Usual number of traces.
     """
     traces = function.experimental_get_tracing_count()
     if traces <= most:
@@ -87,13 +87,13 @@ def check_retraces(function: Any, *, most: int = RETRACES) -> Finding | None:
         kind="retraces",
         severity="warning",
         message=f"the step was traced {traces} times, {most} are usual",
-        fix="Give every batch the same shapes and dtypes, and let no Python number that changes "
-        "into the model's call.",
+        fix="Give every batch the same shapes and dtypes, and pass no changing Python number to the "
+        "model's call.",
     )
 
 
 def check_host_sync(step: Any) -> Finding | None:
-    """The step waits for Python or prints.
+    """Warn if the step waits for Python or prints.
 
     Args:
         step: The step's concrete function.
@@ -108,20 +108,20 @@ def check_host_sync(step: Any) -> Finding | None:
     return Finding(
         kind="host_sync",
         severity="warning",
-        message=f"the step stops for the host: {named(found)}",
-        fix="Take tf.print, tf.py_function and tf.numpy_function out of model and loss.",
+        message=f"the step waits for the host: {named(found)}",
+        fix="Remove tf.print, tf.py_function and tf.numpy_function from model and loss.",
     )
 
 
 def check_xla(step: Any) -> Finding | None:
-    """XLA was asked for; call it only then.
+    """Check that XLA compiles the step; call it only if XLA was requested.
 
     Args:
         step: The step's concrete function.
 
     Returns:
-        An error where no product or convolution of the step is compiled, a warning where only some
-        are; None where the step has none.
+        An error if XLA compiles none of the step's products and convolutions, a warning if it
+        compiles only some; None if the step has none.
     """
     work = [operation for operation in step_operations(step) if operation.kind in _COMPUTES]
     left_out = [operation for operation in work if not operation.compiled]
@@ -140,20 +140,20 @@ def check_xla(step: Any) -> Finding | None:
         severity="error" if share == "nothing" else "warning",
         message=f"train.xla is on and of {len(work)} products and convolutions {share} is "
         f"compiled by it: not {places}{why}",
-        fix="Set train.xla: false, or take out what XLA cannot compile (strings, Python "
+        fix="Set train.xla: false, or remove what XLA cannot compile (strings, Python "
         "functions, run_eagerly).",
     )
 
 
 def check_keras_distribution() -> Finding | None:
-    """`keras.distribution` was set: on TensorFlow it does nothing, and says nothing."""
+    """Report `keras.distribution`, which has no effect on TensorFlow."""
     if keras.distribution.distribution() is None:
         return None
     return Finding(
         kind="keras_distribution",
         severity="error",
         message="keras.distribution is set, which has no effect with TensorFlow",
-        fix="Take keras.distribution.set_distribution out, and set train.strategy.",
+        fix="Remove keras.distribution.set_distribution, and set train.strategy.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Divergence: a loss that runs away from where it was, named before it is infinite."""
+"""Detects divergence: a loss that grows far beyond its earlier values, before it is infinite."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from stoker.core.errors import ConfigError
 from stoker.core.finding import Finding
 
 SPREADS = 10.0
-"""A loss counts as high only beyond so many median deviations of the window: batches differ."""
+"""A loss counts as high only beyond this many median deviations of the window, because batches
+differ."""
 
 GROWTH = 1.1
-"""Growing is what has moved so much further from the median within the updates that are counted: a
-jump to a new level, as after a change of the data, has not."""
+"""Growing means that the distance from the median increased by this factor within the counted
+updates: a jump to a new level, as after a change of the data, does not grow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DivergenceConfig:
-    """When a growing loss is called divergence."""
+    """When a growing loss counts as divergence."""
 
     factor: float = 3.0
-    """How many times its own running median the loss must reach."""
+    """Multiple of its running median that the loss must reach."""
 
     updates: int = 20
-    """For how many updates in a row."""
+    """Number of consecutive updates."""
 
     window: int = 200
-    """Updates that the running median is taken over."""
+    """Updates in the running median."""
 
     def __post_init__(self) -> None:
         if not self.factor > 1:
@@ -46,7 +47,7 @@ class DivergenceConfig:
 
 
 class _Window:
-    """The last values, kept in order too: their median is asked for after every call."""
+    """The last values, also in sorted order: their median is needed after every call."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -60,7 +61,7 @@ class _Window:
         return iter(self._last)
 
     def extend(self, values: Iterable[float]) -> None:
-        """More values; the oldest ones beyond the size are forgotten."""
+        """Add values; the oldest ones beyond the size are dropped."""
         for value in values:
             self._last.append(value)
             insort(self._in_order, value)
@@ -68,7 +69,7 @@ class _Window:
                 del self._in_order[bisect_left(self._in_order, self._last.popleft())]
 
     def median(self) -> float:
-        """As `statistics.median`."""
+        """Return the same as `statistics.median`."""
         middle = len(self._in_order) // 2
         if len(self._in_order) % 2:
             return self._in_order[middle]
@@ -76,7 +77,7 @@ class _Window:
 
 
 class Divergence:
-    """Watches the loss; its state is JSON and belongs into a checkpoint."""
+    """Watches the loss; its state is JSON and is stored in checkpoints."""
 
     def __init__(self, config: DivergenceConfig) -> None:
         self._config = config
@@ -86,15 +87,15 @@ class Divergence:
         self._reported = False
 
     def update(self, step: int, loss: float) -> Finding | None:
-        """One more loss.
+        """Add a loss.
 
         Args:
-            step: The step that it belongs to, or the last one of those it is the mean of.
-            loss: It counts as very large where it is not finite.
+            step: Its step, or the last step of its mean.
+            loss: The loss; if it is not finite, it counts as very large.
 
         Returns:
-            A finding once an episode: `factor` times the median for `updates` in a row, and
-            growing. A loss that stays high without growing becomes the new median.
+            One finding per episode: `factor` times the median for `updates` in a row, and growing.
+            A high loss that does not grow becomes the new median.
         """
         value = loss if math.isfinite(loss) else sys.float_info.max
         if not self._calm or self._is_calm(value):
@@ -122,7 +123,7 @@ class Divergence:
         return None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
+        """Return the state for a checkpoint, as JSON."""
         return {
             "calm": list(self._calm),
             "high": self._high,
@@ -131,7 +132,7 @@ class Divergence:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore the result of `state`."""
         self._calm = _Window(self._config.window)
         self._calm.extend(state["calm"])
         self._high = list(state["high"])
@@ -141,7 +142,7 @@ class Divergence:
         middle = self._calm.median()
         if value <= middle + (self._config.factor - 1) * abs(middle):
             return True
-        # A loss may be zero or negative: then a multiple of it means nothing, its spread does.
+        # A multiple of a loss that is zero or negative is meaningless; its spread is not.
         return value <= middle + SPREADS * statistics.median(abs(v - middle) for v in self._calm)
 
     def _finding(self, step: int, loss: float) -> Finding:

@@ -1,4 +1,4 @@
-"""One error that says which step went wrong, where in the model it began, and what to do."""
+"""The error for a bad step: which step, where in the model it began, and what to do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from stoker.core.errors import Plain, UserError
 from stoker.train.health.layers import BadValues
 
 FLOAT16_MOST = 65_504.0
-"""Greatest finite float16."""
+"""Largest finite float16."""
 
 LARGE = 1e30
-"""Finite values beyond it say that infinity was reached by growing, not by a division by zero."""
+"""Finite values beyond it mean that infinity was reached by growth, not by a division by zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,13 +20,13 @@ class BadStep:
     """A step whose loss or gradient is not finite; its update was not made."""
 
     step: int
-    """Its number; the first is 1."""
+    """Its number, from 1."""
 
     loss: float
-    """Its loss; finite where only a gradient was not."""
+    """Its loss; finite if only a gradient was not."""
 
     positions: tuple[int, ...]
-    """Positions of its samples in the order of the whole run; empty where they are not known."""
+    """Positions of its samples in the order of the whole run; empty if unknown."""
 
     learning_rate: float
 
@@ -37,15 +37,16 @@ class BadStep:
     """Whether the step was compiled by XLA."""
 
     already_applied: bool = False
-    """Whether the weights are those behind it: a model's own `train_step` writes them itself."""
+    """Whether the weights are those after the step: a user-defined `train_step` updates them
+    itself."""
 
 
 def bad_step_error(bad: BadStep, found: BadValues | None) -> UserError:
-    """The one line that ends a run whose numbers went wrong.
+    """Return the one-line error that ends a run after a bad step.
 
     Args:
         bad: The step.
-        found: Where it began, by `first_bad_values`; None where the second run was finite.
+        found: Where it began, from `first_bad_values`; None if the second run was finite.
     """
     wrong = "gradient" if bad.loss == bad.loss and abs(bad.loss) != float("inf") else "loss"
     return UserError(
@@ -57,13 +58,13 @@ def bad_step_error(bad: BadStep, found: BadValues | None) -> UserError:
 
 def _where(bad: BadStep, found: BadValues | None) -> str:
     if found is None:
-        run = "without XLA" if bad.xla else "alone"
-        return f"Run again {run}, every value of the step is finite{_samples(bad, ())}."
+        run = "without XLA" if bad.xla else "separately"
+        return f"In a second run {run}, every value of the step is finite{_samples(bad, ())}."
     places = {
         "feature": f"feature {found.name}",
         "label": f"label {found.name}",
         "sample weight": f"sample weight {found.name}",
-        "weight": f"weight {found.name}, {'behind' if bad.already_applied else 'before'} the step",
+        "weight": f"weight {found.name}, {'after' if bad.already_applied else 'before'} the step",
         "output": f"the output of layer {found.name}",
         "loss": f"the {found.name}" if found.name != "loss" else "the loss itself",
         "gradient": f"the gradient that passes back through {found.name}",
@@ -107,13 +108,13 @@ def _advice(bad: BadStep, found: BadValues | None) -> str:
         )
     if found.place == "weight" and bad.already_applied:
         return (
-            "The model's train_step wrote it before anybody could look: lower the learning rate, clip "
+            "The model's train_step updated it before it could be checked: lower the learning rate, clip "
             "its gradients, or set train.on_nan: rollback."
         )
     if found.place == "weight":
-        return "An earlier update made it: lower the learning rate, or set train.clip_norm: 1.0."
+        return "An earlier update caused it: lower the learning rate, or set train.clip_norm: 1.0."
     if found.place == "gradient" and bad.precision == "mixed_float16":
-        # A dynamic scale skips such a step itself.
+        # A dynamic scale skips such a step.
         return (
             "float16 ends at 65504: set train.loss_scale: dynamic, which skips such a step, or "
             "train.precision: mixed_bfloat16."

@@ -1,4 +1,4 @@
-"""Which layer made the first value that is no number: a step's batch is run again, eagerly."""
+"""Finds the layer with the first non-finite value: runs a step's batch again, eagerly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.train.model.layer_paths import walk_layers
 from stoker.train.model.remat import plain_call
 
 SHOWN_ROWS = 8
-"""Rows that are named: enough to look at, short enough for one line."""
+"""Most rows to name: enough to look at, short enough for one line."""
 
 Place = Literal["feature", "label", "sample weight", "weight", "output", "loss", "gradient"]
 
@@ -26,8 +26,8 @@ class BadValues:
     """The first values of a step that are not finite."""
 
     place: Place
-    """What held them. `gradient`: what this layer passes back, or its weights' own; its outputs,
-    and the gradient that reached it, are finite."""
+    """What held them. `gradient`: what this layer passes back, or the gradient of its weights; its
+    outputs, and the gradient that reached it, are finite."""
 
     name: str
     """A feature, or the path of a layer or a weight."""
@@ -39,36 +39,36 @@ class BadValues:
     """Share of the values that are infinite."""
 
     least: float | None
-    """Least finite value; None where there is none."""
+    """Smallest finite value; None if there is none."""
 
     most: float | None
-    """Greatest finite value."""
+    """Largest finite value."""
 
     dtype: str
-    """What the values were computed in."""
+    """Dtype of the values."""
 
     rows: tuple[int, ...] = ()
-    """Rows of the batch that hold them, at most `SHOWN_ROWS`; none where they have no rows."""
+    """Rows of the batch that hold them, at most `SHOWN_ROWS`; empty if they have no rows."""
 
 
 def first_bad_values(
     model: keras.Model, batch: Sequence[Any], *, adapt: Callable[[Any], Any]
 ) -> BadValues | None:
-    """Run forward and backward pass of one batch again, and look at every value.
+    """Run forward and backward pass of one batch again, and check every value.
 
-    Nothing is changed: weights, BatchNorm's averages and the states of seeds are as before. Give
-    the model as it was before the step. The whole batch's activations are held at once.
+    Nothing is changed: weights, BatchNorm's averages and seeds stay as they are. Pass the model in
+    the state before the step. The activations of the whole batch are in memory.
 
     Args:
         model: A built, compiled model: functional, Sequential or subclassed.
-        batch: Features, labels and, where there are, weights.
-        adapt: What turns features into the model's input.
+        batch: Features, labels and optionally weights.
+        adapt: Converts features to the model's input.
 
     Returns:
         Where it begins: in the batch, in a weight, in the first layer whose output is not finite,
         in the loss, or in the first layer, from the loss backwards, whose gradient is not finite.
-        None where this run is finite: then XLA's order of operations, or another replica's batch,
-        made the difference.
+        None if this run is finite: then the cause is XLA's order of operations, or another
+        replica's batch.
     """
     features, labels, *weights = batch
     given: list[tuple[Place, Any]] = [("feature", features), ("label", labels)]
@@ -87,7 +87,7 @@ def first_bad_values(
 
 @dataclass(kw_only=True, slots=True)
 class _Call:
-    """One call of one layer; `begin` and `end` count calls, so that nesting shows."""
+    """One call of one layer; `begin` and `end` count calls to represent nesting."""
 
     path: str
     layer: Any
@@ -105,7 +105,7 @@ def _run_again(
 ) -> BadValues | None:
     calls: list[_Call] = []
     weights = [variable.value for variable in model.trainable_variables]
-    # What the run would change is kept apart, and dropped at its end.
+    # Changes by the run are kept in the scope, and dropped at its end.
     with tf.GradientTape() as tape, keras.StatelessScope(), _watched(model, calls):
         answers = model(inputs, training=True)
         loss = model.compute_loss(**loss_arguments, y_pred=answers, training=True)
@@ -137,7 +137,7 @@ def _first_backwards(
             return _bad("loss", "gradient of the loss by the model's output", gradient, rows)
     bad_calls = [call for call in reversed(calls) if _makes_gradient_bad(call, gradients)]
     if bad_calls:
-        # A block is guilty with the layer inside it that is; the innermost says most.
+        # A block is bad together with the bad layer inside it; the innermost one is most specific.
         innermost = bad_calls[0]
         for call in bad_calls:
             if innermost.contains(call):
@@ -163,11 +163,11 @@ def _passed_back(call: _Call, gradients: dict[int, Any]) -> list[Any]:
 
 @contextmanager
 def _watched(model: keras.Model, calls: list[_Call]) -> Iterator[None]:
-    """While this holds, each call of each layer writes down its inputs and outputs."""
+    """While the context is open, each call of each layer records its inputs and outputs."""
     ticks = iter(range(10**12))
     operations = {id(layer): (path, layer) for path, layer in walk_layers(model)}
     for outer in (model, *(layer for _, layer in operations.values())):
-        # A functional model also holds operations that are no layers: `a + b`, keras.ops.log.
+        # A functional model also holds operations that are not layers: `a + b`, keras.ops.log.
         for operation in getattr(outer, "operations", ()):
             operations.setdefault(id(operation), (operation.name, operation))
     with ExitStack() as stack:
@@ -188,12 +188,12 @@ def _put_back(operation: Any, kept: Callable[..., Any] | None) -> None:
 def _recording(
     path: str, operation: Any, calls: list[_Call], ticks: Iterator[int]
 ) -> Callable[..., Any]:
-    # A second run for the gradient would hide what is inside.
+    # Rematerialization would hide the layers inside.
     plain = plain_call(operation)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         one = _Call(path=path, layer=operation, begin=next(ticks))
-        # A copy of its own: the gradient by it is what this call passes back, and nobody else.
+        # A separate copy: its gradient is what this call passes back, and nothing else.
         args, kwargs = tf.nest.map_structure(_copied, (args, kwargs))
         one.inputs = _floats((args, kwargs))
         outputs = plain(*args, **kwargs)

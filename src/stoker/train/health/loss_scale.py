@@ -1,4 +1,4 @@
-"""A loss scale that collapses: float16 gradients overflow again and again, or vanish."""
+"""Detects a collapsing loss scale: float16 gradients overflow again and again, or vanish."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from stoker.core.finding import Finding
 
 LEAST = 1.0
-"""Below it scaling makes gradients smaller than they are, the opposite of its purpose."""
+"""Below it, scaling makes gradients smaller, the opposite of its purpose."""
 
 HALVINGS = 8
-"""Halvings without one recovery between them. From Keras's 2**15 some are usual at the start."""
+"""Halvings without a recovery. From Keras's 2**15, some are usual at the start."""
 
 
 class LossScaleWatch:
@@ -26,14 +26,14 @@ class LossScaleWatch:
         self._reported = False
 
     def update(self, step: int, scale: float) -> Finding | None:
-        """One more look at the scale.
+        """Add a value of the scale.
 
         Args:
             step: The step after which it has this value.
-            scale: The scale; several halvings may lie between two looks.
+            scale: The scale; there may be several halvings between two calls.
 
         Returns:
-            A finding once for each fall: below `least`, or halved `halvings` times without a rise.
+            A finding once per fall: below `least`, or halved `halvings` times without a rise.
         """
         if scale > self._last:
             self._top, self._reported = scale, False
@@ -56,9 +56,9 @@ class LossScaleWatch:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
+        """Return the state for a checkpoint, as JSON."""
         return {"top": self._top, "last": self._last, "said": self._reported}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore the result of `state`."""
         self._top, self._last, self._reported = state["top"], state["last"], state["said"]

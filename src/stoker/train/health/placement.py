@@ -1,4 +1,4 @@
-"""Work of a step that runs on the CPU while an accelerator is there."""
+"""Finds operations of a step that run on the CPU although an accelerator is available."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _MOVES_ONLY = re.compile(
     r"|.*Variable.*|VarHandleOp|StatefulPartitionedCall|PartitionedCall|TensorList.*|Fill|ZerosLike"
     r"|OnesLike|Cast|Reshape|ExpandDims|Squeeze|Slice|StridedSlice|Pack|Unpack|ConcatV2"
 )
-"""Operations that carry, cut or make up values, hold the loop or read the input: they belong to the
-host, or little is lost there."""
+"""Operations that move, cut or create values, control the loop or read the input: they belong to
+the host, or cost little there."""
 
 _FLOATS = {tf.float16, tf.bfloat16, tf.float32, tf.complex64}
-"""What a step computes with. float64 is the clock's, whole numbers count steps and shapes."""
+"""Dtypes of a step's computation. float64 is used by clocks; integers count steps and shapes."""
 
 
 @contextmanager
 def collected_placements() -> Iterator[list[Any]]:
-    """Note where the runtime puts each operation of the functions that are first called in here.
+    """Record where the runtime places the operations of functions that are first called inside.
 
-    A function is placed once, when it is first called: that call must be the one inside.
+    A function is placed once, at its first call, which must happen inside.
 
     Yields:
         A list, filled at the end with nodes (`op`, `name`, `device`, `attr`).
@@ -49,16 +49,15 @@ def collected_placements() -> Iterator[list[Any]]:
 
 
 def check_placement(nodes: Iterable[Any], *, accelerator: str = "GPU:") -> Finding | None:
-    """Something of the step computes on the CPU while an accelerator is used.
+    """Warn if the step computes on the CPU although an accelerator is used.
 
     Args:
-        nodes: What `collected_placements` noted while the step ran for the first time.
-        accelerator: What the names of devices hold on which all work should be.
+        nodes: Nodes from `collected_placements`, recorded at the first run of the step.
+        accelerator: Part of the names of the devices on which all work should run.
 
     Returns:
-        A warning that names the operations that compute in floats and were not there; None where
-        there are none, or nothing at all ran on the accelerator. Not run on a GPU: tested with two
-        logical CPU devices.
+        A warning that names the float operations on other devices; None if there are none, or
+        nothing ran on the accelerator. Not run on a GPU: tested with two logical CPU devices.
     """
     placed = list(nodes)
     work = [
@@ -73,7 +72,7 @@ def check_placement(nodes: Iterable[Any], *, accelerator: str = "GPU:") -> Findi
         severity="warning",
         message=f"operations of the step run on the CPU while {accelerator.strip(':')} is there: "
         f"{named(work)}",
-        fix="Take tf.device out of the model, or replace operations that have no GPU kernel.",
+        fix="Remove tf.device from the model, or replace operations that have no GPU kernel.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether the model's answers are computed in float32, and TF32."""
+"""Checks that the model's outputs are computed in float32; controls TF32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHAPES_ONLY = (
     keras.layers.Identity,
     keras.layers.Permute,
 )
-"""Layers that change no value: what matters is the layer before."""
+"""Layers that change no value: the layer before them matters."""
 
 
 def apply_tf32(*, on: bool) -> None:
@@ -26,14 +26,14 @@ def apply_tf32(*, on: bool) -> None:
 
 
 def check_outputs(model: keras.Model, answers: Any) -> Finding | None:
-    """Under a mixed policy the last layer, softmax or sigmoid included, should be in float32.
+    """Warn if the last layer is not in float32 under a mixed policy.
 
     Args:
         model: The built model.
-        answers: What it returned for some batch, in training's precision.
+        answers: Its outputs for some batch, in the precision of training.
 
     Returns:
-        A warning that names the layers whose 16 bits reach the loss.
+        A warning that names the layers whose 16-bit outputs reach the loss.
     """
     outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
     if outputs:
@@ -47,14 +47,14 @@ def check_outputs(model: keras.Model, answers: Any) -> Finding | None:
     return Finding(
         kind="output_precision",
         severity="warning",
-        message=f"the model's answers are computed in 16 bits by {', '.join(dict.fromkeys(small))}",
+        message=f"the model's outputs are computed in 16 bits by {', '.join(dict.fromkeys(small))}",
         fix='Give the last layer dtype="float32": a probability in bfloat16 has 3 digits, and the '
         "loss is computed from it.",
     )
 
 
 def _small_layer(output: Any) -> str | None:
-    """The layer that makes an output's values, if it does so in 16 bits."""
+    """Return the layer that makes an output's values, if it computes in 16 bits."""
     operation, arguments = _maker(output)
     while _passes_on(operation) and arguments:
         operation, arguments = _maker(arguments[0])

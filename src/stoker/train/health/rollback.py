@@ -1,4 +1,4 @@
-"""What follows a step that is not finite: the end, or back to a checkpoint without its samples."""
+"""Decides what follows a step that is not finite: the end, or a rollback without its samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.train.health.explain import BadStep
 
 MOST_BUDGET = 1000
-"""Beyond it a budget is none: each rollback costs up to the steps between two checkpoints."""
+"""A larger budget is unreasonable: each rollback costs up to the steps between two checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +18,7 @@ class NanConfig:
     """The settings `train.on_nan` and `train.nan_budget`."""
 
     on_nan: Literal["stop", "rollback"] = "stop"
-    """What a loss or gradient that is not finite leads to."""
+    """Reaction to a loss or gradient that is not finite."""
 
     nan_budget: int = 3
     """Most rollbacks of a run."""
@@ -38,18 +38,17 @@ class Rollback:
     """The step that was not finite."""
 
     positions: tuple[int, ...]
-    """Its samples, by their position in the order of the whole run, which are skipped from now on.
-    """
+    """Positions of its samples in the order of the whole run; they are skipped from now on."""
 
     bad_rows: tuple[int, ...] = ()
-    """Rows of the data that held the first bad values; empty where they are not known."""
+    """Rows of the data that held the first bad values; empty if unknown."""
 
 
 class Rollbacks:
-    """Decides, and knows what is skipped; the loop does it.
+    """Decides about rollbacks and stores what is skipped; the loop carries it out.
 
-    Its state is JSON and goes into checkpoints, but it is not put back by a rollback itself: what
-    was decided since that checkpoint must stand.
+    Its state is JSON and is stored in checkpoints, but a rollback does not restore it: decisions
+    since that checkpoint stay valid.
     """
 
     def __init__(self, config: NanConfig) -> None:
@@ -58,28 +57,28 @@ class Rollbacks:
 
     @property
     def skipped(self) -> frozenset[int]:
-        """Positions of samples that are not trained on."""
+        """Positions of samples that are not used for training."""
         return frozenset(position for one in self.done for position in one.positions)
 
     def decide(self, bad: BadStep, error: UserError, *, bad_rows: tuple[int, ...] = ()) -> Rollback:
-        """Go back, or end with the error.
+        """Roll back, or raise the error.
 
         Args:
-            bad: The step, with its samples' positions.
-            error: Why, by `bad_step_error`.
-            bad_rows: Rows of the data that held the first bad values. A row comes once an epoch:
-                one that is known already is not charged to the budget again.
+            bad: The step, with the positions of its samples.
+            error: The reason, from `bad_step_error`.
+            bad_rows: Rows of the data that held the first bad values. A row occurs once per epoch:
+                if it is known already, it does not count against the budget again.
 
         Raises:
-            UserError: the setting says stop; or the budget is spent, the samples are not known or
-                were all skipped already, and then it says so too.
+            UserError: The setting says stop; or, as the error then says, the budget is used up, or
+                the samples are unknown or were skipped already.
         """
         if self._config.on_nan == "stop":
             raise error
         if not bad.positions:
-            raise _ended(error, "nobody knows which samples this step had, so none can be skipped")
+            raise _ended(error, "the samples of this step are unknown, so they cannot be skipped")
         if self.skipped.issuperset(bad.positions):
-            raise _ended(error, "its samples had been skipped already: it is not they that do it")
+            raise _ended(error, "its samples were skipped already, so they are not the cause")
         charged = len(self._charged())
         if not self._is_known(bad_rows) and charged >= self._config.nan_budget:
             steps = ", ".join(str(one.step) for one in self.done) or "none"
@@ -106,7 +105,7 @@ class Rollbacks:
         return charged
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint and the run's record keep, as JSON."""
+        """Return the state for checkpoints and the run's record, as JSON."""
         return {
             "rollbacks": [
                 {
@@ -119,7 +118,7 @@ class Rollbacks:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore the result of `state`."""
         self.done = [
             Rollback(
                 step=one["step"],

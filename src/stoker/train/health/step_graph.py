@@ -1,4 +1,4 @@
-"""The operations of a traced step, those of the functions that it calls included."""
+"""The operations of a traced step, including those of the functions that it calls."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import Any
 import tensorflow as tf
 
 _OWN_SCOPE = re.compile(r"stoker(_\d+)?")
-"""Operations under a name scope of this name are Stoker's own, e.g. the clock of the input's wait,
-and are not told of. TensorFlow numbers a scope that comes twice."""
+"""Operations in a name scope with this name are Stoker's own, e.g. the clock of the input wait, and
+are not reported. TensorFlow numbers a scope name that occurs twice."""
 
 SHOWN = 5
-"""Operations that a finding names."""
+"""Most operations that a finding names."""
 
 _PLUMBING = re.compile(r"(while|replica|cond|StatefulPartitionedCall)(_\d+)?")
-"""Parts of names that come from loops, replicas and calls, and not from the model."""
+"""Parts of names that come from loops, replicas and calls, not from the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOperation:
-    """One operation and where it stands."""
+    """An operation and its place."""
 
     operation: tf.Operation
 
     compiled: bool
-    """Whether XLA compiles it: it stands in a function with `jit_compile=True`."""
+    """Whether XLA compiles it: it is in a function with `jit_compile=True`."""
 
     @property
     def kind(self) -> str:
-        """TensorFlow's type of it, e.g. `MatMul`."""
+        """Its TensorFlow type, e.g. `MatMul`."""
         return str(self.operation.type)
 
     @property
     def scope(self) -> str:
-        """The layers that it belongs to, as far as names tell: `model/block/dense`."""
+        """The layers that it belongs to, according to its name: `model/block/dense`."""
         parts = str(self.operation.name).split("/")[:-1]
         return "/".join(part for part in parts if not _PLUMBING.fullmatch(part))
 
     @property
     def is_own(self) -> bool:
-        """Whether Stoker put it there."""
+        """Whether it belongs to Stoker."""
         return is_stoker_scope(str(self.operation.name))
 
     @property
@@ -52,12 +52,12 @@ class StepOperation:
 
 
 def is_stoker_scope(name: str) -> bool:
-    """Whether an operation of this name stands under a scope of Stoker's own."""
+    """Return whether an operation with this name is in a scope of Stoker."""
     return any(_OWN_SCOPE.fullmatch(part) for part in name.split("/"))
 
 
 def step_operations(step: Any) -> Iterator[StepOperation]:
-    """All operations of a step's graph, each function once for each call of it.
+    """Yield all operations of a step's graph; a function once per call of it.
 
     Args:
         step: A concrete function: `run.get_concrete_function(...)`.
@@ -87,7 +87,7 @@ def _functions_of(node: Any) -> list[str]:
 
 
 def named(operations: Sequence[str]) -> str:
-    """`a, b and 3 more`, each once."""
+    """Join names without duplicates: `a, b and 3 more`."""
     distinct = list(dict.fromkeys(operations))
     shown = ", ".join(distinct[:SHOWN])
     more = len(distinct) - SHOWN

@@ -1,4 +1,4 @@
-"""Whether 16-bit products have shapes that tensor cores take whole: multiples of 8."""
+"""Checks that 16-bit products have shapes for tensor cores: multiples of 8."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Source: NVIDIA, Deep Learning Performance: Matrix Multiplication, "Tensor Core r
 """
 
 _PADDED_CHANNELS = 4
-"""cuDNN pads so few input channels (an image's) by itself."""
+"""cuDNN pads this few input channels (of an image) itself."""
 
 Side = tuple[str, int | None]
-"""What one side of a product is, and its length; None where it is not known when traced."""
+"""Name of one side of a product, and its length; None if unknown when traced."""
 
 
 def check_tensor_cores(step: Any, *, batch_size: int) -> Finding | None:
-    """Look at every 16-bit matrix product and convolution of the forward pass.
+    """Check every 16-bit matrix product and convolution of the forward pass.
 
     Args:
         step: The step's concrete function.
         batch_size: Samples of a replica in one pass.
 
     Returns:
-        A warning that names layers and sides; None where all fit, or nothing is in 16 bits. An
-        output layer in float32 is not looked at. Not run on a GPU: it reads shapes, not times.
+        A warning that names layers and sides; None if all fit, or nothing is in 16 bits. An output
+        layer in float32 is not checked. Not run on a GPU: it reads shapes, not times.
     """
     misses: list[str] = []
     products = 0
@@ -96,7 +96,7 @@ def _of_einsum(equation: str, left: list[int | None], right: list[int | None]) -
         return
     lengths = dict(zip(second, right, strict=False)) | dict(zip(first, left, strict=False))
     shared = set(first) & set(second)
-    # Several labels of one role make one side of the product: their lengths multiply.
+    # Several labels with one role form one side of the product: their lengths are multiplied.
     roles = {
         "inputs": shared - set(result),
         "units": set(second) & set(result) - shared,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
@@ -266,6 +266,23 @@ class Run:
     def resident(self) -> Resident:
         """See `CompiledStep.resident`."""
         return self.compiled.resident(self._state)
+
+    def skip_steps(self, steps: int) -> None:
+        """Advance by some steps that were not trained; an epoch ends without validation."""
+        self.position.step += steps
+        if not self.position.validated or self.position.step % self.position.per_epoch == 0:
+            self.skip_validation()
+
+    @contextmanager
+    def from_first_step(self) -> Iterator[None]:
+        """Run the calls inside the context from the first step, and restore the position."""
+        position = self.position
+        before, validated = position.step, position.validated
+        position.step, position.validated = 0, True
+        try:
+            yield
+        finally:
+            position.step, position.validated = before, validated
 
     def skip_validation(self) -> None:
         """End the epoch without validation."""

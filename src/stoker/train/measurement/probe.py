@@ -237,14 +237,9 @@ class Probe:
         return self._one_call(self._step_input)
 
     def _called(self) -> tuple[int, float, float]:
-        """Run a call on the batch in memory, from a position that gives every call its full length."""
-        position = self.run.position
-        before, validated = position.step, position.validated
-        position.step, position.validated = 0, True
-        try:
+        """Run a call of full length on the batch in memory."""
+        with self.run.from_first_step():
             return self._one_call(self._memory)
-        finally:
-            position.step, position.validated = before, validated
 
     def _one_call(self, step_input: StepInput) -> tuple[int, float, float]:
         run, position = self.run, self.run.position
@@ -266,9 +261,7 @@ class Probe:
         group = self._step_input.group
         elements = 1 if whole else -(-planned // group)
         rows = self._take(self._step_input.iterator, tf.constant(elements, tf.int64), group > 1)
-        position.step += planned
-        if not position.validated or position.step % position.per_epoch == 0:
-            self.run.skip_validation()
+        self.run.skip_steps(planned)
         return planned if whole else elements * group, float(rows), 0.0
 
 

@@ -1,1 +1,1 @@
-"""What a step must know of a Keras model and its layers."""
+"""What a training step needs to know about a Keras model and its layers."""

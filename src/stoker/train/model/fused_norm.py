@@ -1,8 +1,8 @@
-"""Keras's BatchNormalization as one kernel, where it is not XLA that makes one of it.
+"""Keras's BatchNormalization as one kernel, where XLA does not fuse it.
 
-Keras 3 writes it as a dozen operations, each a pass over the layer's input: of a convolutional model
-they take as long as its convolutions. TensorFlow's own kernel computes the same formula, in one pass
-forward and in one for the gradient.
+Keras 3 writes it as a dozen operations, each a pass over the layer's input: in a convolutional
+model they take as long as its convolutions. TensorFlow's own kernel computes the same formula in
+one pass forward and one for the gradient.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import tensorflow as tf
 from stoker.train.model.layer_paths import walk_layers
 
 _LEAST_EPSILON = 1.001e-5
-"""Source: tf.nn.fused_batch_norm, which gives cuDNN no smaller one."""
+"""Source: tf.nn.fused_batch_norm, which passes cuDNN no smaller one."""
 
 _OURS = "fused"
-"""Name under which a layer's new `call` says that it is from here."""
+"""Name of the attribute that marks a `call` from this module."""
 
 
 def fuse_batch_norms(model: keras.Model, *, wanted: bool) -> None:
-    """Let layers of Keras's own BatchNormalization train by one kernel, or by their own operations again.
+    """Let Keras's BatchNormalization layers use one kernel, or their own operations again.
 
-    A layer that is frozen, or called without `training` or with a mask, computes as Keras has it.
+    A layer that is frozen, or called without `training` or with a mask, computes as in Keras.
 
-    Args:
-        model: A built model; inference and export stay as they are.
+    model: A built model; inference and export do not change.
+        wanted: True unless XLA compiles the step; XLA fuses Keras's operations itself.
         wanted: Outside of XLA, which fuses Keras's operations by itself.
     """
     for _, layer in walk_layers(model):
@@ -37,7 +37,7 @@ def fuse_batch_norms(model: keras.Model, *, wanted: bool) -> None:
             continue
         if getattr(layer.call, _OURS, False):
             del layer.call
-        # A call that is not the class's is rematerialisation's, or the user's.
+        # Any other `call` belongs to rematerialization, or to the user.
         if wanted and "call" not in vars(layer) and _is_plain(layer):
             layer.call = _fused(layer)
 
@@ -91,7 +91,7 @@ def _normalized(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
         epsilon=layer.epsilon,
         is_training=True,
     )
-    # The kernel returns the unbiased variance, n / (n - 1) of the batch's own, which is what Keras keeps.
+    # The kernel returns the unbiased variance, n / (n - 1) of the batch's own, which Keras keeps.
     count = tf.cast(tf.size(x) // channels, tf.float32)
     variance *= tf.where(count > 1.0, (count - 1.0) / count, 1.0)
     for moving, found in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
@@ -102,6 +102,6 @@ def _normalized(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
 
 
 def _four_axes(x: tf.Tensor) -> tf.Tensor:
-    """The kernel takes four axes: one of length 1 is put before the last for each that is missing."""
+    """Insert axes of length 1 before the last one, because the kernel takes four axes."""
     shape = tf.shape(x)
     return tf.concat([shape[:-1], [1] * (4 - x.shape.rank), shape[-1:]], 0)

@@ -1,4 +1,4 @@
-"""What a step must know to honour a compiled Keras model: the methods, weights and outputs it has."""
+"""Facts about a compiled Keras model: overridden methods, optimizers, weights and outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
 def overrides(model: keras.Model) -> frozenset[str]:
-    """Those of `METHODS` that are the user's own, by its class or set on the instance."""
+    """Return those of `METHODS` that the user's class or instance overrides."""
     return frozenset(name for name in METHODS if _is_own(model, name))
 
 
@@ -30,10 +30,10 @@ def _is_own(model: keras.Model, name: str) -> bool:
 
 
 def extra_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """Optimizers that a model holds beside the one it is compiled with, by attribute.
+    """Return optimizers of a model other than the compiled one, by attribute name.
 
-    Keras counts their variables neither as the model's nor as the optimizer's: a checkpoint has to
-    take them too.
+    Keras counts their variables neither as the model's nor as the optimizer's, so checkpoints must
+    include them separately.
     """
     return {
         name: value
@@ -43,7 +43,7 @@ def extra_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer
 
 
 def has_builtin_metrics_only(model: keras.Model) -> bool:
-    """Whether XLA may compile the metrics with the step: nothing in them is somebody's own.
+    """Return whether XLA may compile the metrics with the step: all of them are Keras's own.
 
     Args:
         model: Compiled and built.
@@ -55,23 +55,23 @@ def has_builtin_metrics_only(model: keras.Model) -> bool:
 
 
 def update_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
-    """Tell a model's metrics of a batch; what they come to is not asked for, as Keras's own does each time.
+    """Update a model's metrics without computing their results, unlike Keras's own method.
 
     Args:
         model: Compiled and built.
-        parts: As of `compute_metrics`.
+        parts: As for `compute_metrics`.
     """
     if _is_own(model, "compute_metrics") or _is_own(model, "get_metrics_result"):
         model.compute_metrics(**parts)
         return
-    # Keras's own `compute_metrics` is this, and the results.
+    # The same as Keras's `compute_metrics`, without the results.
     metrics = model._compile_metrics  # noqa: SLF001 - Keras has no public one
     if metrics is not None:
         metrics.update_state(parts["y"], parts["y_pred"], parts.get("sample_weight"))
 
 
 def has_builtin_optimizer(model: keras.Model) -> bool:
-    """Whether all that an update writes is known: somebody's own may write to what nobody sees."""
+    """Return whether everything that an update writes is known: the optimizer is Keras's own."""
     outer = model.optimizer
     optimizers = (outer, getattr(outer, "inner_optimizer", outer))
     return all(_module(type(each)).partition(".")[0] == "keras" for each in optimizers)
@@ -82,12 +82,12 @@ def _module(part: Any) -> str:
 
 
 def loss_of(model: keras.Model, parts: Mapping[str, Any], *, training: bool) -> tf.Tensor:
-    """The model's loss, also by a `compute_loss` of the user's that takes no `training`.
+    """Return the model's loss, even if a user's `compute_loss` does not take `training`.
 
     Args:
         model: Compiled.
-        parts: `x`, `y`, `y_pred`, and `sample_weight` where there is one.
-        training: Whether it is for a gradient.
+        parts: `x`, `y`, `y_pred`, and optionally `sample_weight`.
+        training: Whether it is computed for a gradient.
     """
     return model._compute_loss(**parts, training=training)  # noqa: SLF001 - as Keras's steps do it
 
@@ -98,20 +98,21 @@ def run_custom_step(
 ) -> dict[str, tf.Tensor]:
     """Run an overridden `train_step` or `test_step` on a batch; works inside a `tf.function`.
 
-    As in `fit` the method is not converted by AutoGraph. Within a strategy's replica it reduces its
-    gradients itself, by `optimizer.apply`, and its logs are the replica's own.
+    As in `fit`, AutoGraph does not convert the method. In a replica of a strategy it reduces its
+    gradients itself, with `optimizer.apply`, and its logs are those of the replica.
 
     Args:
-        model: Compiled and built, its metrics too: a first trace must not make variables.
+        model: Compiled and built, including its metrics: the first trace must not create variables.
         method: `train_step` or `test_step`.
-        batch: What the model takes, the labels, and the weights where there are.
+        batch: The model's input, the labels, and optionally weights.
 
     Returns:
-        The logs, flat. `loss` is what the method says it is: in Keras's own way the mean since the
-        epoch began.
+        The logs, flat. The method defines `loss`: in Keras's own methods it is the mean since the
+        epoch started.
 
     Raises:
-        ConfigError: it failed (the user's line is shown), or its logs are no dict with a `loss`.
+        ConfigError: It failed (the error shows the user's line), or its logs are not a dict with a
+            `loss`.
     """
     what = f"{type(model).__name__}.{method}"
     logs = call(getattr(model, method), batch, what=what)
@@ -130,9 +131,9 @@ def run_custom_step(
 
 @contextmanager
 def unwrap_user_errors() -> Iterator[None]:
-    """Let out a UserError that was raised while a `tf.function` was traced.
+    """Raise a UserError from inside a traced `tf.function` as it is.
 
-    AutoGraph raises an error of a type of its own instead.
+    AutoGraph wraps it in an error of its own type.
     """
     try:
         yield
@@ -144,16 +145,16 @@ def unwrap_user_errors() -> Iterator[None]:
 
 
 def with_class_weights(batch: tuple[Any, ...], weights: Mapping[int, float]) -> tuple[Any, ...]:
-    """A batch whose sample weights are multiplied by the weight of each sample's class.
+    """Multiply the sample weights of a batch by the weight of each sample's class.
 
     `fit` accepts either sample weights or class weights; here both are applied.
 
     Args:
-        batch: Features, labels, and sample weights [batch, ...] where there are.
-        weights: Class -> weight; a class that is not in it weighs 1.
+        batch: Features, labels, and optionally sample weights [batch, ...].
+        weights: Class -> weight; 1 for other classes.
 
     Raises:
-        ConfigError: there are several outputs, or the labels are no classes.
+        ConfigError: There are several outputs, or the labels are not classes.
     """
     features, labels, *own = batch
     by_row = class_weights(labels, weights)
@@ -164,17 +165,17 @@ def with_class_weights(batch: tuple[Any, ...], weights: Mapping[int, float]) -> 
 
 
 def class_weights(labels: tf.Tensor, weights: Mapping[int, float]) -> tf.Tensor:
-    """The weight of each label's class.
+    """Return the weight of each label's class.
 
     Args:
         labels: Classes as numbers, [batch] or [batch, 1], or one-hot [batch, classes].
-        weights: Class -> weight; a class that is not in it weighs 1.
+        weights: Class -> weight; 1 for other classes.
 
     Returns:
         [batch] float32.
 
     Raises:
-        ConfigError: there are several outputs, labels are text or of a higher rank, or a weight is
+        ConfigError: There are several outputs, labels are text or of a higher rank, or a weight is
             negative or not finite.
 
     Source: Keras, `Model.fit`, argument `class_weight`.
@@ -193,18 +194,18 @@ def class_weights(labels: tf.Tensor, weights: Mapping[int, float]) -> tf.Tensor:
 
 
 def arrange_labels(labels: Mapping[str, Any], outputs: Any, *, names: Sequence[str]) -> Any:
-    """Labels by name, in the structure that the model's outputs have.
+    """Arrange labels by name in the structure of the model's outputs.
 
     Args:
         labels: Output name -> labels [batch, ...].
-        outputs: What the model returned, or its symbolic `output`: a tensor, a list, or a dict.
-        names: The model's `output_names`; a dict's own keys count before them.
+        outputs: The model's output, or its symbolic `output`: a tensor, a list, or a dict.
+        names: The model's `output_names`; the keys of a dict take precedence.
 
     Returns:
-        What `compute_loss` and `compute_metrics` take as `y`.
+        The argument `y` of `compute_loss` and `compute_metrics`.
 
     Raises:
-        ConfigError: an output has no label, or a label no output.
+        ConfigError: An output has no label, or a label has no output.
     """
     if isinstance(outputs, Mapping):
         names = list(outputs)
@@ -218,14 +219,14 @@ def arrange_labels(labels: Mapping[str, Any], outputs: Any, *, names: Sequence[s
 
 
 def require_labels(labels: Collection[str], outputs: Collection[str]) -> None:
-    """Refuse labels that are not those of the model's outputs.
+    """Reject labels that do not match the model's outputs.
 
     Args:
-        labels: The outputs that have one; `ONLY` of a label without a name.
-        outputs: Names of the model's.
+        labels: The outputs that have one; `ONLY` for a label without a name.
+        outputs: Names of the model's outputs.
 
     Raises:
-        ConfigError: an output has no label, or a label no output; the nearest is named.
+        ConfigError: An output has no label, or a label no output; suggests the nearest one.
     """
     if set(labels) == set(outputs):
         return
@@ -247,9 +248,9 @@ def adapt_load(
     *,
     class_weight: Mapping[int, float] | None = None,
 ) -> Callable[[Any], tuple[Any, ...]]:
-    """A feed's `load`, with labels and weights as the model's loss takes them.
+    """Extend a feed's `load` so that labels and weights match the model's loss.
 
-    Args:
+    load: Element -> features, label, and optionally weights.
         load: Element -> features, label, and weights where there are.
         model: Compiled.
         class_weight: Class -> weight.
@@ -265,18 +266,18 @@ def adapt_load(
 
 
 def labels_for_outputs(batch: tuple[Any, ...], model: keras.Model) -> tuple[Any, ...]:
-    """A batch as a model of several outputs is told it: each output has its label, or the only one.
+    """Give each output of a model its label, or the only label to all outputs.
 
-    A model with one output, or with a `train_step` or `compute_loss` of the user's, is told the
-    label as it is; so are outputs that are not known, those of a model that is not functional.
+    The label is not changed for a model with one output, with a user-defined `train_step` or
+    `compute_loss`, or with unknown outputs, because it is not functional.
 
     Args:
-        batch: Features, label [batch, ...] or such a label by output, and sample weights where
-            there are.
+        batch: Features, label [batch, ...] or one such label per output, and optionally sample
+            weights.
         model: Compiled.
 
     Raises:
-        ConfigError: an output has no label, or a label no output.
+        ConfigError: An output has no label, or a label has no output.
     """
     if overrides(model) & {"train_step", "compute_loss"}:
         return batch
@@ -290,26 +291,26 @@ def labels_for_outputs(batch: tuple[Any, ...], model: keras.Model) -> tuple[Any,
 
 
 def output_names(model: keras.Model) -> list[str]:
-    """The names of a functional model's outputs, in Keras's order; none where they are not known."""
+    """Return the output names of a functional model, in Keras's order; empty if unknown."""
     if not outputs_of(model):
         return []
     if isinstance(model.output, Mapping):
-        # Keras takes a dict apart in the order of its sorted keys.
+        # Keras flattens a dict in the order of its sorted keys.
         return list(keras.tree.flatten({name: name for name in model.output}))
     return list(model.output_names)
 
 
 def outputs_of(model: keras.Model) -> list[Any]:
-    """The symbolic outputs; none of a model that is not functional."""
+    """Return the symbolic outputs; empty if the model is not functional."""
     return list(getattr(model, "outputs", None) or [])
 
 
 def arrange_weights(weights: Any, labels: Any) -> Any:
-    """Sample weights in the structure of the labels: the same for every output, as `fit` does it.
+    """Arrange sample weights in the structure of the labels: equal for every output, as in `fit`.
 
     Args:
-        weights: [batch], or one for each output already.
-        labels: What `arrange_labels` made.
+        weights: [batch], or one per output already.
+        labels: From `arrange_labels`.
     """
     if keras.tree.is_nested(weights):
         return weights
@@ -321,7 +322,7 @@ def _check_class_weights(labels: Any, weights: Mapping[int, float]) -> None:
         raise ConfigError(
             "train.class_weight needs a model with one output",
             got=Plain(f"{len(keras.tree.flatten(labels))} outputs"),
-            fix="Give each output's rows a weight of their own by train.sample_weight.",
+            fix="Weight the rows of each output with train.sample_weight.",
         )
     wrong = {key: value for key, value in weights.items() if not 0 <= value < math.inf}
     if wrong or not weights:
@@ -330,7 +331,7 @@ def _check_class_weights(labels: Any, weights: Mapping[int, float]) -> None:
         raise ConfigError(
             "train.class_weight needs labels that are classes: numbers or one-hot",
             got=Plain(f"{labels.dtype.name} of shape {labels.shape}"),
-            fix="Turn them into ids in preprocessing_fn.",
+            fix="Convert them to ids in preprocessing_fn.",
         )
 
 

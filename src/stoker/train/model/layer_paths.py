@@ -1,4 +1,4 @@
-"""The layers of a model, however it is written and however deep they lie, by path."""
+"""Yields the layers of any model, nested ones too, with their paths."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import keras
 
 
 def layer_types(model: keras.Model) -> dict[str, str]:
-    """Path of every layer in a model -> the name of its class."""
+    """Return the path of every layer in a model -> the name of its class."""
     return {path: type(layer).__name__ for path, layer in walk_layers(model)}
 
 
 def walk_layers(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
-    """Every layer below a model with its path, each once, outer ones before inner ones.
+    """Yield every layer below a model with its path, once, outer ones before inner ones.
 
     Args:
-        model: Functional, Sequential or subclassed; its layers may be models themselves.
+        model: Functional, Sequential or subclassed; its layers may be models.
 
     Yields:
-        `block1/attention` and the layer. A layer that is used in two places has the path of the
-        first.
+        `block1/attention` and the layer. A layer that is used in two places has its first path.
     """
     seen = {id(model)}
     waiting = [("", model)]

@@ -1,8 +1,8 @@
-"""Rematerialisation: a layer's inside is computed again for its gradient, instead of being kept.
+"""Rematerialization: computes a layer's activations again for its gradient instead of keeping them.
 
-Keras's own (`keras.RematScope`) is not used: it runs a layer twice with all that this changes, so
-that Dropout drops other units in the second run (a wrong gradient, silently) and BatchNorm moves
-its averages twice. Here both runs see the same state, and it changes once.
+Keras's own (`keras.RematScope`) is not used: it runs a layer twice with all side effects, so that
+Dropout drops other units in the second run (a wrong gradient, silently) and BatchNorm updates its
+averages twice. Here both runs see the same state, which changes once.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from stoker.core.errors import ConfigError
 from stoker.train.model.layer_paths import walk_layers
 
 _PLAIN = "computed_once"
-"""Name under which a layer's new `call` keeps the old one."""
+"""Name of the attribute of a new `call` that keeps the old one."""
 
 
 def rematerialize(model: keras.Model, patterns: Sequence[str]) -> tuple[str, ...]:
     """Make some layers keep only their inputs between forward and backward pass.
 
-    What saves memory is a layer with much inside: a block that is a layer or a model of its own, an
-    attention. Within what it holds the gradient is the same, the forward pass is run twice.
+    It saves memory for layers with many activations: a block that is a layer or a model, an
+    attention. The gradient is the same, and their forward pass runs twice.
 
     Args:
-        model: A built model; it is changed, once, before its step is traced. Inference and export
-            stay as they are.
+        model: A built model; it is changed once, before its step is traced. Inference and export do
+            not change.
         patterns: Shell patterns of layer paths or names: `block*`, `encoder/*/attention`. A layer
-            inside one that matches is a part of it.
+            inside a matching one belongs to it.
 
     Returns:
-        The paths of the layers that are computed again.
+        The paths of the layers whose activations are computed again.
 
     Raises:
-        ConfigError: a pattern matches no layer.
+        ConfigError: A pattern matches no layer.
     """
     by_path = dict(walk_layers(model))
     for pattern in patterns:
@@ -66,7 +66,7 @@ def rematerialize(model: keras.Model, patterns: Sequence[str]) -> tuple[str, ...
 
 
 def plain_call(layer: Any) -> Callable[..., Any]:
-    """The `call` of a layer as it was before `rematerialize`, if it was one of those."""
+    """Return the `call` of a layer as it was before `rematerialize`."""
     call: Callable[..., Any] = layer.call
     return getattr(call, _PLAIN, call)
 
@@ -77,7 +77,7 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def _near(pattern: str, paths: Sequence[str]) -> str:
-    # Those that hold something are worth it; a model of plain layers has only these to offer.
+    # Suggest layers that contain others, if there are any.
     holding = [path for path in paths if any(p.startswith(f"{path}/") for p in paths)]
     return nearest(pattern.strip("*/"), holding or paths)
 
@@ -114,7 +114,7 @@ def _recomputed(layer: keras.Layer) -> Callable[..., Any]:
         values = [given[place] for place in places]
         values += [tf.convert_to_tensor(weight.value) for weight in weights]
         outputs, losses = tf.recompute_grad(pure)(*values)
-        # The first run's changes are the layer's; those of the second are the same, and dropped.
+        # The first run's changes belong to the layer; those of the second are equal, and dropped.
         for variable in state:
             variable.assign(scopes[0].get_current_value(variable))
         for loss in losses:
@@ -127,8 +127,8 @@ def _recomputed(layer: keras.Layer) -> Callable[..., Any]:
 
 @contextmanager
 def _called_in(context: Any) -> Iterator[None]:
-    # The second run is Keras's to know nothing of: without its context Dropout and BatchNorm inside
-    # would take it for inference.
+    # Without Keras's call context, Dropout and BatchNorm inside the second run would take it for
+    # inference.
     name = "current_call_ctx"
     kept = global_state.get_global_attribute(name)
     global_state.set_global_attribute(name, context)

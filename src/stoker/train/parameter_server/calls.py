@@ -1,4 +1,4 @@
-"""Batches handed out to whichever worker is free, and what comes of them at the server."""
+"""Distributes batches to free workers and collects their results at the server."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from stoker.train.parameter_server.cluster import ClusterConnection
 from stoker.train.parameter_server.server import Inbox, PassTotals
 
 CALLS_PER_WORKER = 4
-"""Calls a worker that are handed out at once: one is computed, its successor is on its way. More
-would hold more batches in memory, and the weights that they see would be older."""
+"""Calls per worker that are in progress at once: one is computed, the next one is prepared. More
+would hold more batches in memory, and use older weights."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class WorkerCalls:
-    """The workers of a run, as a place where calls are made."""
+    """Runs calls on the workers of a run."""
 
     def __init__(self, connection: ClusterConnection, *, silent_s: float) -> None:
-        """Make ready to wait for several calls at once.
+        """Start the threads that wait for calls.
 
         Args:
-            connection: Who they are.
-            silent_s: When none has answered for so long, that is said, seconds.
+            connection: The workers.
+            silent_s: If no worker answers for this long, a warning is logged, seconds.
         """
         self._coordinator = connection.coordinator
         self._most = CALLS_PER_WORKER * connection.workers
@@ -42,16 +42,16 @@ class WorkerCalls:
     def each(
         self, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]
     ) -> Iterator[None]:
-        """Call a function with each of some arguments, and stop whenever some calls have ended.
+        """Call a function with each of some arguments, and yield whenever calls have ended.
 
-        A call whose worker died is made again, by another worker or by that one when it is back.
+        A call whose worker died is repeated, by another worker or by that one when it is back.
 
         Args:
             function: A `tf.function` that returns nothing.
-            arguments: Of each call; read no further ahead than what is under way.
+            arguments: Arguments of each call; not read further ahead than calls in progress.
 
         Raises:
-            tf.errors.OpError: the function failed.
+            tf.errors.OpError: The function failed.
         """
         under_way = 0
         for each in arguments:
@@ -73,7 +73,7 @@ class WorkerCalls:
                 self._answers.put(error)
 
     def _ended(self) -> int:
-        """Wait until a call has ended; how many have."""
+        """Wait until a call has ended; return how many have."""
         answers = [self._first_answer()]
         with contextlib.suppress(queue.Empty):
             while True:
@@ -84,8 +84,8 @@ class WorkerCalls:
         return len(answers)
 
     def _first_answer(self) -> Any:
-        # An error would not end this process: TensorFlow takes back from every worker what it was
-        # given, and waits for the one that hangs. When that one goes on, or dies, so do we.
+        # An error would not end this process: TensorFlow takes back the work of every worker, and
+        # waits for one that hangs. When that one continues or dies, so does this process.
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._answers.get(timeout=self._silent_s)
@@ -97,38 +97,37 @@ class WorkerCalls:
 
 
 class Pass:
-    """Batches of one kind: computed by the workers, taken at the server."""
+    """Batches of one kind: computed by the workers, collected at the server."""
 
     def __init__(
         self, workers: WorkerCalls, inbox: Inbox, send: Callable[[tf.Tensor, Any], None]
     ) -> None:
-        """Join what belongs together.
+        """Store the arguments.
 
         Args:
-            workers: Who computes.
-            inbox: Where it arrives.
-            send: What a worker runs of a batch's number and its element.
+            workers: The workers.
+            inbox: Collects the results.
+            send: The workers' function of a batch's number and its element.
         """
         self._workers, self._inbox, self._send = workers, inbox, send
 
     def trace(self) -> None:
-        """Trace what is run at the server, before the first batch: see `open_inbox`."""
+        """Trace the server's function before the first batch; see `open_inbox`."""
         self._inbox.take()
 
     def run(self, first: int, elements: Iterable[Any]) -> Iterator[PassTotals]:
-        """Hand out one batch after the other, and say what has been taken, whenever more has.
+        """Distribute batches, and yield the totals whenever more have been collected.
 
         Args:
-            first: Number of the first batch; no number may come twice in a run.
-            elements: Read no further ahead than what is under way, and no further than a batch that
+            first: Number of the first batch; a number must be unique in a run.
+            elements: Not read further ahead than batches in progress, and not beyond a batch that
                 is not finite.
 
         Yields:
-            What was taken since the beginning. Of the last one nothing is under way any more: it
-            holds every batch that was handed out, each once.
+            The totals since the start. The last one is complete: it contains every batch once.
 
         Raises:
-            tf.errors.OpError: a worker's function failed.
+            tf.errors.OpError: A worker's function failed.
         """
         handed_out = 0
         is_finite = True
@@ -139,7 +138,7 @@ class Pass:
                 handed_out += 1
                 yield tf.constant(first + handed_out - 1, tf.int64), element
                 if not is_finite:
-                    # What is under way still ends: it needs the queue, which goes with this run.
+                    # Calls in progress still end: they need the queue, which ends with this run.
                     return
 
         self._inbox.begin(first)

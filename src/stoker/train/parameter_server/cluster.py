@@ -14,35 +14,35 @@ from stoker.core.user_code import first_line
 from stoker.data.feed.service.server import listening_ports
 
 PROTOCOL = "grpc"
-"""The one protocol that TensorFlow's wheels hold: not encrypted, nobody is asked who he is."""
+"""The only protocol in TensorFlow's wheels: neither encrypted nor authenticated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterConnection:
-    """A chief's way to its workers and servers."""
+    """A chief's connection to its workers and servers."""
 
     strategy: tf.distribute.ParameterServerStrategy
     """Places variables on the servers in turn; models are built in its scope."""
 
     coordinator: tf.distribute.coordinator.ClusterCoordinator
-    """Runs functions on whichever worker is free, and again where a worker died."""
+    """Runs functions on free workers, and repeats them if a worker died."""
 
     workers: int
-    """How many there are."""
+    """Number of workers."""
 
 
 def serve_parameter_role(cluster: ClusterSpec) -> None:
-    """Be a worker or a parameter server until the process is ended; needs no code of the user's.
+    """Serve as a worker or a parameter server until the process ends; needs no user code.
 
-    A process that was killed is started again with the same arguments. A worker's return is noticed
-    by the chief; with a server the variables are gone, and the run with them.
+    Start a process that was killed again with the same arguments. The chief notices that a worker
+    returns; without a server, the variables are lost, and the run fails.
 
     Args:
-        cluster: All tasks, and which this process is.
+        cluster: All tasks, and this process's task.
 
     Raises:
-        ConfigError: this process is the chief.
-        UserError: the address is not this machine's, or is taken.
+        ConfigError: This process is the chief.
+        UserError: The address is not on this machine, or is in use.
     """
     if not cluster.serves:
         raise ConfigError(
@@ -59,23 +59,23 @@ def serve_parameter_role(cluster: ClusterSpec) -> None:
         raise UserError(
             f"{cluster.name} must be able to listen at {cluster.address}",
             got=Plain(first_line(error)),
-            fix="End what listens there, or name another port in TF_CONFIG.",
+            fix="Stop the process that listens there, or use another port in TF_CONFIG.",
         ) from error
-    # TensorFlow listens on every address, and whoever reaches it can run operations.
+    # TensorFlow listens on every address, and any client can run operations.
     listening_ports(only_loopback=cluster.address.startswith(f"{LOOPBACK}:"))
     server.join()
 
 
 def connect(cluster: ClusterSpec) -> ClusterConnection:
-    """Reach every worker and server; call it before any other operation of TensorFlow.
+    """Connect to every worker and server; call it before any other TensorFlow operation.
 
-    It waits for processes that are still starting.
+    Waits for processes that are still starting.
 
     Args:
         cluster: All tasks; this process is the chief.
 
     Raises:
-        ConfigError: there is no chief, worker or server; or they cannot be reached.
+        ConfigError: There is no chief, worker or server, or they cannot be reached.
     """
     if cluster.job != "chief" or not cluster.workers or not cluster.servers:
         raise ConfigError(
@@ -92,7 +92,7 @@ def connect(cluster: ClusterSpec) -> ClusterConnection:
         raise ConfigError(
             "the chief must reach every worker and parameter server of TF_CONFIG",
             got=Plain(first_line(error)),
-            fix="Start those that are missing, or mend their addresses.",
+            fix="Start the missing ones, or correct their addresses.",
         ) from error
     if strategy.num_replicas_in_sync > 1:
         raise ConfigError(
@@ -109,10 +109,10 @@ def connect(cluster: ClusterSpec) -> ClusterConnection:
 
 @contextmanager
 def server_loss_as_error() -> Iterator[None]:
-    """Say in one line that a server is gone; a worker's death is no error, it is made up for.
+    """Report a lost server in one line; a lost worker is not an error, its work is repeated.
 
     Raises:
-        UserError: a server is gone, and the variables with it.
+        UserError: A server is lost, and the variables with it.
     """
     try:
         yield
@@ -120,12 +120,12 @@ def server_loss_as_error() -> Iterator[None]:
         if "/job:ps" not in str(error):
             raise
         raise UserError(
-            "every parameter server must stay: it holds the variables",
-            got=Plain("one is gone"),
-            fix="Start all processes again: training goes on from the last checkpoint.",
+            "a parameter server is lost, and with it the variables",
+            got=Plain("no connection to it"),
+            fix="Start all processes again: training resumes from the last checkpoint.",
         ) from error
 
 
 def _jobs(cluster: ClusterSpec) -> dict[str, list[str]]:
-    # An evaluator is no part of the training cluster.
+    # An evaluator is not part of the training cluster.
     return {job: list(names) for job, names in cluster.jobs.items() if job != "evaluator"}

@@ -1,4 +1,4 @@
-"""Training with parameter servers: the whole of it, in its order, as the chief runs it."""
+"""Training with parameter servers from start to end, as the chief runs it."""
 
 from __future__ import annotations
 
@@ -39,25 +39,26 @@ def fit_parameter_server(
     connection: ClusterConnection,
     context: RunContext,
 ) -> ParameterServerResult:
-    """Train, validate after each epoch, keep the best and the last state; go on where it was left.
+    """Train, validate after each epoch, keep the best and the last state; resume from a checkpoint.
 
-    Steps are computed by whichever worker is free, on weights that may be some updates old, and
-    applied one by one in the order in which they come: a resumed run is as good as the first one,
-    and not the same to the bit.
+    Free workers compute steps on weights that may be some updates old, and the server applies them
+    one by one as they arrive: a resumed run is as good as the first one, but not identical to the
+    bit.
 
     Args:
         built: The user's compiled model, built in the strategy's scope.
         data: Dataset with the splits `train` and `eval`, and the transform that turns its raw
             columns into features and label.
         config: The user's `train` section.
-        resolved: What its `auto`s became.
+        resolved: The values that replaced each `auto`.
         connection: The workers and the servers.
-        context: The rest.
+        context: Everything else.
 
     Raises:
-        ConfigError: a setting, a callback or a method of the model needs steps one after the other.
-        UserError: a loss or a gradient is not finite (the step is named), or a server is gone.
-        Preempted: the process was asked to end; everything is saved.
+        ConfigError: A setting, a callback or a method of the model requires consecutive steps.
+        UserError: A loss or a gradient is not finite (the error names the step), or a server is
+            lost.
+        Preempted: The process was asked to stop; everything is saved.
     """
     refuse_ordered_settings(built, config, resolved)
     config = resolve_monitor_mode(config, data[1].labels)
@@ -75,7 +76,7 @@ def fit_parameter_server(
         held_out.in_order(batch_size=eval_rows) as eval_batches,
         checkpoint_writer(opened.found, config=config, context=context) as writer,
     ):
-        # 2. Everything that a step changes exists from here on, on the servers.
+        # 2. From here on everything that a step changes exists on the servers.
         run = ParameterServerRun(
             built,
             _worker_feed(
@@ -100,7 +101,7 @@ def fit_parameter_server(
             writer=writer,
         )
         run.begin(opened.found)
-        # 3. Epochs of legs: a leg ends when every step of it is applied, so that it can be saved.
+        # 3. Epochs of legs: a leg ends when all its steps are applied, so that it can be saved.
         while not position.over:
             run.begin_epoch()
             if position.validated:
@@ -115,10 +116,10 @@ def fit_parameter_server(
 def refuse_ordered_settings(
     built: BuiltModel, config: TrainConfig, resolved: ResolvedTraining
 ) -> None:
-    """Refuse what was asked for and needs one step after the other.
+    """Reject settings that require consecutive steps.
 
     Raises:
-        ConfigError: it was.
+        ConfigError: There is such a setting.
     """
     own = overrides(built.model) & {"train_step", "test_step"}
     asked = {
@@ -155,7 +156,7 @@ def _calls(
         batch_size=size,
         steps_per_call=1,
         seed=config.seed,
-        # Where all is done one element is read, for its shapes.
+        # After the last step, one element is still read, for its shapes.
         first=min(position.step, position.steps - 1),
         last=position.steps,
     )
@@ -171,7 +172,7 @@ def _worker_feed(
 ) -> WorkerFeed:
     load = feed.load
     if feed.keeps_features:
-        # The features are in this machine's memory only, where their rows are gathered.
+        # The features are only in this machine's memory, where their rows are gathered.
         elements, load = elements.map(feed.load).prefetch(tf.data.AUTOTUNE), as_it_is
     taken = adapt_load(load, model, class_weight=class_weight)
     return WorkerFeed(elements=elements, load=taken, steps=steps)

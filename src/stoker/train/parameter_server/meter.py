@@ -1,4 +1,4 @@
-"""What a stretch of training took, and what is told of it while steps come in."""
+"""Measures a period of training and computes the metrics while steps arrive."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ _NOTHING = PassTotals(batches=0, repeated=0, rows=0.0, loss_sum=0.0, not_finite=
 
 
 class Meter:
-    """The clock of a stretch of steps, on the chief."""
+    """The clock of a period of steps, on the chief."""
 
     def __init__(self) -> None:
-        """Begin now."""
+        """Start."""
         self._begun_s = self._reported_s = time.monotonic()
         self._reported, self._reported_wait_s = _NOTHING, 0.0
         self.wait_s = 0.0
-        """Seconds blocked in next(iterator)."""
+        """Time blocked in next(iterator), seconds."""
 
     @property
     def wall_s(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self._begun_s
 
     def next_of(self, iterator: Iterator[Any]) -> Any:
-        """The next element; the wait for it is counted."""
+        """Return the next element; the wait for it is counted."""
         asked_s = time.monotonic()
         element = next(iterator)
         self.wait_s += time.monotonic() - asked_s
         return element
 
     def scalars(self, taken: PassTotals, *, every_s: float) -> dict[str, float]:
-        """Loss and rate since they were last told; empty where that is too recent, or nothing came.
+        """Return loss and rates since the last report; empty if it is too recent.
 
         Args:
-            taken: Since the stretch began.
-            every_s: Shortest time between two that are told.
+            taken: Totals since the start.
+            every_s: Shortest interval between two reports, seconds.
         """
         now_s = time.monotonic()
         wall_s, steps = now_s - self._reported_s, taken.batches - self._reported.batches

@@ -1,4 +1,4 @@
-"""A run with parameter servers that is under way: its workers, its variables, where it stands."""
+"""A run with parameter servers in progress: its workers, its variables, its position."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from stoker.train.setup.build_model import BuiltModel
 from stoker.train.step.custom_train_step import first_pass
 
 REPORT_EVERY_S = 1.0
-"""How often metrics are written while steps come in: a step has no moment of its own here."""
+"""Interval of the metrics, seconds: steps have no fixed order here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterServerResult:
-    """What training leaves to the next stage, beside its checkpoints."""
+    """The result of training, apart from its checkpoints."""
 
     steps: int
-    """Updates that the server applied, over the whole run: each step once."""
+    """Updates that the server applied over the whole run, each step once."""
 
     repeated: int
-    """Updates of steps that came again, after a worker's death, and were thrown away."""
+    """Updates of steps that arrived again after a worker's death, and were dropped."""
 
     epochs: int
     best_epoch: int
     metrics: dict[str, float]
-    """Of the best epoch: loss, the model's own metrics, and each with `val_`."""
+    """Of the best epoch: the loss, the model's metrics, and the same with `val_`."""
 
     step_time_s: float
-    """Wall time of this process over the steps that it handed out."""
+    """Mean wall time of this process per step, seconds."""
 
     samples_per_s: float
 
@@ -64,16 +64,16 @@ class ParameterServerResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFeed:
-    """Elements as they are sent to a worker, and how it makes a batch of one."""
+    """Elements for the workers, and the function that converts one to a batch."""
 
     elements: tf.data.Dataset[Any]
-    """For one batch each."""
+    """One element per batch."""
 
     load: Callable[[Any], Any]
-    """An element -> a batch; runs on a worker."""
+    """Element -> batch; runs on a worker."""
 
     steps: int
-    """Batches of a pass."""
+    """Batches of one pass."""
 
     @property
     def sample(self) -> Any:
@@ -82,7 +82,7 @@ class WorkerFeed:
 
 
 class ParameterServerRun:
-    """A training run that is under way: its workers, its variables, and where it stands."""
+    """A training run in progress: its workers, its variables and its position."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class ParameterServerRun:
         self._callbacks = _callbacks(built, position, config=config, context=context)
 
     def begin(self, found: VerifiedCheckpoint | None) -> None:
-        """Put everything back to where the run was left, or write down where it begins."""
+        """Restore the state of the checkpoint, or write the first one."""
         self._context.heartbeat.enter("train")
         if found is not None:
             arrays = found.arrays()
@@ -146,11 +146,11 @@ class ParameterServerRun:
             self._context.writer.rewind(self.position.step)
         self._callbacks.on_train_begin()
         if found is None:
-            # The first to know that the disk takes them.
+            # Shows early whether the disk is writable.
             self._save()
 
     def begin_epoch(self) -> None:
-        """Reset what is counted by epoch, where one begins."""
+        """Reset the values that are counted per epoch, at the start of one."""
         if self._in_epoch:
             return
         self._in_epoch = True
@@ -159,7 +159,7 @@ class ParameterServerRun:
         self._callbacks.on_epoch_begin(self.position.epoch)
 
     def train_until_save(self) -> None:
-        """Steps until the epoch ends, a checkpoint is due, or this process is asked to end."""
+        """Train until the epoch ends, a checkpoint is due, or this process must stop."""
         position, meter = self.position, Meter()
         first = position.step
         for taken in self._training.run(first, self._next_elements(meter)):
@@ -181,7 +181,7 @@ class ParameterServerRun:
             self._end_if_asked()
 
     def end_epoch(self) -> None:
-        """Validate, tell the callbacks, and save."""
+        """Validate, call the callbacks, and save."""
         position, context = self.position, self._context
         epoch = position.step // position.per_epoch
         if self._in_epoch and position.rows:
@@ -204,7 +204,7 @@ class ParameterServerRun:
             self._end_if_asked()
 
     def end(self) -> ParameterServerResult:
-        """The last word to the callbacks, and the checkpoints on the disk."""
+        """Call the callbacks' end hooks, and wait for the checkpoints."""
         position, timing = self.position, self.position.timing
         self._callbacks.on_train_end(position.metrics)
         self._writer.wait()
@@ -249,7 +249,7 @@ class ParameterServerRun:
         self._context.on_progress(Progress(step=step, steps=steps, epoch=epoch, scalars=scalars))
 
     def _save(self, *, monitored: float | None = None) -> None:
-        """Nothing is under way: every step before the position's is applied, and no other."""
+        """Save; no step is in progress, and exactly the steps before the position are applied."""
         begun_s = time.monotonic()
         callbacks, arrays = self._callbacks.state()
         arrays = self._state.capture() | arrays
@@ -276,7 +276,7 @@ class ParameterServerRun:
 def _prepare(
     built: BuiltModel, training: WorkerFeed, *, config: TrainConfig, resolved: ResolvedTraining
 ) -> WeightAverage | None:
-    """Build metrics and optimizer on the servers; the average of the weights, where there is one."""
+    """Build metrics and optimizer on the servers; return the average of the weights, if any."""
     first = training.load(training.sample)
     call(first_pass, built, first, what="a first batch through the model and its loss")
     average = prepare_optimizer(built.model, config, resolved)
@@ -296,12 +296,12 @@ def _callbacks(
 
 
 def unsupported_error(what: str) -> ConfigError:
-    """The error of a setting that needs one step after the other."""
+    """Return the error for a setting that requires consecutive steps."""
     return ConfigError(
-        "train.strategy: parameter_server computes gradients at a worker and applies them at a "
-        "server, at no fixed time",
+        "train.strategy: parameter_server computes gradients on workers and applies them on a "
+        "server, in no fixed order",
         got=Plain(what),
-        fix="Leave it out, or take train.strategy: multi_worker.",
+        fix="Remove it, or use train.strategy: multi_worker.",
     )
 
 

@@ -1,8 +1,8 @@
-"""What workers send waits in a queue on the first server, and is taken one by one by the chief.
+"""Queue of the workers' results on the first server; the chief applies them one by one.
 
-With one writer every optimizer does what it does on one device, and a worker that dies tears no
-update: what it sent is in the queue as a whole or not at all. A step that is done again after such
-a death is known by its number, and taken once.
+With one writer, every optimizer works as on one device, and a worker that dies leaves no partial
+update: a result is in the queue completely or not at all. If a step is repeated after a worker's
+death, it is recognized by its number and applied once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import tensorflow as tf
 from stoker.train.optimizer.ema import WeightAverage
 
 FIRST_SERVER = "/job:ps/task:0/device:CPU:0"
-"""Device of the queue and the counts. Variables lie on all servers in turn."""
+"""Device of the queue and the counts. Variables are placed on all servers in turn."""
 
 CAPACITY = 1 << 20
-"""Most that may wait. Never reached: no more is under way than the chief hands out."""
+"""Capacity of the queue. Never reached: the chief limits the calls in progress."""
 
 
 class BatchResult(NamedTuple):
-    """What came of a batch."""
+    """The result of a batch."""
 
     loss_sum: tf.Tensor
     """Mean loss x rows."""
@@ -32,17 +32,17 @@ class BatchResult(NamedTuple):
     """Rows of the batch, float32."""
 
     finite: tf.Tensor
-    """Whether loss and gradients are; where not, nothing is changed."""
+    """Whether loss and gradients are finite; if not, nothing is changed."""
 
     metrics: list[tf.Tensor]
-    """What the batch adds to each of the model's metric variables."""
+    """Increments of the model's metric variables."""
 
 
 class VariableChange(NamedTuple):
-    """What a step does to a variable without gradient: value <- kept x value + added.
+    """The effect of a step on a variable without gradient: value <- kept x value + added.
 
-    A moving average is neither a value nor a difference: by the time that it arrives others have
-    arrived, and differences from one old value would add up to more than the way to go.
+    A moving average can be sent neither as a value nor as a difference: other updates arrive in the
+    meantime, and several differences from one old value would overshoot.
     """
 
     kept: tf.Tensor
@@ -50,13 +50,13 @@ class VariableChange(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a step adds to the model."""
+    """The update that a step makes."""
 
     gradients: list[Any]
-    """Of the trainable variables; None where there is none, IndexedSlices of embeddings."""
+    """Gradients of the trainable variables; None without one, IndexedSlices of embeddings."""
 
     changes: list[VariableChange]
-    """Of the other variables that it changes: BatchNorm's averages."""
+    """Changes of other variables: BatchNorm's averages."""
 
 
 class WorkerMessage(NamedTuple):
@@ -64,29 +64,29 @@ class WorkerMessage(NamedTuple):
 
     result: BatchResult
     update: Update | None
-    """None of the eval split."""
+    """None for the eval split."""
 
 
 class PassTotals(NamedTuple):
-    """What was taken since the pass began."""
+    """Totals of the collected batches since the pass started."""
 
     batches: int
-    """How many, each counted once."""
+    """Number of batches, each counted once."""
 
     repeated: int
-    """How many came again and were thrown away: their worker had died after it had sent them and
-    before it said so."""
+    """Number of repeated batches that were dropped: their worker died after it had sent them and
+    before it reported that."""
 
     rows: float
     loss_sum: float
-    """Mean loss x rows, over all of them."""
+    """Mean loss x rows, summed over all of them."""
 
     not_finite: int
-    """The first batch whose loss or gradients were not finite, -1 where there is none."""
+    """First batch whose loss or gradients were not finite; -1 if there is none."""
 
 
 class Inbox:
-    """The batches of a pass, as they come from the workers."""
+    """Collects the results of the batches of a pass."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class Inbox:
         batches: int,
         average: WeightAverage | None,
     ) -> None:
-        """Make queue and counts; call it in the strategy's scope.
+        """Create the queue and the counts; call it in the strategy's scope.
 
         Args:
-            model: Its metrics are built, and its optimizer.
-            sample: What a worker sends, symbolic.
+            model: The model with its metrics and optimizer built.
+            sample: A worker's message, symbolic.
             changed: The variables of `Update.changes`.
             batches: Most batches of a pass.
-            average: Of the weights; kept up after each update.
+            average: Average of the weights; updated after each step.
         """
         self._model, self._sample, self._changed = model, sample, list(changed)
         self._average = average
@@ -119,22 +119,22 @@ class Inbox:
         self._take_waiting = tf.function(self._take_all, input_signature=[])
 
     def put(self, number: tf.Tensor, sent: WorkerMessage) -> None:
-        """Send what came of a batch; runs on a worker.
+        """Send the result of a batch; runs on a worker.
 
         Args:
-            number: The batch, counted over all passes, int64.
-            sent: Of the sample's structure.
+            number: Number of the batch over all passes, int64.
+            sent: A message with the structure of the sample.
         """
         self._queue.enqueue([number, *_parts(sent)])
 
     def begin(self, first: int) -> None:
-        """Begin a pass whose first batch has this number; forget the one before."""
+        """Start a pass whose first batch has this number, and reset the totals."""
         self._first.assign(first)
         self._arrivals.assign(tf.zeros_like(self._arrivals))
         self._totals.assign([0.0, 0.0, 0.0, 0.0, -1.0])
 
     def take(self) -> PassTotals:
-        """Take what has come, and say what was taken in this pass."""
+        """Apply the queued results, and return the totals of this pass."""
         batches, repeated, rows, loss_sum, not_finite = self._take_waiting().numpy()
         return PassTotals(
             int(batches), int(repeated), float(rows), float(loss_sum), int(not_finite)

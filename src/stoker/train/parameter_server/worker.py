@@ -1,4 +1,4 @@
-"""What a worker computes of one batch. It writes no variable: see the room's own page."""
+"""The work of a worker for one batch. It writes no variable: see the package's docstring."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from stoker.train.setup.build_model import BuiltModel
 from stoker.train.step.step import Batch, loss_arguments
 
 DRAWS = 1 << 12
-"""Random draws of one generator that a step may make until it draws what the next step draws."""
+"""Most random draws of one generator per step; more would overlap with those of the next step."""
 
 Compute = Callable[[tf.Tensor, Batch], WorkerMessage]
-"""The batch's number, from which its random numbers follow: done again they are the same; and it."""
+"""Number of the batch, which determines its random numbers, and the batch -> message."""
 
 
 class WorkerModel:
-    """The model as workers run it: variables are read from the servers, none is written."""
+    """The model on the workers: variables are read from the servers, and never written."""
 
     def __init__(self, built: BuiltModel, *, seeds: Sequence[Any]) -> None:
-        """Look at the model's variables; its metrics are built, and its optimizer.
+        """Collect the model's variables; its metrics and optimizer must be built.
 
         Args:
             built: The compiled model.
-            seeds: States of Keras's own generators, from which a layer may draw without a seed.
+            seeds: States of Keras's own generators, for layers without a seed.
         """
         self.model = model = built.model
         self._built = built
@@ -44,14 +44,15 @@ class WorkerModel:
         apart = {id(variable) for variable in (*self._seeds, *self._metrics)}
         self._others = [v for v in model.non_trainable_variables if id(v) not in apart]
         for variable in model.trainable_variables:
-            # tf.gather asks for it, and Keras's variables have none: with it the rows of an
-            # Embedding travel, else all of it (51 MB a step of a table of 51 MB, now 0.03 MB).
+            # tf.gather uses it, and Keras's variables lack it: with it only the rows of an
+            # Embedding are sent, else the whole table (51 MB per step for a table of 51 MB; now
+            # 0.03 MB).
             variable.sparse_read = variable.value.sparse_read
         self.changed: list[Any] = []
-        """Variables that `Update.changes` belong to, once `train` was traced."""
+        """Variables of `Update.changes`, known after `train` was traced."""
 
     def train(self, number: tf.Tensor, batch: Batch) -> WorkerMessage:
-        """Forward and backward pass."""
+        """Run forward and backward pass."""
         model, optimizer = self.model, self.model.optimizer
         before = {id(v): tf.identity(v.value) for v in self._others}
         with self._nothing_written(number, before) as scope, tf.GradientTape() as tape:
@@ -63,13 +64,13 @@ class WorkerModel:
         after = {id(v): scope.get_current_value(v) for v in self._others}
         self.changed = [v for v in self._others if after[id(v)] is not before[id(v)]]
         changes = [_change(before[id(v)], after[id(v)], of_others) for v in self.changed]
-        # A loss scale finds gradients that overflow itself, and is lowered by them.
+        # A loss scale detects gradients that overflow, and is reduced by them.
         scales = hasattr(optimizer, "dynamic_scale")
         finite = _all_finite([loss] if scales else [loss, *gradients])
         return WorkerMessage(result._replace(finite=finite), Update(gradients, changes))
 
     def evaluate(self, number: tf.Tensor, batch: Batch) -> WorkerMessage:
-        """Loss and metrics of the eval split."""
+        """Compute loss and metrics of the eval split."""
         with self._nothing_written(number, {}) as scope:
             result, _ = self._look(batch, scope, training=False)
         return WorkerMessage(result, None)
@@ -77,7 +78,7 @@ class WorkerModel:
     def _nothing_written(
         self, number: tf.Tensor, others: Mapping[int, tf.Tensor]
     ) -> keras.StatelessScope:
-        """What is assigned inside is kept in the scope; metrics begin at 0, seeds at the batch's."""
+        """Keep assignments in a scope; metrics start at 0, seeds at the batch's."""
         read = [(v, others[id(v)]) for v in self._others if id(v) in others]
         none = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics]
         moved = [(v, _moved(v.value, number)) for v in self._seeds]
@@ -105,24 +106,24 @@ def open_inbox(
     batches: int,
     average: WeightAverage | None = None,
 ) -> tuple[Inbox, Callable[[tf.Tensor, Any], None]]:
-    """Where batches arrive, and the function by which a worker computes and sends one of them.
+    """Return the inbox, and the function with which a worker computes and sends a batch.
 
     Call it in the strategy's scope.
 
     Args:
         worker: The model.
-        compute: Its `train` or its `evaluate`.
-        load: An element -> a batch; runs on the worker.
+        compute: The model's `train` or `evaluate`.
+        load: Element -> batch; runs on the worker.
         sample: An element.
         batches: Most batches of a pass.
-        average: Of the weights, which training keeps up.
+        average: Average of the weights, updated by training.
     """
     element_spec = tf.nest.map_structure(
         lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), sample
     )
     signature = [tf.TensorSpec([], tf.int64), element_spec]
 
-    # As in Keras's own fit, the user's code is not converted.
+    # As in Keras's `fit`, the user's code is not converted.
     @tf.function(input_signature=signature, autograph=False)
     def computed(number: tf.Tensor, element: Any) -> WorkerMessage:
         return compute(number, load(element))
@@ -137,11 +138,11 @@ def open_inbox(
 
     @tf.function(input_signature=signature)
     def send(number: tf.Tensor, element: Any) -> None:
-        # Nothing is returned: what a worker keeps to be asked for dies with it.
+        # Return nothing: a result that a worker keeps would be lost with it.
         inbox.put(number, computed(number, element))
 
-    # TensorFlow tells every worker of a new function, and holds Python's lock while it waits for one
-    # that hangs: nothing may be traced later, where nobody could say that it does.
+    # TensorFlow sends a new function to every worker, and holds Python's lock while it waits for
+    # one that hangs: so trace now, because later nobody could report that.
     send.get_concrete_function()
     return inbox, send
 
@@ -151,7 +152,7 @@ def _is_seed(variable: Any) -> bool:
 
 
 def _change(before: tf.Tensor, after: tf.Tensor, tape: tf.GradientTape) -> VariableChange:
-    """The change as the affine map that it is, element by element."""
+    """Return the change as an affine map, element by element."""
     if not before.dtype.is_floating:
         return VariableChange(tf.ones_like(before), after - before)
     gradient = tape.gradient(after, before, unconnected_gradients=tf.UnconnectedGradients.ZERO)
@@ -160,7 +161,7 @@ def _change(before: tf.Tensor, after: tf.Tensor, tape: tf.GradientTape) -> Varia
 
 
 def _moved(state: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    # The second word counts the draws: each step has a stretch of its own.
+    # The second word counts the draws: each step has its own range.
     moved = tf.cast(number * DRAWS, state.dtype)
     return state + tf.stack([tf.zeros_like(moved), moved])
 

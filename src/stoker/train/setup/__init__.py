@@ -1,1 +1,1 @@
-"""Before the first step: the model, the strategy, devices, feeds, and the checks of all of them."""
+"""Everything before the first step: model, strategy, devices, feeds, and their checks."""

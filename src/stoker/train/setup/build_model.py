@@ -1,4 +1,4 @@
-"""The user's `build`, called as the design promises, and checked before a step is run."""
+"""Calls the user's `build` and checks the model that it returns."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltModel:
-    """A compiled model and the way that named features reach it."""
+    """A compiled model and a function that maps named features to its input."""
 
     model: keras.Model
     adapt: Callable[[Mapping[str, tf.Tensor]], Any]
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs by which labels are named."""
+        """Names of the outputs that labels refer to."""
         names = output_names(self.model)
         return tuple(names) if len(names) > 1 else (ONLY,)
 
     @property
     def outputs_of_classes(self) -> tuple[str, ...]:
-        """Those whose loss is not one for numbers."""
+        """Outputs whose loss is not a regression loss."""
         return tuple(output for output in self.outputs if not self.is_regression(output))
 
     def from_logits(self, output: str = ONLY) -> bool:
-        """Whether the compiled loss of an output says that it is logits."""
+        """Return whether the compiled loss of an output expects logits."""
         return any(getattr(loss, "from_logits", False) for loss in self.losses(output))
 
     def is_regression(self, output: str = ONLY) -> bool:
-        """Whether the compiled loss is one for numbers, whatever values the labels have."""
+        """Return whether the compiled loss is a regression loss, whatever the labels are."""
         names = {
             getattr(loss, "name", None) or getattr(loss, "__name__", None) or str(loss)
             for loss in self.losses(output)
@@ -53,7 +53,7 @@ class BuiltModel:
         return bool({name.lower().replace("_", "") for name in names} & _REGRESSION_LOSSES)
 
     def losses(self, output: str = ONLY) -> list[Any]:
-        """The loss that was compiled for an output: Keras's names, functions or objects."""
+        """Return the compiled losses of an output: Keras's names, functions or objects."""
         loss, names = self.model.loss, output_names(self.model)
         if isinstance(loss, Mapping) and output != ONLY:
             loss = loss.get(output, ())
@@ -66,11 +66,11 @@ _REGRESSION_LOSSES = {
     *("mse", "meansquarederror", "mae", "meanabsoluteerror", "mape", "msle", "huber", "logcosh"),
     *("meanabsolutepercentageerror", "meansquaredlogarithmicerror", "poisson"),
 }
-"""Keras's losses for numbers, as they are written in `compile`, without underscores."""
+"""Keras's regression losses, as written in `compile`, without underscores."""
 
 
 def prepare_process(*, precision: Precision, seed: int, deterministic: bool) -> None:
-    """Set what holds for the whole process: seeds, dtype policy, determinism."""
+    """Set the state of the whole process: seeds, dtype policy, determinism."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
     keras.mixed_precision.set_dtype_policy(precision)
@@ -84,10 +84,10 @@ def build_model(build: Callable[..., Any], transform: AnyTransform, *, what: str
     Args:
         build: The user's function.
         transform: Names, dtypes and shapes of the features, and the vocabularies' sizes.
-        what: `module:function`, for the message.
+        what: `module:function`, for messages.
 
     Raises:
-        ConfigError: it returns no compiled `keras.Model`, or one without a loss, or fails.
+        ConfigError: It does not return a compiled `keras.Model` with a loss, or it fails.
     """
     names = {feature.name: _input_name(feature.name) for feature in transform.features}
     features = {
@@ -154,11 +154,11 @@ def _check_without_loss(model: keras.Model, what: str, *, feature: str) -> None:
 
 
 def _measured(model: keras.Model) -> str:
-    """The name of a metric of the user's own, for an example."""
+    """Return the name of one of the user's metrics, for an example."""
     return next((metric.name for metric in model.metrics if metric.name != "loss"), "loss")
 
 
 def _input_name(feature: str) -> str:
-    # Keras refuses a slash in a layer's name, and nothing else.
+    # A slash is the only character that Keras refuses in a layer's name.
     name = feature.replace("/", "_")
     return name if name == feature else f"{name}_{feature.encode().hex()[:12]}"

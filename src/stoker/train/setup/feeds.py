@@ -1,4 +1,4 @@
-"""Where feed and features meet: the batches that training and validation read."""
+"""Opens the feeds: the batches that training and validation read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Feeds = tuple[AnyFeed | ServiceFeed, AnyFeed]
 """Feeds of the training split and the eval split."""
 
 KEPT_SHARE = 0.25
-"""Most of the machine's memory that a split's transformed features may take."""
+"""Largest share of the machine's memory for a split's transformed features."""
 
 
 def open_feeds(
@@ -55,22 +55,23 @@ def open_feeds(
     work_dir: Path | None = None,
     config: FeedConfig = AS_IT_IS,
 ) -> Feeds:
-    """The feeds of the training and the eval split.
+    """Open the feeds of the training and the eval split.
 
     Args:
-        dataset: The shards, or the user's own.
-        transform: What turns raw columns into features and label.
-        augment: What is done to training images.
+        dataset: The shards, or the user's own dataset.
+        transform: Converts raw columns to features and label.
+        augment: Augmentation of training images.
         seed: Seed of the augmentation.
-        memory_bytes: What this machine has; a part of it may hold transformed features.
-        service: A tf.data service whose workers make the training batches.
-        work_dir: Where the copy of the training split goes that those workers read.
-        config: How batches are made ready.
+        memory_bytes: Memory of this machine; a part of it may hold transformed features.
+        service: tf.data service whose workers prepare the training batches.
+        work_dir: Folder for the copy of the training split that these workers read.
+        config: How batches are prepared.
 
     Raises:
-        ConfigError: `config` says what this data cannot be given; there is augmentation, and no image that the model sees; or the label is made
-            of an image; or the service is not there, or cannot do what is asked.
-        DataError: a shard is missing, cut or damaged.
+        ConfigError: A setting does not apply to this data; there is augmentation but the model sees
+            no image; the label is made from an image; or the service is missing or does not support
+            a setting.
+        DataError: A shard is missing, cut or damaged.
     """
     _check_feed(config, dataset, transform)
     if isinstance(dataset, OwnDataset):
@@ -109,7 +110,7 @@ def open_feeds(
         raise ConfigError(
             "train.augment needs the local feed: data.service runs TensorFlow's own operations",
             got=Plain("both train.augment and data.service"),
-            fix="Leave one of them out.",
+            fix="Remove one of them.",
         )
     copy = copied(dataset, "train", work_dir / "records", columns=transform.columns)
     return ServiceFeed(copy, _of_table(transform), service=service), local("eval")
@@ -120,19 +121,19 @@ def _check(transform: Transform, images: list[Column], augment: AugmentConfig | 
         raise ConfigError(
             "train.augment needs an image that the model sees",
             got=Plain("features made of tables only"),
-            fix="Leave train.augment out.",
+            fix="Remove train.augment.",
         )
     of_image = [column.name for column in transform.target_columns if column.dtype == "image"]
     if of_image:
         raise ConfigError(
-            "label and sample weight must not be made of an image",
+            "label and sample weight must not be made from an image",
             got=of_image[0],
-            fix="Write it into a column of its own.",
+            fix="Write it into a separate column.",
         )
 
 
 def _check_feed(config: FeedConfig, dataset: AnyDataset, transform: AnyTransform) -> None:
-    """Refuse what would have no effect."""
+    """Reject settings that would have no effect."""
     own = isinstance(dataset, OwnDataset)
     images = not own and any(column.dtype == "image" for column in transform.serving_columns)
     of_images = {"decoder": config.decoder != "auto", "parallel_batches": config.parallel_batches}
@@ -146,7 +147,7 @@ def _check_feed(config: FeedConfig, dataset: AnyDataset, transform: AnyTransform
             raise ConfigError(
                 f"{asked[0]} needs {needed}",
                 got=Plain("an experiment without"),
-                fix="Leave it out.",
+                fix="Remove it.",
             )
 
 
@@ -157,7 +158,7 @@ def _engine(config: FeedConfig) -> Engine:
         raise ConfigError(
             "train.feed.decoder: native must be built on this machine",
             got=Plain(str(error)),
-            fix="Leave it out: OpenCV decodes then, or install a C compiler.",
+            fix="Remove it, and OpenCV decodes; or install a C compiler.",
         ) from None
 
 
@@ -172,10 +173,10 @@ def _of_table(transform: Transform) -> Callable[[Raw], Any]:
 def _of_images(
     transform: Transform, images: list[str]
 ) -> tuple[Callable[[Raw], Any], Callable[[Any], Any]]:
-    """Images go to the device as uint8; what the transform makes of them, the step computes there.
+    """Send images to the device as uint8; the step applies the transform to them there.
 
-    Unless the features need strings too, which an accelerator does not have, or lists of varying
-    length, whose tensors have another shape in every batch.
+    On the host instead, if the features also need strings, which an accelerator does not support,
+    or lists of varying length, whose tensors have another shape in every batch.
     """
     columns = transform.serving_columns
     on_host = any(
@@ -201,21 +202,21 @@ def _of_images(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ImageFeeds:
-    """The ways in which one image column of a split is read."""
+    """The ways to read one image column of a split."""
 
     training: ImageFeed
     evaluation: ImageFeed
     reference: ImageFeed
-    """By the exported graph's own decoder."""
+    """Uses the exported graph's own decoder."""
 
     @property
     def is_reference(self) -> bool:
-        """Whether validation has no quicker way."""
+        """Whether validation has no faster decoder."""
         return self.evaluation is self.reference
 
 
 SplitFeeds = dict[str, _ImageFeeds]
-"""Split -> how its images are read."""
+"""Split -> feeds of an image column."""
 
 
 def _image_feeds(
@@ -226,14 +227,14 @@ def _image_feeds(
     seed: int,
     config: FeedConfig,
 ) -> SplitFeeds:
-    """Split -> how its images are read."""
+    """Return split -> feeds of an image column."""
     engine = _engine(config)
     splits = {s: ImageSplit(dataset, s, column=column, engine=engine) for s in ("train", "eval")}
     reference = _reference(dataset)
     exact = None if agrees(splits["eval"], reference) else reference
     if exact is not None:
         _LOG.warning(
-            "the quick decoder does not agree with the exported graph on %r, which is used instead",
+            "the fast decoder does not agree with the exported graph on %r, so the graph's is used",
             column.name,
         )
 
@@ -269,7 +270,7 @@ def _image_rows(
 def _reference_rows(
     dataset: Dataset, transform: Transform, feeds: Mapping[str, SplitFeeds]
 ) -> ImageRows | None:
-    """The eval split by the graph's own decoder; None where validation has no quicker way."""
+    """Return the eval split with the graph's decoder; None if validation has no faster one."""
     if all(each["eval"].is_reference for each in feeds.values()):
         return None
     by_graph = {name: each["eval"].reference for name, each in feeds.items()}
@@ -286,22 +287,22 @@ def compare_with_reference(
     batch_size: int,
     tolerance: float = TIE,
 ) -> tuple[AnyFeed, AnswerAgreement | None]:
-    """Compare the model's answers over the eval split with those to the exported graph's pixels.
+    """Compare the model's answers over the eval split with its answers to the graph's pixels.
 
     Args:
         held_out: The eval split's feed.
-        answer: Features of a batch -> the model's scores, as `compare_answers` takes them.
-        thresholds: From where on a yes or no of each of the scores is a yes: 0.5, or 0 of logits.
-        batch_size: Rows that are asked at once.
-        tolerance: As in `compare_answers`.
+        answer: Features of a batch -> the model's scores, for `compare_answers`.
+        thresholds: For each of the scores, the threshold of a yes: 0.5, or 0 for logits.
+        batch_size: Rows per batch.
+        tolerance: See `compare_answers`.
 
     Returns:
-        What validation must read from now on: the same feed, or where an answer differs the
-        reference itself, so that what was measured before is to be measured again. And what was
-        found, None where validation has no quicker way than the reference.
+        The feed that validation must read from now on: the same one, or the reference if an answer
+        differs, so that earlier metrics must be computed again. And the comparison; None if
+        validation has no faster decoder.
 
     Raises:
-        DataError: a shard is damaged.
+        DataError: A shard is damaged.
     """
     reference = held_out.by_reference() if isinstance(held_out, Feed) else None
     if not isinstance(held_out, Feed) or reference is None:
@@ -317,8 +318,8 @@ def compare_with_reference(
     if found.holds:
         return held_out, found
     _LOG.warning(
-        "validation goes by the exported graph's own decoder: with the quick one the model answers "
-        "%d of %d eval rows otherwise",
+        "validation uses the exported graph's own decoder: with the fast one the model answers "
+        "%d of %d eval rows differently",
         found.differ,
         found.rows,
     )
@@ -328,7 +329,7 @@ def compare_with_reference(
 def _reference(dataset: Dataset) -> Reference:
     shape = dataset.image
     if shape is None:
-        raise RuntimeError("a dataset with images has a shape for them")
+        raise RuntimeError("a dataset with images must have a shape for them")
 
     def decode(encoded: list[bytes]) -> NDArray[np.uint8]:
         with tf.device("CPU:0"):

@@ -1,4 +1,4 @@
-"""Workers tell each other what they are about to train, and end where they do not agree."""
+"""Checks that all workers are about to train the same."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from stoker.train.setup.strategy import Distribution
 _LOG = logging.getLogger(__name__)
 
 SHOWN_CHARS = 16
-"""Of a value that differs: enough to tell two hashes apart."""
+"""Most characters of a value: enough to distinguish two hashes."""
 
 NAMED = 2
-"""Most differences that are named: one is enough to look, and a line is short."""
+"""Most differences in a message: one is enough to start with, and a line is short."""
 
 
 def handshake(distribution: Distribution, identity: Identity) -> None:
-    """Compare what all workers are about to train, before anything else is done.
+    """Compare what all workers are about to train, before anything else.
 
-    The identities travel by the strategy's own all-gather, so it works under whatever started the
-    workers, and shows that they can reach each other. Where all of them are on this machine, its
-    port is first taken off every network device but the loopback one: TensorFlow listens on all
-    addresses, and whoever reaches it can run operations.
+    The identities are exchanged with the strategy's own all-gather, so this works however the
+    workers were started, and shows that they can reach each other. If all are on this machine, its
+    port is first closed on every network interface but the loopback: TensorFlow listens on all
+    addresses, and any client can run operations.
 
     Args:
-        distribution: The strategy, and this worker's place in it.
-        identity: What this worker is about to train, as a checkpoint knows it; JSON values.
+        distribution: The strategy, and this worker's rank.
+        identity: The identity of this worker's run; JSON values.
 
     Raises:
-        UserError: on every worker: what differs, between which, and both values.
+        UserError: On every worker: the difference, the workers, and both values.
     """
     if distribution.workers == 1:
         return
@@ -54,13 +54,13 @@ def _keep_to_this_machine(distribution: Distribution) -> None:
             listening_ports(only_loopback=True)
         except PermissionError:
             _LOG.warning(
-                "this kernel lets only root keep a worker's port to this machine: it is open"
+                "this kernel lets only root close a worker's port to other machines: it is open"
             )
 
 
 def _gather(distribution: Distribution, identity: Identity) -> dict[int, Identity]:
     said = json.dumps({"rank": distribution.worker, "identity": identity}, sort_keys=True)
-    # Float32 is what every kind of collective can send, and holds a byte exactly.
+    # Every kind of collective can send float32, which represents a byte exactly.
     letters = tf.constant(list(said.encode() + b"\n"), tf.float32)
 
     @tf.function
@@ -71,7 +71,7 @@ def _gather(distribution: Distribution, identity: Identity) -> dict[int, Identit
     heard = strategy.experimental_local_results(strategy.run(tell))[0]
     lines = bytes(heard.numpy().astype("uint8")).decode().splitlines()
     parsed = [json.loads(line) for line in lines]
-    # Each replica of a worker says the same.
+    # All replicas of a worker send the same.
     return {one["rank"]: one["identity"] for one in parsed}
 
 

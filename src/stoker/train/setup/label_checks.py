@@ -24,7 +24,7 @@ Summaries = Mapping[str, Mapping[str, LabelSummary]]
 """Split -> output of the model -> label summary."""
 
 MAJORITY = 0.95
-"""From this share of one class on, always predicting it gives a good accuracy."""
+"""From this share of one class on, always predicting it has a good accuracy."""
 
 _TOLERANCE = 1e-3
 """Largest deviation from 1 of a sum of probabilities: float16 rounds by less."""
@@ -59,7 +59,7 @@ class _Case:
     """Values per prediction along the last axis; None if unknown."""
 
     rank: int | None
-    """Axes of one answer, 1 of a vector; None where it is not known."""
+    """Axes of one answer, 1 for a vector; None if unknown."""
 
     output: str
     """The model's output."""
@@ -68,7 +68,7 @@ class _Case:
     """Activation of the last layer; None if unknown."""
 
     selection: _Selection
-    """How the best epoch is chosen, and the classes weighted."""
+    """How the best epoch is selected, and the weights of the classes."""
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -133,7 +133,7 @@ def findings(
     class_weight: Mapping[int, float] | None = None,
     texts: Collection[str] = (),
 ) -> Iterator[Finding]:
-    """Every problem with the labels, each once, errors and warnings; see above."""
+    """Yield every problem with the labels once, errors and warnings."""
     selection = _Selection(monitor=monitor, class_weight=class_weight or {}, texts=texts)
     if overrides(built.model) & {"train_step", "compute_loss"}:
         return
@@ -153,7 +153,7 @@ def _cases(
     if not summary.rows or summary.min is None:
         return
     if output == ONLY and len(output_names(built.model)) > 1:
-        # One label for several outputs: each of them has a loss of its own.
+        # One label for several outputs, each of which has its own loss.
         for each in output_names(built.model):
             yield from _cases(built, each, summary, split=split, selection=selection)
         return
@@ -179,9 +179,9 @@ def _cases(
 
 
 def answers_one_class(built: BuiltModel, output: str) -> bool:
-    """Whether the model is trained for exactly one class a row.
+    """Return whether the model is trained for exactly one class per row.
 
-    The loss says so; under a loss that is not Keras's, a softmax in the last layer does.
+    The loss decides; for a loss that is not Keras's, a softmax in the last layer.
     """
     losses = built.losses(output)
     found = [_keras_loss(loss) for loss in losses]
@@ -211,9 +211,9 @@ def _check_case(case: _Case, *, train: bool) -> Iterator[Finding]:
     if case.rank is not None and case.rank > 1:
         yield case.warning(
             "not_evaluated",
-            f"the model gives values of {case.rank} axes a row: training works, and `evaluate` "
-            "refuses it",
-            "Stop after `stoker train`, or reduce the output to one answer a row.",
+            f"the model returns values with {case.rank} axes per row: training works, but `evaluate` "
+            "rejects it",
+            "Stop after `stoker train`, or reduce the output to one answer per row.",
         )
     rule = _RULES.get(case.loss)
     if rule is not None:
@@ -256,7 +256,7 @@ def _one_label(case: _Case, so: str) -> Iterator[Finding]:
 
 
 def _zeros_and_ones(label: LabelSummary) -> dict[str, int]:
-    """The values of several labels a row, all together."""
+    """Return the counts of both values over all labels."""
     if label.ones is None or not label.multi_hot:
         return {}
     return {"0": label.rows * len(label.ones) - sum(label.ones), "1": sum(label.ones)}
@@ -270,7 +270,7 @@ def _never_set(case: _Case) -> Iterator[Finding]:
             "never_set",
             f"{len(never)} of {len(case.label.ones or ())} labels of {case.subject} are 0 in every "
             f"row: {', '.join(never[:_SHOWN])}{more}",
-            "Leave them out, or check how the label is computed.",
+            "Remove them, or check how the label is computed.",
         )
 
 
@@ -298,7 +298,7 @@ MIN_ROWS_JUDGED = 30
 """Rows below which it may be chance that eval has a single class, or that a label is never set."""
 
 _SHOWN = 5
-"""Values that one message names."""
+"""Most values in one message."""
 
 
 def _binary(case: _Case) -> Iterator[Finding]:
@@ -512,7 +512,7 @@ _VALUE_RANGES = {
     "relu": (0.0, float("inf")),
     "softplus": (0.0, float("inf")),
 }
-"""Activation -> the range of its values."""
+"""Activation -> range of its values."""
 
 _RULES: dict[str, Callable[[_Case], Iterator[Finding]]] = {
     **dict.fromkeys(("binary_crossentropy", "binary_focal_crossentropy"), _binary),
@@ -531,7 +531,7 @@ _RULES: dict[str, Callable[[_Case], Iterator[Finding]]] = {
         _numbers,
     ),
 }
-"""Keras's loss -> its expectations."""
+"""Keras's loss -> check."""
 
 
 def _keras_loss(loss: Any) -> Any:

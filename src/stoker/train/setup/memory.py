@@ -1,4 +1,4 @@
-"""What of the GPUs' memory this process may take, and how float32 is multiplied on them."""
+"""Limits the GPU memory of this process, and sets how GPUs multiply float32."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from stoker.train.memory_config import MemoryConfig
 
 
 def apply_memory(config: MemoryConfig) -> None:
-    """Tell TensorFlow; it must come before anything that makes TensorFlow look at its devices.
+    """Configure TensorFlow; must be called before TensorFlow uses its devices.
 
     Args:
         config: The user's section.
 
     Raises:
-        ConfigError: a GPU that is not there is named, or TensorFlow has begun already with other
+        ConfigError: A named GPU does not exist, or TensorFlow has already started with other
             settings.
     """
     try:
         _apply(config)
     except ConfigError:
-        # Whoever has asked for nothing must not fail in a process where TensorFlow has begun: its
-        # environment tells it to grow.
+        # Without settings, a process in which TensorFlow has started must not fail: its environment
+        # enables memory growth.
         if config != MemoryConfig():
             raise
 
@@ -39,7 +39,7 @@ def _apply(config: MemoryConfig) -> None:
             raise ConfigError(
                 "train.memory.visible_devices must name GPUs of this machine",
                 got=list(config.visible_devices),
-                fix=f"It has {len(gpus)}; the first is 0.",
+                fix=f"It has {len(gpus)}, numbered from 0.",
             )
         _before_tensorflow_begins(tf.config.set_visible_devices, chosen, "GPU")
         gpus = chosen
@@ -52,7 +52,7 @@ def _apply(config: MemoryConfig) -> None:
 
 
 def logical_gpus(gpu: Any) -> list[Any]:
-    """Logical GPUs made by `tf.config.set_logical_device_configuration`, with their limits.
+    """Return logical GPUs made by `tf.config.set_logical_device_configuration`.
 
     TensorFlow does not allow memory growth on such a GPU.
     """
@@ -66,6 +66,6 @@ def _before_tensorflow_begins(setting: Callable[..., None], *args: Any) -> None:
         raise ConfigError(
             "train.memory must be set before TensorFlow is used in this process",
             got=Plain(first_line(error)),
-            fix="Start training in a process of its own, and import nothing before it that "
+            fix="Start training in a separate process, and import nothing before it that "
             "computes with TensorFlow.",
         ) from error

@@ -1,4 +1,4 @@
-"""Over which devices a step is spread: tf.distribute's strategies, by name."""
+"""The devices that share a step: tf.distribute's strategies, by name."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from stoker.train.setup.threads import apply_threads
 _LOG = logging.getLogger(__name__)
 
 TPU_UNTESTED = "train.strategy: tpu is written to TensorFlow's documented interface and was not run on hardware"
-"""What a user of a TPU is told."""
+"""Warning to users of a TPU."""
 
 PACKS_WITHOUT_EFFECT = (
     "train.reduction_bytes_per_pack is without effect: one replica sends no gradients"
 )
-"""What is told where it was set, and one replica trains."""
+"""Warning if it is set and there is only one replica."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
-    """A strategy, and this process's place in it."""
+    """A strategy, and this process's rank in it."""
 
     name: StrategyName
-    """By which name it was asked for."""
+    """The name in the settings."""
 
     strategy: tf.distribute.Strategy
-    """TensorFlow's own object; its default strategy for one device."""
+    """TensorFlow's object; its default strategy for one device."""
 
     replicas: int = 1
     """Copies of the model, over all workers."""
 
     worker: int = 0
-    """This process's rank."""
+    """Rank of this process."""
 
     workers: int = 1
-    """Processes that train together."""
+    """Number of processes that train together."""
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes what all of them know."""
+        """Whether this process writes the shared files."""
         return self.worker == 0
 
     @property
@@ -58,19 +58,19 @@ class Distribution:
 
     @property
     def shares_batches(self) -> bool:
-        """Whether a batch is cut into shares, and gradients are summed over them."""
+        """Whether replicas get shares of a batch, and gradients are summed over them."""
         return self.replicas > 1 or self.takes_whole_batches
 
     @property
     def takes_whole_batches(self) -> bool:
-        """Whether the strategy hands each replica its rows, always as many: as a TPU needs it.
+        """Whether the strategy gives each replica a fixed number of rows, as a TPU requires.
 
-        Else an element goes to all replicas, and each cuts its share out, of any size.
+        Otherwise all replicas get the element, and each cuts out its share, of any size.
         """
         return self.name == "tpu"
 
     def spread(self, batches: tf.data.Dataset[Any]) -> Any:
-        """Training batches as the compiled step takes them."""
+        """Return the training batches for the compiled step."""
         if not self.takes_whole_batches:
             return batches
         return self.strategy.experimental_distribute_dataset(batches)
@@ -83,19 +83,20 @@ def make_distribution(
     reduction_bytes_per_pack: int = 0,
     tpu: str = "",
 ) -> Distribution:
-    """Make a strategy; for several workers before any other operation of TensorFlow.
+    """Create a strategy; for several workers before any other TensorFlow operation.
 
     Args:
-        name: Which one. Several workers find each other by `TF_CONFIG`.
-        replicas: Copies of the model in this process, one a GPU. Without GPUs the CPU is cut into
-            as many logical devices, which is how a strategy is tried out on a laptop. A TPU's cores.
-        reduction_bytes_per_pack: Gradients are sent in packs of so many bytes; 0: in one. Stoker's own
-            step asks for that itself; here it holds for what a `train_step` of the user's sends between
+        name: Name of the strategy. Several workers find each other by `TF_CONFIG`.
+        replicas: Copies of the model in this process, one per GPU, or the number of a TPU's cores.
+            Without GPUs, the CPU is split into as many logical devices, to try a strategy on a
+            laptop.
+        reduction_bytes_per_pack: Minimum bytes per pack of gradients; 0: all in one. Stoker's own
+            step sets this itself; here it applies to gradients of a user's `train_step` between
             workers.
-        tpu: Name or address of the TPU; "" finds the machine's own.
+        tpu: Name or address of the TPU; "" selects the machine's own.
 
     Raises:
-        ConfigError: the devices are not there, or TensorFlow has begun to use them already.
+        ConfigError: The devices do not exist, or TensorFlow already uses them.
     """
     made = _make(name, replicas=replicas, packs=in_packs(reduction_bytes_per_pack), tpu=tpu)
     if reduction_bytes_per_pack and made.replicas == 1:
@@ -104,10 +105,10 @@ def make_distribution(
 
 
 def in_packs(size_bytes: int) -> tf.distribute.experimental.CommunicationOptions:
-    """How tensors are sent that are reduced together.
+    """Return how tensors are sent when they are reduced together.
 
     Args:
-        size_bytes: Of a pack, at least; 0: all in one.
+        size_bytes: Minimum size of a pack; 0: all in one.
     """
     return tf.distribute.experimental.CommunicationOptions(bytes_per_pack=size_bytes)
 
@@ -126,15 +127,15 @@ def _make(
     if name == "tpu":
         return _tpu(tpu, replicas=replicas)
     if name == "parameter_server":
-        raise RuntimeError("a parameter server has its own loop: stoker.train.parameter_server")
+        raise RuntimeError("a parameter server has a separate loop: stoker.train.parameter_server")
     return Distribution(name=name, strategy=tf.distribute.get_strategy())
 
 
 def claim_devices(config: TrainConfig) -> None:
-    """Tell TensorFlow how its devices are to be used, before a stage makes it look at them.
+    """Configure TensorFlow's devices before a stage uses them.
 
-    Args:
-        config: The section `train`, of which memory, threads and the number of replicas are taken. What
+    config: The section `train`, of which memory, threads and the number of replicas are used. If it
+    is too late for a setting, training itself reports an error.
             comes too late here is an error of the training itself, where there is any.
     """
     with suppress(ConfigError):
@@ -148,13 +149,13 @@ def claim_devices(config: TrainConfig) -> None:
 
 
 def one_device() -> Distribution:
-    """The strategy that spreads nothing."""
+    """Return the strategy for one device."""
     return make_distribution("one_device", replicas=1)
 
 
 def _mirrored(replicas: int) -> Distribution:
     devices = _local_devices(replicas)
-    # TensorFlow's own choice: NCCL where there are GPUs, a ring between logical devices of a CPU.
+    # TensorFlow's own choice: NCCL with GPUs, a ring between logical CPU devices.
     return Distribution(
         name="mirrored",
         strategy=tf.distribute.MirroredStrategy(devices=devices),
@@ -190,9 +191,9 @@ def _split_cpu(parts: int) -> None:
         )
     except RuntimeError as error:
         raise ConfigError(
-            f"{parts} logical CPU devices must be made before TensorFlow is used",
+            f"{parts} logical CPU devices must be created before TensorFlow is used",
             got=Plain(first_line(error)),
-            fix="Run this experiment in a process of its own.",
+            fix="Run this experiment in a separate process.",
         ) from error
 
 
@@ -222,7 +223,7 @@ def _multi_worker(
 
 
 def _rank(resolver: Any) -> int:
-    """A chief is rank 0 and the workers follow it; without a chief, worker 0 is the first."""
+    """Return the rank: a chief is 0, followed by the workers."""
     if not resolver.task_type:
         return 0
     chiefs = len(resolver.cluster_spec().as_dict().get("chief", []))
@@ -238,7 +239,7 @@ def _tpu(
     initialise: Callable[[Any], Any] = tf.tpu.experimental.initialize_tpu_system,
     make_strategy: Callable[[Any], Any] = tf.distribute.TPUStrategy,
 ) -> Distribution:
-    """As TensorFlow's guide has it; not run on hardware by us.
+    """Connect as in TensorFlow's guide; not run on hardware.
 
     Source: tensorflow.org/guide/tpu, "TPU initialization".
     """
@@ -248,7 +249,7 @@ def _tpu(
         raise ConfigError(
             "train.strategy: tpu needs a TPU that this machine can reach",
             got=Plain(first_line(error)),
-            fix="Set TPU_NAME, or take another strategy.",
+            fix="Set TPU_NAME, or use another strategy.",
         ) from error
     connect(resolver)
     initialise(resolver)
@@ -257,13 +258,13 @@ def _tpu(
         raise ConfigError(
             "train.replicas must be the number of the TPU's cores",
             got=replicas,
-            fix=f"This one has {strategy.num_replicas_in_sync}.",
+            fix=f"This TPU has {strategy.num_replicas_in_sync}.",
         )
     if strategy.extended.num_hosts > 1:
         raise ConfigError(
             "train.strategy: tpu needs a TPU of one host, which reads the data",
             got=Plain(f"{strategy.extended.num_hosts} hosts"),
-            fix="Take a smaller slice of the TPU.",
+            fix="Use a smaller slice of the TPU.",
         )
     _LOG.warning("%s", TPU_UNTESTED)
     return Distribution(name="tpu", strategy=strategy, replicas=replicas)

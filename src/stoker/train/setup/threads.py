@@ -1,4 +1,4 @@
-"""How many threads TensorFlow's operations compute on."""
+"""Sets the number of threads for TensorFlow's operations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from stoker.train.config import TrainConfig
 
 
 def apply_threads(config: TrainConfig) -> None:
-    """Tell TensorFlow; it must come before anything that it computes.
+    """Configure TensorFlow; must be called before it computes anything.
 
     Args:
-        config: The section `train`; what it leaves open stays TensorFlow's own choice.
+        config: The section `train`; without a setting TensorFlow decides.
 
     Raises:
-        ConfigError: TensorFlow has begun already, with other numbers.
+        ConfigError: TensorFlow has already started with other numbers.
     """
     wanted = {
         "intra": (config.intra_op_threads, tf.config.threading.get_intra_op_parallelism_threads),
@@ -35,6 +35,6 @@ def apply_threads(config: TrainConfig) -> None:
             raise ConfigError(
                 f"train.{name}_op_threads must be set before TensorFlow is used in this process",
                 got=Plain(first_line(error)),
-                fix="Start training in a process of its own, and import nothing before it that "
+                fix="Start training in a separate process, and import nothing before it that "
                 "computes with TensorFlow.",
             ) from error

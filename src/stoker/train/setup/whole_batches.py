@@ -1,9 +1,9 @@
-"""Batches of one size, known before the step runs: what XLA compiles for a TPU knows no other.
+"""Batches of one fixed size, as XLA needs for a TPU.
 
-Training leaves out the rows of an epoch that fill no whole step: padding would be seen by BatchNorm.
-The order is another in each epoch, and so are they. Validation leaves out none: what does not divide
-by the replicas is looked at one row a replica. Padding by rows of weight zero would not do, since
-Keras gives no weights to a model's `metrics`.
+Training drops the rows of an epoch that do not fill a step: BatchNorm would see padding. The order,
+and so the dropped rows, change in each epoch. Validation drops none: rows that cannot be divided by
+the number of replicas are evaluated with one row per replica. Padding with rows of weight zero
+would not work, because Keras applies no weights to a model's `metrics`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class WholeFeed:
-    """A training feed whose elements are the batches of whole steps, finished on the host.
+    """A training feed whose elements are batches of whole steps, prepared on the host.
 
-    There strings, lookups and rows in memory are; the step gets numbers of known shapes only.
+    Strings, lookups and rows in memory stay there; the step gets numbers of known shapes only.
     """
 
     whole_calls = False
@@ -37,16 +37,16 @@ class WholeFeed:
     shares_rows = False
 
     def __init__(self, feed: Feed) -> None:
-        """Stand before a feed."""
+        """Wrap a feed."""
         self.rows = feed.rows
         self._feed = feed
 
     def rows_at(self, epoch: int, first: int, last: int, *, seed: int) -> Sequence[int]:
-        """Which rows of the split stand at [first, last) of an epoch's order."""
+        """Return the rows of the split at [first, last) of an epoch's order."""
         return self._feed.rows_at(epoch, first, last, seed=seed)
 
     def steps(self, batch_size: int) -> int:
-        """Whole steps of an epoch."""
+        """Return the whole steps of an epoch."""
         return self.rows // batch_size
 
     @contextmanager
@@ -54,11 +54,11 @@ class WholeFeed:
         """Batches of the steps of some calls, for as long as the context is open.
 
         Raises:
-            ConfigError: a feature or the label has a side of no fixed length.
-            DataError: a shard was changed, cut or damaged; names it.
+            ConfigError: A feature or the label has a dimension of variable length.
+            DataError: A shard was changed, cut or damaged; names it.
         """
 
-        # AutoGraph would raise an error of its own instead of ours.
+        # AutoGraph would raise its own error instead of Stoker's.
         @tf.autograph.experimental.do_not_convert
         def steps_of(*parts: Any) -> Any:
             batch = self._feed.load(parts if isinstance(elements.element_spec, tuple) else parts[0])
@@ -69,18 +69,18 @@ class WholeFeed:
             yield mapped(elements, steps_of).unbatch().prefetch(PREFETCHED)
 
     def load(self, element: Any) -> Any:
-        """An element is the batch already."""
+        """Return the element, which is a batch already."""
         return as_it_is(element)
 
 
 def whole_steps(feed: AnyFeed | ServiceFeed, resolved: ResolvedTraining) -> WholeFeed:
-    """The feed for a TPU, of what `open_feeds` opened; says what an epoch leaves out."""
+    """Wrap a feed for a TPU; logs the rows that an epoch drops."""
     if not isinstance(feed, Feed):
-        raise RuntimeError("resolve lets a TPU have batches of the local feed only")
+        raise RuntimeError("a TPU supports batches of the local feed only")
     left_out = feed.rows % resolved.global_batch
     if left_out:
         _LOG.warning(
-            "an epoch leaves out %d of %d rows, others in each: a TPU takes whole steps of %d only",
+            "an epoch drops %d of %d rows, different ones in each: a TPU takes whole steps of %d only",
             left_out,
             feed.rows,
             resolved.global_batch,
@@ -89,32 +89,32 @@ def whole_steps(feed: AnyFeed | ServiceFeed, resolved: ResolvedTraining) -> Whol
 
 
 def _in_steps(tensor: tf.Tensor, steps: tf.Tensor, calls: Calls) -> tf.Tensor:
-    """[rows, ...] -> [steps, rows of a step, ...], without the rows that fill no step."""
+    """[rows, ...] -> [steps, rows of a step, ...], without the rows that do not fill a step."""
     if not tensor.shape[1:].is_fully_defined():
         raise ConfigError(
             "train.strategy: tpu needs features and labels of fixed shapes",
             got=Plain(f"a batch of shape {tensor.shape}"),
-            fix="Give them one length in preprocessing_fn.",
+            fix="Pad or cut them to one length in preprocessing_fn.",
         )
     whole = tensor[: steps * calls.batch_size]
     return tf.reshape(whole, [steps, calls.batch_size, *tensor.shape[1:]])
 
 
 Share = tuple[Any, Any]
-"""Each replica's rows of a batch, and whether they are its own: else others' that do not count."""
+"""Each replica's rows of a batch, and whether they are its own; other rows do not count."""
 
 
 def share(
     batch: Any, strategy: tf.distribute.Strategy, *, first: int, rows: int, count: int
 ) -> Share:
-    """Hand each replica equally many rows of a batch, one replica after the other.
+    """Give each replica equally many rows of a batch, one replica after the other.
 
     Args:
         batch: Tensors [count, ...], nested.
-        strategy: Whose replicas.
-        first: The first replica's first row.
-        rows: Rows of a replica.
-        count: Rows of the batch; a replica for which none are left gets its last ones.
+        strategy: The strategy of the replicas.
+        first: First row of the first replica.
+        rows: Rows per replica.
+        count: Rows of the batch; a replica without remaining rows gets the last ones.
     """
 
     def of_replica(context: tf.distribute.experimental.ValueContext) -> Share:
@@ -128,10 +128,11 @@ def share(
 
 
 def shares(batch: Any, strategy: tf.distribute.Strategy) -> Iterator[Share]:
-    """A batch of any number of rows, in shares of one size: each row counts once.
+    """Divide a batch of any number of rows into shares of equal size; each row counts once.
 
     Yields:
-        At most two shares: of as many rows as all replicas can have, and of one row each.
+        At most two shares: one with as many rows as all replicas can have, and one with one row
+        each.
     """
     count, replicas = int(tf.nest.flatten(batch)[0].shape[0]), strategy.num_replicas_in_sync
     rows, rest = divmod(count, replicas)
@@ -142,7 +143,7 @@ def shares(batch: Any, strategy: tf.distribute.Strategy) -> Iterator[Share]:
 
 
 def first_share(element: Any, distribution: Distribution) -> Any:
-    """The element of a step as the compiled step takes it; see `Distribution.spread`."""
+    """Return the element of a step for the compiled step; see `Distribution.spread`."""
     if not distribution.takes_whole_batches:
         return element
     part, _ = next(shares(element, distribution.strategy))

@@ -1,1 +1,1 @@
-"""What users watch while a model is trained: a line, TensorBoard, a profile when they ask for one."""
+"""What users watch during training: progress line, TensorBoard, and profiles on request."""

@@ -10,23 +10,23 @@ from stoker.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorBoardConfig:
-    """What TensorBoard shows beside loss, metrics and speed, which it always does."""
+    """What TensorBoard shows in addition to loss, metrics and speed."""
 
     histograms_every_steps: int | None = None
-    """Steps between two histograms of every weight. none: once an epoch; 0: never."""
+    """Steps between two histograms of every weight. null: once an epoch; 0: never."""
 
     gradients: bool = True
-    """Histograms of the gradients too: one more pass, over one and the same batch, each time."""
+    """Also histograms of the gradients: one more pass over the same batch each time."""
 
     graph: bool = True
-    """The graph of a step."""
+    """Show the graph of a step."""
 
     embeddings: dict[str, str | None] = field(default_factory=dict)
-    """Embedding layers for the projector, after each epoch: layer -> the vocabulary (an output of
-    one, or its file name) whose terms label the vectors, or none."""
+    """Embedding layers for the projector, after each epoch: layer -> the vocabulary (an output made
+    with it, or its file name) whose terms label the vectors, or null."""
 
     profile: str | None = None
-    """`START:STOP`: the steps of which a profile is taken, e.g. 20:30."""
+    """`START:STOP`: the steps to profile, e.g. 20:30."""
 
     def __post_init__(self) -> None:
         if self.histograms_every_steps is not None and self.histograms_every_steps < 0:
@@ -39,10 +39,10 @@ class TensorBoardConfig:
 
 
 def profiled_steps(profile: str) -> tuple[int, int]:
-    """First and last step, 1-based, of `START:STOP`.
+    """Return first and last step, from 1, of `START:STOP`.
 
     Raises:
-        ConfigError: it has another form, or holds no step.
+        ConfigError: It has another form, or contains no step.
     """
     match = re.fullmatch(r"(\d+):(\d+)", profile)
     first, last = (int(match[1]), int(match[2])) if match else (0, 0)

@@ -1,4 +1,4 @@
-"""Reports what a run's devices do with their time: MFU after the first calls, and one short trace.
+"""Reports how a run's devices spend their time: MFU after the first calls, and one short trace.
 
 Both happen once per run and cost little: MFU takes a second at most, between two calls; the trace
 is taken and read by a separate thread while calls continue. If the run goes on with another step

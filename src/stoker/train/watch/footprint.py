@@ -1,4 +1,4 @@
-"""How much memory a model takes in training, before it is trained."""
+"""Estimates the memory that a model needs for training."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ _NOT_ACTIVATIONS = ("ReadVariableOp", "Const", "Placeholder")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Bytes on each device that holds a replica."""
+    """Bytes on each device with a replica."""
 
     parameters: int
-    """Weights, a number."""
+    """Number of weights."""
 
     trainable: int
-    """Of them those that are trained."""
+    """Number of trainable weights."""
 
     weights_bytes: int
-    """The weights."""
+    """Size of the weights."""
 
     gradients_bytes: int
-    """A gradient each trainable weight."""
+    """One gradient per trainable weight."""
 
     optimizer_bytes: int
-    """What the optimizer keeps, its moments for example."""
+    """Variables of the optimizer, for example its moments."""
 
     activations_bytes: int
-    """What the backward pass reads of the forward pass, of one batch of a replica. An estimate:
-    XLA keeps less, a temporary result of an operation comes on top, loops are not looked into."""
+    """Outputs of the forward pass that the backward pass reads, for one batch of a replica. An
+    estimate: XLA keeps less, temporary results are not included, loops are not examined."""
 
     largest: tuple[tuple[str, int], ...]
     """The largest of them: name in the graph and bytes."""
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return (
             self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         ) + self.activations_bytes
@@ -51,13 +51,13 @@ class Footprint:
 def measure_footprint(
     model: keras.Model, loss_of: Callable[[Any], tf.Tensor], batch: Any, *, shown: int = 5
 ) -> Footprint:
-    """Trace one pass, and add up what has to be held; nothing is run, nothing is changed.
+    """Trace one pass and add up the memory that it needs; nothing is run or changed.
 
     Args:
         model: Built and compiled.
-        loss_of: A batch's loss, forward pass as in training.
-        batch: Tensors as `loss_of` takes them; only their shapes and types are looked at.
-        shown: How many of the largest activations are named.
+        loss_of: Computes a batch's loss with a forward pass as in training.
+        batch: Tensors for `loss_of`; only their shapes and dtypes are used.
+        shown: Number of the largest activations to name.
     """
     kept = _kept_for_backward(model, loss_of, batch)
     sizes = sorted(((_bytes(tensor), tensor.op.name) for tensor in kept), reverse=True)
@@ -76,12 +76,12 @@ def measure_footprint(
 def _kept_for_backward(
     model: keras.Model, loss_of: Callable[[Any], tf.Tensor], batch: Any
 ) -> list[tf.Tensor]:
-    """Outputs of the forward pass's operations that the backward pass's operations take."""
+    """Return outputs of the forward pass that operations of the backward pass read."""
     kept: dict[str, tf.Tensor] = {}
 
     def trace(batch: Any) -> tf.Tensor:
         weights = [variable.value for variable in model.trainable_variables]
-        # What the pass would write into variables is dropped.
+        # Writes to variables are dropped.
         with keras.StatelessScope(), tf.GradientTape() as tape:
             loss = loss_of(batch)
         graph = tf.compat.v1.get_default_graph()

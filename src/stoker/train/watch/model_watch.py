@@ -1,4 +1,4 @@
-"""When TensorBoard is shown what of a model."""
+"""Decides when TensorBoard gets histograms, embeddings and the graph."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ class ModelWatch:
         terms: Mapping[str, Sequence[str] | None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Check what is asked for.
+        """Check the settings.
 
         Args:
             model: The compiled model, built.
-            writer: Takes everything.
-            config: What is wanted.
+            writer: Receives everything.
+            config: The user's section.
             steps_per_epoch: Steps of an epoch.
-            loss_of: See `gradient_histograms`; of the same batch each time, so that what changes
-                from one histogram to the next is the model.
+            loss_of: See `gradient_histograms`; always of the same batch, so that differences come
+                from the model.
             terms: See `embeddings_of`.
-            now_s: Seconds that never jump.
+            now_s: A monotonic clock, seconds.
 
         Raises:
-            ConfigError: a layer of `embeddings` is not there.
+            ConfigError: A layer of `embeddings` does not exist.
         """
         self._model = model
         self._writer = writer
@@ -82,7 +82,7 @@ class ModelWatch:
         self._may_thin, self._shown, self._thinned = every is None, False, False
 
     def begin(self, step: int) -> None:
-        """Training begins, or goes on, after this many steps: show what it begins with."""
+        """Show the initial state when training starts or resumes after this many steps."""
         if step == 0 and self._every:
             without = () if self._is_small else ("gradients",)
             self._within_budget(lambda: self._histograms(0, without=without))
@@ -92,7 +92,7 @@ class ModelWatch:
         self._writer.graph(partial(graph_bytes, graph))
 
     def after(self, step: int, *, steps: int) -> None:
-        """A call of so many steps has ended at this step: show what has become due in it."""
+        """Show what has become due in a call of this many steps that ended at this step."""
         done = step - steps
         if self._every and step // self._every > done // self._every:
             self._within_budget(lambda: self._histograms(step))
@@ -117,7 +117,7 @@ class ModelWatch:
         show()
         took_s = self._now_s() - begun_s
         self._spent_s += took_s
-        # The first look traces what later ones only run.
+        # The first time also traces; later ones only run.
         self._usual_s = took_s if self._shown else 0.0
         self._shown = True
 
@@ -128,6 +128,6 @@ class ModelWatch:
             try:
                 self._writer.histograms(step, look())
             except tf.errors.OpError as error:
-                # E.g. no memory for one pass beside the training step: training goes on without.
+                # E.g. no memory for one pass beside the training step: training continues without.
                 _LOG.warning("no histograms of %s from here on: %s", what, first_line(error))
                 del self._looks[what]

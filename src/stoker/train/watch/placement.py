@@ -1,4 +1,4 @@
-"""On which devices variables lie and operations run."""
+"""The devices on which variables are placed and operations run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from stoker.train.health.placement import collected_placements
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePlacement:
-    """What lies and runs on one device."""
+    """Variables and operations on one device."""
 
     device: str
     """Its short name, e.g. `GPU:0`."""
 
     variables: int = 0
-    """How many."""
+    """Number of variables."""
 
     variables_bytes: int = 0
-    """What they take."""
+    """Their size."""
 
     operations: int = 0
     """Operations of the compiled step."""
@@ -34,14 +34,14 @@ class DevicePlacement:
 
 
 def traced_operations(run: Callable[[], Any]) -> dict[str, Counter[str]]:
-    """Call a function that compiles something, and see where its operations were placed.
+    """Call a function that compiles something, and return the placement of its operations.
 
     Args:
-        run: It must trace and compile: a call that finds everything compiled shows nothing.
+        run: It must trace and compile: if everything is compiled already, nothing is seen.
 
     Returns:
-        Device -> how often each kind of operation runs there, as TensorFlow has placed them after
-        its own optimization. What XLA compiles is one operation.
+        Device -> how often each kind of operation runs there, after TensorFlow's own optimization.
+        What XLA compiles is one operation.
     """
     found: dict[str, Counter[str]] = {}
     with collected_placements() as nodes:
@@ -55,12 +55,12 @@ def traced_operations(run: Callable[[], Any]) -> dict[str, Counter[str]]:
 def placements(
     variables: Iterable[Any], operations: dict[str, Counter[str]], *, shown: int = 6
 ) -> list[DevicePlacement]:
-    """One entry a device that holds a variable or runs an operation.
+    """Return one entry per device that holds a variable or runs an operation.
 
     Args:
-        variables: Keras's variables; one on several replicas counts on each.
-        operations: What `traced_operations` saw.
-        shown: How many kinds of operations are named.
+        variables: Keras variables; one on several replicas counts on each.
+        operations: From `traced_operations`.
+        shown: Number of kinds of operations to name.
     """
     held: dict[str, list[int]] = {}
     for variable in variables:

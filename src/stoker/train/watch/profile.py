@@ -1,8 +1,9 @@
-"""A profile of some steps, when the settings or somebody who watches ask for one.
+"""Profiles some steps on request of the settings or of a file.
 
-At run time it is asked for by a file named `profile` in the folder of the stage `train`. A file and
-no signal: it needs no process id, reaches a container or another host over a shared folder, says
-how many steps, and cannot kill a process that does not listen yet, which is what SIGUSR2 does.
+At run time a profile is requested by a file named `profile` in the folder of the stage `train`. A
+file instead of a signal: it needs no process id, reaches a container or another host over a shared
+folder, can hold the number of steps, and cannot kill a process that has no handler yet, as SIGUSR2
+does.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from stoker.train.watch.config import profiled_steps
 _LOG = logging.getLogger(__name__)
 
 REQUEST = "profile"
-"""Name of the file that asks for a profile; it may hold the number of steps."""
+"""Name of the file that requests a profile; it may hold the number of steps."""
 
 DEFAULT_STEPS = 20
-"""Steps of a profile that does not say how many: enough to see how they vary."""
+"""Steps of a profile if the request has no number: enough to see how they vary."""
 
 MOST_STEPS = 1_000
-"""Most steps of one: a trace is held in memory until its end."""
+"""Most steps of a profile: a trace is in memory until its end."""
 
 POLL_EVERY_S = 1.0
-"""The file is looked for no more often: a call of short steps takes less time than a shared
-folder's answer."""
+"""Shortest interval between two checks for the file, seconds: a call of short steps takes less time
+than a shared folder's answer."""
 
 
 class StepProfiler:
     """Starts and stops TensorFlow's profiler between calls of the compiled step.
 
     TensorBoard's Profile tab (`pip install tensorboard-plugin-profile`) reads
-    `plugins/profile/<time>/<host>.xplane.pb`. A profile that fails ends no training.
+    `plugins/profile/<time>/<host>.xplane.pb`. A failed profile does not end training.
     """
 
     def __init__(
@@ -50,15 +51,15 @@ class StepProfiler:
         cuts: bool = True,
         before_start: Callable[[], None] | None = None,
     ) -> None:
-        """Take the request of the settings.
+        """Store the arguments and the request of the settings.
 
         Args:
-            folder: Where the file `profile` is looked for.
-            tensorboard: Where profiles go.
-            steps: `START:STOP` of the settings.
-            cuts: Calls end where a profile begins and ends, so that it holds just its steps. Of
-                several workers none may: they make the same calls. Theirs holds whole calls.
-            before_start: Called before the profiler starts: ends Stoker's own trace.
+            folder: Folder in which the file `profile` is expected.
+            tensorboard: Folder for the profiles.
+            steps: `START:STOP` from the settings.
+            cuts: Whether calls are shortened so that a profile holds exactly its steps. Not with
+                several workers, which must make the same calls: their profiles hold whole calls.
+            before_start: Called before the profiler starts; ends Stoker's own trace.
         """
         self._cuts, self._before_start = cuts, before_start
         self._request = folder / REQUEST
@@ -69,14 +70,14 @@ class StepProfiler:
         self._polled_s = -POLL_EVERY_S
 
     def next_steps(self, step: int, steps: int) -> int:
-        """A call is about to begin: start, where a profile is wanted of it.
+        """Start a profile if one is due in the next call.
 
         Args:
             step: Steps done.
-            steps: Steps that the call would have.
+            steps: Planned steps of the call.
 
         Returns:
-            Steps that it shall have, at least one.
+            Steps that the call should have, at least one.
         """
         if self._last is None:
             self._poll_request(step)
@@ -93,12 +94,12 @@ class StepProfiler:
         return steps
 
     def after(self, step: int) -> None:
-        """A call has ended, its results are there: stop, where the profile is complete."""
+        """A call has ended and its results are available: stop a complete profile."""
         if self._last is not None and step >= self._last:
             self._stop(step)
 
     def close(self, step: int) -> None:
-        """Training ends after this many steps: keep what there is of a profile."""
+        """Training ends after this many steps: write an incomplete profile."""
         if self._last is not None:
             self._stop(step)
 

@@ -1,4 +1,4 @@
-"""Where training stands, as one line for a person who waits."""
+"""The progress of training as one line."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _SPEED: Final = {metric.name for metric in catalogue.TRAINING}
 
 
 class ProgressLine:
-    """Makes the line; it remembers the newest value of each metric.
+    """Makes the line; stores the newest value of each metric.
 
-    Time left is not in it: who shows the line knows how far everything is.
+    The remaining time is not included: the caller knows the progress of the whole run.
     """
 
     def __init__(self, *, steps: int, epochs: int, monitor: str) -> None:
-        """Know where training ends.
+        """Store the totals.
 
         Args:
-            steps: Steps in all.
-            epochs: Epochs in all.
-            monitor: The metric that names the best epoch; shown beside the loss.
+            steps: Total steps.
+            epochs: Total epochs.
+            monitor: The metric that selects the best epoch; shown next to the loss.
         """
         self._steps = steps
         self._epochs = epochs
@@ -31,13 +31,13 @@ class ProgressLine:
         self._newest: dict[str, float] = {}
 
     def __call__(self, *, step: int, epoch: int, scalars: Mapping[str, float]) -> str:
-        """The line.
+        """Return the line.
 
         Args:
             step: Steps done.
             epoch: Epochs finished.
-            scalars: What the writers were given, by the catalogue's names; U (`busy_fraction`)
-                and MFU (`mfu`) if they are known already.
+            scalars: The metrics by their names in the catalog; U (`busy_fraction`) and MFU (`mfu`)
+                if known.
 
         Returns:
             E.g. `epoch 3/10, step 1,250/4,000, 12.3 ms/step, 10,412 samples/s, U 93%, MFU 4.2%,
@@ -56,7 +56,7 @@ class ProgressLine:
         if (samples := newest.get(catalogue.SAMPLES_PER_S.name)) is not None:
             shown.append(f"{samples:,.0f} samples/s")
         if (busy := newest.get(catalogue.BUSY_FRACTION.name)) is not None:
-            # Above 1 it is the noise of the measurement.
+            # A value above 1 is measurement noise.
             shown.append(f"U {min(1.0, busy):.0%}")
         if (mfu := newest.get(catalogue.MFU.name)) is not None:
             shown.append(f"MFU {shown_mfu(mfu)}")

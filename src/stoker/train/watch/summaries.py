@@ -1,6 +1,6 @@
-"""What a model holds, for TensorBoard: histograms of weights and gradients, graph, embeddings.
+"""TensorBoard data of a model: histograms of weights and gradients, graph, embeddings.
 
-Nothing of it changes the model: not a weight, not a seed, not a moving average.
+The model does not change: no weight, seed or moving average.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from stoker.telemetry.writers.summaries import Histogram
 from stoker.train.model.layer_paths import walk_layers
 
 BUCKETS = 30
-"""Of a histogram; TensorBoard's own default."""
+"""Buckets of a histogram; TensorBoard's default."""
 
 MOST_POINTS = 20_000
-"""Vectors of a layer that the projector is given: more than a browser draws smoothly. Ids of a
-vocabulary come by falling frequency, so the first are the ones that matter."""
+"""Most vectors of a layer in the projector: browsers draw no more smoothly. Vocabulary ids are
+sorted by falling frequency, so the first ones matter most."""
 
 LARGEST_CONSTANT_BYTES = 1 << 10
-"""Constants of the graph above this are left out: TensorBoard shows none of them."""
+"""Larger constants of the graph are removed: TensorBoard does not show them."""
 
 _LARGEST = 1e38
-"""What float32 can hold twice: a histogram's width must not overflow."""
+"""Half of float32's range: the width of a histogram must not overflow."""
 
 
 def weight_histograms(model: keras.Model) -> dict[str, Histogram]:
-    """`weights/<path>` -> its histogram, of every weight of floats."""
+    """Return `weights/<path>` -> histogram, for every float weight."""
     return {
-        # Of several replicas the first of this worker's: no other worker is asked.
+        # The first replica of this worker, so that no other worker is needed.
         f"weights/{variable.path}": histogram(
             getattr(variable.value, "values", [variable.value])[0]
         )
@@ -47,16 +47,16 @@ def weight_histograms(model: keras.Model) -> dict[str, Histogram]:
 def gradient_histograms(
     model: keras.Model, loss_of: Callable[[], tf.Tensor]
 ) -> dict[str, Histogram]:
-    """`gradients/<path>` -> the histogram of its gradient, by one pass beside training.
+    """Return `gradients/<path>` -> histogram, computed by one additional pass.
 
     Args:
         model: The compiled model.
-        loss_of: One batch's loss, forward pass as in training; what it writes into variables of
-            Keras (moving averages, seeds, metrics) is forgotten.
+        loss_of: Computes one batch's loss as in training; its writes to Keras variables (moving
+            averages, seeds, metrics) are dropped.
 
     Returns:
-        Of every trainable weight that the loss depends on; of an embedding the rows that the batch
-        holds. What overflows (float16, before the loss scale has settled) is left out.
+        Every trainable weight that the loss depends on; for an embedding, the rows in the batch.
+        Values that overflow (float16, before the loss scale has settled) are left out.
     """
     state = [(v, tf.identity(v.value)) for v in model.variables]
     trainable = {id(v) for v in model.trainable_variables}
@@ -64,7 +64,7 @@ def gradient_histograms(
         watched = [(v, value) for v, value in state if id(v) in trainable]
         values = [value for _, value in watched]
         tape.watch(values)
-        # In float16 a small gradient would be none: scaled as in training, and back.
+        # A small float16 gradient would be zero: scale it as in training, and back.
         scale = model.optimizer.scale_loss(tf.constant(1.0))
         loss = loss_of() * scale
     gradients = tape.gradient(loss, values)
@@ -76,10 +76,10 @@ def gradient_histograms(
 
 
 def histogram(values: Any) -> Histogram:
-    """The histogram of a tensor's finite values; none of them: no bucket.
+    """Return the histogram of a tensor's finite values; without any, it has no bucket.
 
     Args:
-        values: Floats of any shape; they stay on their device, 30 counts leave it.
+        values: Floats of any shape; they stay on their device, which returns 30 counts.
 
     Returns:
         [buckets, 3] left edge, right edge, count.
@@ -101,7 +101,7 @@ def _counted(flat: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
     def of_some() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         low, high = tf.reduce_min(finite), tf.reduce_max(finite)
-        # Not `histogram_fixed_width`, which refuses values that are all the same.
+        # `histogram_fixed_width` refuses values that are all equal.
         places = tf.math.divide_no_nan(finite - low, high - low) * BUCKETS
         buckets = tf.minimum(tf.cast(places, tf.int32), BUCKETS - 1)
         return low, high, tf.math.bincount(buckets, minlength=BUCKETS, maxlength=BUCKETS)
@@ -114,7 +114,7 @@ def _counted(flat: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
 
 def graph_bytes(graph: tf.Graph) -> bytes:
-    """A graph as TensorBoard's plugin reads it, large constants left out."""
+    """Serialize a graph for TensorBoard's plugin, without large constants."""
     graph_def = graph.as_graph_def(add_shapes=True)
     nodes = [*graph_def.node, *(n for f in graph_def.library.function for n in f.node_def)]
     for node in nodes:
@@ -128,15 +128,15 @@ def graph_bytes(graph: tf.Graph) -> bytes:
 def embeddings_of(
     model: keras.Model, chosen: Mapping[str, Sequence[str] | None]
 ) -> list[Embedding]:
-    """The vectors of chosen layers as they are now.
+    """Return the current vectors of some layers.
 
     Args:
-        model: With Embedding layers, nested ones too.
-        chosen: Layer's path (its name, where it lies in no other) -> the terms of its first ids; the ids after them are buckets for
-            words outside. None: no labels.
+        model: A model with Embedding layers, which may be nested.
+        chosen: Path of a layer (its name, if it is not nested) -> the terms of its first ids; later
+            ids are buckets for unknown words. None: no labels.
 
     Raises:
-        ConfigError: there is no Embedding layer of such a name; the nearest is named.
+        ConfigError: There is no such Embedding layer; the error suggests the nearest one.
     """
     layers = {
         path: layer

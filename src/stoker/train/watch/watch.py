@@ -1,4 +1,4 @@
-"""What the loop tells those who watch, call by call; they change nothing of the run."""
+"""Observers of the training loop, which do not change the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.train.watch.profile import StepProfiler
 
 
 class Watch(Protocol):
-    """Whom the loop tells where it stands."""
+    """Observer of the training loop."""
 
     def begin(
         self,
@@ -30,37 +30,37 @@ class Watch(Protocol):
         loss_of: Callable[[], tf.Tensor],
         inputs: Callable[[], Any],
     ) -> None:
-        """Training begins, or goes on, after so many steps.
+        """Training starts or resumes after this many steps.
 
         Args:
-            model: Compiled, built, and as it was left.
+            model: Compiled, built, in its current state.
             step: Steps done.
             per_epoch: Steps of an epoch.
-            loss_of: One batch's loss, forward pass as in training; the same batch each time.
-            inputs: What the model is called with in a step, nested `tf.TensorSpec`s; None if unknown.
+            loss_of: Computes one batch's loss as in training; always for the same batch.
+            inputs: Returns the model's inputs in a step, nested `tf.TensorSpec`s; None if unknown.
         """
 
     def next_steps(self, step: int, steps: int) -> int:
-        """How many of the `steps` that a call after `step` would have it shall have."""
+        """Return how many of the planned `steps` the call after `step` should have."""
 
     def step_changed(self, *, stays: bool) -> None:
-        """The next call is one of another step; `stays`: and so are those after it."""
+        """The next call runs another step; `stays`: later calls too."""
 
     def graph(self, graph: tf.Graph) -> None:
         """The graph of a step is known."""
 
     def after(self, step: int, *, steps: int) -> None:
-        """A call of so many steps has ended at this step."""
+        """A call of this many steps has ended at this step."""
 
     def scalars(self, samples_per_s: float) -> Mapping[str, float]:
-        """Metrics that are known for a call at this speed, in addition to the loop's own."""
+        """Return additional metrics for a call with this speed."""
 
     def close(self, step: int) -> None:
-        """Training ends after so many steps."""
+        """Training ends after this many steps."""
 
 
 class NoWatch:
-    """Nobody watches: a worker beside the first, or a run without TensorBoard."""
+    """An observer that does nothing: for workers other than the first, or without TensorBoard."""
 
     def begin(
         self,
@@ -74,11 +74,11 @@ class NoWatch:
         """Show nothing."""
 
     def next_steps(self, step: int, steps: int) -> int:  # noqa: ARG002 - as Watch has it
-        """All of them."""
+        """Return all of them."""
         return steps
 
     def step_changed(self, *, stays: bool) -> None:
-        """Nothing is traced."""
+        """Do nothing."""
 
     def graph(self, graph: tf.Graph) -> None:
         """Show nothing."""
@@ -87,7 +87,7 @@ class NoWatch:
         """Show nothing."""
 
     def scalars(self, samples_per_s: float) -> Mapping[str, float]:  # noqa: ARG002 - as Watch has it
-        """None."""
+        """Return no metrics."""
         return {}
 
     def close(self, step: int) -> None:
@@ -95,7 +95,7 @@ class NoWatch:
 
 
 class RunWatch:
-    """TensorBoard is shown the model, and profiles where they are asked for."""
+    """Writes TensorBoard data, and profiles on request."""
 
     def __init__(
         self,
@@ -107,15 +107,15 @@ class RunWatch:
         alone: bool,
         device: DeviceWatch | None = None,
     ) -> None:
-        """Know what is wanted.
+        """Store the arguments.
 
         Args:
-            board: Takes everything.
-            config: What is wanted.
+            board: Receives everything.
+            config: The user's section.
             terms: Embedding layer -> the terms of its ids; see `embeddings_of`.
-            folder: Where the file `profile` is looked for.
-            alone: There is no other worker. With others there are no gradients, for which all would
-                have to meet, and a profile holds whole calls.
+            folder: Folder in which the file `profile` is expected.
+            alone: Whether there is no other worker. With others there are no gradients, for which
+                all would have to cooperate, and a profile holds whole calls.
             device: Measures how the devices spend their time.
         """
         self._board, self._config, self._terms, self._alone = board, config, terms, alone
@@ -138,12 +138,12 @@ class RunWatch:
         loss_of: Callable[[], tf.Tensor],
         inputs: Callable[[], Any],
     ) -> None:
-        """Show what it begins with; see `Watch`.
+        """Show the initial state; see `Watch`.
 
         Raises:
-            ConfigError: an Embedding layer of the settings is not there.
+            ConfigError: An Embedding layer of the settings does not exist.
         """
-        # The loss of a `train_step` of the user's is known to nobody else.
+        # Only a user's `train_step` itself knows its loss.
         known = self._alone and "train_step" not in overrides(model)
         config = replace(self._config, gradients=self._config.gradients and known)
         self._model = ModelWatch(
@@ -159,23 +159,23 @@ class RunWatch:
             self._device.begin(model, per_epoch=per_epoch, inputs=inputs)
 
     def next_steps(self, step: int, steps: int) -> int:
-        """Cut a call where a profile begins or ends."""
+        """Shorten a call at the start or end of a profile."""
         if self._device is not None:
             self._device.before()
         return self._profiler.next_steps(step, steps)
 
     def step_changed(self, *, stays: bool) -> None:
-        """Trace no two steps at once."""
+        """Do not trace two different steps."""
         if self._device is not None:
             self._device.step_changed(stays=stays)
 
     def graph(self, graph: tf.Graph) -> None:
-        """Show it, where it is wanted."""
+        """Show it, if configured."""
         if self._model is not None and self._config.graph:
             self._model.graph(graph)
 
     def after(self, step: int, *, steps: int) -> None:
-        """End a profile, show what has become due."""
+        """End a profile, and show what has become due."""
         self._profiler.after(step)
         if self._device is not None:
             self._device.after(step, steps=steps)
@@ -187,7 +187,7 @@ class RunWatch:
         return {} if self._device is None else self._device.scalars(samples_per_s)
 
     def close(self, step: int) -> None:
-        """Keep what there is of a profile."""
+        """Write an incomplete profile."""
         self._profiler.close(step)
         if self._device is not None:
             self._device.finish()
