@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.data.columns import Column
 from stoker.data.ingest.image_store import ChosenStore
-from stoker.data.sources.images import gif, jpeg
+from stoker.data.sources.images import formats, jpeg
 from stoker.data.sources.images.check import BadImage, read_header
 from stoker.data.sources.images.exif import TRANSPOSED, orientation
 
@@ -106,7 +106,7 @@ def stored_image(data: bytes, chosen: ChosenStore, *, channels: int) -> bytes:
     """
     header = read_header(data)
     small_already = min(header.height, header.width) <= chosen.short_side
-    is_gif = data.startswith(gif.MAGICS)
+    is_gif = data.startswith(formats.GIF)
     if header.channels == 4 or is_gif or (small_already and chosen.store == "resized"):
         return data
     pixels = _decoded(data, chosen.short_side, channels)

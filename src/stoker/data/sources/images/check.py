@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stoker.data.sources.images import gif, jpeg, png, webp
+from stoker.data.sources.images import formats, jpeg
+from stoker.data.sources.images.decoding import check_gif, check_png, check_webp
 from stoker.data.sources.images.header import BadImage, ImageHeader
 
 __all__ = ["BadImage", "ImageHeader", "check_image", "read_header"]
@@ -43,9 +44,9 @@ class _Kind:
 
 _KINDS = (
     _Kind(magics=(jpeg.MAGIC,), read=jpeg.read_jpeg, check=jpeg.check_jpeg),
-    _Kind(magics=(png.MAGIC,), read=png.read_png, check=png.check_png),
-    _Kind(magics=gif.MAGICS, read=gif.read_gif, check=gif.check_gif),
-    _Kind(magics=(webp.MAGIC,), read=webp.read_webp, check=webp.check_webp),
+    _Kind(magics=(formats.PNG,), read=formats.read_png, check=check_png),
+    _Kind(magics=formats.GIF, read=formats.read_gif, check=check_gif),
+    _Kind(magics=(formats.WEBP,), read=formats.read_webp, check=check_webp),
 )
 
 
@@ -92,7 +93,9 @@ def begins_as_image(data: bytes) -> bool:
 
 def _kind_of(data: bytes) -> _Kind:
     for kind in _KINDS:
-        if data.startswith(kind.magics) and (data[:4] != webp.MAGIC or data[8:12] == webp.KIND):
+        if data.startswith(kind.magics) and (
+            data[:4] != formats.WEBP or data[8:12] == formats.WEBP_KIND
+        ):
             return kind
     raise BadImage(_foreign(data))
 

@@ -13,7 +13,10 @@ import numpy as np
 import simplejpeg
 
 from stoker.data.sources.images.exif import TRANSPOSED, orientation
-from stoker.data.sources.images.header import CUT, BadImage, ImageHeader, demand_decodable
+from stoker.data.sources.images.header import CUT, BadImage, ImageHeader
+
+# OpenCV prints what it finds wrong with a damaged image; our error says it already.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 MAGIC = b"\xff\xd8\xff"
 
@@ -110,7 +113,7 @@ def _frame_header(frame: bytes) -> ImageHeader:
 
 
 def check_jpeg(data: bytes, header: ImageHeader) -> None:
-    """Hold that a JPEG is whole.
+    """Check that a JPEG is whole.
 
     Raises:
         BadImage: it is cut or damaged.
@@ -128,7 +131,7 @@ def check_jpeg(data: bytes, header: ImageHeader) -> None:
     if progressive or not _head_is_decodable(data, segments, header):
         colour = header.channels == 4
         # An eighth of the size: decoding pixels costs almost nothing.
-        demand_decodable(
+        require_decodable(
             data, cv2.IMREAD_REDUCED_COLOR_8 if colour else cv2.IMREAD_REDUCED_GRAYSCALE_8
         )
 
@@ -161,3 +164,21 @@ def _head_is_decodable(
         # libjpeg's last message; after an error it says nothing more.
         return any(text in str(error) for text in _NO_CODED_DATA)
     return False
+
+
+def require_decodable(data: bytes, mode: int) -> None:
+    """Check that OpenCV decodes an image to its end.
+
+    Args:
+        data: The encoded image.
+        mode: OpenCV's reading mode.
+
+    Raises:
+        BadImage: OpenCV returns no pixels.
+    """
+    try:
+        decoded = cv2.imdecode(np.frombuffer(data, np.uint8), mode | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error as error:
+        raise BadImage("is damaged: it cannot be decoded") from error
+    if decoded is None:
+        raise BadImage("is damaged: it cannot be decoded")
