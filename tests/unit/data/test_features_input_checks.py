@@ -15,6 +15,7 @@ from sklearn import datasets
 from stoker.core.files import sha256_file
 from stoker.data.columns import VARYING, Column
 from stoker.data.dataset import Dataset, Shard
+from stoker.data.features.analysis import leaks as leaks_module
 from stoker.data.features.analysis.anomalies import find_anomalies
 from stoker.data.features.analysis.input_checks import (
     VocabularyLoss,
@@ -128,7 +129,11 @@ def subjects(dataset: Dataset, label: str) -> dict[str, str]:
     return {leak.column: leak.message.partition(" alone")[0] for leak in found}
 
 
-def test_the_element_of_a_vector_or_list_that_decides_the_label_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sample_rows", [leaks_module.SAMPLE_ROWS, ROWS // 2])
+def test_the_element_of_a_vector_or_list_that_decides_the_label_is_named(
+    sample_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaks_module, "SAMPLE_ROWS", sample_rows)
     rng = np.random.default_rng(7)
     y, price = np.arange(ROWS) % 2, rng.lognormal(3, 1, ROWS)
     noise = rng.normal(size=(ROWS, 200))
@@ -160,6 +165,9 @@ def test_the_element_of_a_vector_or_list_that_decides_the_label_is_named(tmp_pat
         "tags": pa.array(tags, pa.list_(pa.string())),
         "vip": pa.array([["x"] * sold for sold in y], pa.list_(pa.string())),
         "cents": vector(planted(2, price * 100), pa.float64()),
+        "at_first": vector(
+            planted(5, np.where(np.arange(ROWS) < ROWS - 9, y, 1 - y)), pa.float64()
+        ),
     }
     dataset = write(tmp_path, train=given)
 
