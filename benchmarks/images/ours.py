@@ -15,7 +15,7 @@ from stoker.data.feed.images.augment import AugmentConfig, RandomResizedCrop
 from stoker.data.feed.images.decode_engines import choose_engine
 from stoker.data.feed.images.image_feed import PARALLEL_CALLS, ImageFeed
 from stoker.data.feed.images.split_images import ImageSplit
-from stoker.data.feed.order import rows_of_step
+from stoker.data.feed.order import shuffled_indices
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
 
 
@@ -42,7 +42,8 @@ def batches(data: Dataset, engine: str) -> tf.data.Dataset:
 
     def rows_of(step: np.int64) -> np.ndarray:
         epoch, within = divmod(int(step), steps)
-        return rows_of_step(within, rows=split.rows, batch_size=BATCH, seed=0, epoch=epoch)
+        places = np.arange(within * BATCH, (within + 1) * BATCH)
+        return shuffled_indices(places, size=split.rows, seed=0, epoch=epoch)
 
     def read(step: tf.Tensor) -> dict[str, tf.Tensor]:
         rows = tf.ensure_shape(tf.numpy_function(rows_of, [step], tf.int64), [None])

@@ -31,7 +31,7 @@ from stoker.data.feed.images.decode import Engine
 from stoker.data.feed.images.decode_engines import choose_engine
 from stoker.data.feed.images.image_feed import PARALLEL_CALLS, ImageFeed
 from stoker.data.feed.images.split_images import ImageSplit
-from stoker.data.feed.order import rows_of_step
+from stoker.data.feed.order import shuffled_indices
 from stoker.data.feed.pipeline import Feed
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
 from stoker.data.ingest.image_index import read_image_index
@@ -198,19 +198,11 @@ def test_a_batch_holds_the_same_pixels_however_the_step_is_shared(
     augment: AugmentConfig | None, name: str, stretched: Dataset
 ) -> None:
     feed = ImageFeed(opened(stretched, name), augment=augment, seed=9)
-    rows = opened(stretched).rows
+    step = shuffled_indices(np.arange(32, 64), size=opened(stretched).rows, seed=9, epoch=4)
 
     def shares(workers: int) -> Pixels:
         return np.concatenate(
-            [
-                feed.gather(
-                    rows_of_step(
-                        1, rows=rows, batch_size=32, seed=9, epoch=4, worker=worker, workers=workers
-                    ),
-                    epoch=4,
-                )
-                for worker in range(workers)
-            ]
+            [feed.gather(share, epoch=4) for share in np.array_split(step, workers)]
         )
 
     assert np.array_equal(shares(1), shares(3))
@@ -221,7 +213,8 @@ def test_a_pipeline_gives_the_batches_that_gather_gives(stretched: Dataset) -> N
         random_resized_crop=CROPS.random_resized_crop, color_jitter=ColorJitter(brightness=0.3)
     )
     feed = ImageFeed(opened(stretched), augment=config, seed=2)
-    steps = [rows_of_step(s, rows=90, batch_size=32, seed=2, epoch=1) for s in range(3)]
+    order = shuffled_indices(np.arange(90), size=90, seed=2, epoch=1)
+    steps = [order[:32], order[32:64], order[64:]]
     rows = tf.data.Dataset.from_generator(
         lambda: steps, output_signature=tf.TensorSpec([None], tf.int64)
     )

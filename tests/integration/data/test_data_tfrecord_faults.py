@@ -20,7 +20,6 @@ import pytest
 from stoker.core.errors import DataError
 from stoker.data.ingest import IngestConfig, ingest
 from stoker.data.sources.formats.examples import Example
-from stoker.data.sources.formats.framing import check_framing
 from stoker.data.sources.formats.framing_checks import masked_crc
 
 RECORDS = 60
@@ -294,13 +293,11 @@ def test_a_length_of_64_gib_neither_crashes_nor_fills_the_memory(tmp_path: Path)
     source = write(tmp_path, replaced(7, crafted(64 << 30)))
     script = (
         "import sys\n"
-        "from stoker.core.errors import DataError\n"
-        "from stoker.data.sources.formats.framing import check_framing, read_frames\n"
+        "from stoker.data.sources.formats.framing import read_frames\n"
         "from pathlib import Path\n"
         "path = Path(sys.argv[1])\n"
         "frames = list(read_frames(path, location='x'))\n"
         "print(sum(len(each.payloads) for each in frames))\n"
-        "try:\n    check_framing(path)\nexcept DataError as error:\n    print(error)\n"
     )
 
     done = subprocess.run(
@@ -312,29 +309,7 @@ def test_a_length_of_64_gib_neither_crashes_nor_fills_the_memory(tmp_path: Path)
     )
 
     assert done.returncode == 0, done.stderr
-    count, refused = done.stdout.splitlines()
-    assert int(count) == RECORDS - 1
-    assert "record 8 at byte" in refused
-
-
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-def test_the_cheap_check_counts_the_records_and_refuses_what_tensorflow_cannot_stand(
-    tmp_path: Path, packed: bool
-) -> None:
-    def checked(data: bytes) -> int:
-        return check_framing(write(tmp_path, gzip.compress(data) if packed else data))
-
-    assert checked(WHOLE) == RECORDS
-    for data in (
-        replaced(7, crafted(64 << 30) + FRAMES[7][HEADER:]),
-        WHOLE[:-1],
-        WHOLE[: LAST + 5],
-        WHOLE + b"\0",
-        flipped(WHOLE, MIDDLE),
-        b"",
-    ):
-        with pytest.raises(DataError, match=r"data\.tfrecord must"):
-            checked(data)
+    assert int(done.stdout) == RECORDS - 1
 
 
 def test_a_feature_that_one_file_lacks_is_named_with_the_file(tmp_path: Path) -> None:

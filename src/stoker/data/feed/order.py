@@ -48,36 +48,6 @@ def shuffled_indices(
     return walked
 
 
-def rows_of_step(
-    step: int,
-    *,
-    rows: int,
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    worker: int = 0,
-    workers: int = 1,
-) -> NDArray[np.int64]:
-    """Which rows one worker reads for one step: a pure function, so to resume is to start at a number.
-
-    Args:
-        step: The step within the epoch, from 0.
-        rows: Number of samples in the dataset.
-        batch_size: Samples of all workers together; an epoch's last batch holds what is left.
-        seed: The run's seed.
-        epoch: The epoch, from 0.
-        worker: Which of the workers, from 0.
-        workers: How many read. Their rows, one worker's after another's, are one worker's batch.
-
-    Returns:
-        [share] indices into the dataset; none where there are fewer samples than workers.
-    """
-    first, end = step * batch_size, min((step + 1) * batch_size, rows)
-    count = max(0, end - first)
-    mine = [first + count * place // workers for place in (worker, worker + 1)]
-    return shuffled_indices(np.arange(*mine, dtype=np.int64), size=rows, seed=seed, epoch=epoch)
-
-
 _Round = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 

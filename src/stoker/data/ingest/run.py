@@ -206,11 +206,16 @@ class _Ingest:
             _LOG.warning("%s", line)
 
     def _chosen_store(self, scan: Scan) -> ChosenStore | None:
-        """By the first records; kept in the journal, for another time the disk may be fuller."""
+        """Choose the store of the training images from the first block; None without images.
+
+        The journal keeps the choice, because the disk may be fuller when ingest resumes.
+        """
+        if scan.image is None:
+            return None
         first = next(self._source.blocks(scan), None)
         images = round(scan.rows * self._config.splits[TRAIN])
         facts = first and image_facts(first.table, scan.columns, images=images)
-        if not facts or scan.image is None:
+        if not facts:
             return None
         chosen = choose_store(
             self._config.images,

@@ -22,7 +22,7 @@ from stoker.data.sources.written_numbers import NumberText
 
 
 @dataclass(slots=True)
-class ParquetColumn:
+class ColumnTyping:
     """What is known of one column of all files so far."""
 
     name: str

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stoker.core.errors import Plain
 from stoker.data.columns import VARYING, Column
 from stoker.data.sources.columns.arrow_types import Family
-from stoker.data.sources.columns.column_typing import ParquetColumn
+from stoker.data.sources.columns.column_typing import ColumnTyping
 from stoker.data.sources.columns.gathered import Gathered, Values
 from stoker.data.sources.columns.table import UnusableColumn, no_lists
 from stoker.data.sources.columns.text import assumed_of, clean, read_text
@@ -82,7 +82,7 @@ class NamedColumn:
         own = next((values for values in given if self._takes(values.kind)), None)
         if own is None:
             own = _no_values(_ARROW[FAMILIES[self.kind]])
-        typed = ParquetColumn(
+        typed = ColumnTyping(
             name=self.column.name,
             override=self.override,
             families={FAMILIES[self.kind]: block.file.name},
@@ -148,7 +148,7 @@ class LearnedColumn:
     varies: bool = False
     """True where `data.columns.lists` names it."""
 
-    kinds: dict[str, ParquetColumn] = field(default_factory=dict)
+    kinds: dict[str, ColumnTyping] = field(default_factory=dict)
     """Kind -> what its values say."""
 
     lengths: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -176,7 +176,7 @@ class LearnedColumn:
                 self.first.setdefault((kind, count), f"{block.file.name} record {row}")
             if values.kind in FAMILIES:
                 typed = self.kinds.setdefault(
-                    kind, ParquetColumn(name=self.name, override=self.override)
+                    kind, ColumnTyping(name=self.name, override=self.override)
                 )
                 typed.families.setdefault(FAMILIES[values.kind], block.file.name)
                 is_text = values.kind == WIDE_NUMBER
@@ -216,7 +216,7 @@ class LearnedColumn:
             kind, length = self._listed_kind(allowed), VARYING
         if kind not in FAMILIES:
             raise self._unlike()
-        typed = self.kinds.get(kind) or ParquetColumn(
+        typed = self.kinds.get(kind) or ColumnTyping(
             name=self.name, override=self.override, families={"null": ""}
         )
         if kind == IMAGE and length > 1:

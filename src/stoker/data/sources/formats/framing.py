@@ -99,40 +99,6 @@ def read_frames(path: Path, *, location: str) -> Iterator[Frames]:
         raise _no_tfrecord(path, location)
 
 
-def check_framing(path: Path) -> int:
-    """Follow the headers from first to last byte; the payloads of a plain file are not read.
-
-    Args:
-        path: A TFRecord file; a packed one is unpacked and checked in full.
-
-    Returns:
-        How many records there are.
-
-    Raises:
-        DataError: a header does not hold, a record reaches beyond the end, or the file is empty.
-    """
-    count = at = 0
-    if _is_packed(path):
-        for frames in read_frames(path, location=str(path)):
-            if frames.damages:
-                raise _damaged(path, frames.damages[0])
-            count += len(frames.payloads)
-        return count
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        while at < size:
-            stream.seek(at)
-            head = stream.read(HEADER.size)
-            reason = _header_fault(head, left=size - at)
-            if reason:
-                raise _damaged(path, Damage(row=count + 1, offset=at, reason=reason))
-            at += _LEAST_BYTES + int(LENGTH.unpack_from(head)[0])
-            count += 1
-    if not count:
-        raise _no_tfrecord(path, str(path))
-    return count
-
-
 class _Buffer:
     """The part of a stream that is being looked at."""
 

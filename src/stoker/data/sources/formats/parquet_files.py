@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.data.sources.columns.arrow_types import item_type, plain
-from stoker.data.sources.columns.column_typing import ParquetColumn
+from stoker.data.sources.columns.column_typing import ColumnTyping
 from stoker.data.sources.columns.table import (
     check_names,
     check_same_columns,
@@ -128,9 +128,9 @@ class ParquetFiles:
                 yield file, row, batch
                 row += batch.num_rows
 
-    def _schema(self) -> tuple[list[ParquetColumn], int]:
+    def _schema(self) -> tuple[list[ColumnTyping], int]:
         first, *_ = self.listing.files
-        learned: list[ParquetColumn] = []
+        learned: list[ColumnTyping] = []
         rows = 0
         for file in self.listing.files:
             with (
@@ -147,8 +147,7 @@ class ParquetFiles:
                 overrides = known_types(self.config, kept)
                 lists = self.config.columns.lists
                 learned = [
-                    ParquetColumn(name=n, override=overrides.get(n), varies=n in lists)
-                    for n in kept
+                    ColumnTyping(name=n, override=overrides.get(n), varies=n in lists) for n in kept
                 ]
             names = [each.name for each in learned]
             check_same_columns(names, kept, first=first.name, other=file)
@@ -157,7 +156,7 @@ class ParquetFiles:
             rows += added
         return learned, rows
 
-    def _look(self, learned: list[ParquetColumn], progress: Progress) -> None:
+    def _look(self, learned: list[ColumnTyping], progress: Progress) -> None:
         """Read the columns whose type the schema does not settle."""
         images = needs_headers(self.config.images)
         open_ones = [
@@ -189,7 +188,7 @@ class ParquetFiles:
         self,
         batch: pa.RecordBatch,
         scan: Scan,
-        learned: Sequence[ParquetColumn],
+        learned: Sequence[ColumnTyping],
         pool: ThreadPoolExecutor,
     ) -> list[Cells]:
         missing = missing_texts(self.config.missing_values)
