@@ -1,4 +1,4 @@
-"""The Python API: the dataclasses of the YAML's sections, and the chain."""
+"""The Python API: the dataclasses of the YAML's sections, and `run`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Data", "Evaluate", "Experiment", "OwnDataset", "Resume", "Train", "l
 
 
 class _Logged:
-    """A listener that tells Python's logging."""
+    """A listener that writes to Python's logging."""
 
     def __init__(self) -> None:
         self._logger = logging.getLogger("stoker")
@@ -38,18 +38,18 @@ class _Logged:
 
 
 def run(experiment: Experiment, *, until: str = "push", resume: Resume = NEWEST) -> ChainResult:
-    """Run an experiment's chain; stages whose inputs have not changed are skipped.
+    """Run an experiment's chain; stages with unchanged inputs are skipped.
 
     Args:
         experiment: What to run; `load(folder)` reads one from `stoker.yaml`.
         until: The last stage, `push` by default.
-        resume: Which run is gone on with, and whether as something else.
+        resume: The run to continue, and whether changed inputs are accepted.
 
     Returns:
-        The run's folder and, a stage, its output and facts. Progress goes to the logger `stoker`.
+        The run folder, and the output and result of each stage. Progress goes to the logger `stoker`.
 
     Raises:
-        UserError: the data, the settings or the user's code.
-        CheckFailed: a gate said no; nothing was pushed.
+        UserError: an error in the data, the settings or the user's code.
+        CheckFailed: a gate failed; nothing was pushed.
     """
     return run_chain(experiment, _Logged(), until=until, resume=resume)

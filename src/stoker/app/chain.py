@@ -1,4 +1,4 @@
-"""The chain: run what has changed, reuse what has not, and leave a record of both."""
+"""The chain: runs stages whose inputs changed, reuses the others, and records both."""
 
 from __future__ import annotations
 
@@ -48,59 +48,59 @@ from stoker.telemetry.wall_time import WallTime
 
 
 class Listener(Protocol):
-    """Whom the chain tells what it is doing."""
+    """Receives the events of a chain."""
 
     def log(self, line: str) -> None:
-        """A line worth keeping on the screen."""
+        """Show a line permanently."""
 
     def stage_began(self, stage: str) -> None:
-        """A stage does its work now."""
+        """Called when a stage starts its work."""
 
     def progress(self, line: str, share: float | None) -> None:
-        """How far the stage is."""
+        """Report the current activity and the completed share of the stage, None if unknown."""
 
     def stage_ended(self, outcome: StageOutcome) -> None:
-        """A stage is done, or was skipped."""
+        """Called when a stage is done or skipped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageOutcome:
-    """What became of one stage in this run."""
+    """Outcome of one stage in this run."""
 
     stage: str
     """Name."""
 
     skipped: bool
-    """Whether an earlier output was used."""
+    """Whether an earlier output was reused."""
 
     why: str
-    """Why it ran, or from which run its output is."""
+    """Why it ran, or the run that its output comes from."""
 
     took_s: float
-    """Wall time now; for a skipped stage, what checking took."""
+    """Wall time in seconds; for a skipped stage, the time of the check."""
 
     output: Path
-    """Where its output lies."""
+    """Its output folder."""
 
     result: dict[str, Any]
-    """The facts that it recorded."""
+    """Its recorded result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainResult:
-    """What one pass over the chain did."""
+    """Result of one pass over the chain."""
 
     run: Path
     """The run's folder."""
 
     outcomes: tuple[StageOutcome, ...]
-    """One a stage, in the chain's order."""
+    """One per stage, in the order of the chain."""
 
     wall: WallTime = field(default_factory=WallTime)
     """Accounts for this process's wall time."""
 
     def result(self, stage: str) -> dict[str, Any]:
-        """The facts of a stage that this pass covered."""
+        """Return the recorded result of a stage of this pass."""
         return next(outcome.result for outcome in self.outcomes if outcome.stage == stage)
 
     @property
@@ -109,16 +109,16 @@ class ChainResult:
         return [line for each in self.outcomes for line in each.result.get("warnings", ())]
 
     def output(self, stage: str) -> Path:
-        """Where the output of a stage that this pass covered lies."""
+        """Return the output folder of a stage of this pass."""
         return next(outcome.output for outcome in self.outcomes if outcome.stage == stage)
 
     def context(
         self, experiment: Experiment, progress: Callable[[str, float | None], None]
     ) -> Context:
-        """What a stage behind this pass may know, for work that is recorded nowhere.
+        """Return the input of a later stage, for work that is not recorded.
 
         Args:
-            experiment: What it is done for; its data is that of the pass.
+            experiment: The experiment, with the data of this pass.
             progress: As in `Context`.
         """
         return Context(
@@ -151,33 +151,26 @@ def run_chain(
     works: Mapping[str, Work] = MappingProxyType({}),
     wall: WallTime | None = None,
 ) -> ChainResult:
-    """Run the chain up to a stage; a stage whose inputs are those of an earlier one is skipped.
+    """Run the chain up to a stage; stages with unchanged inputs are skipped.
 
     Args:
         experiment: What to run.
-        listener: Told what goes on.
+        listener: Receives the events.
         until: The last stage.
-        again: Do the last stage again even where nothing has changed.
-        resume: Which run is gone on with.
-        works: Stage -> what does its work instead, e.g. on several processes.
-        wall: Accounts for this process's wall time; None: a new account that begins now.
+        again: Run the last stage again even if nothing has changed.
+        resume: The run to continue.
+        works: Replacements for the work of stages, e.g. on several processes.
+        wall: Account of this process's wall time; None: a new account that starts now.
 
     Raises:
-        UserError: the user's data, settings or code; the run can be continued.
-        CheckFailed: a gate said no; nothing is pushed, the run is over.
+        UserError: an error in the user's data, settings or code; the run can be continued.
+        CheckFailed: a gate failed; nothing is pushed, and the run is finished.
     """
     wall = wall or WallTime()
     with wall.within("other_stages"):
         prepare_source(experiment, listener)
     identity = run_identity(experiment, source=data_fingerprint(experiment))
-    if until == STAGES[-1].name:
-        _require_folder(experiment.models_root)
-    stages = tuple(
-        dataclasses.replace(stage, work=works.get(stage.name, stage.work))
-        for stage in stages_of(experiment)
-    )
-    stages = stages[: [stage.name for stage in stages].index(until) + 1]
-    _require_code(experiment, [stage.name for stage in stages])
+    stages = _checked_stages(until, experiment, works)
     with (
         ends_when_asked(),
         open_run(
@@ -191,14 +184,13 @@ def run_chain(
         listener.log(f"run {run.id}" + (" (continued)" if continued else ""))
         if not continued and (line := left_behind(run, identity, experiment.folder)):
             listener.log(line)
-        # Now: a file that comes later is the run's own, whatever reads it.
+        # Take the snapshot now: files that appear later were made by the run.
         run.folder_at_begin(experiment.folder, experiment.unobserved)
         state = _State(resume=resume, wall=wall)
         for stage in stages:
             force = stage.always or (again and stage is stages[-1])
-            part = "start" if stage.name == "train" else "other_stages"
             try:
-                with wall.within(part):
+                with wall.within("start" if stage.name == "train" else "other_stages"):
                     _do_stage(stage, run, experiment, state, listener, force=force)
             except CheckFailed:
                 run.finish(f"{stage.name}: refused")
@@ -210,8 +202,22 @@ def run_chain(
         return ChainResult(run=run.root, outcomes=tuple(state.outcomes), wall=wall)
 
 
+def _checked_stages(
+    until: str, experiment: Experiment, works: Mapping[str, Work]
+) -> tuple[Stage, ...]:
+    """Return the stages to run, after checking what they need at the end."""
+    if until == STAGES[-1].name:
+        _require_folder(experiment.models_root)
+    stages = stages_of(experiment)
+    stages = stages[: [stage.name for stage in stages].index(until) + 1]
+    _require_code(experiment, [stage.name for stage in stages])
+    return tuple(
+        dataclasses.replace(stage, work=works.get(stage.name, stage.work)) for stage in stages
+    )
+
+
 def _require_code(experiment: Experiment, stages: Sequence[str]) -> None:
-    """Find out before anything is read that what a later stage calls is not there."""
+    """Check before any stage runs that the user functions exist."""
     named = {
         "preprocessing": ("transform", experiment.preprocessing),
         "model": ("train", experiment.model),
@@ -223,7 +229,7 @@ def _require_code(experiment: Experiment, stages: Sequence[str]) -> None:
 
 
 def _require_folder(models: Path) -> None:
-    """Find out before training that the models cannot be written after it."""
+    """Check before training that the model repository can be written."""
     try:
         models.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -291,12 +297,12 @@ def _do_stage(
 
 
 def _clear(stage: Stage, run: Run, *, keep: bool) -> None:
-    """Remove what the stage has left in this run, but for what it can go on from.
+    """Remove the stage's output in this run, except what it can continue from.
 
     Args:
-        stage: The stage that is to do its work.
+        stage: The stage that runs next.
         run: The run.
-        keep: Go on even where it was done: the user has named the run.
+        keep: Continue even if the stage was done, because the user named the run.
     """
     unfinished = run.record(stage.name) is None
     run.forget(stage.name)
@@ -321,7 +327,7 @@ def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
         data=_data_fingerprint(stage, context.outputs | {stage.name: final}, done.columns),
         output=stage.folder,
         files=files,
-        # What went on as something else says so wherever it goes, up to the lineage of the model.
+        # Accepted changes are recorded in the result, and so in the lineage of the model.
         result=done.result | ({"changes": changed} if stage.in_place and changed else {}),
         took_s=time.monotonic() - began_s,
         made_by=run.id,
@@ -370,7 +376,7 @@ def _folder_for(stage: Stage, final: Path, key: str) -> Iterator[Path]:
 def _find_earlier(
     stage: Stage, run: Run, experiment: Experiment, state: _State, key: str
 ) -> tuple[StageRecord | None, str]:
-    """The newest undamaged record of equal inputs, as a record of this run, and a word about it."""
+    """Return the newest undamaged record with equal inputs, as a record of this run, and a note."""
     why = ""
     for earlier in [run, *(r for r in runs_newest_first(experiment.runs_root) if r.id != run.id)]:
         record = earlier.record(stage.name)
@@ -379,7 +385,7 @@ def _find_earlier(
         if record.data != _data_fingerprint(stage, state.outputs, record.columns):
             continue
         if record.reads.listings:
-            # What another stage of that run has created in a folder is its own as well.
+            # Files that another stage of that run created do not count as changes.
             reads = record.reads.besides(earlier.reads())
             record = dataclasses.replace(record, reads=reads)
         if changed := read_changes(record.reads, experiment.folder):

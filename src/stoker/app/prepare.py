@@ -1,4 +1,4 @@
-"""Making the source where the user's code says how."""
+"""Creates the source with the user's function `data.prepare`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from stoker.core.files import alone, scratch_folder, sweep
 from stoker.core.user_code import call, load_function
 
 
-class Said(Protocol):
-    """Takes a line worth keeping on the screen."""
+class Log(Protocol):
+    """Receives lines for the user."""
 
     def log(self, line: str) -> None:
-        """Show it."""
+        """Show a line permanently."""
 
 
-def prepare_source(experiment: Experiment, listener: Said) -> None:
-    """Call `data.prepare(path)` where the source is not there yet.
+def prepare_source(experiment: Experiment, listener: Log) -> None:
+    """Call `data.prepare(path)` if the source does not exist yet.
 
     Raises:
-        ConfigError: the function failed, or did not make the source.
+        ConfigError: the function failed, or did not create the source.
     """
     if experiment.own_dataset is not None:
         return
@@ -31,7 +31,7 @@ def prepare_source(experiment: Experiment, listener: Said) -> None:
     if reference is None or Path(source).exists():
         return
     if experiment.folder.resolve() not in Path(source).resolve().parents:
-        # A path from elsewhere that is not there is a slip, and not a place to write to.
+        # A missing path outside the experiment folder is a typo; do not write there.
         return
     made = Path(source)
     with alone(made.parent / f".{made.name}.lock"):

@@ -1,4 +1,4 @@
-"""Opening what the first stages left: shards and transform, or the user's own dataset."""
+"""Opens the outputs of the first stages: shards and transform, or the user-defined dataset."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 def open_dataset(
     experiment: Experiment, ingested: Path, *, analysis: Mapping[str, Any]
 ) -> AnyDataset:
-    """The dataset as later stages read it.
+    """Open the dataset as later stages read it.
 
     Args:
-        experiment: Says of which kind it is.
+        experiment: Determines the kind of the dataset.
         ingested: Output of the stage `ingest`.
-        analysis: Facts of the stage `analyze`: how much a user's own dataset holds.
+        analysis: Result of the stage `analyze`, with the size of a user-defined dataset.
 
     Raises:
-        UserError: what is wrong with the manifest, or with the user's function.
+        UserError: the manifest or the user's function is invalid.
     """
     if experiment.own_dataset is None:
         return load_dataset(ingested)
@@ -43,11 +43,11 @@ def open_dataset(
 
 
 def own_counts(config: OwnDatasetConfig, *, analysis: Mapping[str, Any]) -> dict[str, Count]:
-    """Split -> what training and evaluation meet in a pass over it.
+    """Return the size of one pass over each split.
 
     Args:
-        config: The section `data`: in batches of which size.
-        analysis: Facts of the stage `analyze`, which saw the dataset's own batches.
+        config: The section `data`, with the batch size.
+        analysis: Result of the stage `analyze`, which counted the dataset's batches.
     """
     counts = {split: Count(**count) for split, count in analysis["counts"].items()}
     size = config.pipeline.batch_size
@@ -57,10 +57,10 @@ def own_counts(config: OwnDatasetConfig, *, analysis: Mapping[str, Any]) -> dict
 
 
 def call_own_dataset(experiment: Experiment, config: OwnDatasetConfig) -> OwnDataset:
-    """The user's own dataset as it is, checked and not yet counted.
+    """Call the user's function and return its dataset, checked but not counted.
 
     Raises:
-        ConfigError: what is wrong with the user's function.
+        ConfigError: the user's function is invalid.
     """
     from stoker.app.import_tensorflow import import_tensorflow
 
@@ -72,7 +72,7 @@ def call_own_dataset(experiment: Experiment, config: OwnDatasetConfig) -> OwnDat
 
 
 def open_transform(experiment: Experiment, transformed: Path) -> AnyTransform:
-    """What turns raw rows into features: the output of the stage `transform`.
+    """Open the output of the stage `transform`, which turns raw rows into features.
 
     Raises:
         DataError: it is damaged.
@@ -89,12 +89,12 @@ def open_transform(experiment: Experiment, transformed: Path) -> AnyTransform:
 def eval_rows(
     dataset: AnyDataset, columns: Sequence[AnyColumn], *, at_once: int
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """One pass over the eval split.
+    """Read the eval split once.
 
     Args:
-        dataset: What to read.
-        columns: Which columns of it.
-        at_once: Most rows at a time; a user's own dataset keeps its batches.
+        dataset: The dataset.
+        columns: The columns to read.
+        at_once: Maximum number of rows per batch; a user-defined dataset keeps its batches.
 
     Yields:
         Column -> [rows, ...] values.

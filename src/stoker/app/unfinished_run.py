@@ -1,4 +1,4 @@
-"""A training that was left unfinished, and is not the one that is run now."""
+"""Finds an earlier run with unfinished training that the new run does not continue."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from stoker.train.checkpoints.store import places, read_manifest
 _TRAIN = next(stage for stage in STAGES if stage.name == "train")
 
 _NAMED = 3
-"""Most differences that the line names."""
+"""Maximum number of differences in the line."""
 
 
 def left_behind(run: Run, identity: Identity, folder: Path) -> str | None:
-    """A line about the newest run before this one, where it was left in the middle of training.
+    """Return a line about the newest earlier run, if its training is unfinished.
 
     Args:
         run: The new run.
-        identity: What it is.
-        folder: The experiment's.
+        identity: Its identity.
+        folder: The experiment folder.
 
     Returns:
-        None where there is none, or its training is done.
+        None if there is no such run.
     """
     for earlier in runs_newest_first(run.root.parent):
         if earlier.id == run.id:

@@ -1,4 +1,4 @@
-"""What several commands take."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 ExperimentFolder = Annotated[
     Path, typer.Argument(help="The folder with stoker.yaml.", metavar="[EXPERIMENT]")
 ]
-"""Where the experiment is; the current folder by default."""
+"""The experiment folder; default: the current folder."""
 
 Overrides = Annotated[
     list[str],
@@ -31,29 +31,27 @@ Gpus = Annotated[
 """`use_gpus` applies it before TensorFlow is imported; child processes inherit it."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-"""For other programs; what a person reads goes to stderr."""
+"""For programs; messages for the user go to stderr."""
 
 ResumeRun = Annotated[
     str | None,
-    typer.Option(
-        "--resume", metavar="RUN", help="Go on with this run, e.g. 20261121T184133Z-4f1a."
-    ),
+    typer.Option("--resume", metavar="RUN", help="Continue this run, e.g. 20261121T184133Z-4f1a."),
 ]
-"""By default the newest unfinished run of equal inputs is gone on with."""
+"""Default: continue the newest unfinished run with equal inputs."""
 
 AcceptChange = Annotated[
     bool,
     typer.Option(
         "--accept-change",
-        help="Go on though settings, code, data or versions have changed; the run records it.",
+        help="Continue although settings, code, data or versions have changed; the run records it.",
     ),
 ]
-"""Without it a run goes on as what it began as."""
+"""Without it, a run continues only with the inputs that it started with."""
 
 Again = Annotated[
-    bool, typer.Option("--again", help="Do this stage again even where nothing has changed.")
+    bool, typer.Option("--again", help="Run this stage again even if nothing has changed.")
 ]
-"""Takes no notice of an earlier output of the last stage."""
+"""Ignores earlier output of the last stage."""
 
 
 def use_gpus(listed: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Where a command writes to, looked at before it works for minutes."""
+"""Checks of a command's output path before the work starts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stoker.core.files import full_disk_is_named
 
 
 def require_new_folder(out: Path, *, fix: str = "") -> None:
-    """Refuse an `--out` that is there, or that cannot be made.
+    """Reject an `--out` that exists or cannot be created.
 
     Raises:
         ConfigError: something has its name, a link that leads nowhere too; or it cannot be made.
-        FullDisk: there is no room for even its name.
+        FullDisk: the disk is full.
     """
     if os.path.lexists(out):
         rule = "--out must be a folder that does not exist yet"
@@ -25,11 +25,11 @@ def require_new_folder(out: Path, *, fix: str = "") -> None:
 
 
 def require_writable_file(path: Path, *, flag: str) -> None:
-    """Refuse a file that cannot be written, or whose name is a folder's.
+    """Reject a file that cannot be written, or that is a folder.
 
     Raises:
         ConfigError: it is a folder, or its folder cannot be made or written.
-        FullDisk: there is no room for even its name.
+        FullDisk: the disk is full.
     """
     if path.is_dir():
         raise ConfigError(f"{flag} must be a file", got=Plain(f"the folder {path}"))
@@ -37,7 +37,7 @@ def require_writable_file(path: Path, *, flag: str) -> None:
 
 
 def _require_writable(path: Path, *, flag: str) -> None:
-    """Write beside it what is gone at once; root may write where the bits say no."""
+    """Create and delete a temporary folder next to it: permission bits do not apply to root."""
     with full_disk_is_named(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

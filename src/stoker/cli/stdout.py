@@ -1,4 +1,4 @@
-"""Streams that nobody may be reading."""
+"""Output streams that tolerate a closed pipe or a full disk."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import IO, Any, TextIO, cast
 
 
 class TolerantStream:
-    """Passes on what is written; what cannot be written is lost, and nothing else.
+    """Forwards writes to a stream, and drops the text that cannot be written.
 
-    A pipe whose reader is gone (`| head -1`), a log on a full disk, a terminal that was closed: none
-    of them is a reason to end hours of work, or to call them failed.
+    A closed pipe (`| head -1`), a full disk or a closed terminal must not stop hours of work or make
+    the command fail.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        """Stand before a stream."""
+        """Wrap a stream."""
         self._stream = stream
         self._failed = False
 
     def write(self, text: str) -> int:
-        """Write, or lose it."""
+        """Write the text, or drop it."""
         try:
             return self._stream.write(text)
         except OSError:
@@ -30,14 +30,14 @@ class TolerantStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or lose it."""
+        """Flush, ignoring a failure."""
         try:
             self._stream.flush()
         except OSError:
             self._fails()
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the stream's: its encoding, whether it is a terminal."""
+        """Forward all other attributes to the stream."""
         return getattr(self._stream, name)
 
     def _fails(self) -> None:
@@ -46,7 +46,7 @@ class TolerantStream:
             atexit.register(self._settle)
 
     def _settle(self) -> None:
-        # Python flushes once more at its end, and exits by 120 where that fails.
+        # Python flushes once more on exit, and exits with 120 if that fails.
         try:
             self._stream.flush()
         except OSError:
@@ -54,12 +54,12 @@ class TolerantStream:
 
 
 def tolerant(stream: TextIO | None) -> IO[str]:
-    """A stream whose faults end nothing; None is one that was closed before we began."""
+    """Wrap a stream so that its failures are ignored; None is a stream that was closed at start."""
     return cast(IO[str], TolerantStream(stream or Path(os.devnull).open("w")))
 
 
 def print_result(text: str) -> None:
-    """Print a command's result on stdout; where it cannot be, the work is done all the same."""
+    """Print a command's result on stdout; ignore a failure to print."""
     stdout = tolerant(sys.stdout)
     stdout.write(text + "\n")
     stdout.flush()

@@ -73,7 +73,7 @@ def test_the_designs_own_two_files_lead_to_a_served_model(
     assert stoker("run", str(tmp_path)) == 0
 
     said = capfd.readouterr()
-    assert "resources are for a cluster: this run uses this machine" in said.err
+    assert "The section resources is for a cluster; this run uses this machine." in said.err
     for part in (
         "utilisation",
         "waiting for input",

@@ -126,7 +126,7 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     # A minute is one measurement where the machine is slow, which says nothing if others took its cores.
     monkeypatch.setattr(tune_check, "CHECK_S", 300.0)
     assert invoke(["tune", "--check", str(planted)], debug=False) == 0
-    assert "It holds." in capsys.readouterr().out
+    assert "The lock file still holds." in capsys.readouterr().out
     # One that is broken, `test_tune_check` has.
 
 

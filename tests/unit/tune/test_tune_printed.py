@@ -154,7 +154,7 @@ def test_a_tuning_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert outcome.decision in printed
     assert "samples/s, U 33% ->" in printed
     assert f"lock   {tmp_path / 'lock'}" in printed
-    assert "It ended early" not in printed
+    assert "The tuning ended early" not in printed
 
 
 def test_a_check_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +184,7 @@ def test_a_check_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         "It was loud.",
     ):
         assert expected in lines, expected
-    assert "It holds." not in lines
+    assert "The lock file still holds." not in lines
 
 
 @pytest.mark.parametrize(

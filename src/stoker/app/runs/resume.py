@@ -1,4 +1,4 @@
-"""Which run is gone on with."""
+"""The choice of the run to continue."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
-    """Which run is gone on with."""
+    """The choice of the run to continue."""
 
     run: str | None = None
-    """Its id; None: the newest unfinished one of equal inputs, else a new one."""
+    """ID of the run; None: the newest unfinished run with equal inputs, otherwise a new run."""
 
     accept_change: bool = False
-    """Go on where configuration, code, data or versions have changed since it began."""
+    """Continue although configuration, code, data or versions have changed since the start."""
 
 
 NEWEST = Resume()
-"""Go on with what was left unfinished, or begin."""
+"""Continue the newest unfinished run, or start a new one."""

@@ -51,7 +51,7 @@ _TRAINED = "train"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageRecord:
-    """That a stage is done, from which inputs, and what it left."""
+    """Record of a finished stage: its inputs, output and result."""
 
     stage: str
     """Name of the stage."""
@@ -89,7 +89,7 @@ class StageRecord:
 
     @property
     def identity(self) -> str:
-        """What a later stage depends on."""
+        """Return the fingerprint that later stages depend on."""
         parts = {"stage": self.stage, "key": self.key, "data": self.data, "content": self.content}
         return fingerprint(parts)
 
@@ -106,12 +106,12 @@ class Run:
         return self.root.name
 
     def about(self) -> dict[str, Any]:
-        """What `run.json` says."""
+        """Return the content of `run.json`."""
         about: dict[str, Any] = read_json(self.root / _RUN)
         return about
 
     def finish(self, outcome: str) -> None:
-        """Mark the run as ended; it is not continued any more."""
+        """Mark the run as finished; it is not continued any more."""
         write_json(self.root / _RUN, self.about() | {"finished": _now(), "outcome": outcome})
 
     def record(self, stage: str) -> StageRecord | None:
@@ -141,7 +141,7 @@ class Run:
         return found
 
     def reads_of(self, stage: str) -> Reads:
-        """What earlier processes have read in a stage that is not done."""
+        """Return the reads of earlier processes in an unfinished stage."""
         path = self.root / _READS / f"{stage}.json"
         return Reads(**read_json(path)) if path.exists() else Reads()
 
@@ -166,13 +166,13 @@ class Run:
         return {name: tuple(state) for name, state in read_json(path).items()}
 
     def changes(self) -> tuple[dict[str, Any], ...]:
-        """What of its inputs has changed since it began, and was accepted, the oldest first."""
+        """Return the accepted changes of the inputs since the start, the oldest first."""
         return tuple(self.about().get("changes", ()))
 
     def accept(
         self, found: Iterable[IdentityChange], *, now: Identity, settings: Mapping[str, Any]
     ) -> None:
-        """Let the run be one of other inputs from here on, and write down what has changed."""
+        """Replace the inputs of the run, and record what has changed."""
         about = self.about()
         change = {"at": _now(), "differs": [str(each) for each in found]}
         inputs = {part: dict(names) for part, names in now.items()}
@@ -194,7 +194,7 @@ class Run:
         (self.root / _READS / f"{stage}.json").unlink(missing_ok=True)
 
     def output(self, record: StageRecord) -> Path:
-        """Where a stage's output lies."""
+        """Return the output folder of a stage."""
         return Path(os.path.normpath(self.root / record.output))
 
     def sweep(self) -> None:
@@ -204,7 +204,7 @@ class Run:
 
 
 def damage(folder: Path, files: Mapping[str, str]) -> str | None:
-    """What is wrong with a stage's output, or None where every file is as it was written."""
+    """Return how a stage's output was damaged, or None if every file is unchanged."""
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
@@ -231,13 +231,13 @@ def open_run(
     resume: Resume,
     folder: Path | None = None,
 ) -> Iterator[tuple[Run, bool]]:
-    """Go on with a run, or make a new one; hold its lock.
+    """Continue a run or create a new one, and hold its lock.
 
     Args:
         runs_root: `runs/<name>/`.
         identity: Settings, code, source and versions.
         settings: Written to a new run's `run.json`.
-        resume: Which run; by default the newest unfinished one of equal inputs, else a new one.
+        resume: The run; by default the newest unfinished run with equal inputs, else a new run.
         folder: The experiment's. What the user's code read is compared with its current content.
 
     Yields:
@@ -245,12 +245,12 @@ def open_run(
 
     Raises:
         BusyError: another process works on it; names its pid and host.
-        ConfigError: there is no run of the id that was given.
-        UserError: it began with other inputs, and nobody accepted the change; names what differs.
+        ConfigError: there is no run with the given ID.
+        UserError: the run started with other inputs, and the change was not accepted; names the differences.
     """
     with ExitStack() as held:
         with _writable(runs_root), alone(runs_root / ".lock"):
-            # Alone, so that two that start at once do not each make a run.
+            # Under a lock, so that two simultaneous starts do not both create a run.
             sweep(runs_root, "*")
             found = _named(runs_root, resume.run) or _unfinished(runs_root, identity, folder)
             run = found or _new_run(runs_root, identity, settings)
@@ -317,7 +317,7 @@ def _new_run(runs_root: Path, identity: Identity, settings: Mapping[str, Any]) -
         "outcome": None,
         "settings": dict(settings),
     }
-    # With its run.json or not at all: a folder without one would never be looked at again.
+    # Publish the folder with its run.json: a folder without one would never be read again.
     with scratch_folder(final) as made:
         write_json(made / _RUN, about)
         publish_folder(made, final)
@@ -332,14 +332,14 @@ def _writable(runs_root: Path) -> AbstractContextManager[None]:
 def _locked(run: Run) -> Iterator[None]:
     with full_disk_is_named(run.root), (run.root / _LOCK).open("a+", encoding="utf-8") as stream:
         try:
-            # The kernel gives the lock back when its owner dies, however it dies.
+            # The kernel releases the lock when its owner dies for any reason.
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             stream.seek(0)
             raise BusyError(
                 f"one process at a time works on run {run.id}",
                 got=Plain(f"it is held by {stream.read().strip() or 'another process'}"),
-                fix="Wait for it, or end it.",
+                fix="Wait until it exits, or stop it.",
             ) from None
         stream.truncate(0)
         stream.write(f"pid {os.getpid()} on {socket.gethostname()}\n")

@@ -1,4 +1,4 @@
-"""What lies in the folder of the stage `train`."""
+"""File names in the folder of the stage `train`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints."""
 
 RESOLVED = "resolved.json"
-"""What every `auto` became."""
+"""The resolved settings: the value of every `auto`."""
 
 METRICS = "metrics.jsonl"
 """The metrics of each call of steps, and of each epoch."""
 
 WALL_TIME = "wall_time.json"
-"""Where the run's wall time went, over all its processes."""
+"""The account of the run's wall time, over all its processes."""
 
 TENSORBOARD = "tensorboard"
-"""Folder of the same as TensorBoard's events."""
+"""Folder of the metrics as TensorBoard event files."""

@@ -1,4 +1,4 @@
-"""What every `auto` of `train` becomes, once for a run."""
+"""Resolves every `auto` of the section `train`, once per run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ learning rate) has to stay as it was."""
 
 
 def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> ResolvedTraining:
-    """What the run began with, where it is gone on with, else what it begins with: written down.
+    """Return and record the resolved settings: those of the start, if the run is continued.
 
     Args:
         folder: The folder of the stage.
@@ -36,7 +36,7 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
         now: What every `auto` would become on this machine.
 
     Raises:
-        UserError: this machine has not the devices that the run began with.
+        UserError: this machine does not have the devices that the run started with.
     """
     resolved = now
     if places(folder / CHECKPOINTS) and (folder / RESOLVED).is_file():
@@ -73,22 +73,22 @@ def _require_same_loop(before: ResolvedTraining, now: ResolvedTraining) -> None:
 def resolve_here(
     context: Context, transform: AnyTransform, devices: Devices, cluster: ClusterSpec | None
 ) -> ResolvedTraining:
-    """What every `auto` becomes on this machine.
+    """Resolve every `auto` for this machine.
 
     Args:
-        context: The experiment, and the stages before.
-        transform: Knows the features.
-        devices: What this machine has.
-        cluster: What TF_CONFIG says, None without it.
+        context: The experiment, and the earlier stages.
+        transform: The features.
+        devices: The devices of this machine.
+        cluster: The content of TF_CONFIG, or None.
 
     Raises:
-        ConfigError: what is asked for does not fit the data or the cluster.
+        ConfigError: the settings do not fit the data or the cluster.
     """
     settings, data = context.experiment.train, context.experiment.data
     config = context.experiment.own_dataset
     own = config is not None
     if config is not None:
-        # A step is one of the user's batches, whatever its size.
+        # One step processes one batch of the user's dataset, whatever its size.
         count = own_counts(config, analysis=context.results["analyze"])["train"]
         settings = replace(settings, batch_size=count.batch_size)
         rows = count.batches * count.batch_size

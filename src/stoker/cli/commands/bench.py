@@ -35,31 +35,32 @@ def bench(
     ),
     model: Annotated[str, typer.Option(help="The model's name on the server.")] = "",
     data: Annotated[
-        Path | None, typer.Option(help="JSON: rows to ask about, one a request, over and over.")
+        Path | None, typer.Option(help="JSON: rows to send, one per request, repeatedly.")
     ] = None,
     image: Annotated[
         list[Path],
-        typer.Option(help="An image's file instead; may be given several times."),
+        typer.Option(help="Image file instead of rows; may be given several times."),
     ] = [],  # noqa: B006 - typer copies it
     rate: Annotated[
-        float | None, typer.Option(help="Requests a second, whatever the answers take.")
+        float | None, typer.Option(help="Requests per second, independent of the response times.")
     ] = None,
     closed: Annotated[
-        bool, typer.Option("--closed", help="Each connection sends on when it has its answer.")
+        bool,
+        typer.Option("--closed", help="Each connection sends its next request after the answer."),
     ] = False,
-    seconds: Annotated[float, typer.Option(help="How long.")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Duration, seconds.")] = 10.0,
     connections: Annotated[int, typer.Option(help="Connections.")] = 16,
     batch: Annotated[int, typer.Option(help="Rows in one request.")] = 1,
-    signature: Annotated[str, typer.Option(help="Which signature; the usual one if none.")] = "",
-    version: Annotated[int | None, typer.Option(help="Which version; the newest if none.")] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Longest wait, seconds.")] = 10.0,
+    signature: Annotated[str, typer.Option(help="Signature (default: serving_default).")] = "",
+    version: Annotated[int | None, typer.Option(help="Version (default: the newest).")] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Timeout, seconds.")] = 10.0,
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Load another machine than this one.")
+        bool, typer.Option("--allow-remote", help="Allow a server on another machine.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write latencies as a picture (SVG).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the latencies as an SVG plot.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load a model server by REST and say what its answers took.
+    """Send REST load to a model server and report the latencies.
 
     By --rate requests are due by a schedule, and their latency counts from when they were due.
     Ends early by Ctrl-C, with what it has. A token is taken from STOKER_TOKEN.

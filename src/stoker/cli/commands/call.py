@@ -35,20 +35,24 @@ def call(
     ] = None,
     image: Annotated[
         list[Path],
-        typer.Option(help="An image's file, sent as it is; may be given several times."),
+        typer.Option(help="Image file, sent unchanged; may be given several times."),
     ] = [],  # noqa: B006 - typer copies it
     url: Annotated[
         str | None,
         typer.Option(help="The server: http://127.0.0.1:8501 by default, 127.0.0.1:8500 for gRPC."),
     ] = None,
-    use_grpc: Annotated[bool, typer.Option("--grpc", help="Ask over gRPC.")] = False,
-    signature: Annotated[str, typer.Option(help="Which signature; the usual one if none.")] = "",
-    version: Annotated[int | None, typer.Option(help="Which version; the newest if none.")] = None,
+    use_grpc: Annotated[bool, typer.Option("--grpc", help="Use gRPC.")] = False,
+    signature: Annotated[str, typer.Option(help="Signature (default: serving_default).")] = "",
+    version: Annotated[int | None, typer.Option(help="Version (default: the newest).")] = None,
     label: Annotated[str, typer.Option(help="The label of a version.")] = "",
-    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Longest wait, seconds.")] = 30.0,
-    ca: Annotated[Path | None, typer.Option(help="For https: who vouches for the server.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="For https: our own certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(help="For https: its key.")] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Timeout, seconds.")] = 30.0,
+    ca: Annotated[
+        Path | None, typer.Option(help="For https: file of the certificate authority (CA).")
+    ] = None,
+    cert: Annotated[Path | None, typer.Option(help="For https: client certificate.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="For https: key of the client certificate.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask a model server about rows or images. A token is taken from STOKER_TOKEN."""

@@ -41,23 +41,25 @@ def convert(
             help="An experiment, a SavedModel, or a model's folder of versions.", metavar="MODEL"
         ),
     ],
-    to: Annotated[Form, typer.Option(help="The form.")],
+    to: Annotated[Form, typer.Option(help="Target format.")],
     out: Annotated[Path, typer.Option(help="A folder that does not exist yet.")],
     data: Annotated[
         Path | None,
-        typer.Option(help="JSON: real rows to compare on; of an experiment its own are taken."),
+        typer.Option(help="JSON: rows for the comparison; an experiment uses its own eval rows."),
     ] = None,
-    rows: Annotated[int, typer.Option(help="Most rows of an experiment to compare on.")] = 256,
-    signature: Annotated[str, typer.Option(help="Which signature; the usual one if none.")] = "",
+    rows: Annotated[
+        int, typer.Option(help="Maximum number of rows of an experiment to compare.")
+    ] = 256,
+    signature: Annotated[str, typer.Option(help="Signature (default: serving_default).")] = "",
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Most that an answer may be off, absolute plus relative."),
+        typer.Option(help="Maximum difference of an answer, absolute plus relative."),
     ] = None,
     tfjs_python: Annotated[
         Path | None,
         typer.Option(
             envvar=TFJS_VARIABLE,
-            help="The Python that has TensorFlow.js's converter; Stoker's own if none.",
+            help="Python interpreter with the TensorFlow.js converter (default: Stoker's).",
         ),
     ] = None,
     overrides: Overrides = [],  # noqa: B006 - typer copies it

@@ -29,39 +29,46 @@ DEFAULT_PORT = 5050
 @app.command()
 def start(
     workers: Annotated[
-        int, typer.Option("--workers", help="Worker processes; one alone uses all cores.")
+        int,
+        typer.Option("--workers", help="Number of worker processes; a single one uses all cores."),
     ] = 1,
     port: Annotated[
-        int, typer.Option("--port", help="The dispatcher's port; 0 takes a free one.")
+        int, typer.Option("--port", help="The dispatcher's port; 0 selects a free port.")
     ] = DEFAULT_PORT,
     worker_port: Annotated[
         int,
-        typer.Option("--worker-port", help="The first worker's port, others follow; 0: free ones."),
+        typer.Option(
+            "--worker-port",
+            help="Port of the first worker, the others follow; 0 selects free ports.",
+        ),
     ] = 0,
     host: Annotated[
         str,
         typer.Option(
             "--host",
-            help="Address by which readers reach this machine; other than 127.0.0.1, the ports are "
-            "open to everyone who can reach them.",
+            help="Address at which readers reach this machine; with any other than 127.0.0.1, the ports "
+            "are open to every machine that can connect.",
         ),
     ] = "127.0.0.1",
     dispatcher: Annotated[
         str | None,
         typer.Option(
-            "--dispatcher", help="HOST:PORT of a dispatcher elsewhere; start only workers."
+            "--dispatcher", help="HOST:PORT of an existing dispatcher; starts only workers."
         ),
     ] = None,
     work_dir: Annotated[
         Path | None,
-        typer.Option("--work-dir", help="The dispatcher's journal; by default it ends with it."),
+        typer.Option(
+            "--work-dir",
+            help="Directory of the dispatcher's journal (default: temporary, deleted on exit).",
+        ),
     ] = None,
     ready_file: Annotated[
-        Path | None, typer.Option("--ready-file", help="Written with the real addresses.")
+        Path | None, typer.Option("--ready-file", help="File that receives the actual addresses.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a dispatcher and workers until SIGTERM; one that dies is started again."""
+    """Run a dispatcher and workers until SIGTERM; restart a process that dies."""
     from stoker.data.feed.service.group import GroupConfig
     from stoker.data.sources.config import split_address
 
@@ -83,7 +90,7 @@ def status(
         str, typer.Argument(help="HOST:PORT of the dispatcher.", metavar="[ADDRESS]")
     ] = f"127.0.0.1:{DEFAULT_PORT}",
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", help="Longest wait for an answer, seconds.")
+        float, typer.Option("--timeout-s", help="Timeout for the answer, seconds.")
     ] = 5.0,
     as_json: AsJson = False,
 ) -> None:

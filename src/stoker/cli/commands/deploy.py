@@ -16,7 +16,7 @@ from stoker.cli.stdout import print_result
 
 
 class DeployTarget(StrEnum):
-    """What runs containers."""
+    """Target platform."""
 
     COMPOSE = "compose"
     KUBERNETES = "kubernetes"
@@ -24,7 +24,7 @@ class DeployTarget(StrEnum):
 
 
 class DeployServer(StrEnum):
-    """Which server is in the image."""
+    """Server in the image."""
 
     STOKER = "stoker"
     TENSORFLOW_SERVING = "tensorflow-serving"
@@ -38,23 +38,23 @@ def deploy(
             metavar="EXPERIMENT_OR_MODEL",
         ),
     ],
-    target: Annotated[DeployTarget, typer.Option(help="What runs containers.")],
+    target: Annotated[DeployTarget, typer.Option(help="Target platform.")],
     out: Annotated[Path, typer.Option(help="A folder that does not exist yet.")],
     server: Annotated[
-        DeployServer, typer.Option(help="Which server is in the image.")
+        DeployServer, typer.Option(help="Server in the image.")
     ] = DeployServer.STOKER,
-    version: Annotated[int | None, typer.Option(help="Which version; the newest if none.")] = None,
+    version: Annotated[int | None, typer.Option(help="Version (default: the newest).")] = None,
     image: Annotated[
         str | None, typer.Option(help="The image's name in your registry; NAME:VERSION if none.")
     ] = None,
-    base_image: Annotated[
-        str | None, typer.Option("--base-image", help="The image that it stands on.")
-    ] = None,
-    replicas: Annotated[int, typer.Option(help="Fewest servers.")] = 2,
-    max_replicas: Annotated[int, typer.Option("--max-replicas", help="Most servers.")] = 10,
-    cpu: Annotated[str, typer.Option(help="Cores of a server.")] = "1",
+    base_image: Annotated[str | None, typer.Option("--base-image", help="Base image.")] = None,
+    replicas: Annotated[int, typer.Option(help="Minimum number of servers.")] = 2,
+    max_replicas: Annotated[
+        int, typer.Option("--max-replicas", help="Maximum number of servers.")
+    ] = 10,
+    cpu: Annotated[str, typer.Option(help="CPU cores per server.")] = "1",
     memory: Annotated[
-        str | None, typer.Option(help="Memory of a server; default: 2Gi, with --gpu 8Gi.")
+        str | None, typer.Option(help="Memory per server; default: 2Gi, with --gpu 8Gi.")
     ] = None,
     gpu: Annotated[
         bool,

@@ -43,10 +43,12 @@ def profile(
     budget: Budget = "5m",
     seconds: Annotated[
         float,
-        typer.Option("--seconds", help="Of a script: end it after so long; 0 lets it run."),
+        typer.Option(
+            "--seconds", help="For a script: stop it after this many seconds; 0: no limit."
+        ),
     ] = 0.0,
     out: Annotated[
-        Path, typer.Option("--out", help="Of a script: where its profile is written.")
+        Path, typer.Option("--out", help="For a script: folder for its profile.")
     ] = Path("stoker-profile"),
     gpus: Gpus = None,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""`stoker run`: the whole chain, then a served model that answers."""
+"""`stoker run`: the whole chain, then a smoke test of the served model."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def run(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Data to served model: every stage that has changed, then a server that is asked.
+    """Run every stage whose inputs have changed, then serve the model and call it.
 
-    A killed run goes on where it was; stages whose inputs have not changed are skipped.
+    A killed run continues where it stopped; stages with unchanged inputs are skipped.
     """
     use_gpus(gpus)
     from rich.console import Console

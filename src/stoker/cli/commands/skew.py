@@ -19,7 +19,7 @@ def skew(
         list[Path], typer.Argument(help="Files of a server's request log.", metavar="LOG...")
     ],
     analysis: Annotated[
-        Path, typer.Option(help="What the model was trained on: the folder that `analyze` prints.")
+        Path, typer.Option(help="Analysis of the training data: the folder that `analyze` prints.")
     ],
     as_json: AsJson = False,
 ) -> None:

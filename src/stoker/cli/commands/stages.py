@@ -14,7 +14,7 @@ _HELP = {
     "analyze": "Statistics, schema, anomalies and an HTML report of the ingested data.",
     "transform": "Run the analyzers of preprocessing_fn over the training split, save its graph.",
     "export": "Write the best model as a SavedModel that takes raw features, and check it.",
-    "evaluate": "Measure the SavedModel on the eval split; exit code 3 where a gate says no.",
+    "evaluate": "Measure the SavedModel on the eval split; exit with 3 if a gate fails.",
     "push": "Publish the model as the next version of the repository.",
 }
 
@@ -30,9 +30,7 @@ def _command(stage: str) -> Callable[..., None]:
         use_gpus(gpus)
         run_until(stage, experiment, overrides, again=again, as_json=as_json)
 
-    command.__doc__ = (
-        f"{_HELP[stage]}\n\nStages before it run first where their inputs have changed."
-    )
+    command.__doc__ = f"{_HELP[stage]}\n\nEarlier stages run first if their inputs have changed."
     return command
 
 

@@ -1,4 +1,4 @@
-"""`stoker train`: the chain up to the trained model, or a rehearsal of it."""
+"""`stoker train`: the chain up to the trained model, or a dry run."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Build the model, run two steps, export it untrained and ask it; train nothing.",
+        help="Build the model, run two steps, export and call the untrained model; do not train.",
     ),
 ]
-"""Finds on the first day what could not be trained, held in memory or served."""
+"""Finds early what cannot be trained, does not fit in memory or cannot be served."""
 
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", help="Train on so many processes of this machine together."),
+    typer.Option("--workers", help="Train with this number of processes on this machine."),
 ]
-"""None: this process trains."""
+"""None: train in this process."""
 
 Servers = Annotated[
     int,
     typer.Option(
-        "--parameter-servers", help="With --workers: processes that hold the variables for them."
+        "--parameter-servers", help="With --workers: number of processes that hold the variables."
     ),
 ]
-"""With one or more, workers do not wait for each other."""
+"""With parameter servers, workers do not wait for each other."""
 
 Pin = Annotated[
-    bool, typer.Option("--pin", help="With --workers: give each worker cores of its own.")
+    bool, typer.Option("--pin", help="With --workers: pin each worker to its own CPU cores.")
 ]
-"""Else they share all cores, each with its part of the threads."""
+"""Otherwise the workers share all cores, and each uses its share of the threads."""
 
 
 def train(
@@ -71,9 +71,9 @@ def train(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train the model; keep the best checkpoint and the measured utilisation.
+    """Train the model; keep the best checkpoint and the measured utilization.
 
-    Stages before it run first where their inputs have changed.
+    Earlier stages run first if their inputs have changed.
     """
     use_gpus(gpus)
     if dry_run:

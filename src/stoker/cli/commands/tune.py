@@ -1,4 +1,4 @@
-"""`stoker tune`: the closed loop, and `--check`, whether its lock file still holds."""
+"""`stoker tune`: the search for faster settings, and `--check` of its lock file."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 Budget = Annotated[
     str,
-    typer.Option("--budget", help="Longest that it may take: 90s, 10m, 1h. What was kept stays."),
+    typer.Option("--budget", help="Time limit: 90s, 10m, 1h. Settings kept until then stay."),
 ]
-"""Of wall time."""
+"""Wall time."""
 
 
 def tune(
@@ -34,18 +34,21 @@ def tune(
     budget: Budget = "20m",
     parity_steps: Annotated[
         int,
-        typer.Option("--parity-steps", min=10, help="Steps of the loss curves that are compared."),
+        typer.Option("--parity-steps", min=10, help="Number of steps of the compared loss curves."),
     ] = 100,
     lever_timeout_s: Annotated[
         float,
         typer.Option(
-            "--lever-timeout-s", min=1.0, help="A lever that gives no answer for so long hangs."
+            "--lever-timeout-s",
+            min=1.0,
+            help="Treat a lever as hung after this many seconds without an answer.",
         ),
     ] = 300.0,
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Change nothing: measure what the lock file promises; exit 3 if broken."
+            "--check",
+            help="Change nothing: measure the figures of the lock file; exit with 3 if one is missed.",
         ),
     ] = False,
     gpus: Gpus = None,
@@ -53,8 +56,8 @@ def tune(
 ) -> None:
     """Measure, change one thing, measure again, keep what helps; write stoker.lock.yaml.
 
-    Each setting is measured in a fresh process, in turn with what there is. A lever that changes
-    numbers is kept only where the loss curve stays within what seeds change.
+    Each setting is measured in a new process, alternating with the current settings. A lever that
+    changes numbers is kept only if the loss curve differs no more than between seeds.
     """
     budget_s = seconds_of(budget)
     use_gpus(gpus)
@@ -81,10 +84,10 @@ def tune(
             progress=lambda line: listener.progress(line, None),
         )
     if as_json:
-        told = tuning_as_json(tuning.tuned, usd_per_hour=loaded.resources.usd_per_hour)
+        facts = tuning_as_json(tuning.tuned, usd_per_hour=loaded.resources.usd_per_hour)
         files = {"lock": str(tuning.lock), "report": str(tuning.report)}
-        told["kept_lock"] = tuning.kept_lock
-        print_result(json.dumps(told | files | {"ledger": str(tuning.ledger)}, indent=2))
+        facts["kept_lock"] = tuning.kept_lock
+        print_result(json.dumps(facts | files | {"ledger": str(tuning.ledger)}, indent=2))
     else:
         _print(tuning)
 
@@ -97,13 +100,13 @@ def seconds_of(text: str) -> float:
     """`90`, `90s`, `10m`, `1h` -> seconds.
 
     Raises:
-        ConfigError: it is no length of time above 0.
+        ConfigError: it is not a duration above 0.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
     seconds = 0.0 if found is None else float(found[1]) * _UNITS[found[2]]
     if not 0 < seconds <= LONGEST_S:
         raise ConfigError(
-            "--budget must be a length of time above 0, and of a year at most",
+            "--budget must be a duration above 0, and at most a year",
             got=text,
             fix="E.g. 90s, 10m or 1h.",
         )
@@ -147,7 +150,7 @@ def _print_check(found: Check) -> None:
     for line in found.broken:
         console.print(f"broken: {line}", markup=False)
     if not found.broken:
-        console.print("It holds.")
+        console.print("The lock file still holds.")
     for said in (found.slower, found.not_quiet):
         if said:
             console.print(said, markup=False)
@@ -176,7 +179,7 @@ def _print(tuning: Tuning) -> None:
     )
     if tuning.kept_lock:
         console.print(
-            "It ended early and had kept nothing: the lock file is the earlier one still."
+            "The tuning ended early without keeping a setting: the earlier lock file is unchanged."
         )
     for name, path in (("lock", tuning.lock), ("report", tuning.report)):
         console.print(f"{name:<7}{path}", markup=False)

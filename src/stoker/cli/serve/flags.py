@@ -21,12 +21,13 @@ Folder = Annotated[
 ]
 
 ModelName = Annotated[
-    str | None, option("--model-name", "--model_name", help_text="What one model is called.")
+    str | None,
+    option("--model-name", "--model_name", help_text="Name of the model, if only one is served."),
 ]
 
 ModelBasePath = Annotated[
     Path | None,
-    option("--model-base-path", "--model_base_path", help_text="Its folder of versions."),
+    option("--model-base-path", "--model_base_path", help_text="Folder of the model's versions."),
 ]
 
 ModelConfigFile = Annotated[
@@ -34,7 +35,7 @@ ModelConfigFile = Annotated[
     option(
         "--model-config-file",
         "--model_config_file",
-        help_text="TensorFlow Serving's file of models, versions and labels.",
+        help_text="TensorFlow Serving's configuration file of models, versions and labels.",
     ),
 ]
 
@@ -43,7 +44,7 @@ ModelConfigPollS = Annotated[
     option(
         "--model-config-poll-s",
         "--model_config_file_poll_wait_seconds",
-        help_text="Seconds between two looks at that file; 0 reads it once.",
+        help_text="Interval at which that file is read again, seconds; 0 reads it once.",
     ),
 ]
 
@@ -52,18 +53,20 @@ AllowUnavailableLabels = Annotated[
     option(
         "--allow-unavailable-labels",
         "--allow_version_labels_for_unavailable_models",
-        help_text="A reload may give a new label to a version that is not loaded.",
+        help_text="Allow a reload to assign a new label to a version that is not loaded.",
     ),
 ]
 
 Batching = Annotated[
     bool,
-    typer.Option("--batching/--no-batching", help="Run requests that wait for a model as one."),
+    typer.Option(
+        "--batching/--no-batching", help="Combine requests that wait for a model into one batch."
+    ),
 ]
 
 EnableBatching = Annotated[
     bool,
-    typer.Option("--enable_batching", help="TensorFlow Serving's flag; it is so by default."),
+    typer.Option("--enable_batching", help="TensorFlow Serving's flag; batching is on by default."),
 ]
 
 BatchingParametersFile = Annotated[
@@ -80,7 +83,7 @@ PerModelBatching = Annotated[
     option(
         "--per-model-batching",
         "--enable_per_model_batching_parameters",
-        help_text="Read batching_params.pbtxt in a version's folder.",
+        help_text="Read batching_params.pbtxt from the folder of each version.",
     ),
 ]
 
@@ -89,17 +92,20 @@ CheckMethodNames = Annotated[
     option(
         "--check-method-names",
         "--enable_signature_method_name_check",
-        help_text="Classify and regress only by signatures of that method name.",
+        help_text="Allow classify and regress only for signatures with that method name.",
     ),
 ]
 
 MaxInFlight = Annotated[
     int,
-    typer.Option("--max-in-flight", help="Requests under way; more get 503."),
+    typer.Option(
+        "--max-in-flight", help="Maximum number of concurrent requests; further ones get 503."
+    ),
 ]
 
 MaxBodyMb = Annotated[
-    int, typer.Option("--max-body-mb", help="Largest REST body, MiB; a larger one gets 413.")
+    int,
+    typer.Option("--max-body-mb", help="Maximum size of a REST body, MiB; a larger body gets 413."),
 ]
 
 RestApiTimeoutInMs = Annotated[
@@ -107,7 +113,7 @@ RestApiTimeoutInMs = Annotated[
     option(
         "--rest-api-timeout-in-ms",
         "--rest_api_timeout_in_ms",
-        help_text="Longest that a REST request waits for its model.",
+        help_text="Maximum time that a REST request waits for its model.",
     ),
 ]
 
@@ -116,7 +122,7 @@ RestApiNumThreads = Annotated[
     option(
         "--rest-api-num-threads",
         "--rest_api_num_threads",
-        help_text="REST requests that are worked on at once.",
+        help_text="Maximum number of REST requests that are processed concurrently.",
     ),
 ]
 
@@ -199,7 +205,8 @@ EnableProfiler = Annotated[
 EnableCors = Annotated[
     bool,
     typer.Option(
-        "--rest_api_enable_cors_support", help="Let web pages of other origins ask by REST."
+        "--rest_api_enable_cors_support",
+        help="Allow REST requests from web pages of other origins (CORS).",
     ),
 ]
 
@@ -225,27 +232,30 @@ EnableModelWarmup = Annotated[
     bool,
     typer.Option(
         "--enable_model_warmup/--no-model-warm-up",
-        help="Run a version's own requests before it takes others.",
+        help="Run a version's warm-up requests before it receives traffic.",
     ),
 ]
 
 WarmUpTimes = Annotated[
     int,
     typer.Option(
-        "--num_request_iterations_for_warmup", help="How often each of these requests is run."
+        "--num_request_iterations_for_warmup",
+        help="Number of times that each warm-up request is run.",
     ),
 ]
 
 SavedModelTags = Annotated[
     str,
     typer.Option(
-        "--saved_model_tags", help="Tags, parted by commas, of the graph of a SavedModel to serve."
+        "--saved_model_tags", help="Comma-separated tags of the SavedModel graph to serve."
     ),
 ]
 
 MixedPrecision = Annotated[
     str,
-    typer.Option("--mixed_precision", help="bfloat16: compute in it on a CPU, where it is faster."),
+    typer.Option(
+        "--mixed_precision", help="bfloat16: compute in bfloat16 on CPUs where it is faster."
+    ),
 ]
 
 WarmUpSizes = Annotated[
@@ -278,7 +288,9 @@ KeysFile = Annotated[
 
 AllowUnauthenticated = Annotated[
     bool,
-    typer.Option("--allow-unauthenticated", help="Let others than this machine in without."),
+    typer.Option(
+        "--allow-unauthenticated", help="Accept unauthenticated requests from other machines."
+    ),
 ]
 
 UnloadFirst = Annotated[
@@ -292,33 +304,34 @@ UnloadFirst = Annotated[
 
 AllowOps = Annotated[
     list[str] | None,
-    typer.Option("--allow-ops", help="An operation that models may have; may be repeated."),
+    typer.Option(
+        "--allow-ops", help="An operation that models may contain; may be given several times."
+    ),
 ]
 
 MaxRunS = Annotated[
     float,
     typer.Option(
         "--max-run-s",
-        help="Longest run of a model, seconds; then its worker is replaced. 0: no limit, one process.",
+        help="Maximum time of one model call, seconds; then the worker is replaced. 0: no limit, one process.",
     ),
 ]
 
 MaxMemoryMb = Annotated[
-    int, typer.Option("--max-memory-mb", help="Most memory of a worker for data, MiB; 0: no limit.")
+    int,
+    typer.Option("--max-memory-mb", help="Maximum memory of a worker for data, MiB; 0: no limit."),
 ]
 
 AccessLog = Annotated[
     str,
-    typer.Option(
-        "--access-log", help="A file with a line of JSON a request; - for standard error."
-    ),
+    typer.Option("--access-log", help="File for one JSON line per request; - writes to stderr."),
 ]
 
 Traces = Annotated[
     bool,
     typer.Option(
         "--traces",
-        help="Send each request as a span by OpenTelemetry, as its OTEL_ variables say.",
+        help="Send an OpenTelemetry span per request, configured by the OTEL_ variables.",
     ),
 ]
 
@@ -326,11 +339,13 @@ RequestLogMb = Annotated[
     int,
     typer.Option(
         "--request-log-mb",
-        help="Most of a log of requests on the disk, MiB; its oldest files go first. 0: no limit.",
+        help="Maximum disk space of a request log, MiB; the oldest files are deleted first. 0: no limit.",
     ),
 ]
 
-Workers = Annotated[int, typer.Option("--workers", help="Processes that share the two ports.")]
+Workers = Annotated[
+    int, typer.Option("--workers", help="Number of processes that share the two ports.")
+]
 
 WorkerFolder = Annotated[Path | None, typer.Option("--worker-folder", hidden=True)]
 
@@ -340,7 +355,7 @@ ListenWhenLoaded = Annotated[
     bool,
     typer.Option(
         "--listen-when-loaded/--no-listen-when-loaded",
-        help="Open the ports when every model can be called, and end if one cannot be loaded; or at once.",
+        help="Open the ports when every model is loaded, and exit if one cannot be loaded; or open them at once.",
     ),
 ]
 
@@ -349,17 +364,18 @@ ListenWhenTried = Annotated[bool, typer.Option("--listen-when-tried", hidden=Tru
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
 
 RestApiPort = Annotated[
-    int, option("--rest-api-port", "--rest_api_port", help_text="REST; 0 takes a free port.")
+    int,
+    option("--rest-api-port", "--rest_api_port", help_text="Port for REST; 0 selects a free port."),
 ]
 
-Port = Annotated[int, typer.Option("--port", help="gRPC; 0 takes a free port.")]
+Port = Annotated[int, typer.Option("--port", help="Port for gRPC; 0 selects a free port.")]
 
 GrpcSocketPath = Annotated[
     str,
     option(
         "--grpc-socket-path",
         "--grpc_socket_path",
-        help_text="A Unix socket for gRPC beside it.",
+        help_text="Unix socket for gRPC, in addition to the port.",
     ),
 ]
 
@@ -368,7 +384,7 @@ GrpcChannelArguments = Annotated[
     option(
         "--grpc-channel-arguments",
         "--grpc_channel_arguments",
-        help_text="gRPC's own settings: NAME=VALUE,NAME=VALUE.",
+        help_text="gRPC channel arguments: NAME=VALUE,NAME=VALUE.",
     ),
 ]
 
@@ -378,22 +394,26 @@ PollS = Annotated[
         "--poll-s",
         "--file-system-poll-wait-seconds",
         "--file_system_poll_wait_seconds",
-        help_text="Seconds between two looks for new versions.",
+        help_text="Interval of the check for new versions, seconds.",
     ),
 ]
 
 ReadyFile = Annotated[
     Path | None,
-    option("--ready-file", "--ready_file", help_text="Written with the real ports."),
+    option(
+        "--ready-file",
+        "--ready_file",
+        help_text="File that receives the actual ports when the server is ready.",
+    ),
 ]
 
 StopWithStdin = Annotated[
     bool,
-    typer.Option("--stop-with-stdin", help="Stop, as by SIGTERM, when standard input ends."),
+    typer.Option("--stop-with-stdin", help="Stop, as on SIGTERM, when standard input is closed."),
 ]
 
 Version = Annotated[
     bool, typer.Option("--version", help="Print the versions of Stoker and TensorFlow.")
 ]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Say where it listens as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the addresses as JSON.")]
