@@ -44,7 +44,7 @@ class Faults:
         return self.count > self._config.max_bad_rows
 
     def check(self) -> None:
-        """Hold that they are not too many.
+        """Check that there are not too many.
 
         Raises:
             DataError: they are; names the first of them.

@@ -116,14 +116,14 @@ def ingest(
                 workers=workers,
             ).run()
     except (DataError, ConfigError):
-        # What is wrong with the source or its configuration is not mended by going on.
+        # Resuming does not fix a bad source or configuration.
         for name in (*config.splits, SAMPLE, MANIFEST, JOURNAL):
             remove(out_dir / name)
         raise
 
 
 class _Ingest:
-    """One source on its way to shards."""
+    """The conversion of one source to shards."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class _Ingest:
         self._warnings: tuple[str, ...] = ()
 
     def run(self) -> Dataset:
-        """Go on where an earlier ingest stopped, or begin."""
+        """Resume an earlier ingest, or start."""
         with full_disk_is_named(self._out_dir, need_bytes=self._need_bytes):
             kept = self._journal.kept()
             if kept is not None:
@@ -174,7 +174,7 @@ class _Ingest:
                     raise
 
     def _need_bytes(self) -> int:
-        """About how much more has to be written; before the first shard, as much as was read."""
+        """Estimate the bytes still to write; before the first shard, the size of the source."""
         written = self._journal.size_bytes
         if not written or not self._share_done:
             return sum(file.size_bytes for file in self._source.listing.files)
@@ -241,13 +241,13 @@ class _Ingest:
         return writer
 
     def _deal(self, kept: Kept, writers: dict[str, SplitWriter], pool: ThreadPoolExecutor) -> None:
-        """Read what is not in the shards yet, a block at a time, and hold the rules of the whole."""
+        """Read the remaining blocks into the shards, and check the whole dataset."""
         scan, done = kept.scan, kept.mark.done
         self._journal.go_on(kept)
         self._faults.go_on(kept.mark.faults, bad=kept.mark.bad)
         for number, (block, split) in enumerate(self._dealt(scan), 1):
             if number <= kept.mark.blocks:
-                # In the shards already; it was dealt for those that are copies of its records.
+                # Already in the shards; it was dealt so that later copies of its records are counted.
                 continue
             self._faults.add(block)
             if not self._faults.too_many:
@@ -269,7 +269,7 @@ class _Ingest:
         _check_splits(self._config, scan, writers, dropped=self._dropped)
 
     def _dealt(self, scan: Scan) -> Iterator[tuple[Block, NDArray[np.intp]]]:
-        """Every block of the source, and the split of each of its records."""
+        """Yield each block of the source with the split of each of its records."""
         ignored = (PATH,) if self._source.listing.format == "images" else ()
         dealer = Dealer(
             self._config, self._rule, scan.columns, folder=self._out_dir, ignored=ignored

@@ -79,10 +79,10 @@ class UnusableColumn(DataError):
 
 
 def check_names(names: Sequence[str], *, location: str) -> None:
-    """Hold that a file names each of its columns once.
+    """Check that a file names each of its columns once.
 
     Raises:
-        DataError: a name is empty, stands twice, or holds what is no text.
+        DataError: a name is empty, occurs twice, or is not text.
     """
     empty = [index + 1 for index, name in enumerate(names) if not name.strip()]
     if empty:
@@ -124,7 +124,7 @@ def known_types(config: IngestConfig, names: Sequence[str]) -> dict[str, Overrid
 def check_same_columns(
     names: Sequence[str], others: Sequence[str], *, first: str, other: SourceFile
 ) -> None:
-    """Hold that two files have the same columns, in whatever order.
+    """Check that two files have the same columns, in any order.
 
     Raises:
         DataError: one lacks columns or has others; lists them.

@@ -1,4 +1,4 @@
-"""Images, many at a time: read and checked in threads, and brought to one shape."""
+"""Work on many images in threads, and their common shape."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome(Generic[Made]):
-    """What became of one image: a value, or the reason why there is none."""
+class ImageResult(Generic[Made]):
+    """The result for one image: a value, or the reason why the image is bad."""
 
     value: Made | None
-    """None where it is bad."""
+    """None if the image is bad."""
 
     reason: str
-    """Why it is bad, "" where it is good."""
+    """Why the image is bad; "" if it is good."""
 
 
 def in_threads(
     work: Callable[[Given], Made], given: Iterable[Given], pool: ThreadPoolExecutor
-) -> Iterator[Outcome[Made]]:
-    """Do the work for each, in order; a `BadImage` becomes the reason."""
+) -> Iterator[ImageResult[Made]]:
+    """Yield the result for each image, in order; `BadImage` becomes the reason."""
 
-    def attempt(one: Given) -> Outcome[Made]:
+    def attempt(one: Given) -> ImageResult[Made]:
         try:
-            return Outcome(value=work(one), reason="")
+            return ImageResult(value=work(one), reason="")
         except BadImage as error:
-            return Outcome(value=None, reason=f"the image {error}")
+            return ImageResult(value=None, reason=f"the image {error}")
 
     return pool.map(attempt, given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class _Sized:
-    """An image's size, ordered by pixels; by shape where these are equal, so that 2x8 is not 4x4."""
+    """An image's size, ordered by number of pixels, then by shape: 2x8 differs from 4x4."""
 
     pixels: int
     height: int
@@ -55,7 +55,7 @@ class _Sized:
 
 @dataclass(slots=True)
 class ImageTally:
-    """The shapes of all images of a source."""
+    """Smallest and largest size, and color, over all images of a source."""
 
     smallest: _Sized | None = None
     """The image with the fewest pixels."""
@@ -64,7 +64,7 @@ class ImageTally:
     """The image with the most pixels."""
 
     colour: bool = False
-    """True where some image is not grey."""
+    """True if at least one image is not gray."""
 
     def add(self, header: ImageHeader, name: str) -> None:
         """Count one more image."""
@@ -84,10 +84,10 @@ class ImageTally:
         self.colour = self.colour or other.colour
 
     def shape(self, config: ImagesConfig) -> tuple[int, int, int]:
-        """Height, width and channels to which every image is brought.
+        """Return the height, width and channels that all images are converted to.
 
         Raises:
-            ConfigError: the sizes differ, and `data.images.size` does not say to which.
+            ConfigError: The sizes differ, and `data.images.size` is not set.
         """
         channels = config.channels or (3 if self.colour else 1)
         if config.size is not None:
@@ -98,7 +98,7 @@ class ImageTally:
         ends = self.smallest, self.largest
         if (ends[0].height, ends[0].width) != (ends[1].height, ends[1].width):
             raise ConfigError(
-                "data.images.size must say to which height and width images that differ are brought",
+                "data.images.size must be set if the images differ in size",
                 got=Plain(f"from {ends[0]} to {ends[1]}"),
                 fix="Set for example `images: {size: [224, 224]}` under `data`.",
             )
@@ -106,12 +106,12 @@ class ImageTally:
 
 
 def needs_headers(config: ImagesConfig) -> bool:
-    """True where the shape depends on the images."""
+    """Return whether the shape depends on the images."""
     return config.size is None or config.channels is None
 
 
 def batched_by_bytes(sizes: Sequence[int], *, most: int, most_bytes: int) -> Iterator[slice]:
-    """Runs of neighbours that together stay within both limits, or hold a single one."""
+    """Yield runs of consecutive items within both limits; an item above the limit is alone."""
     start = total = 0
     for index, size in enumerate(sizes):
         if index > start and (index - start == most or total + size > most_bytes):

@@ -1,4 +1,4 @@
-"""Encoded images in a column of values, as Parquet and TFRecord hold them."""
+"""Encoded images in a column, as in Parquet and TFRecord."""
 
 from __future__ import annotations
 

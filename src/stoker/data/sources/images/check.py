@@ -1,4 +1,4 @@
-"""Is this an image that the exported graph decodes, whole? Answered without TensorFlow.
+"""Checks without TensorFlow that an image is whole and that the exported graph decodes it.
 
 The exported graph decodes JPEG, PNG, GIF (its first frame) and still WebP, so other formats are
 refused by name. A size is read from the header before anything is decoded.
@@ -30,16 +30,16 @@ _OTHERS: tuple[tuple[bytes, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kind:
-    """One format, and who knows it."""
+    """One format and its functions."""
 
     magics: tuple[bytes, ...]
-    """How its bytes begin."""
+    """Possible first bytes."""
 
     read: Callable[[bytes], ImageHeader]
-    """Its header, from its first bytes."""
+    """Returns the header from the first bytes."""
 
     check: Callable[[bytes, ImageHeader], None]
-    """Raises where it is not whole."""
+    """Raises `BadImage` if the image is cut or damaged."""
 
 
 _KINDS = (
@@ -51,27 +51,27 @@ _KINDS = (
 
 
 def read_header(data: bytes) -> ImageHeader:
-    """Size and channels of an image, turned as its orientation asks.
+    """Return size and channels of an image after the rotation that its orientation asks for.
 
     Args:
         data: The encoded image, or its beginning.
 
     Raises:
-        BadImage: it is of no format that is read, or ends within its header.
+        BadImage: The format is not supported, or the header is cut or invalid.
     """
     return _kind_of(data).read(data)
 
 
 def check_image(data: bytes, *, max_pixels: int, channels: int | None) -> ImageHeader:
-    """Hold that an image is whole and can be decoded.
+    """Check that an image is whole and can be decoded.
 
     Args:
         data: The encoded image.
-        max_pixels: Most pixels; more are refused before decoding.
-        channels: To what it will be decoded, None where that is not known.
+        max_pixels: Limit; larger images are refused before decoding.
+        channels: Channels after decoding; None if not known yet.
 
     Raises:
-        BadImage: it cannot be used.
+        BadImage: The image cannot be used.
     """
     kind = _kind_of(data)
     header = kind.read(data)
@@ -80,13 +80,13 @@ def check_image(data: bytes, *, max_pixels: int, channels: int | None) -> ImageH
             f"has {header.width} x {header.height} pixels, data.images.max_pixels is {max_pixels}"
         )
     if channels == 1 and header.channels == 4:
-        raise BadImage("is CMYK, which cannot be read as grey (data.images.channels: 1)")
+        raise BadImage("is CMYK, which cannot be read as gray (data.images.channels: 1)")
     kind.check(data, header)
     return header
 
 
 def begins_as_image(data: bytes) -> bool:
-    """Whether bytes begin as an image does, be it of a format that is not read."""
+    """Return whether bytes begin like an image, of a supported format or another one."""
     magics = [magic for kind in _KINDS for magic in kind.magics] + [magic for magic, _ in _OTHERS]
     return data.startswith(tuple(magics)) or data[4:8] == b"ftyp"
 

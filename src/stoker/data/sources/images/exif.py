@@ -1,4 +1,4 @@
-"""How a camera held a JPEG: the orientation in its Exif, read within fixed bounds.
+"""Exif orientation of an image, read within fixed bounds.
 
 `data/features/images/orientation.py` reads the same bytes by the same rules inside the exported graph.
 
@@ -12,45 +12,47 @@ from typing import Literal
 from stoker.data.sources.images.header import BadImage
 
 MAX_SEGMENTS = 16
-"""Segments of a JPEG that are looked at; the standard puts Exif into the first."""
+"""JPEG segments that are searched; the standard puts Exif into the first."""
 
 MAX_ENTRIES = 64
-"""Entries of the first directory that are looked at; they are sorted, and cameras write about 12
+"""Entries of the first directory that are searched; they are sorted, and cameras write about 12
 with a lower or nearby tag."""
 
 EXIF = b"Exif\x00\x00"
-"""How the segment's content begins; TIFF follows."""
+"""First bytes of the segment's content; TIFF follows."""
 
 ORIENTATION_TAG = 0x0112
 SHORT = 3
 """TIFF's type for a 16-bit number."""
 
 TRANSPOSED = 5
-"""From this orientation on, height and width change places."""
+"""From this orientation on, height and width are swapped."""
 
 _ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\x00": "little", b"MM\x00*": "big"}
 
 
 def orientation(data: bytes) -> int:
-    """How an image must be turned to stand upright.
+    """Return the Exif orientation of a JPEG.
 
     Args:
         data: The encoded image, or its beginning up to the frame header.
 
     Returns:
-        1 (as it is) to 8; 1 where it is no JPEG, says nothing, or its Exif is damaged.
+        1 (upright) to 8; 1 if it is not a JPEG, or its Exif is missing or damaged.
     """
     return orientation_in(_tiff(data))
 
 
 def require_upright(exif: bytes) -> None:
-    """Hold that the Exif of a PNG or WebP asks for no turn: the exported graph turns JPEGs only.
+    """Check that the Exif of a PNG or WebP does not ask for a rotation.
+
+    The exported graph rotates only JPEGs.
 
     Args:
-        exif: The content of its chunk, TIFF; some programs write a JPEG's mark before it.
+        exif: The TIFF content of the chunk; some programs write the JPEG prefix before it.
 
     Raises:
-        BadImage: it does.
+        BadImage: It asks for one.
     """
     asked = orientation_in(exif.removeprefix(EXIF))
     if asked != 1:
@@ -60,7 +62,7 @@ def require_upright(exif: bytes) -> None:
 
 
 def orientation_in(tiff: bytes) -> int:
-    """The orientation that a TIFF directory asks for, 1 to 8; 1 where it says nothing or is damaged."""
+    """Return the orientation in a TIFF directory, 1 to 8; 1 if it is missing or damaged."""
     order = _ORDERS.get(tiff[:4])
     if order is None:
         return 1
@@ -78,7 +80,7 @@ def orientation_in(tiff: bytes) -> int:
 
 
 def _tiff(data: bytes) -> bytes:
-    """The first Exif segment's content, "" where there is none before the tables and the frame."""
+    """Return the first Exif segment before the tables and the frame; b"" if there is none."""
     at = 2 if data.startswith(b"\xff\xd8\xff") else len(data)
     for _ in range(MAX_SEGMENTS):
         head = data[at : at + 4]
@@ -92,5 +94,5 @@ def _tiff(data: bytes) -> bytes:
 
 
 def _is_note(marker: int) -> bool:
-    """True for APP0 to APP15 and comments, which alone may stand before Exif."""
+    """Return whether a marker is APP0 to APP15 or a comment; only these may precede Exif."""
     return marker & 0xF0 == 0xE0 or marker == 0xFE
