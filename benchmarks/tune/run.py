@@ -25,8 +25,8 @@ from figures import RESULTS, Figure, figure, write  # noqa: E402 - as above
 
 from stoker.app.bench import TrialBench  # noqa: E402 - as above
 from stoker.app.experiment import load_experiment  # noqa: E402 - as above
-from stoker.pages.html import Html
-from stoker.pages.plot import picture_file
+from stoker.pages.html import Html  # noqa: E402 - as above
+from stoker.pages.plot import picture_file  # noqa: E402 - as above
 from stoker.tune.compare import gain_of, interval  # noqa: E402 - as above
 from stoker.tune.process import Trial  # noqa: E402 - as above
 from stoker.tune.profile import busy_fractions  # noqa: E402 - as above
