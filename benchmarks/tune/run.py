@@ -25,6 +25,8 @@ from figures import RESULTS, Figure, figure, write  # noqa: E402 - as above
 
 from stoker.app.experiment import load_experiment  # noqa: E402 - as above
 from stoker.app.trial.client import TrialBench  # noqa: E402 - as above
+from stoker.pages.html import Html  # noqa: E402 - as above
+from stoker.pages.plot import picture_file  # noqa: E402 - as above
 from stoker.tune.compare import gain_of, interval  # noqa: E402 - as above
 from stoker.tune.process import Trial  # noqa: E402 - as above
 from stoker.tune.profile import busy_fractions  # noqa: E402 - as above
@@ -190,8 +192,7 @@ def _waterfall(report: Path) -> str:
     text = report.read_text()
     begin = text.index("<svg")
     picture = text[begin : text.index("</svg>", begin) + len("</svg>")]
-    begun = picture.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
-    return begun.replace(">", '><rect width="100%" height="100%" fill="white"/>', 1)
+    return picture_file(Html(picture))
 
 
 CASES = {
