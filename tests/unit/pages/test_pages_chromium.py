@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from tests.unit.evaluate.test_evaluate_evaluation import EVERY
-from tests.unit.tune.attach.test_attach_page import a_finding, a_loop, profile
+from tests.unit.scriptprofile.test_script_page import a_finding, a_loop, profile
 from tests.unit.tune.test_tune_search import World, tuned
 
-from stoker.data.features.anomalies import Anomaly
-from stoker.data.features.report import render_report
-from stoker.data.features.schema import infer_schema
-from stoker.data.features.statistics import (
+from stoker.data.features.analysis.anomalies import Anomaly
+from stoker.data.features.analysis.report import render_report
+from stoker.data.features.analysis.schema import infer_schema
+from stoker.data.features.analysis.statistics import (
     ColumnStatistics,
     NumberStatistics,
     Statistics,
@@ -27,7 +27,7 @@ from stoker.evaluate.report import report_html
 from stoker.pages.document import page
 from stoker.pages.html import section
 from stoker.pages.table import Code, Number, Prose, facts, table
-from stoker.tune.attach.page import page_html
+from stoker.scriptprofile.page import page_html
 from stoker.tune.report import report
 
 HOSTILE = ("<script>document.title='run'</script>", "n" * 300)
