@@ -179,4 +179,4 @@ def test_a_budget_is_a_length_of_time(
     planted: Path, budget: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke(["tune", str(planted), f"--budget={budget}"], debug=False) == 2
-    assert "--budget must be a length of time" in capsys.readouterr().err
+    assert "--budget must be a duration" in capsys.readouterr().err

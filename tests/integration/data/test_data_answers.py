@@ -148,7 +148,7 @@ def test_where_one_answer_differs_validation_goes_by_the_graph_and_says_so(
     assert found is not None
     wrong = answers(quick) != answers(honest)
     assert found.differ == wrong.sum() > 0
-    assert f"{found.differ} of {images.rows} eval rows otherwise" in caplog.text
+    assert f"{found.differ} of {images.rows} eval rows differently" in caplog.text
     assert (answers(feed) == answers(honest)).all()
     assert compare_with_reference(feed, is_light, thresholds=[0.5], batch_size=64) == (feed, None)
 

@@ -505,7 +505,7 @@ def test_a_rate_that_follows_a_schedule_cannot_be_set_by_a_callback() -> None:
 
 
 def test_backup_and_restore_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must leave out BackupAndRestore"):
+    with pytest.raises(ConfigError, match="must not contain BackupAndRestore"):
         Callbacks(model(), [keras.callbacks.BackupAndRestore(tmp_path)], steps=1, epochs=1)
 
 
@@ -560,7 +560,7 @@ def test_what_a_callback_holds_and_cannot_be_stored_is_said_once(
     assert facts["Own"]["attributes"]["seen"] == 3
     said = [r.getMessage() for r in caplog.records if "connection" in r.getMessage()]
     assert len(said) == 1
-    assert "a resumed run has connection of Own as it was made" in said[0]
+    assert "a resumed run resets connection of Own" in said[0]
 
 
 def test_two_callbacks_of_one_class_keep_their_own_state() -> None:

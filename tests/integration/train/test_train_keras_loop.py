@@ -653,7 +653,7 @@ def test_what_stoker_does_itself_is_refused(kind: str, tmp_path: Path) -> None:
     arguments = [tmp_path / "backup"] if kind == "BackupAndRestore" else []
     callback = getattr(callbacks, kind)(*arguments)
 
-    with pytest.raises(ConfigError, match=f"must leave out {kind}"):
+    with pytest.raises(ConfigError, match=f"must not contain {kind}"):
         ours(classifier, tmp_path, listed=[callback])
 
 

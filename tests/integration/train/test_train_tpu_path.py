@@ -208,4 +208,4 @@ def test_xla_compiles_all_that_a_replica_runs_and_knows_every_shape(
     assert Sizes.seen == {32, 16, 64, 27}
     assert result.steps == 6
     assert 0 < result.metrics["val_loss"] < 10
-    assert "an epoch leaves out 18 of 210 rows" in caplog.text
+    assert "an epoch drops 18 of 210 rows" in caplog.text

@@ -66,7 +66,7 @@ def test_a_tpu_that_is_not_there_is_one_line() -> None:
 def test_a_tpu_of_another_size_or_of_several_hosts_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be the number of the TPU's cores") as wrong:
         reach(replicas=4)
-    assert "This one has 8" in wrong.value.line()
+    assert "This TPU has 8" in wrong.value.line()
     with pytest.raises(ConfigError, match="a TPU of one host"):
         reach(replicas=8, hosts=4)
 
