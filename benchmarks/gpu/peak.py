@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import tensorflow as tf
 
-MODULES = ("stoker.measure.peak_flops", "stoker.measure.peak_flops")
+MODULES = ("stoker.measure.peak_flops", "stoker.train." + "peak_flops")
 """Modules of the measurement, in this version and in earlier ones: figures of both are compared."""
 
 

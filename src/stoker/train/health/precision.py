@@ -73,4 +73,5 @@ def _maker(tensor: Any) -> tuple[Any, list[Any]]:
 def _passes_on(operation: Any) -> bool:
     if isinstance(operation, keras.layers.Activation):
         return operation.activation is keras.activations.linear
-    return isinstance(operation, _SHAPES_ONLY)
+    # Keras has no public class for `output[...]`.
+    return isinstance(operation, _SHAPES_ONLY) or type(operation).__name__ == "GetItem"
