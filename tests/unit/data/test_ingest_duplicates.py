@@ -163,7 +163,7 @@ def test_order_and_names_of_files_change_nothing_in_what_a_split_holds(
     random.shuffle(kinds)
     for part in range(parts):
         rows = [(1, f"kind {kind}") for kind in kinds[part::parts]]
-        write_rows(folder / "other" / f"{random.random()}.csv", rows, "ba")
+        write_rows(folder / "other" / f"{random.random()}-{part}.csv", rows, "ba")
 
     one, other = (
         dealt(ingest(IngestConfig(source=str(folder / name)), folder / f"{name}-out"))
