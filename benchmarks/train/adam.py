@@ -1,4 +1,4 @@
-"""The two ways in which `train/optimizer/fused_adam.py` updates by Adam beside Keras's own, by size of a weight.
+"""Compares both Adam updates of `train/optimizer/fused_adam.py` with Keras's, by size of a weight.
 
 python benchmarks/train/adam.py
 

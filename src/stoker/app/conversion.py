@@ -88,7 +88,7 @@ def of_folder(folder: Path, request: Request | None) -> Source:
         for name, signature in model.signatures.items()
     }
     model.close()
-    if request.signature == SERVING_TRANSFORMED:  # is asked by what the transform makes of raw rows
+    if request.signature == SERVING_TRANSFORMED:  # takes the transform's outputs for raw rows
         request = replace(request, signature=TRANSFORM_FEATURES)
     spec = chosen(signatures, request.signature)
     rows = to_arrays(padded(request, lambda: signatures), spec)

@@ -179,7 +179,7 @@ class TrainConfig:
     """Augmentation of training images; not used in validation, evaluation and serving."""
 
     feed: FeedConfig = field(default_factory=FeedConfig)
-    """How batches are prepared beside the step; only `decoder` can change the results of
+    """How batches are prepared during the step; only `decoder` can change the results of
     training."""
 
     monitor: str = "val_loss"

@@ -45,7 +45,7 @@ def wait_for_all(barrier: Path, cluster: ClusterSpec) -> None:
             with contextlib.suppress(DataError):  # the first task has exited and removed the folder
                 failure = read_json(path)
                 raise peer_failed(failure["name"], failure["line"])
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # a shared file system sends no notification
 
 
 def report_failure(barrier: Path, cluster: ClusterSpec, error: Exception) -> None:
@@ -63,7 +63,7 @@ def finish(barrier: Path, cluster: ClusterSpec) -> None:
     while cluster.leads and time.monotonic() < until_s:
         if len(list(barrier.glob("[0-9]*"))) >= cluster.trainers:
             return
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # a shared file system sends no notification
 
 
 def line_of(error: Exception) -> str:

@@ -101,7 +101,7 @@ def coordinate(
     except Preempted:
         # After a restart it leads the waiting tasks.
         raise
-    except Exception as error:
+    except Exception as error:  # reported to the waiting tasks, then raised again
         if not led.is_set():
             log(f"{cluster.name} failed before training: the other tasks are informed")
             _release(place, cluster, line_of(error))

@@ -95,7 +95,7 @@ def _train_in_cluster(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:
         raise RuntimeError("a barrier needs a cluster in TF_CONFIG")
     try:
         done = _train(spec, heartbeat, wait_for_all=lambda: wait_for_all(barrier, cluster))
-    except Exception as error:
+    except Exception as error:  # reported to the other tasks, then raised again
         report_failure(barrier, cluster, error)
         raise
     finish(barrier, cluster)

@@ -198,7 +198,7 @@ class Child:
 def _wait_until(claim: Callable[[], bool], timeout_s: float) -> None:
     end_s, pause_s = time.monotonic() + timeout_s, FIRST_LOOK_S
     while not claim() and time.monotonic() < end_s:
-        time.sleep(pause_s)
+        time.sleep(pause_s)  # /proc and files send no notification
         pause_s = min(2 * pause_s, LAST_LOOK_S)
 
 

@@ -1,4 +1,4 @@
-"""The section `train.feed`: how batches are made ready beside the step. None of it changes a batch."""
+"""The section `train.feed`: how batches are prepared during the step. Only `decoder` can change a batch."""
 
 from __future__ import annotations
 

@@ -323,6 +323,6 @@ def _await_idle() -> None:
     end_s = time.monotonic() + IDLE_MOST_S
     while time.monotonic() < end_s:
         cpu_s, begun_s = time.process_time(), time.monotonic()
-        time.sleep(IDLE_POLL_S)
+        time.sleep(IDLE_POLL_S)  # tf.data does not report when its buffer is full
         if time.process_time() - cpu_s < IDLE_SHARE * (time.monotonic() - begun_s):
             return
