@@ -275,7 +275,6 @@ def test_time_outside_of_steps_is_named_by_its_line_and_steps_get_no_advice(
         "slow_validation": script.line("model.fit("),
     }
     assert "in 60 calls" in script.said("slow_predict")
-    assert parts["training"] < 0.25
     assert parts["predict"] + parts["validation"] > parts["training"]
     assert all(each.gain is not None and each.gain[1] > 1.05 for each in script.profile.findings)
 
