@@ -359,27 +359,31 @@ def stage_costs(loop: Loop) -> tuple[StageCost, ...]:
         return ()
     placed = stages_of(loop)
     below = _read_by_a_shuffle(loop, placed)
-    costs = []
+    costs: list[tuple[str, Stage | None, float]] = []
     rows = float(loop.rows or 1)
     for node, stage in zip(loop.nodes, placed, strict=True):
         if node.name != "Root" and node.elements:
-            cost_s = node.per_output * node.cpu_s / node.elements / max(rows, 1e-9)
-            costs.append((node, stage, cost_s))
+            name, cost_s = node.name, node.per_output * node.cpu_s / node.elements / max(rows, 1e-9)
+            if below and node is loop.nodes[-1]:
+                name = f"{name}, and all that it reads ({below})"
+            if stage is not None and stage.kind == GENERATOR:
+                name = "Generator"
+                if costs and costs[-1][1] is stage:
+                    cost_s += costs.pop()[2]
+            costs.append((name, stage, cost_s))
         if "Batch" in node.name and node.ratio > 0:
             # Below it an element is one sample.
             rows = max(1.0, rows / node.ratio)
-    together_s = sum(cost for *_, cost in costs) or 1.0
+    together_s = sum(cost_s for *_, cost_s in costs) or 1.0
     return tuple(
         StageCost(
-            name=f"{node.name}, and all that it reads ({below})"
-            if below and node is loop.nodes[-1]
-            else node.name,
+            name=name,
             place=stage.place if stage is not None and stage.by_user else None,
-            cpu_s_per_sample=cost,
-            share=cost / together_s,
+            cpu_s_per_sample=cost_s,
+            share=cost_s / together_s,
             stage=stage,
         )
-        for node, stage, cost in costs
+        for name, stage, cost_s in costs
     )
 
 
@@ -419,8 +423,19 @@ def stages_of(loop: Loop) -> list[Stage | None]:
         )
         place = next(pairs, None)
         found.append(None if place is None else stages[place])
-        next_ = next_ if place is None else place + 1
+        if place is not None:
+            next_ = place + 1
+        elif nodes[i].name in _AROUND_A_GENERATOR:
+            # At the end of a pass TensorFlow drops the Generator and counts its time as the FlatMap's.
+            found[-1] = next(
+                (each for each in stages[next_ : next_ + 1] if each.kind == GENERATOR), None
+            )
     return found
+
+
+GENERATOR = "from_generator"
+_AROUND_A_GENERATOR = ("FlatMap", "FromTensor")
+"""What TensorFlow builds around a Generator."""
 
 
 _KINDS = (
@@ -437,7 +452,7 @@ _KINDS = (
     ("Cache", ("cache",)),
     ("ParallelInterleave", ("interleave",)),
     ("Interleave", ("interleave",)),
-    ("Generator", ("from_generator",)),
+    ("Generator", (GENERATOR,)),
     ("TensorSlice", ("from_tensor_slices",)),
     ("TFRecord", ("TFRecordDataset",)),
     ("TextLine", ("TextLineDataset",)),
